@@ -112,14 +112,14 @@ class _Decoder:
             self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
         layout = read_layout(self._spec, self._subjects)
         self._halves = {"key": layout.key, "value": layout.value}
-        self._fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
+        fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
         if (held := _columns(self._spec, endpoints, config)) is not None:
-            self._fields = held
-        own: dict[str, Sequence[NestedField] | None] = {"key": None, "value": None}
+            fields = held
+        own = {"key": fields, "value": fields}
         if self._spec.changelog is not None:
             keys = key_names(layout)
-            own["key"] = [field for field in self._fields if field.name in keys]
-            own["value"] = envelope(self._spec, layout, self._fields)
+            own["key"] = [field for field in fields if field.name in keys]
+            own["value"] = envelope(self._spec, layout, fields)
         self._writers = {
             name: Writers(half, self._foreign, own[name])
             for name, half in self._halves.items()
@@ -165,7 +165,7 @@ class _Decoder:
             self._foreign.look_up([number])
         writers.refused.clear()
         writers.accepted.update(_candidates(writers))
-        problem = writers.problem(whole, self._fields, self._framing)
+        problem = writers.problem(whole, self._framing)
         if not problem.removeprefix("the key: ").startswith(_GOOD):
             return _bytes(raw), problem
         assert number is not None  # noqa: S101  it is an accepted one's

@@ -7,13 +7,32 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from topicberg.errors import TopicbergError, UnreachableError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyspark.sql.functions as F
+    from pyspark.sql import SparkSession, Window
+else:
+
+    class _Late:
+        """A name of PySpark that is imported at its first use: the import takes a second."""
+
+        def __init__(self, module: str, name: str = "") -> None:
+            self._module, self._name = module, name
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):  # e.g. of pickle, before there are any attributes
+                raise AttributeError(name)
+            module = import_module(self._module)
+            return getattr(getattr(module, self._name) if self._name else module, name)
+
+    F, Window = _Late("pyspark.sql.functions"), _Late("pyspark.sql.window", "Window")
+
+__all__ = ["NO_SUBSTITUTION", "F", "Window", "check_spark", "new_session", "quote", "without_token"]
 
 NO_SUBSTITUTION = {"spark.sql.variable.substitute": "false"}
 """Spark would replace ``${env:…}`` in SQL text by the variables of its process."""

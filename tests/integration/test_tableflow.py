@@ -322,7 +322,8 @@ def test_lag_counts_what_an_open_transaction_holds(
     begun_ms = int(time.time() * 1000)
     topic.send(ORDER, [{"id": 2, "note": "b"}, {"id": 3, "note": "c"}], partition=0)
     pool = Pool(topic.endpoints, topic.config)
-    worker = pool.add(topic.spec)
+    pool.add(topic.spec)
+    worker = pool.topics[topic.spec.name]
     pool.start()
     try:
         wait_until(lambda: bool(worker.status.open_transactions), 60)

@@ -29,24 +29,11 @@ from pyiceberg.types import (
     StructType,
 )
 
-from topicberg.formats import DECODED
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
-from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.framing import Framing
-from topicberg.tableflow.layout import KEY, VALUE, Layout
+from topicberg.spark import F
+from topicberg.tableflow.layout import KEY, VALUE, Layout, inner_fields
 from topicberg.tableflow.reading import UNREADABLE
-from topicberg.tableflow.rows import (
-    PROBLEM,
-    ROW,
-    Decoding,
-    Types,
-    Writers,
-    decode_half,
-    generic,
-    metadata_values,
-    problem_of,
-    problem_struct,
-)
+from topicberg.tableflow.rows import Decoder, Decoding, generic, metadata_values, problem_struct
 from topicberg.topics.spec import (
     METADATA_TYPES,
     OP,
@@ -58,8 +45,7 @@ from topicberg.topics.spec import (
 )
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column
     from pyspark.sql.types import DataType
     from pyspark.sql.types import StructType as SparkStruct
 
@@ -95,14 +81,11 @@ def key_names(layout: Layout) -> list[str]:
     """Return the columns of the primary key; none: the keys have no schema."""
     if layout.key.subject is None:
         return []
-    return [field.name for field in layout.key.fields(itertools.count(1))]
+    return [field.name for field in layout.key.fields()]
 
 
 def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> list[NestedField]:
-    """Return the parts of the envelope that are decoded, as columns.
-
-    :param fields: of the table
-    """
+    """Return the parts of the envelope that are decoded, as columns; ``fields``: of the table."""
     ids = itertools.count(1_000_000)
     own = row_columns(spec, fields)
     found = []
@@ -124,52 +107,30 @@ def _optional(ids: itertools.count[int], name: str, kind: IcebergType) -> Nested
     return NestedField(next(ids), name, kind, required=False)
 
 
-def decode_changes(
-    records: DataFrame,
-    spec: TopicSpec,
-    layout: Layout,
-    foreign: ForeignSchemas,
-    table: Table,
-    columns: SparkStruct,
-    types: Types | None = None,
-    framing: Framing | None = None,
-) -> Decoding:
+def decode_changes(batch: Decoder) -> Decoding:
     """Decode a batch of changes; the frame has :data:`CHANGE` as well.
 
-    The other parameters are those of :func:`topicberg.tableflow.rows.decode`.
-
-    :param framing: what brings the records into the wire format; None: they are
+    :raises TableflowError: the latest schema does not fit the table
     """
-    from pyspark.sql import functions as F
-
-    fields, known = table.schema().fields, {} if types is None else types
-    keys = key_names(layout)
+    spec, layout, fields, columns = batch.spec, batch.layout, batch.fields, batch.columns
+    keys, problems = key_names(layout), batch.problems
     is_upsert = spec.write_mode == "upsert"
-    if framing is not None:
-        records = framing.framed(records, layout)
+    if batch.framing is not None:
+        batch.frame = batch.framing.framed(batch.frame, layout)
     unreadable = F.when(F.col(VALUE).isNotNull(), F.col(UNREADABLE))
-    problems = [F.when(unreadable.isNotNull(), problem_struct(unreadable))]
-    if framing is not None:
+    problems.append(F.when(unreadable.isNotNull(), problem_struct(unreadable)))
+    if batch.framing is not None:
         for half in (layout.key, layout.value):
-            if (unknown := framing.unknown(half.column)) is not None:
+            if (unknown := batch.framing.unknown(half.column)) is not None:
                 problem = problem_struct(generic(half), unknown)
                 problems.append(F.when(unknown.isNotNull(), problem))
-    all_writers: list[Writers] = []
-    found: dict[str, Column] = {}
-    if layout.key.subject is None:
-        found[KEY] = F.col(KEY)
-    else:
+    found: dict[str, Column] = {KEY: F.col(KEY)}
+    if layout.key.subject is not None:
         own = [field for field in fields if field.name in keys]
-        writers = Writers(layout.key, foreign, own)
-        records, key, names = decode_half(records, writers, own, columns, known)
-        all_writers.append(writers)
-        problems.append(problem_of(writers, key.getField(DECODED)))
+        key, names = batch.half(layout.key, own, columns)
         found = {name: key.getField(name) for name in names}
     parts = envelope(spec, layout, fields)
-    writers = Writers(layout.value, foreign, parts)
-    records, value, _ = decode_half(records, writers, parts, _spark_types(parts, columns), known)
-    all_writers.append(writers)
-    problems.append(problem_of(writers, value.getField(DECODED)))
+    value, _ = batch.half(layout.value, parts, _spark_types(parts, columns))
     after = value.getField(AFTER)
     if is_upsert:
         for name in (field.name for field in row_columns(spec, fields)):
@@ -185,18 +146,10 @@ def decode_changes(
     for column in columns:
         of_column = metadata.get(column.name, found.get(column.name, F.lit(None)))
         row.append(of_column.cast(column.dataType).alias(column.name))
-    nothing = F.lit(None).cast("struct<reason: string, schema_id: bigint>")
-    frame = records.withColumns(
-        {ROW: F.struct(*row), CHANGE: change, PROBLEM: F.coalesce(*problems, nothing)}
-    )
-    if framing is not None:
-        frame = framing.restored(frame)
-    return Decoding(frame, all_writers, fields, framing)
+    return batch.decoding(row, **{CHANGE: change})
 
 
 def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:
-    from pyspark.sql import functions as F
-
     listed = ", ".join(OPERATIONS)
     text = F.concat(
         F.lit("field op (string): value "),
@@ -223,10 +176,7 @@ def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:
 
 
 def _spark_types(parts: Sequence[NestedField], columns: SparkStruct) -> SparkStruct:
-    """Return the envelope's columns as Spark has them.
-
-    :param columns: of the table
-    """
+    """Return the envelope's columns as Spark has them; ``columns``: of the table."""
     from pyspark.sql import types as T
 
     known = {column.name: column.dataType for column in columns}
@@ -253,10 +203,7 @@ def _spark_types(parts: Sequence[NestedField], columns: SparkStruct) -> SparkStr
 def _change(
     spec: TopicSpec, value: Column, parts: Sequence[NestedField], fields: Sequence[NestedField]
 ) -> Column:
-    from pyspark.sql import functions as F
-
-    source = value.getField(SOURCE)
-    names = {field.name for part in parts if part.name == SOURCE for field in _inner(part)}
+    source, names = value.getField(SOURCE), _source_names(parts)
     assert spec.changelog is not None  # noqa: S101
     after = value.getField(AFTER)
     missing = [
@@ -297,8 +244,6 @@ def _is(value: Column, field: NestedField, placeholder: str) -> Column | None:
     its bytes (as numbers or days), and as a map (hstore) or its JSON. Source: its class
     ``UnchangedToastedPlaceholder``.
     """
-    from pyspark.sql import functions as F
-
     if not toastable(field):
         return None
     raw = placeholder.encode()
@@ -326,14 +271,10 @@ def _is(value: Column, field: NestedField, placeholder: str) -> Column | None:
 
 def _header(name: str) -> Column:
     """Return a header's text."""
-    from pyspark.sql import functions as F
-
     return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0).value").cast("string")
 
 
 def _micros(source: Column, names: set[str]) -> Column:
-    from pyspark.sql import functions as F
-
     found = [source.getField("ts_us")] if "ts_us" in names else []
     if "ts_ms" in names:
         found.append(source.getField("ts_ms") * 1_000)
@@ -342,8 +283,6 @@ def _micros(source: Column, names: set[str]) -> Column:
 
 def _position(source: Column, names: set[str]) -> Column:
     """Return a number or text that grows along the source's log; null: the connector has none."""
-    from pyspark.sql import functions as F
-
     if "lsn" in names:  # PostgreSQL
         return source.getField("lsn").cast("bigint")
     if {"file", "pos"} <= names:  # MySQL: mysql-bin.000003, 154, and the row of the event
@@ -364,10 +303,7 @@ def _position(source: Column, names: set[str]) -> Column:
 def _metadata(
     spec: TopicSpec, value: Column, change: Column, parts: Sequence[NestedField]
 ) -> dict[str, Column]:
-    from pyspark.sql import functions as F
-
-    source = value.getField(SOURCE)
-    names = {field.name for part in parts if part.name == SOURCE for field in _inner(part)}
+    source, names = value.getField(SOURCE), _source_names(parts)
     transactions = [F.lit(None).cast("string")]
     if any(part.name == TRANSACTION for part in parts):
         transactions.append(value.getField(TRANSACTION).getField("id"))
@@ -384,5 +320,7 @@ def _metadata(
     return {spec.metadata_column(name): values[name] for name in spec.change_columns}
 
 
-def _inner(part: NestedField) -> Sequence[NestedField]:
-    return part.field_type.fields if isinstance(part.field_type, StructType) else ()
+def _source_names(parts: Sequence[NestedField]) -> set[str]:
+    """Return the names of the fields of a change's source."""
+    (source,) = (part.field_type for part in parts if part.name == SOURCE)
+    return {field.name for field in inner_fields(source)}

@@ -12,9 +12,9 @@ Sources: Iceberg spec, "Snapshot References"; Iceberg REST catalog OpenAPI, ``up
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException
@@ -31,30 +31,16 @@ from pyiceberg.table.update import (
 )
 
 from topicberg.errors import CommitConflictError, TableflowError
+from topicberg.iceberg import summaries
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import property_updates
 from topicberg.iceberg.position_deletes import FileRows, add_deletes
-from topicberg.iceberg.summaries import (
-    BATCH_SIZE,
-    CHECKPOINT_TAG,
-    COMMITTED_AT_MS,
-    END_OFFSETS,
-    MAIN,
-    SNAPSHOTS_PER_BATCH,
-    START_OFFSETS,
-    TOPIC,
-    TOPIC_ID,
-    WAP_ID,
-    ancestry,
-    summary,
-)
+from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, MAIN, ancestry, summary
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import Batch
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,12 +73,12 @@ def committed(table: Table, head: Snapshot | None = None) -> Committed:
 
 def _offsets_of(snapshot: Snapshot) -> Committed:
     properties = summary(snapshot)
-    at_ms = properties.get(COMMITTED_AT_MS)
+    at_ms = properties.get(summaries.COMMITTED_AT_MS)
     return Committed(
         offsets=parse_offsets(properties[END_OFFSETS]),
-        topic_id=properties.get(TOPIC_ID),
+        topic_id=properties.get(summaries.TOPIC_ID),
         at_ms=int(at_ms) if at_ms else None,
-        batch_size=properties.get(BATCH_SIZE),
+        batch_size=properties.get(summaries.BATCH_SIZE),
     )
 
 
@@ -104,18 +90,19 @@ def snapshot_properties(
     :param learnt: see :class:`topicberg.tableflow.sizing.BatchSize`
     """
     return {
-        TOPIC: topic,
-        TOPIC_ID: topic_id,
-        START_OFFSETS: dump_offsets(batch.start),
+        summaries.TOPIC: topic,
+        summaries.TOPIC_ID: topic_id,
+        summaries.START_OFFSETS: dump_offsets(batch.start),
         END_OFFSETS: dump_offsets(batch.end),
-        COMMITTED_AT_MS: str(now_ms),
-        BATCH_SIZE: learnt,
+        summaries.COMMITTED_AT_MS: str(now_ms),
+        summaries.BATCH_SIZE: learnt,
     }
 
 
 def staged_as(table: Table, wap_id: str) -> Snapshot | None:
     """Return the staged snapshot of a batch, or None if the write did not create it."""
-    return next((s for s in table.metadata.snapshots if summary(s).get(WAP_ID) == wap_id), None)
+    staged = (s for s in table.metadata.snapshots if summary(s).get(summaries.WAP_ID) == wap_id)
+    return next(staged, None)
 
 
 def publish(
@@ -150,34 +137,30 @@ def publish(
             hint="use a catalog that implements staged snapshots, tags and history, as Polaris, "
             "Glue, Unity and Iceberg's own do; Nessie does not. Nothing was written twice",
         )
-    steps = 1 if branch is None else SNAPSHOTS_PER_BATCH
+    steps = 1 if branch is None else summaries.SNAPSHOTS_PER_BATCH
     if head_id != planned_on or not _lies_on(table, staged, head_id, steps):
-        raise CommitConflictError(f"table {name}: another commit came before this batch")
+        raise _overtaken(table)
     requirements: tuple[TableRequirement, ...] = (
         AssertTableUUID(uuid=table.metadata.table_uuid),
         AssertRefSnapshotId(ref=MAIN, snapshot_id=head_id),
     )
     updates: list[TableUpdate] = [
-        SetSnapshotRefUpdate.model_validate(
-            {"ref-name": ref, "type": kind, "snapshot-id": staged.snapshot_id}
-        )
-        for ref, kind in (
-            (MAIN, SnapshotRefType.BRANCH),
-            (CHECKPOINT_TAG, SnapshotRefType.TAG),
-        )
+        _set_ref(MAIN, SnapshotRefType.BRANCH, staged.snapshot_id),
+        _set_ref(CHECKPOINT_TAG, SnapshotRefType.TAG, staged.snapshot_id),
+        *property_updates(table, properties, dropped),
     ]
-    updates += property_updates(table, properties, dropped)
     if branch is not None:
         updates.append(RemoveSnapshotRefUpdate.model_validate({"ref-name": branch}))
     try:
         table.catalog.commit_table(table, requirements, tuple(updates))
     except CommitFailedException as error:
-        raise CommitConflictError(f"table {name}: another commit came before this batch") from error
+        raise _overtaken(table) from error
     return staged
 
 
 def add_files(
     table: Table,
+    planned_on: int | None,
     files: Collection[DataFile],
     replaced: Sequence[FileRows],
     properties: Mapping[str, str],
@@ -186,7 +169,8 @@ def add_files(
 ) -> Snapshot:
     """Publish a batch of data files in one commit if the head did not move since the planning.
 
-    :param table: as it was when the batch was planned
+    :param planned_on: id of the head of ``main`` on which the batch was planned. The table may
+        know a newer one: a change of its properties returns what others committed as well
     :param replaced: rows that the batch deletes, of the table and of the new files
     :param properties: what :func:`snapshot_properties` returned
     :param changed: table properties that change in the same commit
@@ -194,6 +178,9 @@ def add_files(
     :returns: the published snapshot
     :raises CommitConflictError: another commit came first; nothing was published
     """
+    head = table.current_snapshot()
+    if (head.snapshot_id if head else None) != planned_on:
+        raise _overtaken(table)
     operation = Operation.APPEND
     if replaced:
         operation = Operation.OVERWRITE if files else Operation.DELETE
@@ -201,24 +188,21 @@ def add_files(
     change.add(files)
     if replaced:
         add_deletes(change, replaced)
-    checkpoint = SetSnapshotRefUpdate.model_validate(
-        {
-            "ref-name": CHECKPOINT_TAG,
-            "type": SnapshotRefType.TAG,
-            "snapshot-id": change.snapshot_id,
-        }
-    )
+    checkpoint = _set_ref(CHECKPOINT_TAG, SnapshotRefType.TAG, change.snapshot_id)
     return change.commit(changed, dropped, [checkpoint])
+
+
+def _overtaken(table: Table) -> CommitConflictError:
+    name = ".".join(table.name())
+    return CommitConflictError(f"table {name}: another commit came before this batch")
+
+
+def _set_ref(name: str, kind: SnapshotRefType, snapshot_id: int) -> TableUpdate:
+    ref = {"ref-name": name, "type": kind, "snapshot-id": snapshot_id}
+    return SetSnapshotRefUpdate.model_validate(ref)
 
 
 def _lies_on(table: Table, staged: Snapshot, head_id: int | None, steps: int) -> bool:
     """Return whether ``staged`` is at most ``steps`` snapshots of its batch above the head."""
-    snapshot: Snapshot | None = staged
-    for _ in range(steps):
-        if snapshot is None:
-            return False
-        parent = snapshot.parent_snapshot_id
-        if parent == head_id:
-            return True
-        snapshot = table.snapshot_by_id(parent) if parent is not None else None
-    return False
+    above = islice(ancestry(table, staged), steps)
+    return any(snapshot.parent_snapshot_id == head_id for snapshot in above)

@@ -96,7 +96,7 @@ class Requested:
 
     def __init__(self, config: Settings) -> None:
         self._config = config
-        self._files: Files = ()
+        self._files: tuple[tuple[str, int, int, int], ...] = ()
         self._found: tuple[dict[str, TopicSpec], dict[str, str]] = {}, {}
         self._resumed_at = _resumed_at(config)
         self._resumed: list[str] = []
@@ -120,10 +120,7 @@ class Requested:
         return found
 
 
-Files = tuple[tuple[str, int, int, int], ...]
-
-
-def _files(config: Settings) -> Files:
+def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
     """Return path, time of change, size and inode of all files of specs, schemas and requests."""
     found: list[tuple[str, int, int, int]] = []
     index = index_file(config)

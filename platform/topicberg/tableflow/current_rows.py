@@ -9,6 +9,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from topicberg.errors import TableflowError
@@ -16,11 +19,10 @@ from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import Place
 from topicberg.tableflow.changes import row_columns, toastable
 from topicberg.tableflow.fold_state import Order, order_of
-from topicberg.tableflow.key_files import Keys, merged
+from topicberg.tableflow.key_files import Keys
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _KEY = "__topicberg_key_"
+_FILL = "__topicberg_fill_"
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class Target:
         """The names of the keys in a batch."""
         return [f"{_KEY}{number}" for number in range(len(self.keys))]
 
+    @cached_property
+    def fills(self) -> dict[str, str]:
+        """Column of :attr:`toast` → the column with a value for it."""
+        return {name: f"{_FILL}{number}" for number, name in enumerate(self.toast)}
+
     def types(self, names: Sequence[str]) -> list[pa.DataType]:
         """Return the types of columns."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -71,8 +79,6 @@ class Target:
 
     def of_key(self, key: Sequence[Any]) -> pa.Table:
         """Return a table of one key."""
-        import pyarrow as pa
-
         pairs = zip(key, self.types(self.keys), strict=True)
         return pa.table([pa.array([one], kind) for one, kind in pairs], names=list(self.keys))
 
@@ -93,9 +99,6 @@ class Target:
 
     def read(self, rows: FileRows, names: Sequence[str]) -> pa.Table:
         """Return columns of some rows of a data file, with the types of the table."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         types = self.types(names)
         ids = [self.table.schema().find_field(name).field_id for name in names]
         with self.table.io.new_input(rows.file.file_path).open() as stream:
@@ -124,15 +127,13 @@ class OldRows:
         toast: Sequence[str],
         truncated: Sequence[FileRows],
     ) -> None:
-        import pyarrow as pa
-
         self.target = target
         self.rows = list(rows)
-        self.toast = list(toast)
         places = [*target.order_columns, target.offset_column]
         wanted = list(dict.fromkeys([*target.keys, *places, *toast]))
+        none = pa.schema(list(zip(wanted, target.types(wanted), strict=True))).empty_table()
         parts = [target.read(of_file, wanted) for of_file in self.rows]
-        self.values: pa.Table | None = pa.concat_tables(parts) if parts else None
+        self.values: pa.Table = pa.concat_tables([none, *parts])
         gone = {each.file.file_path: each.positions for each in truncated}
         self.is_truncated = np.concatenate(
             [np.isin(r.positions, gone.get(r.file.file_path, [])) for r in self.rows]
@@ -142,15 +143,18 @@ class OldRows:
     def matches(self, keys: pa.Table) -> NDArray[np.int64]:
         """Return, for each key, the number of its row; -1: it has none."""
         found = np.full(keys.num_rows, -1, np.int64)
-        if self.values is None:
+        if not (keys.num_rows and self.values.num_rows):
             return found
         index = self.target.index
         own = index.hashes([self.values.column(name) for name in self.target.keys])
-        return _matched(index.hashes(keys.columns), own, found)
+        wanted = index.hashes(keys.columns)
+        place = pc.index_in(_array(wanted), value_set=_array(own))
+        has_row = place.is_valid().to_numpy(zero_copy_only=False)
+        found[wanted.position[has_row]] = own.position[place.drop_null().to_numpy()]
+        return found
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""
-        assert self.values is not None  # noqa: S101  it has this row
         found: dict[str, Any] = self.values.slice(number, 1).to_pylist()[0]
         _, micros, position = self.target.order_columns
         return found, order_of(_micros(found[micros]), found[position])
@@ -160,7 +164,7 @@ class OldRows:
 
         :param places: of the changes, with their keys, partition, offset, time and position
         """
-        if self.values is None:
+        if not self.rows:
             return [], []
         matches = self.matches(places.select(self.target.key_columns))
         partition, micros, position = (
@@ -171,7 +175,7 @@ class OldRows:
         keeps = np.zeros(len(held), np.bool_)
         stale: list[Place] = []
         has_row = matches >= 0
-        moved = np.flatnonzero(has_row & (held[matches] != new) if len(held) else has_row)
+        moved = np.flatnonzero(has_row & (held[matches] != new))
         for number in moved:
             row = int(matches[number])
             if self.is_truncated[row]:
@@ -215,27 +219,15 @@ def _micros(value: datetime | None) -> int | None:
     return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
 
 
-def _matched(keys: Keys, held: Keys, found: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return for each key the place of its row, which has an equal hash."""
-    rows = merged([held])
-    first = np.searchsorted(rows.high, keys.high, side="left")
-    for step in range(len(rows.high)):
-        place = first + step
-        inside = place < len(rows.high)
-        same = np.zeros(len(keys.high), np.bool_)
-        same[inside] = rows.high[place[inside]] == keys.high[inside]
-        if not same.any():
-            break
-        equal = np.zeros(len(keys.high), np.bool_)
-        equal[same] = rows.low[place[same]] == keys.low[same]
-        found[keys.position[equal]] = rows.position[place[equal]]
-    return found
+def _array(keys: Keys) -> pa.Array:
+    """Return the hashes as an array of 16 bytes each."""
+    both = np.stack([keys.high, keys.low], axis=1)
+    buffers = [None, pa.py_buffer(both)]
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(both), buffers)
 
 
 def _rows_at(parquet: Any, positions: NDArray[np.uint32], columns: Sequence[str]) -> pa.Table:
     """Return some rows of a file, given by ascending positions; reads only their row groups."""
-    import pyarrow as pa
-
     parts, first = [], 0
     for group in range(parquet.num_row_groups):
         last = first + parquet.metadata.row_group(group).num_rows

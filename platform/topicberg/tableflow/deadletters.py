@@ -42,13 +42,7 @@ from topicberg.kafka.transactions import (
 )
 from topicberg.settings import Settings
 from topicberg.tableflow.places import Places
-from topicberg.tableflow.reading import (
-    FIRST_MS,
-    LAST_MS,
-    NO_TIMESTAMP,
-    TIMESTAMP_MS,
-    raw_record,
-)
+from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP, TIMESTAMP_MS, raw_record
 from topicberg.tableflow.rows import PROBLEM, Decoding
 from topicberg.topics.deadletters import dead_letter_spec
 
@@ -118,7 +112,6 @@ class DeadLetters:
         :param held: up to where the table holds the topic: earlier records are not read again
         :param malformed: records with :data:`COLUMNS`
         :raises CommitConflictError: another engine of this topic took over
-        :raises TopicbergError: the dead-letter topic refuses them
         :raises TopicbergError: the dead-letter topic does not take them
         """
         session, self._session = self._session, None  # any failure ends it
@@ -136,6 +129,19 @@ class DeadLetters:
             finally:
                 abort(session.producer)
         self._session = session
+
+    def record(self, place: Place, reason: str) -> Record:
+        """Return one record that Spark cannot compute, without bytes that no client can read."""
+        problem = {PROBLEM: {"reason": reason, "schema_id": None}}
+        partition, offset = place
+        read = messages(self._endpoints, self.spec.name, {partition: (offset, offset + 1)})
+        try:
+            for message in read:
+                return raw_record(message, self.spec) | problem
+        except DamagedRecordsError as error:
+            problem[PROBLEM]["reason"] = f"{reason}; {error.message}"
+        known = {"partition": partition, "offset": offset, TIMESTAMP_MS: NO_TIMESTAMP}
+        return {**dict.fromkeys(COLUMNS), **known, **problem}
 
     def _open(self, table: Table, topic_id: str) -> _Session:
         what = f"topic {self.spec.name}: dead-letter topic {self.target.name}"
@@ -218,11 +224,7 @@ class DeadLetters:
             yield some
 
     def _send(
-        self,
-        session: _Session,
-        producer_id: str,
-        topic_id: str,
-        some: Mapping[Place, bytes],
+        self, session: _Session, producer_id: str, topic_id: str, some: Mapping[Place, bytes]
     ) -> None:
         """Commit dead letters and the record of them in one transaction."""
         from confluent_kafka import KafkaException
@@ -336,20 +338,6 @@ def logged_records(decoding: Decoding) -> Iterator[Record]:
             left -= size
             reason = decoding.reason(record)
         yield record | {PROBLEM: {"reason": reason, "schema_id": found["schema_id"]}}
-
-
-def logged_record(endpoints: Endpoints, spec: TopicSpec, place: Place, reason: str) -> Record:
-    """Return one record that Spark cannot compute, without bytes that the client cannot read."""
-    problem = {PROBLEM: {"reason": reason, "schema_id": None}}
-    partition, offset = place
-    try:
-        for message in messages(endpoints, spec.name, {partition: (offset, offset + 1)}):
-            return raw_record(message, spec) | problem
-    except DamagedRecordsError as error:
-        problem[PROBLEM]["reason"] = f"{reason}; {error.message}"
-    nothing = dict.fromkeys(COLUMNS)
-    known = {"partition": partition, "offset": offset, TIMESTAMP_MS: NO_TIMESTAMP}
-    return {**nothing, **known, **problem}
 
 
 def _producer_id(table: Table) -> str:

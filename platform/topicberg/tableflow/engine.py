@@ -22,13 +22,8 @@ from typing import TYPE_CHECKING, Any
 from tenacity import wait_random
 
 from topicberg import kafka
-from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.errors import (
-    CommitConflictError,
-    TableflowError,
-    TopicbergError,
-    UnreachableError,
-)
+from topicberg.endpoints import Endpoints
+from topicberg.errors import CommitConflictError, TableflowError, TopicbergError, UnreachableError
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
@@ -38,13 +33,13 @@ from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
-from topicberg.spark import check_spark, quote
+from topicberg.spark import F, check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
 from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.columnar import Columnar, Written, delete, ingest, ingest_by_spark
 from topicberg.tableflow.current_rows import Target
-from topicberg.tableflow.deadletters import DeadLetters, logged_record, logged_records
+from topicberg.tableflow.deadletters import DeadLetters, logged_records
 from topicberg.tableflow.fold_state import Order, State
 from topicberg.tableflow.folding import Folding
 from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
@@ -62,7 +57,7 @@ from topicberg.tableflow.reading import (
     read_few,
     without_value,
 )
-from topicberg.tableflow.rows import PROBLEM, ROW, Decoding, Types, decode
+from topicberg.tableflow.rows import PROBLEM, ROW, Decoder, Decoding, Types, decode
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.table import ensure_table, start_again
@@ -118,9 +113,49 @@ class Commit:
     """Size of the files that the step added."""
     data_files: int = 0
     """Data files of the table after the step."""
-    skip_requests: tuple[skips.Skip, ...] = ()
+    skip_requests: list[skips.Skip] = field(default_factory=list)
     """All requests to skip a record since the table was created."""
     missed_deletes: tombstones.Missed | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The next batch, and what it was planned on."""
+
+    spec: TopicSpec
+    table: Table
+    head: Snapshot | None
+    layout: Layout
+    batch: Batch
+    size: float | None
+    """Average bytes of its records in Kafka; None: not known."""
+    topic_id: str
+    latest: Offsets
+    """Where the log ended."""
+    now_ms: int
+    learnt: str
+    """See :class:`topicberg.tableflow.sizing.BatchSize`."""
+    missed: tombstones.Watch
+
+    @property
+    def planned_on(self) -> int | None:
+        """The id of the head of ``main`` whose offsets the batch starts from."""
+        return self.head.snapshot_id if self.head else None
+
+    @property
+    def is_small(self) -> bool:
+        return self.batch.records <= small(self.size)
+
+    @property
+    def backlog(self) -> bool:
+        """Whether records are left for later batches."""
+        return self.batch.end != self.latest
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The summary of the batch's snapshot."""
+        given = self.spec.name, self.topic_id, self.batch, self.now_ms, self.learnt
+        return commit.snapshot_properties(*given)
 
 
 @dataclass(frozen=True)
@@ -322,94 +357,86 @@ class Ingestor:
         if self._isolation is not None:
             self._prove(table, layout, self._isolation)
         failing = self._failing(table, start)
-        requests = skips.requested(table)
-        skip = {*requests, *([failing.place] if failing else [])}
+        skip = {*skips.requested(table), *([failing.place] if failing else [])}
         batch, size = self._plan(held.offsets or first, beginning, latest, skip)
         seen_ms = self.current_ms if held.offsets == self.current_offsets else None
         missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
-        skipped = int(table.properties.get(summaries.ROWS_SKIPPED, 0))
+        known = topic_id, latest, now_ms, self._size.dump(), missed
+        plan = Plan(self.spec, table, head, layout, batch, size, *known)
         if not batch.records:
             self._is_suspect = False
             missed.nothing_new()
-            head_id = head.snapshot_id if head else None
-            return Commit(
-                records=0,
-                snapshot_id=head_id,
-                end_offsets=held.offsets or first,
-                rows_skipped=skipped,
-                data_files=_number(head, "total-data-files"),
-                skip_requests=tuple(requests.values()),
-                missed_deletes=tombstones.missed(table.properties),
-            )
-        is_small = batch.records <= small(size)
-        if is_small:  # Spark is not used, so no turn is needed
-            written = self._written(table, layout, batch, size, is_small=True)
-            if written is not None:
-                return self._add(table, written, batch, size, topic_id, now_ms, latest, missed)
+            done = self._result(plan, head, {})
+            return replace(done, end_offsets=held.offsets or first, backlog=False, bytes=0)
+        # Without Spark, no turn is needed.
+        if plan.is_small and (written := self._written(plan)) is not None:
+            return self._add(plan, written)
         with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
             self._check_abandoned()
-            if not is_small:
-                written = self._written(table, layout, batch, size, is_small=False)
-                if written is not None:
-                    return self._add(table, written, batch, size, topic_id, now_ms, latest, missed)
-            with self._spark_errors(batch, size):
+            if not plan.is_small and (written := self._written(plan)) is not None:
+                return self._add(plan, written)
+            with self._spark_errors(plan):
                 records, batch = self._read(batch, size)
-            backlog, learnt = batch.end != latest, self._size.dump()
-            properties = commit.snapshot_properties(name, topic_id, batch, now_ms, learnt)
-            with self._spark_errors(batch, size):
-                changed = missed.of(batch, records.count, caught_up=not backlog)
-                staged = self._stage(table, layout, batch, size, records, properties)
+                plan = replace(plan, batch=batch)
+            with self._spark_errors(plan):
+                changed = missed.of(batch, records.count, caught_up=not plan.backlog)
+                staged = self._stage(plan, records)
         self._check_abandoned()
         if self._dead_letters is not None and failing and failing.place in batch.skipped:
-            lost = logged_record(self.endpoints, self.spec, failing.place, failing.reason)
+            lost = self._dead_letters.record(failing.place, failing.reason)
             self._dead_letters.write(table, topic_id, batch.start, [lost])
         changed |= staged.changed
         if left_out := staged.skipped + len(batch.skipped):
-            changed[summaries.ROWS_SKIPPED] = str(skipped + left_out)
+            changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
         fresh = self._catalog.load_table(table.name())
         self._check_abandoned()
         snapshot = commit.publish(
             fresh,
             staged.head(fresh),
-            head.snapshot_id if head else None,
+            plan.planned_on,
             changed,
             staged.branch,
             dropped=skips.committed(table, batch.end),
         )
-        added = _number(snapshot, "added-files-size")
-        self._size = self._size.committed(batch.records, size, added)
+        return self._committed(plan, snapshot, changed)
+
+    def _committed(self, plan: Plan, snapshot: Snapshot, changed: Mapping[str, str]) -> Commit:
+        """Learn from a batch that was committed."""
+        done = self._result(plan, snapshot, changed)
+        self._size = self._size.committed(plan.batch.records, plan.size, done.bytes)
         self._is_suspect, self._careful = False, max(0, self._careful - 1)
         if self._isolation is None:
             self._deaths = 0
+        return done
+
+    def _result(self, plan: Plan, head: Snapshot | None, changed: Mapping[str, str]) -> Commit:
+        """:param changed: table properties that changed with the batch"""
+        properties = {**plan.table.properties, **changed}
         return Commit(
-            records=batch.records,
-            snapshot_id=snapshot.snapshot_id,
-            end_offsets=batch.end,
-            backlog=backlog,
-            rows_skipped=skipped + left_out,
-            bytes=added,
-            data_files=_number(snapshot, "total-data-files"),
-            skip_requests=tuple(requests.values()),
-            missed_deletes=tombstones.missed({**table.properties, **changed}),
+            records=plan.batch.records,
+            snapshot_id=head.snapshot_id if head else None,
+            end_offsets=plan.batch.end,
+            backlog=plan.backlog,
+            rows_skipped=_skipped(properties),
+            bytes=_number(head, "added-files-size"),
+            data_files=_number(head, "total-data-files"),
+            skip_requests=list(skips.requested(plan.table).values()),
+            missed_deletes=tombstones.missed(properties),
         )
 
-    def _written(
-        self, table: Table, layout: Layout, batch: Batch, size: float | None, *, is_small: bool
-    ) -> Written | None:
-        """Write the data files of a batch by the columnar path; None: Spark's path reads it.
-
-        :param is_small: this process writes them, without Spark
-        """
+    def _written(self, plan: Plan) -> Written | None:
+        """Write the data files of a batch by the columnar path; None: Spark's path reads it."""
+        batch, table = plan.batch, plan.table
         if self._isolation is not None or self._reads_little or batch.skipped or not batch.ranges:
             return None
-        plan = self._columnar.plan(layout, table)
-        if plan is None:
+        if (program := self._columnar.plan(plan.layout, table)) is None:
             return None
         try:
-            if is_small:
-                written = ingest(plan, batch.ranges, self._check_abandoned)
+            if plan.is_small:  # in this process, without Spark
+                written = ingest(program, batch.ranges, self._check_abandoned)
             else:
-                written = ingest_by_spark(self._session(), plan, table, batch.ranges, size)
+                spark = self._session()
+                written = ingest_by_spark(spark, program, table, batch.ranges, plan.size)
         except AbandonedError:
             raise
         except NotCoveredError as reason:
@@ -423,46 +450,23 @@ class Ingestor:
         self._columnar.succeeded()
         return written
 
-    def _add(
-        self,
-        table: Table,
-        written: Written,
-        batch: Batch,
-        size: float | None,
-        topic_id: str,
-        now_ms: int,
-        latest: Offsets,
-        missed: tombstones.Watch,
-    ) -> Commit:
+    def _add(self, plan: Plan, written: Written) -> Commit:
         """Commit the data files of a batch."""
+        table, batch = plan.table, plan.batch
         try:
-            changed = missed.of(batch, lambda: written.records, caught_up=batch.end == latest)
+            changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
             replaced = self._replaced(table, written)
         except BaseException:
             delete(table.io, written.files)
             raise
-        properties = commit.snapshot_properties(
-            self.spec.name, topic_id, batch, now_ms, self._size.dump()
-        )
         self._check_abandoned()
-        dropped = skips.committed(table, batch.end)
-        snapshot = commit.add_files(table, written.files, replaced, properties, changed, dropped)
+        dropped, summary = skips.committed(table, batch.end), plan.properties
+        snapshot = commit.add_files(
+            table, plan.planned_on, written.files, replaced, summary, changed, dropped
+        )
         if written.keys is not None:
             self._hold_keys(table, written.keys, written.files)
-        added = _number(snapshot, "added-files-size")
-        self._size = self._size.committed(batch.records, size, added)
-        self._deaths = 0
-        return Commit(
-            records=batch.records,
-            snapshot_id=snapshot.snapshot_id,
-            end_offsets=batch.end,
-            backlog=batch.end != latest,
-            rows_skipped=int(table.properties.get(summaries.ROWS_SKIPPED, 0)),
-            bytes=added,
-            data_files=_number(snapshot, "total-data-files"),
-            skip_requests=tuple(skips.requested(table).values()),
-            missed_deletes=tombstones.missed({**table.properties, **changed}),
-        )
+        return self._committed(plan, snapshot, changed)
 
     def _replaced(self, table: Table, written: Written) -> list[FileRows]:
         """Return the rows that a batch replaces, of the table and of its own files."""
@@ -594,10 +598,9 @@ class Ingestor:
         spark, wap_id = self._session(), uuid.uuid4().hex
         spark.conf.set("spark.wap.id", wap_id)
         try:
-            columns = spark.table(_target(table)).schema
-            probe = without_value(spark)
-            frame = self._decoded(probe, layout, table, columns).frame
-            upsert.append(frame.select(f"{ROW}.*"), _target(table), {})
+            columns = spark.table(upsert.sql_name(table)).schema
+            frame = self._decoded(without_value(spark), layout, table, columns).frame
+            upsert.append(frame.select(f"{ROW}.*"), table, {})
         except PySparkException as error:
             self._discard(others=failures.blame(error) == "memory")
             raise failures.explain(f"topic {self.spec.name}", error) from error
@@ -638,10 +641,9 @@ class Ingestor:
         return table
 
     @contextmanager
-    def _spark_errors(self, batch: Batch, size: float | None) -> Iterator[None]:
+    def _spark_errors(self, plan: Plan) -> Iterator[None]:
         """Adapt the size of the next batch to the failure of this one.
 
-        :param size: average bytes of its records
         :raises BatchFailedError: a part of the batch has to be read next
         :raises TopicbergError: what failed
         """
@@ -658,15 +660,11 @@ class Ingestor:
             if not is_record:  # else the session is as good as before
                 self._discard(others=failures.blame(error) == "memory")
             if isinstance(reason, TopicbergError) and not is_record:
-                reason = self._learn(batch, size, error, reason)
+                reason = self._learn(plan.batch, plan.size, error, reason)
             raise reason from error
 
     def _learn(
-        self,
-        batch: Batch,
-        size: float | None,
-        error: PySparkException,
-        reason: TopicbergError,
+        self, batch: Batch, size: float | None, error: PySparkException, reason: TopicbergError
     ) -> TopicbergError:
         """Make the next batch smaller, or begin to search for the failing record."""
         blame = failures.blame(error)
@@ -727,31 +725,21 @@ class Ingestor:
                 "the topic"
             )
 
-    def _stage(
-        self,
-        table: Table,
-        layout: Layout,
-        batch: Batch,
-        size: float | None,
-        records: DataFrame,
-        properties: dict[str, str],
-    ) -> Staged:
+    def _stage(self, plan: Plan, records: DataFrame) -> Staged:
         """Write the batch as a staged snapshot, which no reader sees.
 
         :raises SchemasFoundError: records name schemas that were not known
         """
-        spark = self._session()
-        columns = self._columns_of(spark, table)
-        decoding = self._decoded(records, layout, table, columns)
-        self._decoding, frame = decoding, decoding.frame
-        is_small = batch.records <= small(size)
+        columns = self._columns_of(self._session(), plan.table)
+        self._decoding = decoding = self._decoded(records, plan.layout, plan.table, columns)
+        frame = decoding.frame
         if self.spec.tableflow.error_handling.mode == "SUSPEND":
-            return self._write(spark, table, layout, batch, is_small, _raising(frame), properties)
+            return self._write(plan, _raising(frame))
         observed, observation = _observed(frame)
         is_folded = self.spec.changelog is not None and self.spec.write_mode == "upsert"
         # Folding has to know of which rows a change is left out.
         good = observed if is_folded else observed.filter(f"{PROBLEM} IS NULL")
-        staged = self._write(spark, table, layout, batch, is_small, good, properties)
+        staged = self._write(plan, good)
         seen = _seen(frame, observation)
         if not (skipped := seen["problems"]):
             return staged
@@ -760,27 +748,29 @@ class Ingestor:
         self._check_abandoned()
         if self._dead_letters is not None:
             malformed = logged_records(decoding)
-            self._dead_letters.write(table, properties[summaries.TOPIC_ID], batch.start, malformed)
+            self._dead_letters.write(plan.table, plan.topic_id, plan.batch.start, malformed)
         else:
-            self._log_skipped(skipped, json.loads(seen["first"]))
+            first = json.loads(seen["first"])
+            place = first["partition"], first["offset"]
+            logger.warning(
+                "topic %s: skipped %d records; the first one, partition %d, offset %d: %s",
+                *(self.spec.name, skipped, *place, self._reason(place, first)),
+            )
         return replace(staged, skipped=staged.skipped + skipped)
 
     def _decoded(
         self, records: DataFrame, layout: Layout, table: Table, columns: StructType
     ) -> Decoding:
         """Decode a batch."""
-        given = records, self.spec, layout, self._foreign, table, columns, self._types
-        if self.spec.changelog is None:
-            return decode(*given)
-        return decode_changes(*given, self._framing)
+        known = table.schema().fields, columns, self._types, self._framing
+        batch = Decoder(records, self.spec, layout, self._foreign, *known)
+        return decode(batch) if self.spec.changelog is None else decode_changes(batch)
 
     def _look_up(self, frame: DataFrame, schema_ids: Sequence[int]) -> bool:
         """Look up unknown schemas of a batch; return whether one was found.
 
         :param schema_ids: ids of the registry; below zero: schemas that are in the records
         """
-        from pyspark.sql import functions as F
-
         found = self._foreign.look_up(one for one in schema_ids if one >= 0)
         inside = [one for one in schema_ids if one < 0]
         if self._framing is None or not inside:
@@ -795,52 +785,56 @@ class Ingestor:
         key = (table.metadata.table_uuid, table.metadata.current_schema_id)
         if self._columns is None or self._columns[0] != key:
             self._types.clear()
-            self._columns = key, spark.table(_target(table)).schema
+            self._columns = key, spark.table(upsert.sql_name(table)).schema
         return self._columns[1]
 
-    def _write(
-        self,
-        spark: SparkSession,
-        table: Table,
-        layout: Layout,
-        batch: Batch,
-        is_small: bool,
-        frame: DataFrame,
-        properties: dict[str, str],
-    ) -> Staged:
-        if is_small:
+    def _write(self, plan: Plan, frame: DataFrame) -> Staged:
+        if plan.is_small:
             frame = frame.coalesce(1)
-        target = _target(table)
         if self.spec.changelog is not None:
             if self.spec.write_mode == "upsert":
-                return self._fold(spark, table, layout, batch, frame, properties)
+                return self._fold(plan, frame)
             frame = frame.filter("value IS NOT NULL")  # a tombstone is not a change
-        if self.spec.write_mode == "append" or table.current_snapshot() is None:
+        if self.spec.write_mode == "append":
+            return self._staged(plan, frame.select(f"{ROW}.*"), None)
+        frame = upsert.newest(frame, self.spec)
+        if (head := plan.table.current_snapshot()) is None:
+            rows = frame.filter("value IS NOT NULL").select(f"{ROW}.*")
+            return self._staged(plan, rows, None)
+        # Persist the batch: it is used for its keys and for its rows, but read and decoded once.
+        batch = frame.select(ROW, "value").persist()
+        try:
+            names = (f"{ROW}.{quote(name)}" for name in upsert.key_columns(self.spec))
+            keys = batch.select(*names).toArrow()
+            replaced = self._key_index(plan.table).rows_of(plan.table, head, keys)
+            rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
+            return self._staged(plan, rows, replaced)
+        finally:
+            batch.unpersist()
+
+    def _staged(self, plan: Plan, rows: DataFrame, replaced: Sequence[FileRows] | None) -> Staged:
+        """Write rows as a staged snapshot.
+
+        :param replaced: rows of the table to delete, in a snapshot below, on a branch of its own;
+            None: the table is appended to
+        """
+        spark, table = self._session(), plan.table
+        if replaced is None:
             wap_id = uuid.uuid4().hex
             spark.conf.set("spark.wap.id", wap_id)
-            if self.spec.write_mode == "upsert":
-                frame = upsert.newest(frame, self.spec).filter("value IS NOT NULL")
-            upsert.append(frame.select(f"{ROW}.*"), target, properties)
+            upsert.append(rows, table, plan.properties)
             return Staged(wap_id=wap_id)
         spark.conf.unset("spark.wap.id")
-        index = self._key_index(table)
-        branch, base = upsert.stage(
-            spark, table, index, target, self.spec, frame, properties, batch.records
-        )
+        files = max(1, plan.batch.records // upsert.FILE_RECORDS)
+        rows = rows.coalesce(files)
+        branch, base = upsert.replace(spark, table, replaced, rows, plan.properties)
         return Staged(branch=branch, base=base)
 
-    def _fold(
-        self,
-        spark: SparkSession,
-        table: Table,
-        layout: Layout,
-        batch: Batch,
-        frame: DataFrame,
-        properties: dict[str, str],
-    ) -> Staged:
+    def _fold(self, plan: Plan, frame: DataFrame) -> Staged:
         """Write what a batch of changes makes of the current rows."""
-        head, keys = table.current_snapshot(), key_names(layout)
-        subject = layout.key.subject
+        table, batch = plan.table, plan.batch
+        head, keys = table.current_snapshot(), key_names(plan.layout)
+        subject = plan.layout.key.subject
         may_move = subject is not None and len(subject.schemas) > 1
         may_move |= State.load(table.properties).has_fewer_partitions(len(batch.end))
         # Of key and value, only whether they are null is needed after the decoding.
@@ -850,32 +844,21 @@ class Ingestor:
         persisted = frame.selectExpr(*columns, *is_null, left_out).persist()
         rows = Target(self.spec, table, head, self._key_index(table, keys), keys)
         progress = Progress(batch, self._log_end, self._passed, may_move)
-        folding = Folding(spark, rows, progress, persisted)
+        folding = Folding(self._session(), rows, progress, persisted)
         try:
             folded = folding.fold()
             if folded.repeated:
                 found = count(len(folded.repeated), "repeated change")
                 logger.info("topic %s: left out %s of deleted rows", self.spec.name, found)
-            self._refuse(table, batch, folded.refused, properties[summaries.TOPIC_ID])
-            done = Staged(skipped=len(folded.refused), changed=folded.properties)
-            target = _target(table)
-            if head is None:
-                wap_id = uuid.uuid4().hex
-                spark.conf.set("spark.wap.id", wap_id)
-                upsert.append(folded.rows, target, properties)
-                return replace(done, wap_id=wap_id)
-            spark.conf.unset("spark.wap.id")
-            branch, base = upsert.replace(
-                spark, table, target, folded.replaced, folded.rows, properties, batch.records
-            )
-            return replace(done, branch=branch, base=base)
+            self._refuse(plan, folded.refused)
+            replaced = None if head is None else folded.replaced
+            done = self._staged(plan, folded.rows, replaced)
+            return replace(done, skipped=len(folded.refused), changed=folded.properties)
         finally:
             folding.close()
             persisted.unpersist()
 
-    def _refuse(
-        self, table: Table, batch: Batch, refused: Mapping[Place, str], topic_id: str
-    ) -> None:
+    def _refuse(self, plan: Plan, refused: Mapping[Place, str]) -> None:
         """Treat changes that cannot be applied like malformed records.
 
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
@@ -893,11 +876,8 @@ class Ingestor:
                 f"{partition} {offset}`",
             )
         if self._dead_letters is not None:
-            lost = [
-                logged_record(self.endpoints, self.spec, place, why)
-                for place, why in sorted(refused.items())
-            ]
-            self._dead_letters.write(table, topic_id, batch.start, lost)
+            lost = [self._dead_letters.record(*each) for each in sorted(refused.items())]
+            self._dead_letters.write(plan.table, plan.topic_id, plan.batch.start, lost)
         else:
             first = f"partition {partition}, offset {offset}: {reason}"
             logger.warning(
@@ -918,29 +898,21 @@ class Ingestor:
     def _explain(self, error: Exception) -> Exception:
         """Return the reason of a failed job, in the user's terms."""
         name = self.spec.name
-        match = _BAD_RECORD.search(str(error))
-        if not match:
+        if not (match := _BAD_RECORD.search(str(error))):
             return failures.explain(f"topic {name}", error)
         problem = json.loads(match[1])
         number = problem["schema_id"]
-        partition, offset = problem["partition"], problem["offset"]
+        place = partition, offset = problem["partition"], problem["offset"]
         if number is not None and number >= 0 and self._foreign.look_up([number]):
             return SchemasFoundError(f"a record names schema {number} of another subject")
         is_inside = number is not None and number < 0
-        if is_inside and self._framing and self._framing.look_up([(partition, offset)]):
+        if is_inside and self._framing and self._framing.look_up([place]):
             return SchemasFoundError("a record has a schema that was not known")
+        reason = self._reason(place, problem)
         return TableflowError(
-            f"topic {name}, partition {partition}, offset {offset}: "
-            + self._reason((partition, offset), problem),
+            f"topic {name}, partition {partition}, offset {offset}: {reason}",
             hint=f"fix the producer, or run `topicberg tableflow enable {name} --error-handling "
             "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
-        )
-
-    def _log_skipped(self, skipped: int, first: Mapping[str, Any]) -> None:
-        place = first["partition"], first["offset"]
-        logger.warning(
-            "topic %s: skipped %d records; the first one, partition %d, offset %d: %s",
-            *(self.spec.name, skipped, *place, self._reason(place, first)),
         )
 
     def _reason(self, place: Place, problem: Mapping[str, Any]) -> str:
@@ -961,13 +933,16 @@ def _number(snapshot: Snapshot | None, key: str) -> int:
     return int(summaries.summary(snapshot).get(key, 0)) if snapshot else 0
 
 
+def _skipped(properties: Mapping[str, str]) -> int:
+    """Return how many records were left out since the table was created."""
+    return int(properties.get(summaries.ROWS_SKIPPED, 0))
+
+
 def _raising(frame: DataFrame) -> DataFrame:
     """Return the frame, whose job fails with :data:`BAD_RECORD` at the first problem.
 
     The row raises, not a filter: Spark would push a filter below the decoding, and decode twice.
     """
-    from pyspark.sql import functions as F
-
     message = F.concat(F.lit(BAD_RECORD + " "), _place())
     sound = F.when(F.col(PROBLEM).isNull(), F.col(ROW)).otherwise(F.raise_error(message))
     return frame.withColumn(ROW, sound)
@@ -975,8 +950,6 @@ def _raising(frame: DataFrame) -> DataFrame:
 
 def _place() -> Column:
     """Return the place and the problem of a record, as JSON."""
-    from pyspark.sql import functions as F
-
     fields = F.struct("partition", "offset", f"{PROBLEM}.reason", f"{PROBLEM}.schema_id")
     return F.to_json(fields, {"ignoreNullFields": "false"})
 
@@ -990,35 +963,20 @@ def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
 
 
 def _counts() -> tuple[Column, ...]:
-    """Return the observed counts and samples.
-
-    ``problems``: number of malformed records; ``schema_ids``: unknown ids; ``first``: one problem.
-    """
-    from pyspark.sql import functions as F
-
+    """Return number of malformed records, unknown schema ids, and the first problem."""
     ids = F.slice(F.collect_set(f"{PROBLEM}.schema_id"), 1, MAX_LOOKUPS)
     first = F.min(F.when(F.col(PROBLEM).isNotNull(), _place()))
     return F.count(PROBLEM).alias("problems"), ids.alias("schema_ids"), first.alias("first")
 
 
 def _seen(frame: DataFrame, observation: Observation) -> dict[str, Any]:
-    """Return what the job of a frame observed.
-
-    A busy server may answer without it, since it waits only a tenth of a second for its own events.
-    """
+    """Return what the job of a frame observed."""
+    # A busy server may answer without it: it waits only a tenth of a second for its own events.
     return observation.get or frame.agg(*_counts()).collect()[0].asDict()
 
 
-def _target(table: Table) -> str:
-    """Return the table's name in Spark's SQL."""
-    return f"{CATALOG}.{quote(*table.name())}"
-
-
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:
-    """Commit everything that the topic holds now.
-
-    :returns: the last commit, with the records of all of them
-    """
+    """Commit all that the topic holds now; return the last commit, with the records of all."""
     target = kafka.end_offsets(endpoints, spec.name)
     ingestor = Ingestor(spec, endpoints, config)
     total = 0

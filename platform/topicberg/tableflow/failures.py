@@ -19,23 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Known:
-    pattern: re.Pattern[str]
+    pattern: str
     message: str
     hint: str
     is_quoted: bool = False
     """Whether the message ends with what the service says."""
 
+    def search(self, text: str) -> re.Match[str] | None:
+        return re.search(self.pattern, text, re.IGNORECASE)
+
     def reason(self, text: str) -> str:
         """Return the part of an error's text that says why, or nothing."""
-        if not self.is_quoted or not (match := self.pattern.search(text)):
+        if not self.is_quoted or not (match := self.search(text)):
             return ""
         line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
         begin = max(0, line.find(match[0]) - 100)
         return f": {'… ' if begin else ''}{line[begin : begin + 300]}"
-
-
-def _known(pattern: str, message: str, hint: str, *, is_quoted: bool = False) -> _Known:
-    return _Known(re.compile(pattern, re.IGNORECASE), message, hint, is_quoted)
 
 
 # What Spark Connect reports for a session that its server does not have any more.
@@ -47,7 +46,7 @@ _SPARK_GONE = r"StatusCode\.UNAVAILABLE|failed to connect to all addresses"
 """What its client reports when Spark ended during a job and takes long to start again."""
 _OUT_OF_MEMORY = "MemoryError|Java heap space"
 
-_SPACE = _known(
+_SPACE = _Known(
     r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
     r"insufficient.?storage",
     "the disk of Spark or of the object store is full",
@@ -57,12 +56,12 @@ _SPACE = _known(
 # The first that matches applies, so more specific patterns come first.
 _KNOWN = (
     _SPACE,
-    _known(
+    _Known(
         r"NoSuchBucket|bucket does not exist",
         "the bucket of the table does not exist",
         "restore the bucket, or drop the table to start again in a new bucket",
     ),
-    _known(
+    _Known(
         r"SignatureDoesNotMatch|InvalidAccessKeyId|Access.?Denied|"
         r"Status Code: 40[13]|Expired.?Token|InvalidToken|RequestTimeTooSkewed",
         "the object store refuses the credentials",
@@ -70,19 +69,19 @@ _KNOWN = (
         "out the keys (TOPICBERG_ICEBERG_REST_DELEGATION), check the role that the catalog assumes",
         is_quoted=True,
     ),
-    _known(
+    _Known(
         r"Service: S3, Status Code: 5\d\d",
         "the object store failed",
         "read `topicberg logs s3` for the reason, most often a full disk; the engine writes the "
         "batch again",
     ),
-    _known(
+    _Known(
         r"NotAuthorizedException|Not authorized",
         "the catalog or its OAuth server refuses the login of Spark",
         "check TOPICBERG_ICEBERG_REST_CLIENT_ID, _CLIENT_SECRET, _SCOPE and _TOKEN",
         is_quoted=True,
     ),
-    _known(
+    _Known(
         r"ForbiddenException|ForbiddenError|UnauthorizedError|"
         r"read.?only (database|catalog|file system)|attempt to write a readonly database",
         "the catalog refuses to write",
@@ -90,7 +89,7 @@ _KNOWN = (
         "create and commit tables",
         is_quoted=True,
     ),
-    _known(
+    _Known(
         r"SaslAuthenticationException|TopicAuthorizationException|GroupAuthorizationException|"
         r"_AUTHENTICATION|TOPIC_AUTHORIZATION_FAILED",
         "Kafka refuses the credentials",
@@ -98,18 +97,18 @@ _KNOWN = (
         "the right to read the topic",
         is_quoted=True,
     ),
-    _known(
+    _Known(
         _OUT_OF_MEMORY,
         "Spark does not have enough memory for the batch",
         "lower tableflow.commit_max_bytes, or give Spark more memory",
     ),
-    _known(
+    _Known(
         r"CommitStateUnknown|Service failed: 5\d\d",
         "the catalog failed",
         "read `topicberg logs iceberg_rest` for the reason; the engine checks whether its commit "
         "succeeded before it writes again",
     ),
-    _known(
+    _Known(
         _SPARK_ENDED,
         "Spark ended and was restarted, or has dropped the engine's session",
         "wait: the engine writes the batch again in a new session",
@@ -123,7 +122,6 @@ _CONNECTION = re.compile(
 
 
 Blame = Literal["service", "memory", "space", "batch"]
-
 
 _FAILED_TASK = re.compile(
     r"^.*Job aborted due to stage failure.*Lost task .*?\): (.+)$", re.MULTILINE
@@ -143,11 +141,11 @@ def blame(error: PySparkException) -> Blame:
     text = str(error)
     if re.search(f"{_SPARK_ENDED}|{_SPARK_GONE}|{_OUT_OF_MEMORY}", text):
         return "memory"
-    if _SPACE.pattern.search(text):
+    if _SPACE.search(text):
         return "space"
     if isinstance(error, AnalysisException | ParseException):
         return "service"
-    if _CONNECTION.search(text) or any(known.pattern.search(text) for known in _KNOWN):
+    if _CONNECTION.search(text) or any(known.search(text) for known in _KNOWN):
         return "service"
     return "service" if classify(error) in (THROTTLED, UNREACHABLE) else "batch"
 
@@ -167,13 +165,10 @@ def explained(what: str) -> Iterator[None]:
 
 
 def explain(what: str, error: BaseException) -> TopicbergError:
-    """Return an error of Spark, the catalog or the store as one message.
-
-    :param what: what failed, e.g. ``topic orders``
-    """
+    """Return an error of Spark, the catalog or the store at e.g. ``topic orders`` as a message."""
     text = str(error)
     for known in _KNOWN:
-        if known.pattern.search(text):
+        if known.search(text):
             return TopicbergError(f"{what}: {known.message}{known.reason(text)}", hint=known.hint)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if details := re.search(r'^\s*details = "(.+)"', text, re.MULTILINE):  # an error of gRPC

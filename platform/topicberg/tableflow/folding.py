@@ -12,17 +12,19 @@ Spark does this for all changes. Only changes that lack values cost more: see
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import Place
-from topicberg.spark import quote
+from topicberg.spark import F, Window, quote
 from topicberg.tableflow.changes import CHANGE, LIVE, READ
 from topicberg.tableflow.current_rows import OldRows, Target, together
 from topicberg.tableflow.fold_state import (
@@ -36,11 +38,10 @@ from topicberg.tableflow.fold_state import (
     order_of,
 )
 from topicberg.tableflow.offsets import end_before
-from topicberg.tableflow.old_values import FILL, BatchCutError, OldValues, Progress
+from topicberg.tableflow.old_values import BatchCutError, OldValues, Progress
 from topicberg.tableflow.rows import ROW
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _MAX_DELETES = 10_000
@@ -60,10 +61,9 @@ class Folded:
 
     rows: DataFrame
     replaced: list[FileRows]
-    state: State
-    refused: dict[Place, str] = field(default_factory=dict)
-    repeated: frozenset[Place] = frozenset()
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str]
+    refused: dict[Place, str]
+    repeated: frozenset[Place]
 
 
 @dataclass(frozen=True)
@@ -125,18 +125,19 @@ class Folding:
 
     def _fold(self, refused: Mapping[Place, str], repeated: Iterable[Place]) -> Folded:
         """Return what the batch changes without some changes, and which have to be left out too."""
-        from pyspark.sql import functions as F
-
         frame = self._without(self.frame, [*refused, *repeated])
         facts = self._facts(frame)
         frame = frame.filter("NOT left_out")
-        truncates = self._truncates(facts)
+        truncates = [
+            Deletion(partition=each["partition"], micros=each["m"], position=each["p"])
+            for each in facts["truncates"]
+        ]
         change = F.col(CHANGE)
         is_tombstone = F.col("no_value") & ~F.col("no_key")
         wanted = frame.filter(is_tombstone | change.op.isin(*LIVE, "d"))
         if truncates or self.state.truncates:
             self._check_order(facts)
-            wanted = wanted.filter(is_tombstone | ~self._is_before(truncates))
+            wanted = wanted.filter(is_tombstone | ~self._is_before(facts, truncates))
         if self.progress.may_move and (facts["missing"] or facts["moves"]):
             self.progress.look(wanted)  # before the batch is cut
         lost = self._lost(refused) if refused or facts["lost"] else []
@@ -149,19 +150,17 @@ class Folding:
             ROW,
             CHANGE,
             F.coalesce(change.op, F.lit("d")).alias("op"),
-            *(
-                F.col(f"{ROW}.{quote(name)}").alias(column)
-                for name, column in zip(self.target.keys, self.target.key_columns, strict=True)
-            ),
+            *self._keys(self.target.key_columns),
         )
         moves = self._moves(events) if facts["moves"] and self.target.toast else None
-        has_missing = bool(facts["missing"])
-        newest = self._newest(self._filled(events) if has_missing else events).persist()
+        newest = self._newest(self._filled(events) if facts["missing"] else events).persist()
         self._persisted.append(newest)
-        found = self._applied(events, newest, facts, truncates, moves, has_missing)
-        state = found.state.model_copy(update={"lost": self.lost.after(lost)})
-        properties = {STATE: state.model_dump_json()} if state != self.state else {}
-        return replace(found, properties=properties)
+        return self._applied(events, newest, facts["missing"], truncates, moves, lost)
+
+    def _keys(self, names: Sequence[str]) -> list[Column]:
+        """Return the columns of the key, under other names."""
+        pairs = zip(self.target.keys, names, strict=True)
+        return [F.col(f"{ROW}.{quote(key)}").alias(name) for key, name in pairs]
 
     def _without(self, frame: DataFrame, places: Iterable[Place]) -> DataFrame:
         if not (listed := list(places)):
@@ -171,8 +170,6 @@ class Folding:
 
     def _facts(self, frame: DataFrame) -> dict[str, Any]:
         """Return what decides how the batch is folded; computes and persists the batch."""
-        from pyspark.sql import functions as F
-
         change = F.when(~F.col("left_out"), F.col(CHANGE))
         is_truncate = change.op == "t"
         place = F.struct(
@@ -185,23 +182,11 @@ class Folding:
             F.array_sort(
                 F.array_distinct(F.flatten(F.collect_set(F.when(is_live, change.missing))))
             ).alias("missing"),
-            F.count(F.when(change.new_key.isNotNull() | change.old_key.isNotNull(), 1)).alias(
-                "moves"
-            ),
-            F.count(F.when(change.op.isNotNull() & ~has_order, 1)).alias("unordered"),
-            F.count(F.when(F.col("left_out") & ~F.col("no_key"), 1)).alias("lost"),
+            F.count_if(change.new_key.isNotNull() | change.old_key.isNotNull()).alias("moves"),
+            F.count_if(change.op.isNotNull() & ~has_order).alias("unordered"),
+            F.count_if(F.col("left_out") & ~F.col("no_key")).alias("lost"),
         ).collect()[0]
         return dict(row.asDict())
-
-    def _truncates(self, facts: Mapping[str, Any]) -> list[tuple[int, Deletion]]:
-        """Return the offset of each truncate, and the truncate."""
-        return [
-            (
-                each["offset"],
-                Deletion(partition=each["partition"], micros=each["m"], position=each["p"]),
-            )
-            for each in facts["truncates"]
-        ]
 
     def _check_order(self, facts: Mapping[str, Any]) -> None:
         if len(self.progress.batch.end) > 1 and facts["unordered"]:
@@ -213,27 +198,23 @@ class Folding:
                 "(skipped.operations=t)",
             )
 
-    def _is_before(self, truncates: Sequence[tuple[int, Deletion]]) -> Column:
+    def _is_before(self, facts: Mapping[str, Any], truncates: Sequence[Deletion]) -> Column:
         """Return whether a change came before a truncate of this batch or an earlier one."""
-        from pyspark.sql import functions as F
-
-        change = F.col(CHANGE)
-        conditions = [F.lit(False)]
+        change, found = F.col(CHANGE), F.lit(False)
         last: dict[int, int] = {}
-        for offset, each in truncates:
-            last[each.partition] = max(offset, last.get(each.partition, offset))
+        for one in facts["truncates"]:
+            last[one["partition"]] = max(one["offset"], last.get(one["partition"], 0))
         for partition, offset in last.items():
-            conditions.append((F.col("partition") == partition) & (F.col("offset") < offset))
-        for each in newest_truncates([*self.state.truncates, *(t for _, t in truncates)]):
-            micros = F.coalesce(change.micros, F.lit(-1))
-            is_earlier = micros < F.lit(-1 if each.micros is None else each.micros)
+            found = found | ((F.col("partition") == partition) & (F.col("offset") < offset))
+        micros = F.coalesce(change.micros, F.lit(-1))
+        for each in newest_truncates([*self.state.truncates, *truncates]):
+            limit = F.lit(-1 if each.micros is None else each.micros)
+            is_earlier = micros < limit
             if each.position is not None:
-                is_same = micros == F.lit(-1 if each.micros is None else each.micros)
-                is_earlier = is_earlier | (is_same & (change.position < F.lit(each.position)))
-            conditions.append((F.col("partition") != each.partition) & is_earlier)
-        found = conditions[0]
-        for condition in conditions[1:]:
-            found = found | F.coalesce(condition, F.lit(False))
+                is_before = (micros == limit) & (change.position < F.lit(each.position))
+                is_earlier = is_earlier | is_before
+            is_other = F.col("partition") != each.partition
+            found = found | F.coalesce(is_other & is_earlier, F.lit(False))
         return found
 
     def _moves(self, events: DataFrame) -> Moves:
@@ -244,10 +225,6 @@ class Folding:
 
         :raises BatchCutError: one does
         """
-        import pyarrow as pa
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F
-
         change = F.col(CHANGE)
         by_key = Window.partitionBy(*self.target.key_columns, "partition").orderBy("offset")
         before = by_key.rowsBetween(Window.unboundedPreceding, -1)
@@ -279,13 +256,7 @@ class Folding:
         return Moves(inserted, halves.take(pa.array(alone, pa.int64())))
 
     def _lost(self, refused: Mapping[Place, str]) -> list[Lost]:
-        """Return the batch's changes that are left out.
-
-        A record without a key is not a change of a row.
-        """
-        from pyspark.sql import functions as F
-
-        names = [F.col(f"{ROW}.{quote(name)}").alias(name) for name in self.target.keys]
+        """Return the batch's changes that are left out; a record without a key is not a change."""
         found, is_lost = self.frame, "left_out AND NOT no_key"
         if refused:
             places = [(*place, True) for place in refused]
@@ -295,7 +266,7 @@ class Folding:
             found = found.join(marked, ["partition", "offset"], "left")
             is_lost += " OR is_refused"
         found = found.filter(is_lost)
-        rows = found.select("partition", "offset", *names).toArrow()
+        rows = found.select("partition", "offset", *self._keys(self.target.keys)).toArrow()
         hashes = self.target.hashed(rows.select(list(self.target.keys)))
         pairs = zip(*(rows.column(name).to_pylist() for name in rows.column_names[:2]), strict=True)
         return [Lost(partition=p, offset=at, key=hashes.get(n)) for n, (p, at) in enumerate(pairs)]
@@ -307,17 +278,11 @@ class Folding:
 
         :raises BatchCutError: there is such a change
         """
-        from pyspark.sql import functions as F
-
         change = F.col(CHANGE)
+        moved = change.old_key.isNotNull().alias("moved")
         needs = (
             wanted.filter(change.op.isin(*LIVE) & (F.size(change.missing) > 0))
-            .select(
-                "partition",
-                "offset",
-                change.old_key.isNotNull().alias("moved"),
-                *(F.col(f"{ROW}.{quote(name)}").alias(name) for name in self.target.keys),
-            )
+            .select("partition", "offset", moved, *self._keys(self.target.keys))
             .toArrow()
         )
         hashes = self.target.hashed(needs.select(list(self.target.keys)))
@@ -342,9 +307,6 @@ class Folding:
 
         Adds ``origin``: the old key from which a row came, if it lacks values of before.
         """
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F
-
         change = F.col(CHANGE)
         keys = self.target.key_columns
         by_key = Window.partitionBy(*keys, "partition").orderBy("offset")
@@ -353,15 +315,16 @@ class Folding:
         of_life = Window.partitionBy(*keys, "partition", "life").orderBy("offset")
         is_live = F.col("op").isin(*LIVE)
         missing = change.missing
+        fills = self.target.fills
         filled = {
-            f"{FILL}{number}": F.last(
+            fill: F.last(
                 F.when(
                     is_live & ~F.array_contains(missing, name),
                     F.struct(F.col(f"{ROW}.{quote(name)}").alias("v")),
                 ),
                 ignorenulls=True,
             ).over(of_life)
-            for number, name in enumerate(self.target.toast)
+            for name, fill in fills.items()
         }
         moved = F.when(
             is_live & change.old_key.isNotNull(),
@@ -373,29 +336,21 @@ class Folding:
             {**filled, "origin": F.last(moved, ignorenulls=True).over(of_life)}
         )
         left = [
-            F.when(F.array_contains(missing, name) & F.col(f"{FILL}{number}").isNull(), F.lit(name))
-            for number, name in enumerate(self.target.toast)
+            F.when(F.array_contains(missing, name) & F.col(fill).isNull(), F.lit(name))
+            for name, fill in fills.items()
         ]
-        values = {
-            name: F.when(F.array_contains(missing, name), F.col(f"{FILL}{number}").v)
-            for number, name in enumerate(self.target.toast)
-        }
-        return events.withColumns(
-            {
-                ROW: self._row_with(values, lambda name: F.array_contains(missing, name)),
-                "missing": F.array_compact(F.array(*left)),
-            }
-        ).drop(*filled)
+        row = self._row_with({name: F.col(fill).v for name, fill in fills.items()}, missing)
+        columns = {ROW: row, "missing": F.array_compact(F.array(*left))}
+        return events.withColumns(columns).drop(*filled)
 
-    def _row_with(self, values: Mapping[str, Column], is_missing: Any) -> Column:
-        """Return the row with other values where a column's is missing."""
-        from pyspark.sql import functions as F
-
+    def _row_with(self, values: Mapping[str, Column], missing: Column) -> Column:
+        """Return the row with other values of the missing columns."""
         members = []
         for column in self._columns:
             own = F.col(f"{ROW}.{quote(column)}")
             if column in values:
-                own = F.when(is_missing(column), values[column]).otherwise(own)
+                is_missing = F.array_contains(missing, column)
+                own = F.when(is_missing, values[column]).otherwise(own)
             members.append(own.alias(column))
         return F.struct(*members)
 
@@ -404,9 +359,6 @@ class Folding:
 
         A tombstone has those of the deletion before it.
         """
-        from pyspark.sql import Window
-        from pyspark.sql import functions as F
-
         change = F.col(CHANGE)
         keys = self.target.key_columns
         latest = Window.partitionBy(*keys, "partition").orderBy(F.desc("offset"))
@@ -434,46 +386,42 @@ class Folding:
         self,
         events: DataFrame,
         newest: DataFrame,
-        facts: Mapping[str, Any],
-        truncates: Sequence[tuple[int, Deletion]],
+        missing: Sequence[str],
+        truncates: Sequence[Deletion],
         moves: Moves | None,
-        has_missing: bool,
+        lost: Sequence[Lost],
     ) -> Folded:
-        from pyspark.sql import functions as F
-
+        # Of the last change of each key.
         places = newest.select(
             *self.target.key_columns, "partition", "offset", "m", "p", "op"
         ).toArrow()
-        truncated = self._truncated_rows([each for _, each in truncates])
-        replaced: list[FileRows] = []
-        stale: list[Place] = []
-        rows: OldRows | None = None
+        truncated = self._truncated_rows(truncates)
+        found: list[FileRows] = []
         if self.target.head is not None and places.num_rows:
-            toast = self.target.toast if has_missing else []
             found = self.target.rows_of(self.target.head, places.select(self.target.key_columns))
-            rows = OldRows(self.target, found, toast, truncated)
-            replaced, stale = rows.replaced_by(places)
+        toast = self.target.toast if missing else []
+        rows = OldRows(self.target, found, toast, truncated)
+        replaced, stale = rows.replaced_by(places)
         deletes, late = self._deletes(places)
         live = self._without(newest.filter(F.col("op") != "d"), [*stale, *late])
-        given = self.target, self.progress, self.state, self.lost
-        values = OldValues(*given, rows, events)
-        if has_missing:
-            lacking = live.filter(F.size("missing") > 0)
-            live = self._resolved(values, live, lacking)
+        values = OldValues(self.target, self.progress, self.state, self.lost, rows, events)
+        if missing:
+            live = self._resolved(values, live)
         state = State(
-            truncates=newest_truncates([*self.state.truncates, *(t for _, t in truncates)]),
-            lacking=sorted({*self.state.lacking, *facts["missing"]}),
+            truncates=newest_truncates([*self.state.truncates, *truncates]),
+            lacking=sorted({*self.state.lacking, *missing}),
             partitions=self.state.partitions or len(self.progress.batch.end),
             deletes=deletes,
             moves=self.state.moves if moves is None else self._known_moves(moves, values),
             reached=self._reached(places),
+            lost=self.lost.after(lost),
         )
         return Folded(
-            live.select(f"{ROW}.*"),
-            together(replaced, truncated),
-            state,
-            values.refused,
-            frozenset(values.repeated),
+            rows=live.select(f"{ROW}.*"),
+            replaced=together(replaced, truncated),
+            properties={STATE: state.model_dump_json()} if state != self.state else {},
+            refused=values.refused,
+            repeated=frozenset(values.repeated),
         )
 
     def _known_moves(self, moves: Moves, values: OldValues) -> list[Move]:
@@ -501,11 +449,7 @@ class Folding:
         """Return time and position of the newest change by partition.
 
         Rows that a snapshot read do not count: their time is that of the reading.
-
-        :param places: of the last change of each key
         """
-        import pyarrow.compute as pc
-
         found = dict(self.state.reached)
         by_order = [("m", "ascending"), ("p", "ascending")]
         newest = (
@@ -523,12 +467,7 @@ class Folding:
         return found
 
     def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[Place]]:
-        """Return the deleted keys to remember, and the changes from before such a deletion.
-
-        :param places: of the last change of each key
-        """
-        import pyarrow.compute as pc
-
+        """Return the deleted keys to remember, and the changes from before such a deletion."""
         known, may_move = self.state.deletes, self.progress.may_move
         if not known and not may_move:
             return {}, []
@@ -570,9 +509,6 @@ class Folding:
 
     def _came_before(self, rows: pa.Table, truncates: Sequence[Deletion]) -> NDArray[np.bool_]:
         """Return which rows, given by partition, time and position, came before a truncate."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         partition, time_, position = rows.columns
         micros = pc.fill_null(time_.cast(pa.int64()), -1)
         unordered = pc.and_(time_.is_null(), position.is_null())
@@ -591,22 +527,15 @@ class Folding:
 
     # --- values that the connector did not have ---
 
-    def _resolved(self, old: OldValues, live: DataFrame, lacking: DataFrame) -> DataFrame:
-        """Return the changes with the values of the table's rows.
-
-        :param lacking: the changes that lack values
-        """
-        from pyspark.sql import functions as F
-
+    def _resolved(self, old: OldValues, live: DataFrame) -> DataFrame:
+        """Return the changes with the values of the table's rows."""
         columns = ("partition", "offset", "kafka_ms", "missing", "origin", "m", "p", "life")
+        lacking = live.filter(F.size("missing") > 0)
         needs = lacking.select(*self.target.key_columns, *columns).toArrow()
-        if not needs.num_rows:
-            return live
-        if (fills := old.fills(needs)) is None:
+        if not needs.num_rows or (fills := old.fills(needs)) is None:
             return live
         # Spark Connect compares names regardless of their origin.
         frame = self.spark.createDataFrame(fills)
         joined = live.join(frame, ["partition", "offset"], "left")
-        values = {name: F.col(f"{FILL}{number}") for number, name in enumerate(self.target.toast)}
-        row = self._row_with(values, lambda name: F.array_contains("missing", name))
-        return joined.withColumn(ROW, row)
+        values = {name: F.col(fill) for name, fill in self.target.fills.items()}
+        return joined.withColumn(ROW, self._row_with(values, F.col("missing")))

@@ -28,14 +28,10 @@ class ForeignSchemas:
     def __init__(self, subjects: SubjectReader, now: Callable[[], float] = time.monotonic) -> None:
         self._subjects = subjects
         self._now = now
-        self._found: OrderedDict[int, RegisteredSchema] = OrderedDict()
+        self.schemas: OrderedDict[int, RegisteredSchema] = OrderedDict()
+        """The schemas found in the registry, by id."""
         self._missing: OrderedDict[int, tuple[str, float]] = OrderedDict()
         self._lookups = 0
-
-    @property
-    def schemas(self) -> Mapping[int, RegisteredSchema]:
-        """The schemas found in the registry, by id."""
-        return self._found
 
     @property
     def missing(self) -> Mapping[int, str]:
@@ -53,12 +49,11 @@ class ForeignSchemas:
         :raises TopicbergError: the registry does not answer
         """
         missing = self.missing
-        new = [one for one in schema_ids if one not in self._found and one not in missing]
-        found = False
-        for number in new[: MAX_LOOKUPS - self._lookups]:
-            self._lookups += 1
-            found |= self._look_up(number)
-        return found
+        new = [one for one in schema_ids if one not in self.schemas and one not in missing]
+        new = new[: MAX_LOOKUPS - self._lookups]
+        self._lookups += len(new)
+        found = [self._look_up(number) for number in new]
+        return any(found)
 
     def _look_up(self, number: int) -> bool:
         try:
@@ -67,13 +62,13 @@ class ForeignSchemas:
         except TableflowError as error:  # due to this schema, e.g. a missing reference
             schema, why = None, f"which cannot be read: {error.message}"
         if schema is not None:
-            self._found[number] = schema
+            self.schemas[number] = schema
             self._missing.pop(number, None)
         else:
             self._missing[number] = why, self._now() + MISSING_SECONDS
-        for kept in (self._found, self._missing):
+        for kept in (self.schemas, self._missing):
             while len(kept) > MAX_SCHEMAS:
                 kept.popitem(last=False)
-        while sum(one.size for one in self._found.values()) > MAX_CHARACTERS:
-            self._found.popitem(last=False)
+        while sum(one.size for one in self.schemas.values()) > MAX_CHARACTERS:
+            self.schemas.popitem(last=False)
         return schema is not None

@@ -20,6 +20,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats import connect_json
 from topicberg.formats.subjects import MAGIC_BYTE, MAX_SCHEMA_BYTES, wire_prefix
 from topicberg.kafka.consumer import DamagedRecordsError, messages
+from topicberg.spark import F
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
 
 if TYPE_CHECKING:
@@ -143,8 +144,6 @@ class Framing:
 
     def framed(self, records: DataFrame, layout: Layout) -> DataFrame:
         """Return records in the wire format; :meth:`restored` undoes it."""
-        from pyspark.sql import functions as F
-
         found: dict[str, Column] = {}
         for half in (layout.key, layout.value):
             name, latest = half.column, half.latest
@@ -155,18 +154,11 @@ class Framing:
 
     def restored(self, records: DataFrame) -> DataFrame:
         """Return records with their own bytes."""
-        from pyspark.sql import functions as F
-
         raw = {half: F.col(f"{_RAW}{half}") for half in self._subjects}
         return records.withColumns(raw).drop(*(f"{_RAW}{half}" for half in raw))
 
     def unknown(self, half: str) -> Column | None:
-        """Return a number of a schema in a record that is not known, below zero, else null.
-
-        :param half: of a framed record
-        """
-        from pyspark.sql import functions as F
-
+        """Return a number below zero for a schema in a framed half that is not known, or null."""
         if half not in self._subjects:
             return None
         raw = F.col(half)
@@ -175,8 +167,6 @@ class Framing:
 
     def _framed(self, half: str, newest: int) -> Column:
         """:param newest: the newest schema's id, for records that name none"""
-        from pyspark.sql import functions as F
-
         raw = F.col(half)
         is_plain = (F.substring(raw, 1, 1) != F.lit(bytes([MAGIC_BYTE]))) & ~_has_schema(raw)
         found = F.when(is_plain, F.concat(F.lit(wire_prefix(newest)), raw))
@@ -219,8 +209,6 @@ class Framing:
 
 
 def _has_schema(raw: Column) -> Column:
-    from pyspark.sql import functions as F
-
     return F.coalesce(
         F.substring(raw, 1, 200).cast("string").rlike(connect_json.OPENING), F.lit(False)
     )

@@ -76,10 +76,7 @@ class Identity:
         return True
 
     def id(self, another: bool = False) -> str:
-        """Return the id of this engine.
-
-        :param another: another process has the same one, so take a new one from now on
-        """
+        """Return the id of this engine; from now on ``another`` if another process has it."""
         if another:
             self._id = uuid.uuid4().hex
             with suppress(OSError):

@@ -89,20 +89,15 @@ class Ingestion:
         self._topic_id: str | None = None
         self._stuck: dict[int, tuple[int, float]] = {}
         self._lock = threading.RLock()
-        self._status = TopicStatus(
+        self.status = TopicStatus(
             topic=spec.name,
             engine=engine,
             write_mode=spec.write_mode.upper(),
             error_handling=spec.tableflow.error_handling.mode,
             **(counters or {}),
         )
-        self._written = self._status
+        self._written = self.status
         self._written_at = -math.inf
-
-    @property
-    def status(self) -> TopicStatus:
-        """The newest status."""
-        return self._status
 
     def wake(self) -> None:
         """Let the next turn be due now."""
@@ -123,14 +118,14 @@ class Ingestion:
         """Write that this engine does not have the topic any more, unless another one took it."""
         with self._lock:
             self.is_stopped = True
-            give_up_status(self._config, self._status)
+            give_up_status(self._config, self.status)
 
     # --- when a turn is due ---
 
     @property
     def held(self) -> Offsets | None:
         """The first offset of each partition that the table lacks; None: not known yet."""
-        return (self._status.end_offsets or None) if self._ingestor is not None else None
+        return (self.status.end_offsets or None) if self._ingestor is not None else None
 
     @property
     def is_small(self) -> bool:
@@ -174,7 +169,7 @@ class Ingestion:
         ends = self._ends
         if ends is None or ends == self._ended:
             return 0
-        held = self._status.end_offsets
+        held = self.status.end_offsets
         return sum(max(0, end - held.get(p, 0)) for p, end in ends.stable.items())
 
     def _has_changed(self) -> bool:
@@ -184,7 +179,7 @@ class Ingestion:
             return False
         if self._topic_id is not None and ends.topic_id != self._topic_id:
             return True
-        return any(ends.high.get(p, -1) < offset for p, offset in self._status.end_offsets.items())
+        return any(ends.high.get(p, -1) < offset for p, offset in self.status.end_offsets.items())
 
     # --- what the service observes ---
 
@@ -202,7 +197,7 @@ class Ingestion:
                     self._postpone(ends)
                 return {}
             self._ends = ends
-            held = self._status.end_offsets
+            held = self.status.end_offsets
             if not held:
                 return {}
             lag = {p: max(0, end - held.get(p, 0)) for p, end in ends.high.items()}
@@ -212,10 +207,10 @@ class Ingestion:
             stable = ends.stable
             stuck = {p: stable[p] for p, end in ends.high.items() if stable.get(p, end) < end}
             found, new = self._open_transactions(stuck)
-            if (lag, found) != (self._status.lag, self._status.open_transactions):
+            if (lag, found) != (self.status.lag, self.status.open_transactions):
                 changes = {"lag": lag, "open_transactions": found}
-                self._status = self._status.model_copy(update=changes)
-            if self._status is self._written:
+                self.status = self.status.model_copy(update=changes)
+            if self.status is self._written:
                 return new
             if found or time.monotonic() - self._written_at >= write_seconds:
                 self._write()
@@ -233,7 +228,7 @@ class Ingestion:
             p: self._stuck[p] if self._stuck.get(p, (None,))[0] == offset else (offset, now)
             for p, offset in stuck.items()
         }
-        known = self._status.open_transactions
+        known = self.status.open_transactions
         found = {p: known[p] for p, o in stuck.items() if p in known and known[p].offset == o}
         new = {
             p: offset
@@ -250,7 +245,7 @@ class Ingestion:
         times = first_times(self._endpoints, self.spec.name, new)
         now_ms = int(time.time() * 1000)
         with self._lock:
-            found = dict(self._status.open_transactions)
+            found = dict(self.status.open_transactions)
             for partition, offset in new.items():
                 if self._stuck.get(partition, (None,))[0] != offset:
                     continue  # it has ended meanwhile
@@ -297,18 +292,12 @@ class Ingestion:
         ingestor = self._ingestor
         if ingestor is None:
             self._ensure_topic()
-            ingestor = Ingestor(
-                self.spec,
-                self._endpoints,
-                self._config,
-                self._sessions,
-                self._registry,
-                self._abandoned,
-            )
+            shared = self._endpoints, self._config, self._sessions, self._registry
+            ingestor = Ingestor(self.spec, *shared, self._abandoned)
             ingestor.table()
             self._ingestor = ingestor
         commit = ingestor.step()
-        if commit.records or self._status.phase != "RUNNING" or self._differs(commit):
+        if commit.records or self.status.phase != "RUNNING" or self._differs(commit):
             self._committed(commit)
             self._sync_delta(ingestor)
         if commit.records:
@@ -333,10 +322,8 @@ class Ingestion:
 
     def _differs(self, commit: Commit) -> bool:
         """Return whether the table differs from the status although there are no new records."""
-        known = self._status
-        current = commit.rows_skipped, list(commit.skip_requests), commit.missed_deletes
-        same = current == (known.rows_skipped, known.skip_requests, known.missed_deletes)
-        return not same or commit.end_offsets != known.end_offsets
+        fields = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes")
+        return any(getattr(commit, name) != getattr(self.status, name) for name in fields)
 
     def _sync_delta(self, ingestor: Ingestor) -> None:
         """Update the Delta log, if the topic has one; its failure does not stop Iceberg.
@@ -357,14 +344,12 @@ class Ingestion:
         if commit.records:
             logger.info(
                 "topic %s: committed %d records in snapshot %s",
-                self.spec.name,
-                commit.records,
-                commit.snapshot_id,
+                *(self.spec.name, commit.records, commit.snapshot_id),
             )
+        now_ms = int(time.time() * 1000)
         with self._lock:
-            status, ends = self._status, self._ends
-            end_offsets = commit.end_offsets
-            high = ends.high if ends else {}
+            status, ends = self.status, self._ends
+            end_offsets, high = commit.end_offsets, ends.high if ends else {}
             self._report(
                 phase="RUNNING",
                 suspended=False,
@@ -375,14 +360,12 @@ class Ingestion:
                 lag={p: max(0, end - end_offsets.get(p, 0)) for p, end in high.items()},
                 rows_committed=status.rows_committed + commit.records,
                 rows_skipped=commit.rows_skipped,
-                skip_requests=list(commit.skip_requests),
+                skip_requests=commit.skip_requests,
                 missed_deletes=commit.missed_deletes,
                 bytes_committed=status.bytes_committed + commit.bytes,
                 data_files=commit.data_files,
                 commits=status.commits + bool(commit.records),
-                committed_at_ms=int(time.time() * 1000)
-                if commit.records
-                else status.committed_at_ms,
+                committed_at_ms=now_ms if commit.records else status.committed_at_ms,
             )
 
     def _postpone(self, error: Exception) -> None:
@@ -393,21 +376,21 @@ class Ingestion:
 
     def _failed(self, **changes: object) -> None:
         with self._lock:
-            since = self._status.failing_since_ms or int(time.time() * 1000)
-            self._report(**changes, failures=self._status.failures + 1, failing_since_ms=since)
+            since = self.status.failing_since_ms or int(time.time() * 1000)
+            self._report(**changes, failures=self.status.failures + 1, failing_since_ms=since)
 
     def _report(self, **changes: object) -> None:
         with self._lock:
-            self._status = self._status.model_copy(update=changes)
+            self.status = self.status.model_copy(update=changes)
             self._write()
 
     def _write(self) -> None:
         with self._lock:
-            if self.is_stopped or self._status == self._written:
+            if self.is_stopped or self.status == self._written:
                 return
             try:
-                write_status(self._config, self._status)
+                write_status(self._config, self.status)
             except OSError as error:  # e.g. a full disk; the next report writes it
                 logger.warning("topic %s: the status cannot be written: %s", self.spec.name, error)
             else:
-                self._written, self._written_at = self._status, time.monotonic()
+                self._written, self._written_at = self.status, time.monotonic()

@@ -71,15 +71,21 @@ class Half:
     def latest(self) -> RegisteredSchema | None:
         return self.subject.latest if self.subject else None
 
-    def fields(self, ids: Iterator[int]) -> list[NestedField]:
+    def fields(self, ids: Iterator[int] | None = None) -> list[NestedField]:
         """Return the half's columns, all of them optional.
 
+        :param ids: of the columns; None: from 1
         :raises TableflowError: the schema cannot become a table
         """
+        ids = itertools.count(1) if ids is None else ids
         if self.subject is None:
             return [NestedField(next(ids), self.column, BinaryType(), required=False)]
-        latest = self.subject.latest
-        return self._columns(format_of(latest).fields(self.subject.name, latest, ids, self.message))
+        return self._columns(self._written(self.subject, self.subject.latest, ids))
+
+    def _written(
+        self, subject: Subject, version: RegisteredSchema, ids: Iterator[int]
+    ) -> list[NestedField]:
+        return format_of(version).fields(subject.name, version, ids, self.message)
 
     def _columns(self, fields: list[NestedField]) -> list[NestedField]:
         if self.changes is None or self.subject is None:
@@ -90,10 +96,7 @@ class Half:
         """Return the fields of the envelope of a change, in the newest version."""
         if self.subject is None or self.changes is None:
             return {}
-        latest = self.subject.latest
-        fields = format_of(latest).fields(
-            self.subject.name, latest, itertools.count(1), self.message
-        )
+        fields = self._written(self.subject, self.subject.latest, itertools.count(1))
         return {field.name: field.field_type for field in fields}
 
     def source_fields(self) -> dict[str, IcebergType]:
@@ -115,7 +118,7 @@ class Half:
                 continue
             try:
                 names = format_of(older).written(older, latest, self.message)
-                found = format_of(older).fields(self.subject.name, older, ids, self.message)
+                found = self._written(self.subject, older, ids)
                 found = self._columns([field for field in found if field.name in names])
             except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
                 continue
@@ -148,16 +151,12 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
     is_change = spec.changelog is not None
     if spec.value_schema.format != "none":
         value = _parsing(subjects.read(spec.value_subject), spec.value_schema)
-        value = _typed(value) if is_change else value
+        value = _mapped(value, with_connect_types) if is_change else value
     key = None
     if spec.key.format not in ("none", "string"):
         key = _parsing(subjects.read(spec.key_subject), spec.key)
-        key = _typed(key) if is_change else key
-        key = replace(
-            key,
-            latest=as_record(key.latest, KEY),
-            schemas={number: as_record(schema, KEY) for number, schema in key.schemas.items()},
-        )
+        key = _mapped(key, with_connect_types) if is_change else key
+        key = _mapped(key, lambda schema: as_record(schema, KEY))
     layout = Layout(
         key=Half(KEY, _of_one_type(key), spec.key.message, None, is_change),
         value=Half(VALUE, _of_one_type(value), spec.value_schema.message, spec.changes, is_change),
@@ -182,7 +181,7 @@ def _check_changes(spec: TopicSpec, layout: Layout) -> None:
             hint="set key.format to the connector's key converter; a table without a primary key "
             "needs write_mode append",
         )
-    for field in layout.key.fields(itertools.count(1)):
+    for field in layout.key.fields():
         if field.field_type.is_struct or isinstance(field.field_type, ListType | MapType):
             raise TableflowError(
                 f"topic {spec.name}: the field {field.name} of the key is a {field.field_type}, "
@@ -191,23 +190,17 @@ def _check_changes(spec: TopicSpec, layout: Layout) -> None:
             )
 
 
-def _typed(subject: Subject) -> Subject:
-    """Return the subject with the types of Kafka Connect and Debezium."""
-    schemas = {number: with_connect_types(schema) for number, schema in subject.schemas.items()}
-    return replace(subject, latest=with_connect_types(subject.latest), schemas=schemas)
+def _mapped(subject: Subject, change: Callable[[RegisteredSchema], RegisteredSchema]) -> Subject:
+    """Return the subject with each of its schemas changed."""
+    schemas = {number: change(schema) for number, schema in subject.schemas.items()}
+    return replace(subject, latest=change(subject.latest), schemas=schemas)
 
 
 def _parsing(subject: Subject, half: ValueSchema | KeySpec) -> Subject:
     """Return the subject with the options of the spec."""
     if half.date_times == "text":
         return subject
-    return replace(
-        subject,
-        latest=replace(subject.latest, parses_times=True),
-        schemas={
-            number: replace(schema, parses_times=True) for number, schema in subject.schemas.items()
-        },
-    )
+    return _mapped(subject, lambda schema: replace(schema, parses_times=True))
 
 
 def _of_one_type(subject: Subject | None) -> Subject | None:
@@ -233,10 +226,12 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         NestedField(next(ids), spec.metadata_column(name), make_type(ids), required=False)
         for name, make_type in _METADATA_TYPES.items()
     ]
-    for name in spec.change_columns:
-        kind = _change_type(name, layout)
-        column = spec.metadata_column(name)
-        metadata.append(NestedField(next(ids), column, kind, required=False))
+    metadata += [
+        NestedField(
+            next(ids), spec.metadata_column(name), _change_type(name, layout), required=False
+        )
+        for name in spec.change_columns
+    ]
     if spec.write_mode == "upsert" and spec.changelog is None:
         raw = NestedField(
             next(ids), spec.metadata_column(RAW_KEY), BinaryType(), required=False, doc=_RAW_KEY_DOC
@@ -250,8 +245,7 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     for older in layout.key.older_fields(ids):
         others = {field.name for field in fields} - {field.name for field in key}
         fields = _with_dropped(fields, [one for one in older if one.name not in others])
-    taken = {field.name for field in fields} & {field.name for field in metadata}
-    if taken:
+    if taken := {field.name for field in fields} & {field.name for field in metadata}:
         raise TableflowError(
             f"topic {spec.name}: field {min(taken)} has the name of a metadata column",
             hint="rename the field, or choose the other metadata_column_naming_scheme",

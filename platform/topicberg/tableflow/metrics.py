@@ -31,6 +31,19 @@ _COUNTERS = {
     "commits": "snapshots that added records",
     "failures": "turns that ended in an error",
 }
+_GAUGES = {
+    "consumer_lag_records": ("records in Kafka that are not committed", "topic", "partition"),
+    "commit_lag_seconds": ("time since the last commit while records are waiting, else 0", "topic"),
+    "open_transaction_seconds": (
+        "age of a transaction that its producer did not end, which holds records back",
+        *("topic", "partition"),
+    ),
+    "data_files": ("data files of the table", "topic"),
+    "phase": ("1 for the phase of the topic", "topic", "phase"),
+    "engine": ("1 for the engine that has the topic", "topic", "engine"),
+    "topics": ("topics that the engine has", "engine"),
+}
+"""Name → text, and labels."""
 
 
 class StatusCollector(Collector):
@@ -48,49 +61,31 @@ class StatusCollector(Collector):
             for status in statuses:
                 counter.add_metric([status.topic], getattr(status, name))
             yield counter
-        lag = GaugeMetricFamily(
-            f"{_PREFIX}consumer_lag_records",
-            "records in Kafka that are not committed",
-            labels=["topic", "partition"],
-        )
-        age = GaugeMetricFamily(
-            f"{_PREFIX}commit_lag_seconds",
-            "time since the last commit while records are waiting, else 0",
-            labels=["topic"],
-        )
-        held = GaugeMetricFamily(
-            f"{_PREFIX}open_transaction_seconds",
-            "age of a transaction that its producer did not end, which holds records back",
-            labels=["topic", "partition"],
-        )
-        files = GaugeMetricFamily(
-            f"{_PREFIX}data_files", "data files of the table", labels=["topic"]
-        )
-        phase = GaugeMetricFamily(
-            f"{_PREFIX}phase", "1 for the phase of the topic", labels=["topic", "phase"]
-        )
-        engine = GaugeMetricFamily(
-            f"{_PREFIX}engine", "1 for the engine that has the topic", labels=["topic", "engine"]
-        )
-        topics = GaugeMetricFamily(
-            f"{_PREFIX}topics", "topics that the engine has", labels=["engine"]
-        )
-        topics.add_metric([self._engine], len(statuses))
+        gauges = {
+            name: GaugeMetricFamily(_PREFIX + name, text, labels=labels)
+            for name, (text, *labels) in _GAUGES.items()
+        }
+
+        def add(name: str, value: float, *labels: str) -> None:
+            gauges[name].add_metric(labels, value)
+
+        add("topics", len(statuses), self._engine)
         now = time.time()
         for status in statuses:
-            engine.add_metric([status.topic, self._engine], 1.0)
+            topic = status.topic
+            add("engine", 1.0, topic, self._engine)
             for partition, records in status.lag.items():
-                lag.add_metric([status.topic, str(partition)], records)
+                add("consumer_lag_records", records, topic, str(partition))
             waiting = any(status.lag.values()) and status.committed_at_ms is not None
             since = now - (status.committed_at_ms or 0) / 1000
-            age.add_metric([status.topic], max(0.0, since) if waiting else 0.0)
+            add("commit_lag_seconds", max(0.0, since) if waiting else 0.0, topic)
             for partition, transaction in status.open_transactions.items():
                 seconds = max(0.0, now - transaction.since_ms / 1000)
-                held.add_metric([status.topic, str(partition)], seconds)
-            files.add_metric([status.topic], status.data_files)
+                add("open_transaction_seconds", seconds, topic, str(partition))
+            add("data_files", status.data_files, topic)
             for name in SHOWN_PHASES:
-                phase.add_metric([status.topic, name], float(status.shown_phase == name))
-        yield from (lag, age, held, files, phase, engine, topics)
+                add("phase", float(status.shown_phase == name), topic, name)
+        yield from gauges.values()
 
 
 def serve_metrics(

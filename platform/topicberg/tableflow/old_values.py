@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Offsets, Place
-from topicberg.spark import quote
+from topicberg.spark import F, quote
 from topicberg.tableflow.changes import CHANGE, LIVE, READ
 from topicberg.tableflow.current_rows import OldRows, Target
 from topicberg.tableflow.fold_state import LostChanges, Move, Order, State, order_of, precedes
@@ -26,7 +27,6 @@ from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.rows import ROW
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from topicberg.tableflow.offsets import Batch
@@ -36,7 +36,6 @@ CERTAIN_MS = 150_000
 some more): no older change comes from another partition."""
 PATIENCE_MS = CERTAIN_MS
 """How long an insertion waits for the deletion of its old key, by the record's timestamp."""
-FILL = "__topicberg_fill_"
 
 
 class BatchCutError(Exception):
@@ -68,8 +67,6 @@ class Progress:
 
     def look(self, changes: DataFrame) -> None:
         """Note the newest change of each partition, without rows that a snapshot read."""
-        from pyspark.sql import functions as F
-
         change = F.col(CHANGE)
         newest = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
         rows = changes.filter(change.op != READ).groupBy("partition").agg(newest.alias("at"))
@@ -89,7 +86,7 @@ class OldValues:
         progress: Progress,
         state: State,
         lost: LostChanges,
-        rows: OldRows | None,
+        rows: OldRows,
         events: DataFrame,
     ) -> None:
         """:param events: the changes of the batch, with their keys"""
@@ -104,16 +101,11 @@ class OldValues:
 
     def fills(self, needs: pa.Table) -> pa.Table | None:
         """Return a value for each missing column of the changes that have one."""
-        import pyarrow as pa
-
         target, old = self.target, self.rows
         types = target.types(target.toast)
-        matches = np.full(needs.num_rows, -1, np.int64)
-        if old is not None:
-            matches = old.matches(needs.select(target.key_columns))
-            matches[matches >= 0] = np.where(
-                old.is_truncated[matches[matches >= 0]], -1, matches[matches >= 0]
-            )
+        matches = old.matches(needs.select(target.key_columns))
+        held = matches >= 0
+        matches[held] = np.where(old.is_truncated[matches[held]], -1, matches[held])
         origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
         life = needs.column("life").to_numpy(zero_copy_only=False)
         plain = ~origin & (life == 0) & (matches >= 0)
@@ -122,19 +114,15 @@ class OldValues:
         if plain.any() and (self.lost or self.progress.may_move):
             plain &= self._usable(needs, matches, plain, waiting)
         if plain.any():
-            assert old is not None  # noqa: S101  a row was found
-            assert old.values is not None  # noqa: S101
             taken = old.values.select(target.toast).take(pa.array(matches[plain]))
             parts.append(self._part(needs.filter(pa.array(plain)), taken.columns, types))
         resolved: list[tuple[Place, dict[str, Any]]] = []
         for number in np.flatnonzero(~plain):
-            need = needs.slice(int(number), 1).to_pylist()[0]
-            place = (need["partition"], need["offset"])
+            need, place = _need(needs, int(number))
             if place in self.refused or place[1] >= waiting.get(place[0], 1 << 62):
                 continue
             try:
-                row = matches[number]
-                values = self._values(need, None if row < 0 else int(row))
+                values = self._values(need, int(matches[number]))
             except _WaitError as wait:
                 if wait.is_needed or self._may_wait(need):
                     end_before(waiting, *place)
@@ -145,19 +133,18 @@ class OldValues:
             elif self.state.has_reached(place[0], order_of(need["m"], need["p"])):
                 self.repeated.add(place)
             else:
-                self.refused[place] = _unresolved(target, need["missing"][0])
-        if waiting:
-            self._wait(waiting)
+                self.refused[place] = _lacking(
+                    target, need, "the row from before the change is not known"
+                )
+        self._wait(waiting)
         if resolved:
-            columns = [[values.get(name) for _, values in resolved] for name in target.toast]
-            arrays = [pa.array(c, t) for c, t in zip(columns, types, strict=True)]
-            rows = pa.table(
-                {
-                    "partition": pa.array([place[0] for place, _ in resolved], pa.int32()),
-                    "offset": pa.array([place[1] for place, _ in resolved], pa.int64()),
-                }
-            )
-            parts.append(self._part(rows, arrays, types))
+            partitions, offsets = zip(*(place for place, _ in resolved), strict=True)
+            places = pa.table([pa.array(partitions), pa.array(offsets)], ["partition", "offset"])
+            columns = [
+                pa.array([values.get(name) for _, values in resolved], kind)
+                for name, kind in zip(target.toast, types, strict=True)
+            ]
+            parts.append(self._part(places, columns, types))
         return pa.concat_tables(parts) if parts else None
 
     def _usable(
@@ -169,8 +156,6 @@ class OldValues:
     ) -> NDArray[np.bool_]:
         """Return which changes may take values of the table's rows; sort out the others."""
         target, old = self.target, self.rows
-        assert old is not None  # noqa: S101  rows were found
-        assert old.values is not None  # noqa: S101
         hashes = target.hashed(needs.select(target.key_columns))
         partitions = old.values.column(target.order_columns[0]).to_pylist()
         offsets = old.values.column(target.offset_column).to_pylist()
@@ -182,10 +167,11 @@ class OldValues:
             is_lost = self.lost.is_after(hashes.get(number), partitions[row], offsets[row])
             if not (is_lost or has_moved):
                 continue
-            need = needs.slice(number, 1).to_pylist()[0]
-            place = (need["partition"], need["offset"])
+            need, place = _need(needs, number)
             if is_lost:
-                self.refused[place] = _lost_before(target, need["missing"][0])
+                self.refused[place] = _lacking(
+                    target, need, "a change of the row that may have had it was left out"
+                )
             elif self._is_certain(need):
                 continue
             else:
@@ -213,7 +199,8 @@ class OldValues:
         """
         old, waiting = self.rows, dict[int, int]()
         keys = alone.select(self.target.key_columns)
-        matches = old.matches(keys) if old is not None else np.full(alone.num_rows, -1, np.int64)
+        matches = old.matches(keys)
+        partitions = old.values.column(self.target.order_columns[0])
         for number, need in enumerate(alone.to_pylist()):
             place, order = (need["partition"], need["offset"]), order_of(need["m"], need["p"])
             key = tuple(need[name] for name in keys.column_names)
@@ -221,36 +208,29 @@ class OldValues:
                 event["op"] in LIVE and event["partition"] != place[0] and event["order"] < order
                 for event in (self._events(key) if order is not None else [])
             )
-            if old is not None and old.values is not None and matches[number] >= 0:
-                held = old.values.column(self.target.order_columns[0])[int(matches[number])]
-                has_moved = held.as_py() != place[0]
-            else:
-                has_moved = True
+            row = int(matches[number])
+            has_moved = row < 0 or partitions[row].as_py() != place[0]
             if is_elsewhere or (has_moved and not self._is_certain(need)):
                 end_before(waiting, *place)
-        if waiting:
-            self._wait(waiting)
+        self._wait(waiting)
 
     def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
-        import pyarrow as pa
-
         arrays = [
             places.column("partition").cast(pa.int32()),
             places.column("offset").cast(pa.int64()),
             *(column.cast(kind) for column, kind in zip(columns, types, strict=True)),
         ]
-        names = ["partition", "offset", *(f"{FILL}{n}" for n in range(len(types)))]
-        return pa.table(arrays, names=names)
+        return pa.table(arrays, names=["partition", "offset", *self.target.fills.values()])
 
     def _may_wait(self, need: Mapping[str, Any]) -> bool:
-        batch = self.progress.batch
-        cut = batch.until({need["partition"]: need["offset"]})
-        if cut.records:
+        if self.progress.batch.until({need["partition"]: need["offset"]}).records:
             return True
         age = time.time() * 1000 - (need["kafka_ms"] or 0)
         return bool(age < PATIENCE_MS)
 
     def _wait(self, waiting: Mapping[int, int]) -> None:
+        if not waiting:
+            return
         name, batch = self.target.spec.name, self.progress.batch
         if batch.until(waiting).records:
             raise BatchCutError(waiting)
@@ -261,21 +241,19 @@ class OldValues:
             hint="wait: the engine tries it again",
         )
 
-    def _values(self, need: Mapping[str, Any], row: int | None) -> dict[str, Any] | None:
-        """Return the values that a change lacks; None: there are none."""
-        target = self.target
-        key = tuple(need[name] for name in target.key_columns)
-        order = order_of(need["m"], need["p"])
+    def _values(self, need: Mapping[str, Any], row: int) -> dict[str, Any] | None:
+        """Return the values that a change, with this row of its key or -1, lacks, or None."""
         if need["origin"] is None:
             if need["life"]:
                 return None
             if self.progress.may_move and not self._is_certain(need):
                 raise _WaitError(is_needed=True)
+            key = tuple(need[name] for name in self.target.key_columns)
+            order = order_of(need["m"], need["p"])
             return self._before(key, order, need["missing"], is_moved=True)
         origin = need["origin"]
         moved = order_of(origin["m"], origin["p"])
-        if row is not None:  # the same insertion again, delivered twice
-            assert self.rows is not None  # noqa: S101  it has this row
+        if row >= 0:  # the same insertion again, delivered twice
             held, at = self.rows.row(row)
             if at is not None and moved is not None and at >= moved:
                 return {name: held[name] for name in need["missing"]}
@@ -346,8 +324,6 @@ class OldValues:
         return next((move for move in of_order if move.key == hashes.get(0)), None)
 
     def _events(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
-        from pyspark.sql import functions as F
-
         if key in self.known:
             return self.known[key]
         change = F.col(CHANGE)
@@ -365,18 +341,13 @@ class OldValues:
             change.position.alias("p"),
             change.missing.alias("missing"),
             change.old_key.alias("old_key"),
-            *(
-                F.col(f"{ROW}.{quote(name)}").alias(f"{FILL}{number}")
-                for number, name in enumerate(target.toast)
-            ),
+            *(F.col(f"{ROW}.{quote(name)}").alias(fill) for name, fill in target.fills.items()),
         )
         found = []
         for event in rows.toArrow().to_pylist():
             order = order_of(event["m"], event["p"])
             if order is not None:
-                values = {
-                    name: event[f"{FILL}{number}"] for number, name in enumerate(target.toast)
-                }
+                values = {name: event[fill] for name, fill in target.fills.items()}
                 found.append(event | {"order": order, "values": values})
         for read in [event for event in found if event["op"] == READ]:
             later = [
@@ -419,8 +390,6 @@ class OldValues:
 
     def _parsed(self, text: str) -> tuple[Any, ...] | None:
         """Return a key from the JSON of a header; None: it cannot be read."""
-        import pyarrow as pa
-
         target = self.target
         try:
             parsed = json.loads(text)
@@ -443,17 +412,13 @@ class _WaitError(Exception):
         self.is_needed = is_needed
 
 
-def _unresolved(target: Target, name: str) -> str:
-    kind = target.table.schema().find_field(name).field_type
-    return (
-        f"field after.{name} ({kind}): the connector did not have the value, and the row from "
-        "before the change is not known"
-    )
+def _need(needs: pa.Table, number: int) -> tuple[dict[str, Any], Place]:
+    """Return one of the changes that lack values, and its place."""
+    need: dict[str, Any] = needs.slice(number, 1).to_pylist()[0]
+    return need, (need["partition"], need["offset"])
 
 
-def _lost_before(target: Target, name: str) -> str:
+def _lacking(target: Target, need: Mapping[str, Any], why: str) -> str:
+    name = need["missing"][0]
     kind = target.table.schema().find_field(name).field_type
-    return (
-        f"field after.{name} ({kind}): the connector did not have the value, and a change of the "
-        "row that may have had it was left out"
-    )
+    return f"field after.{name} ({kind}): the connector did not have the value, and {why}"

@@ -63,13 +63,12 @@ class Pool:
         self._long_turns = 0
         self._is_stopped = False
         self._is_paused = False
+        targets = {f"tableflow-{number}": self._work for number in range(workers)}
+        targets["tableflow-poll"] = self._poll
         self._threads = [
-            threading.Thread(target=self._work, name=f"tableflow-{number}", daemon=True)
-            for number in range(workers)
+            threading.Thread(target=target, name=name, daemon=True)
+            for name, target in targets.items()
         ]
-        self._threads.append(
-            threading.Thread(target=self._poll, name="tableflow-poll", daemon=True)
-        )
         self._transactions = ThreadPoolExecutor(1, "tableflow-transactions")
         self._requested: dict[str, Offsets] = {}
 
@@ -135,23 +134,15 @@ class Pool:
                 logger.info("topic %s: the running batch is abandoned", topic.spec.name)
                 topic.abandon()
 
-    def add(self, spec: TopicSpec) -> Ingestion:
+    def add(self, spec: TopicSpec) -> None:
         """Ingest a topic by a spec from now on; the counters of an earlier spec continue."""
         with self._changed:
-            before = self._topics.get(spec.name)
-            if before is not None:
+            if (before := self._topics.get(spec.name)) is not None:
                 before.is_stopped = True
-            self._topics[spec.name] = topic = Ingestion(
-                spec,
-                self._endpoints,
-                self._config,
-                self._sessions,
-                self._registry,
-                before.status.counters() if before is not None else None,
-                self._engine,
-            )
+            counters = before.status.counters() if before is not None else None
+            shared = self._endpoints, self._config, self._sessions, self._registry
+            self._topics[spec.name] = Ingestion(spec, *shared, counters, self._engine)
             self._changed.notify()
-        return topic
 
     def remove(self, name: str, seconds: float) -> None:
         """Stop to ingest a topic, and wait a while for its turn if it has one."""

@@ -15,13 +15,15 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from topicberg.endpoints import Endpoints
 from topicberg.kafka import consumer
+from topicberg.spark import F
 from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.sizing import SMALL_BYTES
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
@@ -60,20 +62,28 @@ _OPTIONS = {
     "includeHeaders": "true",
 }
 
+_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        (TIMESTAMP_MS, pa.int64()),
+        (UNREADABLE, pa.string()),
+    ]
+)
+
 
 def read_by_spark(
-    spark: SparkSession,
-    endpoints: Endpoints,
-    spec: TopicSpec,
-    batch: Batch,
-    size: float | None,
+    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch, size: float | None
 ) -> DataFrame:
     """Return the batch; its job fails at a record whose timestamp Spark cannot represent.
 
     :param size: average size of its records in bytes; None: not known
     """
-    from pyspark.sql import functions as F
-
     topic, ranges = spec.name, batch.ranges
     records = (
         spark.read.format("kafka")
@@ -121,7 +131,7 @@ def read_few(
         size += len(message.value() or b"") + len(message.key() or b"")
         if size > FEW_BYTES:
             return None
-    records = _arrow(found, spec)
+    records = _table([raw_record(message, spec) for message in found])
     return _frame(spark, records) if records.nbytes <= FEW_BYTES else None  # headers count too
 
 
@@ -150,7 +160,7 @@ def read_by_client(
         reached = {p: start for p, (start, _) in batch.ranges.items()}
         reached |= {m.partition() or 0: (m.offset() or 0) + 1 for m in found}
         batch = batch.until(reached)
-    return _frame(spark, _arrow(found, spec)), batch
+    return _frame(spark, _table([raw_record(message, spec) for message in found])), batch
 
 
 def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
@@ -184,7 +194,7 @@ def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
 
 def without_value(spark: SparkSession) -> DataFrame:
     """Return a record without value, which no topic contains: a test of whether Spark works."""
-    columns = dict.fromkeys(_schema().names)
+    columns = dict.fromkeys(_SCHEMA.names)
     record = {**columns, "key": b"", "partition": 0, "offset": 0, "timestampType": 0}
     return _frame(spark, _table([record]))
 
@@ -197,30 +207,5 @@ def _frame(spark: SparkSession, records: pa.Table) -> DataFrame:
     return spark.createDataFrame(records) if records.num_rows else without_value(spark).limit(0)
 
 
-def _arrow(messages: Sequence[Message], spec: TopicSpec) -> pa.Table:
-    return _table([raw_record(message, spec) for message in messages])
-
-
-def _table(records: Sequence[dict[str, Any]]) -> pa.Table:
-    import pyarrow as pa
-
-    return pa.Table.from_pylist(list(records), schema=_schema())
-
-
-def _schema() -> pa.Schema:
-    import pyarrow as pa
-
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    return pa.schema(
-        [
-            ("key", pa.binary()),
-            ("value", pa.binary()),
-            ("partition", pa.int32()),
-            ("offset", pa.int64()),
-            ("timestamp", pa.timestamp("us", "UTC")),
-            ("timestampType", pa.int32()),
-            ("headers", pa.list_(header)),
-            (TIMESTAMP_MS, pa.int64()),
-            (UNREADABLE, pa.string()),
-        ]
-    )
+def _table(records: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(records, schema=_SCHEMA)

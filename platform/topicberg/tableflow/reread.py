@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
@@ -51,6 +51,10 @@ CHUNK = 500_000
 
 Record = tuple[bytes, int, int, bool]
 """Raw key, partition, offset, and whether it is a tombstone."""
+_RECORD = np.dtype(
+    [("high", "u8"), ("low", "u8"), ("partition", "i4"), ("offset", "i8"), ("deletes", "?")]
+)
+"""A record without its value; its key as in :class:`Keys`."""
 
 
 class Reread(BaseModel):
@@ -62,56 +66,35 @@ class Reread(BaseModel):
     rows: int
 
 
-@dataclass(frozen=True)
-class TopicKeys:
-    """Records of a topic without their values; keys as in :class:`Keys`."""
+def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
+    """Return an array of :data:`_RECORD`."""
+    found = np.empty(len(records), _RECORD)
+    columns = zip(*records, strict=True) if records else ((),) * 4
+    raw, found["partition"], found["offset"], found["deletes"] = columns
+    partition = np.ascontiguousarray(found["partition"])
+    keys = index.hashed(pa.array(raw, pa.binary()), pa.array(partition))
+    found["high"], found["low"] = keys.high, keys.low
+    return found
 
-    high: NDArray[np.uint64]
-    low: NDArray[np.uint64]
-    partition: NDArray[np.int32]
-    offset: NDArray[np.int64]
-    deletes: NDArray[np.bool_]
 
-    @classmethod
-    def of(cls, records: Sequence[Record], index: KeyIndex) -> TopicKeys:
-        import pyarrow as pa
+def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
+    """Return the last record of each key, of ``held`` and ``more``, which were read later."""
+    both = np.concatenate([held, more])
+    order, last = newest(both["high"], both["low"])
+    return both[order[last]]
 
-        raw, partition, offset, deletes = zip(*records, strict=True) if records else ((),) * 4
-        keys = index.hashed(pa.array(raw, pa.binary()), pa.array(partition, pa.int32()))
-        return cls(
-            keys.high,
-            keys.low,
-            np.array(partition, np.int32),
-            np.array(offset, np.int64),
-            np.array(deletes, np.bool_),
-        )
 
-    def newest(self, more: TopicKeys) -> TopicKeys:
-        """Return the last record of each key, of these and ``more``, which were read later."""
-        columns = [np.concatenate(pair) for pair in zip(self._columns, more._columns, strict=True)]
-        order, last = newest(*columns[:2])
-        return TopicKeys(*(column[order[last]] for column in columns))
-
-    def kept(self, held: Offsets) -> Keys:
-        """Return the keys whose rows stay in a table that holds the topic up to these offsets."""
-        partitions = max([int(self.partition.max(initial=-1)), *held]) + 1
-        ends = np.zeros(partitions, np.int64)
-        for partition, offset in held.items():
-            ends[partition] = offset
-        stay = ~self.deletes | (self.offset >= ends[self.partition])
-        position = np.zeros(int(stay.sum()), np.uint32)
-        return merged([Keys(self.high[stay], self.low[stay], position)])
-
-    @property
-    def _columns(self) -> tuple[NDArray[Any], ...]:
-        return self.high, self.low, self.partition, self.offset, self.deletes
+def _kept(records: NDArray[Any], held: Offsets) -> Keys:
+    """Return the keys whose rows stay in a table that holds the topic up to these offsets."""
+    ends = np.zeros(max([int(records["partition"].max(initial=-1)), *held]) + 1, np.int64)
+    for partition, offset in held.items():
+        ends[partition] = offset
+    stay = records[~records["deletes"] | (records["offset"] >= ends[records["partition"]])]
+    return merged([Keys(stay["high"], stay["low"], np.zeros(len(stay), np.uint32))])
 
 
 def require_upsert(spec: TopicSpec) -> None:
-    """Check that the topic's table can miss deletes.
-
-    :raises SpecError: it is not in write mode upsert
-    """
+    """:raises SpecError: the topic's table cannot miss deletes: it is not in write mode upsert"""
     if spec.changelog is not None:
         raise SpecError(
             f"topic {spec.name}: its records are changes of a database's table, whose deletes are "
@@ -135,7 +118,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     require_upsert(spec)
     index = KeyIndex(key_folder(config, spec.name), table, key_columns(spec))
     started_ms, records = int(time.time() * 1000), 0
-    keys = TopicKeys.of([], index)
+    keys = _described([], index)
     reached = kafka.beginning_offsets(endpoints, spec.name)
 
     def attempt() -> Reread:
@@ -143,12 +126,12 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         end = kafka.end_offsets(endpoints, spec.name)
         unread = _records(endpoints, spec.name, {p: (reached.get(p, 0), end[p]) for p in end})
         while some := list(islice(unread, CHUNK)):
-            keys, records = keys.newest(TopicKeys.of(some, index)), records + len(some)
+            keys, records = _newest(keys, _described(some, index)), records + len(some)
         reached = end
         table.refresh()
         if (head := table.current_snapshot()) is None:
             return Reread(by=current_user(), at_ms=started_ms, records=records, rows=0)
-        rows = index.rows_without(table, head, keys.kept(committed(table, head).offsets))
+        rows = index.rows_without(table, head, _kept(keys, committed(table, head).offsets))
         count = sum(len(of_file.positions) for of_file in rows)
         done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)
         note = {REREAD: done.model_dump_json(), tombstones.CURRENT_AT_MS: str(started_ms)}

@@ -26,6 +26,7 @@ from topicberg.formats.subjects import (
     Subject,
     wire_prefix,
 )
+from topicberg.spark import F
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, twins
@@ -33,7 +34,6 @@ from topicberg.tableflow.reading import UNREADABLE
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
     from pyiceberg.types import NestedField
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
@@ -65,9 +65,9 @@ class Writers:
 
     half: Half
     foreign: ForeignSchemas
-    own: Sequence[NestedField] | None = None
-    """The columns of the half, where they are not the table's: the envelope of a change, or a key
-    without the fields that it shares with the value."""
+    fields: Sequence[NestedField]
+    """The columns that the half may fill: the table's, those of a key without the fields that it
+    shares with the value, or the envelope of a change."""
     accepted: dict[int, RegisteredSchema] = field(default_factory=dict)
     columns: dict[int, frozenset[str]] = field(default_factory=dict)
     """For each accepted schema: the columns that it has a field for."""
@@ -83,9 +83,7 @@ class Writers:
         """Return the ids of the accepted schemas that have a field for the column."""
         return [number for number, columns in self.columns.items() if column in columns]
 
-    def problem(
-        self, raw: bytes, fields: Sequence[NestedField], framing: Framing | None = None
-    ) -> str:
+    def problem(self, raw: bytes, framing: Framing | None = None) -> str:
         """Return why the bytes are malformed, as Spark found them to be."""
         the = f"the {self.half.column}"
         if framing is not None:
@@ -104,8 +102,7 @@ class Writers:
             why = self.refused.get(number) or self.foreign.missing.get(number, UNKNOWN)
             return f"{the} names schema {number}, {why}"
         payload = _wrapped(writer, raw[WIRE_BYTES:])
-        fields = fields if self.own is None else self.own
-        pairing = Pairing(writer, self.subject.latest, fields, self.half.message)
+        pairing = Pairing(writer, self.subject.latest, self.fields, self.half.message)
         why = format_of(writer).explain(payload, pairing)
         return why if self.half.column == VALUE else f"{the}: {why}"
 
@@ -116,81 +113,97 @@ class Decoding:
 
     frame: DataFrame
     writers: Sequence[Writers]
-    fields: Sequence[NestedField]
     framing: Framing | None = None
     """What brought the records into the wire format; ``frame`` has their own bytes."""
 
     def reason(self, record: Mapping[str, Any]) -> str:
-        """Return why a record is malformed.
-
-        :param record: Kafka's ``key`` and ``value``, and :data:`PROBLEM`
-        """
+        """Return why a record (Kafka's ``key`` and ``value``, and the problem) is malformed."""
         found: str = record[PROBLEM]["reason"]
         for writers in self.writers:
             if found == generic(writers.half):
-                raw = bytes(record[writers.half.column])
-                return writers.problem(raw, self.fields, self.framing)
+                return writers.problem(bytes(record[writers.half.column]), self.framing)
         return found
 
 
-def decode(
-    records: DataFrame,
-    spec: TopicSpec,
-    layout: Layout,
-    foreign: ForeignSchemas,
-    table: Table,
-    columns: StructType,
-    types: Types | None = None,
-) -> Decoding:
+@dataclass
+class Decoder:
+    """A batch, what it is decoded with, and what of it is decoded so far."""
+
+    frame: DataFrame
+    """Records from :mod:`topicberg.tableflow.reading`."""
+    spec: TopicSpec
+    layout: Layout
+    foreign: ForeignSchemas
+    """Schemas of other subjects that records are known to name."""
+    fields: Sequence[NestedField]
+    """The columns of the table."""
+    columns: StructType
+    """The same as Spark has them."""
+    types: Types
+    """What Spark returned for earlier batches; it is not requested again."""
+    framing: Framing | None = None
+    """What brings changes into the wire format; None: they are."""
+    problems: list[Column] = field(default_factory=list)
+    writers: list[Writers] = field(default_factory=list)
+
+    def half(
+        self, half: Half, fields: Sequence[NestedField], columns: StructType
+    ) -> tuple[Column, list[str]]:
+        """Return the struct of a decoded half, and the struct's columns.
+
+        :raises TableflowError: the latest schema does not fit the columns
+        """
+        writers = Writers(half, self.foreign, fields)
+        self.frame, decoded, names = decode_half(self.frame, writers, columns, self.types)
+        self.writers.append(writers)
+        self.problems.append(problem_of(writers, decoded.getField(DECODED)))
+        return decoded, names
+
+    def decoding(self, row: Sequence[Column], **more: Column) -> Decoding:
+        """Return the batch with its rows, its problems and other columns."""
+        nothing = F.lit(None).cast("struct<reason: string, schema_id: bigint>")
+        problem = F.coalesce(*self.problems, nothing)
+        frame = self.frame.withColumns({ROW: F.struct(*row), PROBLEM: problem, **more})
+        if self.framing is not None:
+            frame = self.framing.restored(frame)
+        return Decoding(frame, self.writers, self.framing)
+
+
+def decode(batch: Decoder) -> Decoding:
     """Decode a batch.
 
-    :param records: from :mod:`topicberg.tableflow.reading`
-    :param foreign: schemas of other subjects that records are known to name
-    :param columns: the table's columns as Spark has them
-    :param types: what Spark returned for earlier batches; it is not requested again
     :raises TableflowError: the latest schema does not fit the table
     """
-    from pyspark.sql import functions as F
-
+    spec, layout, problems = batch.spec, batch.layout, batch.problems
     unreadable = F.col(UNREADABLE)
     if spec.write_mode == "upsert":  # a tombstone deletes a row and does not become one
         unreadable = F.when(F.col(VALUE).isNotNull(), unreadable)
-    problems = [F.when(unreadable.isNotNull(), problem_struct(unreadable))]
+    problems.append(F.when(unreadable.isNotNull(), problem_struct(unreadable)))
     if spec.write_mode == "upsert":
-        problems.append(
-            F.when(F.col(KEY).isNull(), problem_struct("the record has no key to upsert by"))
-        )
-    fields = table.schema().fields
-    all_writers: list[Writers] = []
+        keyless = problem_struct("the record has no key to upsert by")
+        problems.append(F.when(F.col(KEY).isNull(), keyless))
     found: dict[str, Column] = {}
     for half in (layout.key, layout.value):
         if half.subject is None:
             found[half.column] = F.col(half.column)
             continue
-        own = _columns_of(half, layout, fields)
-        writers = Writers(half, foreign, own)
-        known = {} if types is None else types
-        records, decoded, names = decode_half(records, writers, own, columns, known)
-        all_writers.append(writers)
-        problems.append(problem_of(writers, decoded.getField(DECODED)))
-        prefix = _prefix(half)
+        own = _columns_of(half, layout, batch.fields)
+        decoded, names = batch.half(half, own, batch.columns)
         for name in names:
             value = decoded.getField(name)
             if name in found:  # the key has this field too
-                ids = [wire_prefix(number) for number in writers.filled(name)]
-                value = F.when(prefix.isin(ids), value).otherwise(found[name])
+                ids = [wire_prefix(number) for number in batch.writers[-1].filled(name)]
+                value = F.when(_prefix(half).isin(ids), value).otherwise(found[name])
             found[name] = value
     metadata = metadata_values(spec)
     row = []
-    for column in columns:
+    for column in batch.columns:
         if column.name in metadata:
             value = metadata[column.name].cast(column.dataType)
         else:
             value = found.get(column.name, F.lit(None).cast(column.dataType))
         row.append(value.alias(column.name))
-    nothing = F.lit(None).cast("struct<reason: string, schema_id: bigint>")
-    frame = records.withColumns({ROW: F.struct(*row), PROBLEM: F.coalesce(*problems, nothing)})
-    return Decoding(frame, all_writers, fields)
+    return batch.decoding(row)
 
 
 def _columns_of(half: Half, layout: Layout, fields: Sequence[NestedField]) -> Sequence[NestedField]:
@@ -198,7 +211,7 @@ def _columns_of(half: Half, layout: Layout, fields: Sequence[NestedField]) -> Se
     value = layout.value.subject
     if half.column == VALUE or value is None:
         return fields
-    natural = {field.name: _shape(field) for field in half.fields(itertools.count(1))}
+    natural = {field.name: _shape(field) for field in half.fields()}
     unlike = {one.name for one in fields if natural.get(one.name, _shape(one)) != _shape(one)}
     if not unlike:
         return fields
@@ -217,8 +230,6 @@ def _shape(field: NestedField) -> str:
 
 
 def problem_struct(reason: str | Column, schema_id: Column | None = None) -> Column:
-    from pyspark.sql import functions as F
-
     number = F.lit(None).cast("long") if schema_id is None else schema_id
     return F.struct(F.lit(reason).alias("reason"), number.alias("schema_id"))
 
@@ -235,8 +246,6 @@ def _shown(raw: bytes) -> str:
 
 
 def _prefix(half: Half) -> Column:
-    from pyspark.sql import functions as F
-
     return F.substring(F.col(half.column), 1, WIRE_BYTES)
 
 
@@ -252,20 +261,15 @@ def _around(writer: RegisteredSchema) -> tuple[bytes | None, ...]:
 
 
 def decode_half(
-    records: DataFrame,
-    writers: Writers,
-    fields: Sequence[NestedField],
-    columns: StructType,
-    types: Types,
+    records: DataFrame, writers: Writers, columns: StructType, types: Types
 ) -> tuple[DataFrame, Column, list[str]]:
     """Return the records with a decoded half, its struct, and the struct's columns.
 
     The struct is null if there are no bytes, and if the schema is unknown or not accepted.
     """
-    from pyspark.sql import functions as F
-
-    prefix = _prefix(writers.half)
-    payload = F.substring(F.col(writers.half.column), WIRE_BYTES + 1, 2**31 - 1)
+    half, fields, latest = writers.half, writers.fields, writers.subject.latest
+    prefix = _prefix(half)
+    payload = F.substring(F.col(half.column), WIRE_BYTES + 1, 2**31 - 1)
     branches: dict[int, Column] = {}
     for number, writer in _candidates(writers):
         # A CASE around the result does not help: Spark runs Python functions for every row in it.
@@ -273,20 +277,18 @@ def decode_half(
         if writer.wrapped_as is not None:
             around = (of_writer if part is None else F.lit(part) for part in _around(writer))
             of_writer = F.concat(*around)
-        subject, message = writers.subject, writers.half.message
         try:
-            filled = format_of(writer).written(writer, subject.latest, message)
+            filled = format_of(writer).written(writer, latest, half.message)
             check_names(writer, filled, fields)
-            pairing = Pairing(writer, subject.latest, fields, message)
+            pairing = Pairing(writer, latest, fields, half.message)
             records, branches[number] = format_of(writer).decode(records, of_writer, pairing)
         except (TableflowError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if number == subject.latest.schema_id:
+            if number == latest.schema_id:
                 raise
             writers.refused[number] = f"which does not fit the table: {_why(error)}"
             continue
         writers.accepted[number] = writer
         writers.columns[number] = filled
-    half, latest = writers.half, writers.subject.latest
     key = (half.column, half.message, latest, *writers.accepted.values(), str(fields))
     if (have := types.get(key)) is None:
         found = records.select(*(b.alias(str(number)) for number, b in branches.items())).schema
@@ -295,7 +297,7 @@ def decode_half(
             types.clear()
         types[key] = have
     names = [column.name for column in columns if column.name in set().union(*have.values())]
-    name = f"__topicberg_{writers.half.column}"
+    name = f"__topicberg_{half.column}"
     if len(branches) == 1:  # it is null, or has only nulls, for records of other writers
         return records.withColumn(name, *branches.values()), F.col(name), names
     value: Any = F
@@ -395,8 +397,6 @@ def _why(error: Exception) -> str:
 
 
 def problem_of(writers: Writers, is_decoded: Column) -> Column:
-    from pyspark.sql import functions as F
-
     raw, prefix = F.col(writers.half.column), _prefix(writers.half)
     accepted = prefix.isin([wire_prefix(number) for number in writers.accepted])
     known = {*writers.accepted, *writers.refused, *writers.foreign.missing}
@@ -415,8 +415,6 @@ def held_key(raw: bytes) -> bytes:
 
 
 def metadata_values(spec: TopicSpec) -> dict[str, Column]:
-    from pyspark.sql import functions as F
-
     columns = {
         "topic": F.lit(spec.name),
         PARTITION: F.col("partition"),

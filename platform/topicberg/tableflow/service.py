@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TopicbergError
@@ -51,38 +51,6 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
         except StackError as error:
             logger.debug("%s", error)
     return None
-
-
-def _converge(
-    pool: Pool,
-    specs: Mapping[str, TopicSpec],
-    config: Settings,
-    member: Member | None = None,
-) -> None:
-    """Let the pool ingest those of these topics that are this engine's.
-
-    :param member: knows which these are; None: all of them
-    """
-    topics = pool.topics
-    if member is not None:
-        others = [name for name in topics if name in specs and not member.holds(name)]
-        pool.give_up(others, STOP_SECONDS)
-    for name, topic in topics.items():
-        if name not in specs:
-            logger.info("topic %s: disabled", name)
-            pool.remove(name, STOP_SECONDS)
-            remove_status(config, name)
-        elif specs[name] is not topic.spec and specs[name] != topic.spec:
-            _add(pool, specs[name], member)
-    for name in specs.keys() - topics.keys():
-        _add(pool, specs[name], member)
-
-
-def _add(pool: Pool, spec: TopicSpec, member: Member | None) -> None:
-    with member.lock if member is not None else nullcontext():
-        if member is None or member.holds(spec.name):
-            logger.info("topic %s: enabled", spec.name)
-            pool.add(spec)
 
 
 class _Share:
@@ -128,11 +96,22 @@ class _Share:
         if not self.member.is_known:
             self._report(specs)
             return
-        _converge(self.pool, specs, self._config, self.member)
+        topics, holds = self.pool.topics, self.member.holds
+        self.pool.give_up([n for n in topics if n in specs and not holds(n)], STOP_SECONDS)
+        for name in topics.keys() - specs.keys():
+            logger.info("topic %s: disabled", name)
+            self.pool.remove(name, STOP_SECONDS)
+            remove_status(self._config, name)
+        for name, spec in specs.items():
+            if name not in topics or (spec is not topics[name].spec and spec != topics[name].spec):
+                with self.member.lock:
+                    if holds(name):
+                        logger.info("topic %s: enabled", name)
+                        self.pool.add(spec)
         with self.member.lock:
             if self.member.is_known:
                 self.pool.resume()
-        others = {name for name in specs if not self.member.holds(name)}
+        others = {name for name in specs if not holds(name)}
         for name in others - self._settled:  # statuses of an earlier process of this engine
             give_up_status(self._config, TopicStatus(topic=name, engine=self.engine))
         self._settled = others
@@ -149,11 +128,9 @@ class _Share:
             if known.engine in (None, self.engine):
                 since = known.failing_since_ms or now
                 changes = {"phase": "PENDING", "suspended": False, "failing_since_ms": since}
+                changes |= {"error_message": str(error)}
                 with suppress(OSError):
-                    write_status(
-                        self._config,
-                        known.model_copy(update={**changes, "error_message": str(error)}),
-                    )
+                    write_status(self._config, known.model_copy(update=changes))
 
 
 def serve(
@@ -203,13 +180,11 @@ def serve(
             specs = specs | {name: spec for name, spec in known.items() if name in wrong}
         except (TopicbergError, OSError) as error:
             specs, wrong = known, {"": str(error)}
-        for name, reason in wrong.items():
-            if complaints.get(name) != reason:
-                logger.error(
-                    "topic %s: the spec is invalid, the last valid one stays in use: %s",
-                    name,
-                    reason,
-                )
+        for name, reason in wrong.items() - complaints.items():
+            logger.error(
+                "topic %s: the spec is invalid, the last valid one stays in use: %s",
+                *(name, reason),
+            )
         complaints = wrong
         share.converge(specs)
         for name in requested.resumed():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -19,6 +20,10 @@ Phase = Literal["PENDING", "RUNNING", "FAILED"]
 """Of Confluent's API, where a suspended topic is FAILED, with ``suspended``."""
 SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
 
+_LASTING = (
+    *("topic", "write_mode", "error_handling", "snapshot_id", "committed_at_ms", "end_offsets"),
+    *("rows_skipped", "skip_requests", "missed_deletes", "data_files"),
+)
 FLEET = 20_000
 """Topics whose snapshots are kept in memory."""
 
@@ -78,27 +83,18 @@ class TopicStatus(BaseModel):
 
     def given_up(self) -> TopicStatus:
         """Return what stays true when the engine gives up the topic."""
-        return TopicStatus(
-            topic=self.topic,
-            write_mode=self.write_mode,
-            error_handling=self.error_handling,
-            snapshot_id=self.snapshot_id,
-            committed_at_ms=self.committed_at_ms,
-            end_offsets=self.end_offsets,
-            rows_skipped=self.rows_skipped,
-            skip_requests=self.skip_requests,
-            missed_deletes=self.missed_deletes,
-            data_files=self.data_files,
-        )
+        return TopicStatus(**self._some(_LASTING))
 
     def counters(self) -> dict[str, int]:
         """Return the counters that a worker that replaces this one starts from."""
-        names = ("rows_committed", "bytes_committed", "commits", "failures")
-        return {name: getattr(self, name) for name in names}
+        return self._some(("rows_committed", "bytes_committed", "commits", "failures"))
+
+    def _some(self, fields: Iterable[str]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in fields}
 
 
 def status_file(config: Settings, topic: str) -> Path:
-    return topic_file(config.state_dir / "tableflow", topic)
+    return _status_path(config.state_dir, topic)
 
 
 def write_status(config: Settings, status: TopicStatus) -> None:

@@ -9,11 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyiceberg.partitioning as iceberg
-from pyiceberg.exceptions import (
-    NoSuchTableError,
-    TableAlreadyExistsError,
-    ValidationError,
-)
+from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError, ValidationError
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
@@ -74,21 +70,19 @@ _UPSERT_PROPERTIES = {
 
 def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> PartitionSpec:
     """Return Iceberg's partition spec for the topic spec's partition fields."""
-    return PartitionSpec(
-        *(
+    found = []
+    for number, field in enumerate(fields):
+        width = "" if field.width is None else f"[{field.width}]"
+        suffix = "" if field.transform == "identity" else f"_{field.transform}"
+        found.append(
             iceberg.PartitionField(
                 source_id=schema.find_field(field.column).field_id,
                 field_id=1000 + number,
-                transform=parse_transform(
-                    field.transform if field.width is None else f"{field.transform}[{field.width}]"
-                ),
-                name=field.column
-                if field.transform == "identity"
-                else f"{field.column}_{field.transform}",
+                transform=parse_transform(f"{field.transform}{width}"),
+                name=f"{field.column}{suffix}",
             )
-            for number, field in enumerate(fields)
         )
-    )
+    return PartitionSpec(*found)
 
 
 def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Schema) -> Table:
@@ -114,8 +108,7 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     except NoSuchTableError:
         return _create(catalog, identifier, schema, spec, config)
     require_spark(table)
-    _check_write_mode(table, spec)
-    _check_metadata_columns(table, spec)
+    _check(table, spec)
     _evolve(table, schema)
     keep_bounds(table, _bounded_columns(spec))
     return table
@@ -167,7 +160,8 @@ def start_again(topic: str) -> str:
     )
 
 
-def _check_write_mode(table: Table, spec: TopicSpec) -> None:
+def _check(table: Table, spec: TopicSpec) -> None:
+    """:raises TableflowError: the table is not one of this spec"""
     held = table.properties.get(WRITE_MODE, "append")
     if held != spec.write_mode:
         raise TableflowError(
@@ -175,9 +169,6 @@ def _check_write_mode(table: Table, spec: TopicSpec) -> None:
             f"{spec.write_mode}",
             hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
-
-
-def _check_metadata_columns(table: Table, spec: TopicSpec) -> None:
     if spec.metadata_column(PARTITION) not in table.schema().column_names:
         raise TableflowError(
             f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
@@ -187,11 +178,7 @@ def _check_metadata_columns(table: Table, spec: TopicSpec) -> None:
 
 
 def _create(
-    catalog: Catalog,
-    identifier: tuple[str, str],
-    schema: Schema,
-    spec: TopicSpec,
-    config: Settings,
+    catalog: Catalog, identifier: tuple[str, str], schema: Schema, spec: TopicSpec, config: Settings
 ) -> Table:
     from topicberg.clients.catalog import ensure_namespace
 

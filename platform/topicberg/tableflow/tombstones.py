@@ -66,10 +66,6 @@ class Watch:
         self._noted_ms = int(table.properties.get(CURRENT_AT_MS, held.at_ms or now_ms))
         self._current_ms = max(self._noted_ms, seen_ms or 0)
 
-    @property
-    def _away_ms(self) -> int:
-        return self._now_ms - self._current_ms
-
     def _kept_ms(self) -> int | None:
         """Return how long Kafka keeps a tombstone, or None if the topic is not compacted."""
         settings = kafka.topic_config(self._endpoints, self._spec.name)
@@ -96,10 +92,11 @@ class Watch:
         if not self._spec.is_compacted:
             return {}
         changed = {CURRENT_AT_MS: str(self._now_ms)} if caught_up or not self._watched else {}
-        if not self._watched or MISSED in self._table.properties or self._away_ms <= 0:
+        away_ms = self._now_ms - self._current_ms
+        if not self._watched or MISSED in self._table.properties or away_ms <= 0:
             return changed
         kept = self._kept_ms()
-        if kept is None or self._away_ms <= kept:
+        if kept is None or away_ms <= kept:
             return changed
         if records() < batch.records - len(batch.skipped):
             found = Missed(since_ms=self._current_ms, until_ms=self._now_ms)

@@ -15,9 +15,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from topicberg.endpoints import CATALOG
 from topicberg.iceberg.position_deletes import FileRows, stage_deletes
 from topicberg.iceberg.summaries import STAGING_PREFIX
-from topicberg.spark import quote
+from topicberg.spark import F, Window, quote
 from topicberg.tableflow.rows import ROW
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
 
-    from topicberg.tableflow.keys import KeyIndex
     from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,13 @@ FILE_RECORDS = 250_000
 """Large files: in every file of the table, all later batches look up their keys."""
 
 
+def sql_name(table: Table) -> str:
+    """Return the table's name in Spark's SQL."""
+    return f"{CATALOG}.{quote(*table.name())}"
+
+
 def newest(frame: DataFrame, spec: TopicSpec) -> DataFrame:
     """Return the record with the highest offset of each key; ``value`` is null where it deletes."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
     raw_key = F.col(f"{ROW}.{quote(spec.metadata_column(RAW_KEY))}")
     of_key = Window.partitionBy("partition", raw_key).orderBy(F.desc("offset"))
     return frame.withColumn("__topicberg_age", F.row_number().over(of_key)).filter(
@@ -51,64 +53,29 @@ def key_columns(spec: TopicSpec) -> tuple[str, str]:
     return spec.metadata_column(RAW_KEY), spec.metadata_column(PARTITION)
 
 
-def stage(
+def replace(
     spark: SparkSession,
     table: Table,
-    index: KeyIndex,
-    target: str,
-    spec: TopicSpec,
-    frame: DataFrame,
+    replaced: Sequence[FileRows],
+    rows: DataFrame,
     properties: Mapping[str, str],
-    records: int,
 ) -> tuple[str, int]:
-    """Write a batch to a branch of its own.
+    """Write, to a branch of its own, a snapshot without some rows and one with new rows.
 
-    :param index: the key index of the table
-    :param target: the table in Spark's SQL
-    :param frame: Kafka's columns and the rows, only of good records
-    :param records: how many records of Kafka the batch has
+    :param replaced: rows of the head of ``main``
     :returns: the branch, and the snapshot on which the batch's rows must lie: that of its deletes
     :raises CommitConflictError: another commit came in between
     """
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  an empty table has no row to replace
-    # Persist the batch: it is used for its keys and for its rows, but read and decoded once.
-    batch = newest(frame, spec).select(ROW, "value").persist()
+    branch, base = f"{STAGING_PREFIX}{uuid.uuid4().hex}", head.snapshot_id
     try:
-        keys = batch.select(*(f"{ROW}.{quote(name)}" for name in key_columns(spec))).toArrow()
-        replaced = index.rows_of(table, head, keys)
-        rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
-        return replace(spark, table, target, replaced, rows, properties, records)
-    finally:
-        batch.unpersist()
-
-
-def replace(
-    spark: SparkSession,
-    table: Table,
-    target: str,
-    replaced: Sequence[FileRows],
-    rows: DataFrame,
-    properties: Mapping[str, str],
-    records: int,
-) -> tuple[str, int]:
-    """Write, to a branch of its own, a snapshot without some rows and one with new rows.
-
-    The parameters and the result are those of :func:`stage`.
-
-    :param replaced: rows of the head of ``main``
-    """
-    head = table.current_snapshot()
-    assert head is not None  # noqa: S101  an empty table has no row to replace
-    branch = f"{STAGING_PREFIX}{uuid.uuid4().hex}"
-    try:
-        base = head.snapshot_id
         if replaced:
             base = stage_deletes(table, head, replaced, branch)
         else:
             table.manage_snapshots().create_branch(head.snapshot_id, branch).commit()
         spark.conf.set("spark.wap.branch", branch)
-        append(rows.coalesce(max(1, records // FILE_RECORDS)), target, properties)
+        append(rows, table, properties)
     except BaseException:
         _drop(table, branch)
         raise
@@ -124,9 +91,9 @@ def _drop(table: Table, branch: str) -> None:
         logger.debug("branch %s cannot be removed now: %s", branch, error)
 
 
-def append(frame: DataFrame, target: str, properties: Mapping[str, str]) -> None:
+def append(frame: DataFrame, table: Table, properties: Mapping[str, str]) -> None:
     """Append to an Iceberg table, with properties for the snapshot's summary."""
-    writer = frame.writeTo(target).option("check-nullability", "false")
+    writer = frame.writeTo(sql_name(table)).option("check-nullability", "false")
     for key, value in properties.items():
         writer = writer.option(f"snapshot-property.{key}", value)
     writer.append()

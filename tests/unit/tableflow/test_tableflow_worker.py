@@ -277,28 +277,36 @@ def test_longest_due_topic_is_first(config: Settings, spec: TopicSpec) -> None:
     assert found.spec.name == "old"
 
 
+def sharing_all(config: Settings) -> service._Share:
+    """Return the share of an engine that has all topics."""
+    share = service._Share(cast("Any", Endpoints()), config)
+    share.member.holds = lambda name: True  # type: ignore[method-assign]
+    share.member._set(frozenset())
+    return share
+
+
 def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec) -> None:
     """`topicberg tableflow enable` of a topic that runs."""
-    pool = Pool(cast("Any", Endpoints()), config)
-    service._converge(pool, {spec.name: spec}, config)
-    old = pool.topics[spec.name]
+    share = sharing_all(config)
+    share.converge({spec.name: spec})
+    old = share.pool.topics[spec.name]
     old._report(rows_committed=7, commits=2)
-    service._converge(pool, {spec.name: spec}, config)
-    assert pool.topics[spec.name] is old
+    share.converge({spec.name: spec})
+    assert share.pool.topics[spec.name] is old
     changed = spec.model_copy(update={"owners": ()})
-    service._converge(pool, {spec.name: changed}, config)
-    status = pool.topics[spec.name].status
+    share.converge({spec.name: changed})
+    status = share.pool.topics[spec.name].status
     assert (status.rows_committed, status.commits) == (7, 2)
     assert status.error_handling == spec.tableflow.error_handling.mode
 
 
 def test_disabled_topic_writes_no_status_any_more(config: Settings, spec: TopicSpec) -> None:
-    pool = Pool(cast("Any", Endpoints()), config)
-    service._converge(pool, {spec.name: spec}, config)
-    topic = pool.topics[spec.name]
+    share = sharing_all(config)
+    share.converge({spec.name: spec})
+    topic = share.pool.topics[spec.name]
     topic._report(phase="RUNNING")
     assert read_status(config, spec.name).phase == "RUNNING"
-    service._converge(pool, {}, config)
+    share.converge({})
     topic._report(phase="FAILED")
     assert read_status(config, spec.name).phase == "PENDING"
     write_status(config, topic.status)

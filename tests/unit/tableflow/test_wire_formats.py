@@ -15,7 +15,7 @@ from topicberg.tableflow.rows import Writers
 def test_problem_of_a_glue_record_names_its_registry(compression: bytes) -> None:
     writers: Any = SimpleNamespace(half=SimpleNamespace(column="value"))
     raw = b"\x03" + compression + uuid.uuid4().bytes + b"payload"
-    reason = Writers.problem(writers, raw, [])
+    reason = Writers.problem(writers, raw)
     assert "AWS Glue Schema Registry, which is not supported" in reason
-    other = Writers.problem(writers, raw[:10], [])
+    other = Writers.problem(writers, raw[:10])
     assert "Confluent's wire format" in other

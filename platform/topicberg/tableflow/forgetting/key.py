@@ -14,29 +14,12 @@ from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
-    NestedField,
-    StringType,
-    StructType,
-    TimestampType,
-    TimestamptzType,
-)
+import pyiceberg.types as iceberg
 
 from topicberg.errors import SpecError
 
 _HEX = "hex"
-_BITS: dict[type[IcebergType], int] = {IntegerType: 31, LongType: 63}
+_BITS: dict[type[iceberg.IcebergType], int] = {iceberg.IntegerType: 31, iceberg.LongType: 63}
 
 
 @dataclass(frozen=True)
@@ -44,11 +27,11 @@ class Key:
     """``given``: the value of each column of the key: JSON, or text for any type."""
 
     topic: str
-    fields: tuple[NestedField, ...]
+    fields: tuple[iceberg.NestedField, ...]
     given: Mapping[str, Any]
 
     @classmethod
-    def parse(cls, topic: str, fields: Sequence[NestedField], text: str) -> Key:
+    def parse(cls, topic: str, fields: Sequence[iceberg.NestedField], text: str) -> Key:
         """Return the key that a text means: JSON with all columns, or the value of the only one.
 
         :param fields: the columns of the topic's keys, with their types
@@ -74,7 +57,7 @@ class Key:
             key.value(field.name, field.field_type)
         return key
 
-    def value(self, name: str, kind: IcebergType) -> Any:
+    def value(self, name: str, kind: iceberg.IcebergType) -> Any:
         """Return the value of a column of the key in a column of some type.
 
         :raises SpecError: it is not of this type
@@ -94,63 +77,63 @@ class Key:
         return hashlib.blake2b(content, key=table.bytes, digest_size=16).hexdigest()
 
 
-def described(fields: Sequence[NestedField]) -> str:
+def described(fields: Sequence[iceberg.NestedField]) -> str:
     """Return the names and types of columns, for messages."""
     return ", ".join(f"{field.name} ({field.field_type})" for field in fields)
 
 
-def _example(fields: Sequence[NestedField]) -> str:
+def _example(fields: Sequence[iceberg.NestedField]) -> str:
     return "{" + ", ".join(f'"{field.name}": …' for field in fields) + "}"
 
 
-def _value(given: Any, kind: IcebergType) -> Any:
+def _value(given: Any, kind: iceberg.IcebergType) -> Any:
     if given is None:
         return None
     match kind:
-        case StructType():
+        case iceberg.StructType():
             if not isinstance(given, dict) or set(given) - {f.name for f in kind.fields}:
                 raise ValueError
             return {f.name: _value(given.get(f.name), f.field_type) for f in kind.fields}
-        case ListType():
+        case iceberg.ListType():
             return [_value(each, kind.element_type) for each in _of(list, given)]
-        case MapType():
+        case iceberg.MapType():
             pairs = _of(dict, given).items()
             return [(_value(k, kind.key_type), _value(v, kind.value_type)) for k, v in pairs]
-        case BinaryType():
+        case iceberg.BinaryType():
             if isinstance(given, dict):
                 (name, digits) = next(iter(given.items()))
                 if name != _HEX or len(given) > 1:
                     raise ValueError
                 return bytes.fromhex(digits)
             return str(_of(str, given)).encode()
-        case StringType():
+        case iceberg.StringType():
             return _of(str, given)
-    if isinstance(given, bool) or isinstance(kind, BooleanType):
+    if isinstance(given, bool) or isinstance(kind, iceberg.BooleanType):
         return _boolean(given, kind)
     return _scalar(str(given).strip(), kind)
 
 
-def _scalar(text: str, kind: IcebergType) -> Any:
+def _scalar(text: str, kind: iceberg.IcebergType) -> Any:
     match kind:
-        case IntegerType() | LongType():
+        case iceberg.IntegerType() | iceberg.LongType():
             number = int(text)
             if not -(1 << _BITS[type(kind)]) <= number < 1 << _BITS[type(kind)]:
                 raise ValueError
             return number
-        case FloatType() | DoubleType():
+        case iceberg.FloatType() | iceberg.DoubleType():
             return float(text)
-        case DecimalType():
+        case iceberg.DecimalType():
             decimal = Decimal(text)
             scaled = decimal.scaleb(kind.scale)
             if scaled != scaled.to_integral_value() or len(str(abs(int(scaled)))) > kind.precision:
                 raise ValueError
             return decimal
-        case DateType():
+        case iceberg.DateType():
             return date.fromisoformat(text)
-        case TimestamptzType():
+        case iceberg.TimestamptzType():
             moment = datetime.fromisoformat(text)
             return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-        case TimestampType():
+        case iceberg.TimestampType():
             local = datetime.fromisoformat(text)
             if local.tzinfo is not None:
                 raise ValueError
@@ -158,10 +141,10 @@ def _scalar(text: str, kind: IcebergType) -> Any:
     raise TypeError
 
 
-def _boolean(given: Any, kind: IcebergType) -> bool:
+def _boolean(given: Any, kind: iceberg.IcebergType) -> bool:
     known = {True: True, False: False, "true": True, "false": False}
     if (
-        not isinstance(kind, BooleanType)
+        not isinstance(kind, iceberg.BooleanType)
         or given not in known
         or (given in (0, 1) and not (isinstance(given, bool)))
     ):

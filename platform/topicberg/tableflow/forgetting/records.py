@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from topicberg import kafka
 from topicberg.errors import TopicbergError
 from topicberg.formats import DECODED
+from topicberg.formats.sql import spark_type
 from topicberg.formats.subjects import WIRE_BYTES, SubjectReader
 from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
+from topicberg.spark import F, quote
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import KEY, Layout
@@ -157,62 +159,40 @@ def matching_keys(
         (name,) = (each.name for each in key.fields)
         wanted = key.value(name, key.fields[0].field_type)
         return lambda raws: {raw for raw in raws if raw == wanted}
-    schema = Schema(*key.fields)
     values: Condition = {(f.name,): (key.value(f.name, f.field_type),) for f in key.fields}
-    decoder = _Decoder(spec, layout, Rows(schema, (values,)), endpoints, config)
-    return decoder.matching
+    rows = Rows(Schema(*key.fields), (values,))
+    types = (f"CAST(NULL AS {spark_type(f.field_type)}) AS {quote(f.name)}" for f in key.fields)
+    no_row = f"SELECT {', '.join(types)}"
+    registry = endpoints.schema_registry_client()
+    foreign, framed = ForeignSchemas(SubjectReader(registry)), framing(spec, endpoints, registry)
+    if framed is not None:
+        log = kafka.topic_log(endpoints, spec.name)
+        framed.learn_from(log.beginning, log.end)
+    sessions, known = Sessions(endpoints, config), layout.key.subject.schemas.keys()
 
-
-class _Decoder:
-    def __init__(
-        self, spec: TopicSpec, layout: Layout, rows: Rows, endpoints: Endpoints, config: Settings
-    ) -> None:
-        self._layout, self._rows = layout, rows
-        registry = endpoints.schema_registry_client()
-        self._foreign = ForeignSchemas(SubjectReader(registry))
-        self._framing = framing(spec, endpoints, registry)
-        if self._framing is not None:
-            log = kafka.topic_log(endpoints, spec.name)
-            self._framing.learn_from(log.beginning, log.end)
-        self._sessions = Sessions(endpoints, config)
-
-    def matching(self, raws: Collection[bytes]) -> set[bytes]:
-        import pyarrow as pa
-        from pyspark.sql import functions as F
-
-        from topicberg.formats.sql import spark_type
-        from topicberg.spark import quote
-
+    def decoded(raws: Collection[bytes]) -> set[bytes]:
         if not raws:
             return set()
-        half, fields = self._layout.key, self._rows.schema.fields
-        assert half.subject is not None  # noqa: S101  see matching_keys()
         ids = {int.from_bytes(raw[1:WIRE_BYTES], "big") for raw in raws if raw[:1] == b"\0"}
-        self._foreign.begin_batch()
-        self._foreign.look_up(sorted(ids - half.subject.schemas.keys()))
-        listed = sorted(raws)
-        spark = self._sessions.take()
+        foreign.begin_batch()
+        foreign.look_up(sorted(ids - known))
+        spark = sessions.take()
         try:
-            types = (f"CAST(NULL AS {spark_type(f.field_type)}) AS {quote(f.name)}" for f in fields)
-            columns = spark.sql(f"SELECT {', '.join(types)}").schema
-            given = pa.table({"raw": pa.array(listed, pa.binary())})
+            columns = spark.sql(no_row).schema
+            given = pa.table({"raw": pa.array(sorted(raws), pa.binary())})
             frame = spark.createDataFrame(given).select(
                 "raw", F.col("raw").alias(KEY), F.lit(None).cast("binary").alias("value")
             )
-            if self._framing is not None:
-                frame = self._framing.framed(frame, self._layout)
-            writers = Writers(half, self._foreign, fields)
-            frame, decoded, names = decode_half(frame, writers, fields, columns, {})
-            values = (decoded.getField(name).alias(name) for name in names)
-            is_decoded = F.coalesce(decoded.getField(DECODED), F.lit(False))
-            found = frame.filter(is_decoded).select(F.col("raw").alias(_RAW), *values).toArrow()
+            if framed is not None:
+                frame = framed.framed(frame, layout)
+            writers = Writers(layout.key, foreign, key.fields)
+            frame, struct, names = decode_half(frame, writers, columns, {})
+            members = (struct.getField(name).alias(name) for name in names)
+            is_decoded = F.coalesce(struct.getField(DECODED), F.lit(False))
+            found = frame.filter(is_decoded).select(F.col("raw").alias(_RAW), *members).toArrow()
         finally:
-            self._sessions.discard(spark)
-        same = self._rows.among(found)
-        decoded_raws = found.column(_RAW).to_pylist()
-        return {raw for raw, is_same in zip(decoded_raws, same, strict=True) if is_same}
+            sessions.discard(spark)
+        pairs = zip(found.column(_RAW).to_pylist(), rows.among(found), strict=True)
+        return {raw for raw, is_same in pairs if is_same}
 
-
-def key_fields(layout: Layout) -> list[Any]:
-    """Return the columns of a topic's keys."""
-    return layout.key.fields(itertools.count(1))
+    return decoded

@@ -7,7 +7,6 @@ Kafka and of the tables, so a run that was killed is completed by the next one.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,13 +29,12 @@ from topicberg.tableflow.forgetting.key import Key, described
 from topicberg.tableflow.forgetting.records import (
     Records,
     described_topic,
-    key_fields,
     matching_keys,
     records_of,
     write_tombstones,
 )
 from topicberg.tableflow.history import history_table, ingest_history
-from topicberg.tableflow.layout import KEY, Layout, read_layout
+from topicberg.tableflow.layout import KEY, read_layout
 from topicberg.tableflow.rows import held_key
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.wait import noted_offsets, wait_for
@@ -92,6 +90,8 @@ class Target:
     spec: TopicSpec | None = None
     """The topic's own table, which the engine writes."""
     is_dead_letters: bool = False
+    topic: str | None = None
+    """The topic that is read into it."""
 
     @property
     def name(self) -> str:
@@ -118,26 +118,27 @@ class Forgetting:
         self._reason = reason
         self._catalog = endpoints.catalog(config)
         layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()))
-        self.key = Key.parse(spec.name, key_fields(layout), text)
+        self.key = Key.parse(spec.name, layout.key.fields(), text)
         self._is_raw = layout.key.subject is None
-        self._shadowed = self._is_raw and _value_has(layout, KEY)
+        self._shadowed = self._is_raw and KEY in {each.name for each in layout.value.fields()}
         self._matching = matching_keys(spec, layout, self.key, endpoints, config)
         self._raws: set[bytes] = set()
         """Raw keys of the key that are known."""
-        self._places: set[tuple[bytes, int]] = set()
         self.targets = self._of_topic()
 
     def _of_topic(self) -> list[Target]:
         """Return the tables of the topic; one that does not exist yet may read the key later."""
         spec, dead = self.spec, dead_letter_spec(self.spec)
         at, own = spec.table_identifier(self.config), {f.name: f.name for f in self.key.fields}
+        kept = spec.name if spec.history else None
         found = [
-            Target(at, "the topic's table", spec.event_time, own, spec),
-            Target(history_table(spec), "its history", spec.event_time, own),
+            Target(at, "the topic's table", spec.event_time, own, spec, topic=spec.name),
+            Target(history_table(spec), "its history", spec.event_time, own, topic=kept),
         ]
         if dead.name != spec.name:
             what, at = "dead letters", dead.table_identifier(self.config)
-            found.append(Target(at, what, dead.event_time, is_dead_letters=True))
+            logs = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
+            found.append(Target(at, what, dead.event_time, is_dead_letters=True, topic=logs))
         return found
 
     def table(self, target: Target) -> Table | None:
@@ -165,9 +166,9 @@ class Forgetting:
     def dead_letters(self) -> Records | None:
         """Return what the dead-letter topic has of the key, by its table; None: there is none."""
         target = next((each for each in self.targets if each.is_dead_letters), None)
-        table = None if target is None else self.table(target)
-        if target is None or table is None or (rows := self._rows(target, table)) is None:
+        if target is None or (held := self._held(target)) is None:
             return None
+        table, rows = held
         spec = dead_letter_spec(self.spec)
         try:
             found = described_topic(self.endpoints, spec.name)
@@ -189,9 +190,9 @@ class Forgetting:
     def unread(self) -> list[Uncovered]:
         """Return the records that the tables do not hold yet."""
         return [
-            Uncovered(topic, target.name, first, "they are not read yet")
-            for target, topic in self._ingested()
-            if (first := self._lacks(target, topic))
+            Uncovered(target.topic, target.name, first, "they are not read yet")
+            for target in self.targets
+            if target.topic is not None and (first := self._lacks(target, target.topic))
         ]
 
     def drain(self, *, enabled: bool, patience: float | None = None) -> list[Uncovered]:
@@ -202,8 +203,9 @@ class Forgetting:
             reads; default: by the commit interval
         """
         found = []
-        for target, topic in self._ingested():
-            if not (first := self._lacks(target, topic)):
+        for target in self.targets:
+            topic = target.topic
+            if topic is None or not (first := self._lacks(target, topic)):
                 continue
             if not enabled:
                 found.append(Uncovered(topic, target.name, first, "Tableflow is disabled"))
@@ -213,19 +215,6 @@ class Forgetting:
             except TopicbergError as error:
                 if first := self._lacks(target, topic):
                     found.append(Uncovered(topic, target.name, first, error.message))
-        return found
-
-    def _ingested(self) -> list[tuple[Target, str]]:
-        """Return the tables that read a topic, and that topic."""
-        dead = dead_letter_spec(self.spec)
-        found = []
-        for target in self.targets:
-            if target.spec is not None:
-                found.append((target, self.spec.name))
-            elif target.is_dead_letters and self.spec.tableflow.error_handling.mode == "LOG":
-                found.append((target, dead.name))
-            elif target.identifier == history_table(self.spec) and self.spec.history:
-                found.append((target, self.spec.name))
         return found
 
     def _lacks(self, target: Target, topic: str) -> Offsets:
@@ -254,17 +243,14 @@ class Forgetting:
 
     def find(self, target: Target) -> Found:
         """Return where a table holds rows of the key."""
-        table = self.table(target)
-        rows = None if table is None else self._rows(target, table)
-        return Found() if table is None or rows is None else erasure.find(table, rows)
+        held = self._held(target)
+        return Found() if held is None else erasure.find(*held)
 
     def erase(self, target: Target, patience: float = erasure.READERS_SECONDS) -> Erased:
         """Erase the rows of the key from a table; what is not there is left as it is."""
-        table = self.table(target)
-        rows = None if table is None else self._rows(target, table)
-        if table is None or rows is None:
+        if (held := self._held(target)) is None:
             return Erased()
-        spec = target.spec
+        (table, rows), spec = held, target.spec
 
         def rebuild_delta() -> None:
             if spec is not None:
@@ -287,11 +273,9 @@ class Forgetting:
 
         :raises TopicbergError: a file holds a row of the key
         """
-        table = self.table(target)
-        rows = None if table is None else self._rows(target, table)
-        if table is None or rows is None:
+        if (held := self._held(target)) is None:
             return None
-        found = erasure.prove(table, rows)
+        found = erasure.prove(*held)
         if found.holders:
             raise TopicbergError(
                 f"table {target.name}: {len(found.holders)} of {found.files} files hold the key, "
@@ -310,6 +294,12 @@ class Forgetting:
         done = Forgotten(by=current_user(), at_ms=now, rows=rows + before.rows, reason=self._reason)
         return {name: done.model_dump_json()}
 
+    def _held(self, target: Target) -> tuple[Table, Rows] | None:
+        """Return a table and its rows of the key; None: it does not exist, or cannot hold it."""
+        table = self.table(target)
+        rows = None if table is None else self._rows(target, table)
+        return None if table is None or rows is None else (table, rows)
+
     def _rows(self, target: Target, table: Table) -> Rows | None:
         """Return which rows of a table are the key's; None: it cannot hold it."""
         schema = table.schema()
@@ -322,8 +312,7 @@ class Forgetting:
             if self._is_raw:
                 raws |= {self.key.value(f.name, f.field_type) for f in self.key.fields}
             found.append({(raw_key,): [held_key(raw) for raw in sorted(raws)]})
-        values = self._values(target, schema)
-        if values:
+        if values := self._values(target, schema):
             found.append(values)
         if not found:
             raise SpecError(
@@ -366,10 +355,6 @@ class Forgetting:
             return None
         raws = sorted(self._raws)
         return Rows(table.schema(), ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: raws},))
-
-
-def _value_has(layout: Layout, column: str) -> bool:
-    return any(each.name == column for each in layout.value.fields(itertools.count(1)))
 
 
 def _has(kind: IcebergType | None, name: str) -> bool:
