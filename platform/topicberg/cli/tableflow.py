@@ -271,11 +271,9 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
 def acknowledge(topic: Topic) -> None:
     """Acknowledge the records that were left out, so that the check skipped_rows passes again."""
     from topicberg.checks import topic as checks
-    from topicberg.tableflow.control import find_topic
 
-    config = settings()
-    identifier = find_topic(config, topic).table_identifier(config)
-    number = checks.acknowledge(load_endpoints(config).catalog(config).load_table(identifier))
+    _, table, _ = _open(topic)
+    number = checks.acknowledge(table)
     echo(f"{topic}: acknowledged {count(number, 'record')} left out of the table")
 
 
