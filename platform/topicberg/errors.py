@@ -8,6 +8,9 @@ the process knows, or a control character, not even in quoted text.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from topicberg.security.redaction import redact
 from topicberg.security.text import terminal
 
@@ -52,16 +55,26 @@ def split_hint(text: str) -> tuple[str, str | None]:
     return message, hint.strip() or None
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or else the name of its class."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip()
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error, and the chain of its causes."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
 def safe(error: BaseException) -> BaseException:
     """Return the error itself, or one without the secrets and control characters of its text.
 
     Its causes are inspected as well: Dagster shows all of them.
     """
-    messages: list[str] = []
-    each: BaseException | None = error
-    while each is not None and len(messages) < _DEPTH:
-        messages.append(f"{type(each).__name__}: {each}")
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    messages = [f"{type(each).__name__}: {each}" for each in islice(causes(error), _DEPTH)]
     text = "\ncaused by ".join(messages)
     if terminal(redact(text)) == text:
         return error

@@ -12,6 +12,19 @@ from dataclasses import dataclass
 DEFAULT_PREFIX = "tableflow_kickstarter"
 
 
+class _Named:
+    """A property of :class:`Names`: the name of one resource.
+
+    :param name: that of the kickstarter
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, names: Names, _: type[Names]) -> str:
+        return names.of(self._name)
+
+
 @dataclass(frozen=True)
 class Names:
     """Names under one prefix."""
@@ -27,13 +40,18 @@ class Names:
                 return self.prefix + name.removeprefix(beginning)
         return f"{self.prefix}_{name}"
 
-    @property
-    def environment(self) -> str:
-        return self.of("tableflow_kickstarter")
-
-    @property
-    def cluster(self) -> str:
-        return self.of("tableflow_kickstarter")
+    environment = _Named("tableflow_kickstarter")
+    cluster = _Named("tableflow_kickstarter")
+    provider_integration = _Named("tableflow_aws_integration")
+    catalog_integration = _Named("tableflow_aws_glue_catalog_sync")
+    tableflow_role = _Named("tableflow_s3_glue_role")
+    tableflow_policy = _Named("tableflow_s3_glue_access_policy")
+    snowflake_role = _Named("snowflake_s3_glue_role")
+    snowflake_policy = _Named("snowflake_s3_glue_role_access_policy")
+    emr_application = _Named("tableflow_spark")
+    emr_role = _Named("tableflow_spark_job_role")
+    emr_policy = _Named("tableflow_spark_job_policy")
+    athena_workgroup = _Named("tableflow_athena")
 
     def service_account(self, role: str) -> str:
         """Return the name of ``app_manager``, ``app_consumer``, ``app_producer``,
@@ -42,46 +60,6 @@ class Names:
         if role == "schema_registry":
             return self.of("tableflow_kickstarter_schema_registry_cluster_api")
         return self.of(f"tableflow_{role}")
-
-    @property
-    def provider_integration(self) -> str:
-        return self.of("tableflow_aws_integration")
-
-    @property
-    def catalog_integration(self) -> str:
-        return self.of("tableflow_aws_glue_catalog_sync")
-
-    @property
-    def tableflow_role(self) -> str:
-        return self.of("tableflow_s3_glue_role")
-
-    @property
-    def tableflow_policy(self) -> str:
-        return self.of("tableflow_s3_glue_access_policy")
-
-    @property
-    def snowflake_role(self) -> str:
-        return self.of("snowflake_s3_glue_role")
-
-    @property
-    def snowflake_policy(self) -> str:
-        return self.of("snowflake_s3_glue_role_access_policy")
-
-    @property
-    def emr_application(self) -> str:
-        return self.of("tableflow_spark")
-
-    @property
-    def emr_role(self) -> str:
-        return self.of("tableflow_spark_job_role")
-
-    @property
-    def emr_policy(self) -> str:
-        return self.of("tableflow_spark_job_policy")
-
-    @property
-    def athena_workgroup(self) -> str:
-        return self.of("tableflow_athena")
 
     def connector(self, topic: str) -> str:
         """Return the name of a connector, which needs no prefix within its cluster."""

@@ -59,11 +59,6 @@ class Record:
     schema_id: int | None
     problem: str | None
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """The record as JSON."""
-        return dict(vars(self))
-
 
 def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> list[Record]:
     """Return the newest records of a topic, by their timestamps, the newest one last.

@@ -28,7 +28,14 @@ from tenacity import (
 from tenacity.wait import wait_base
 
 from topicberg.clients.answers import raised_in
-from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.errors import (
+    CommitConflictError,
+    ThrottledError,
+    TopicbergError,
+    UnreachableError,
+    causes,
+    first_line,
+)
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -113,7 +120,7 @@ _SILENT_CLASSES = frozenset(
 
 def classify(error: BaseException) -> Kind | None:
     """Return the kind of a failure, from the error and its causes; None: no retry resolves it."""
-    for each in _causes(error):
+    for each in causes(error):
         if kind := _classify(each):
             return kind
     return None
@@ -158,9 +165,7 @@ def conflicts(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, TopicbergError) or _classify(error) is not CONFLICT:
             raise
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise CommitConflictError(f"{what}: {reason}") from error
+        raise CommitConflictError(f"{what}: {first_line(error)}") from error
 
 
 def retry_conflicts(
@@ -207,11 +212,11 @@ def unavailable_service(error: BaseException) -> str | None:
 
     The clients' texts name an address at best, often that of another service.
     """
-    for each in _causes(error):
+    for each in causes(error):
         for service, pattern in _NAMED_BY_TEXT:
             if pattern.search(str(each)):
                 return service
-    for each in _causes(error):
+    for each in causes(error):
         for service, library in _NAMED_BY_CLIENT:
             if raised_in(each.__traceback__, library):
                 return service
@@ -227,15 +232,14 @@ def availability_hint(service: str | None) -> str:
 
 def with_service(error: BaseException) -> BaseException:
     """Return the error to report: it names the service if a vendor's client got no answer."""
-    if any(isinstance(each, TopicbergError) for each in _causes(error)):
+    if any(isinstance(each, TopicbergError) for each in causes(error)):
         return error
     service = unavailable_service(error)
     if service is None or classify(error) != UNREACHABLE:
         return error
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    reason = first_line(error)[:300]
     named = UnreachableError(
-        f"{service} does not answer: {reason[:300]}",
-        hint=availability_hint(service),
+        f"{service} does not answer: {reason}", hint=availability_hint(service)
     )
     named.__cause__ = error
     return named
@@ -265,11 +269,3 @@ def without_jvm(error: BaseException) -> BaseException:
 def _of_arrow(error: BaseException) -> bool:
     """Return whether it is PyArrow's error of the object store, which has no class of its own."""
     return type(error) is OSError and "AWS Error " in str(error)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -277,9 +277,7 @@ class Settings(BaseSettings):
     )
 
     catalogs_patience_seconds: float = Field(
-        default=300,
-        ge=0,
-        description="how stale Glue and Snowflake may be before checks report it",
+        default=300, ge=0, description="how stale Glue and Snowflake may be before checks report it"
     )
 
     docs_url: str | None = Field(

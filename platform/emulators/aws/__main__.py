@@ -18,15 +18,12 @@ S3 is not served: objects and buckets are S3Proxy's, in the local stack as for S
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import logging
 import os
 import pickle
 import signal
-import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
@@ -34,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
+from emulators import process
 from emulators.aws import athena, emr_serverless
 from emulators.aws.auth import authenticate, speaks_json
 from emulators.aws.own import ATHENA, EMR
@@ -41,7 +39,6 @@ from emulators.aws.refusal import Refusal
 from emulators.aws.state import SERVICES, State, backends
 from topicberg.errors import StackError
 from topicberg.security.guard import Guard
-from topicberg.security.logs import log_to_stderr
 from topicberg.security.wsgi import guarded
 
 logger = logging.getLogger(__name__)
@@ -274,10 +271,7 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     state = State(state_dir)
     state.load()
     application = Application(DomainDispatcherApplication(create_backend_app), state)
-    try:
-        listener = socket.create_server((host, port))
-    except OSError as error:
-        raise StackError(f"the AWS emulator cannot listen on {host}:{port}: {error}") from None
+    listener = process.listen("AWS", host, port)
     server = make_server(
         *(host, port, guarded(application, Guard())),
         threaded=True,
@@ -295,20 +289,6 @@ def serve(host: str, port: int, state_dir: Path) -> None:
     server.server_close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="emulators.aws", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--state-dir", type=Path, required=True)
-    arguments = parser.parse_args()
-    log_to_stderr(
-        logging.INFO, "%(asctime)s %(levelname)s %(message)s", {"werkzeug": logging.WARNING}
-    )
-    try:
-        serve(arguments.host, arguments.port, arguments.state_dir)
-    except StackError as error:
-        sys.exit(f"error: {error}")
-
-
 if __name__ == "__main__":
-    main()
+    form, levels = "%(asctime)s %(levelname)s %(message)s", {"werkzeug": logging.WARNING}
+    process.main("emulators.aws", __doc__, serve, levels, form)

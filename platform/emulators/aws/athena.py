@@ -20,10 +20,7 @@ SERVICE = "athena"
 PRIMARY = "primary"
 """Each account has this one, and cannot delete it."""
 INVALID = "InvalidRequestException"
-_ENGINE = {
-    "SelectedEngineVersion": "AUTO",
-    "EffectiveEngineVersion": "Athena engine version 3",
-}
+_ENGINE = {"SelectedEngineVersion": "AUTO", "EffectiveEngineVersion": "Athena engine version 3"}
 
 
 @dataclass

@@ -26,12 +26,12 @@ the stack's admin token (``topicberg env``).
 | module | does |
 |---|---|
 | ``server``, ``operation``, ``wire``, ``errors`` | requests, answers, pages, errors |
-| ``faults``, ``limits`` | what a client must survive |
+| ``faults`` | what a client must survive |
 | ``account`` | the objects, on disk |
 | ``keys``, ``roles`` | who may: keys and role bindings, and their APIs |
 | ``environments``, ``clusters``, ``registries`` | one API each |
 | ``service_accounts``, ``integrations`` | likewise |
-| ``kafka_rest``, ``topics``, ``topic_configs``, ``acls``, ``broker`` | Kafka REST over the broker |
+| ``kafka_rest``, ``topics``, ``acls``, ``broker`` | Kafka REST over the broker |
 | ``subjects`` | the registry |
 | ``connectors``, ``generators`` | connectors, and the generators they run |
 | ``connector_configs``, ``connector_rights`` | what is wrong with one, what it may not do |

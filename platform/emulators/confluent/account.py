@@ -9,12 +9,14 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from emulators.store import Store, Stored
+from emulators.confluent.errors import Refusal, conflict
+from emulators.store import Name, Store, Stored
 from topicberg.endpoints import Endpoints, local_endpoints
 from topicberg.settings import Settings
 
@@ -28,7 +30,6 @@ CLUSTER = "cluster"
 REGISTRY = "registry"
 SUBJECT = "subject"
 SERVICE_ACCOUNT = "service account"
-USER = "user"
 KEY = "key"
 ROLE_BINDING = "role binding"
 INTEGRATION = "integration"
@@ -39,6 +40,7 @@ TABLE = "tableflow topic"
 CATALOG = "catalog"
 DELAYS = "delays"
 
+T = TypeVar("T")
 BOOTSTRAP_USER = "u-local1"
 _ID_ALPHABET = string.ascii_lowercase + string.digits
 
@@ -74,14 +76,11 @@ class Account:
         self.url = url
         self.changing = threading.Lock()
         """Held by one request that changes something: checks and their change are one step."""
-        self._admin: tuple[str, AdminClient] | None = None
-        self._catalog: tuple[str, Catalog] | None = None
-        self._aws: dict[tuple[str, str], Any] = {}
+        self._clients: dict[str, tuple[str | None, Any]] = {}
         self._clients_lock = threading.Lock()
         with self.store.lock:
             if not self.store.all(ORGANIZATION):
                 self.store.put(Stored(ORGANIZATION, (str(uuid.uuid4()),)))
-                self.store.put(Stored(USER, (BOOTSTRAP_USER,)))
         self.organization = self.store.all(ORGANIZATION)[0].name[0]
 
     @property
@@ -100,39 +99,32 @@ class Account:
         """
         return local_endpoints(self.config)
 
-    def kafka_admin(self) -> AdminClient:
-        """The broker; the client is kept as long as the address stays.
-
-        :raises StackError: the stack has not come up yet
-        """
-        endpoints = self.endpoints()
+    def _client(self, name: str, address: str | None, make: Callable[[], T]) -> T:
+        """Return a client, which takes long to make: it is kept as long as the address stays."""
         with self._clients_lock:
-            if self._admin is None or self._admin[0] != endpoints.kafka_bootstrap:
-                self._admin = (endpoints.kafka_bootstrap, endpoints.kafka_admin())
-            return self._admin[1]
+            if name not in self._clients or self._clients[name][0] != address:
+                self._clients[name] = (address, make())
+            found: T = self._clients[name][1]
+            return found
+
+    def kafka_admin(self) -> AdminClient:
+        """:raises StackError: the stack has not come up yet"""
+        endpoints = self.endpoints()
+        return self._client("kafka", endpoints.kafka_bootstrap, endpoints.kafka_admin)
 
     def aws(self, service: str) -> Any:
-        """A boto3 client of the local AWS; kept, for one takes long to make.
+        """A boto3 client of the local AWS.
 
         :raises StackError: the stack has not come up yet
         """
         endpoints = self.endpoints()
-        with self._clients_lock:
-            key = (service, endpoints.aws or "")
-            if key not in self._aws:
-                self._aws[key] = endpoints.boto3(service, self.config)
-            return self._aws[key]
+        return self._client(service, endpoints.aws, partial(endpoints.boto3, service, self.config))
 
     def catalog(self) -> Catalog:
-        """The Iceberg catalog; the client is kept as long as the address stays.
-
-        :raises StackError: the stack has not come up yet
-        """
+        """:raises StackError: the stack has not come up yet"""
         endpoints = self.endpoints()
-        with self._clients_lock:
-            if self._catalog is None or self._catalog[0] != endpoints.iceberg_rest:
-                self._catalog = (endpoints.iceberg_rest, endpoints.catalog(self.config))
-            return self._catalog[1]
+        connect = partial(endpoints.catalog, self.config)
+        return self._client("iceberg", endpoints.iceberg_rest, connect)
 
     def crn(self, *parts: str) -> str:
         """Confluent resource name: ``crn("environment=env-1", …)``."""
@@ -142,17 +134,60 @@ class Account:
         """Objects whose properties pass."""
         return self.store.all(kind, lambda stored: where(stored.properties))
 
+    def require(self, kind: str, name: Name, missing: Refusal) -> Stored:
+        """:raises Refusal: there is no such object"""
+        found = self.store.get(kind, name)
+        if found is None:
+            raise missing
+        return found
+
+    def add(self, kind: str, prefix: str, properties: dict[str, Any]) -> Stored:
+        """Store a new object, with an id that begins with the prefix."""
+        stored = Stored(kind, (self.new_id(kind, prefix),), properties)
+        self.store.put(stored)
+        return stored
+
+    def change(self, stored: Stored, changes: dict[str, Any]) -> Stored:
+        """Store the object with other properties, and the time of now as that of its update."""
+        properties = {**stored.properties, **changes, "updated": time.time()}
+        changed = Stored(stored.kind, stored.name, properties, stored.created)
+        self.store.put(changed)
+        return changed
+
+    def delete(self, kind: str, where: Callable[[dict[str, Any]], bool]) -> None:
+        """Delete the objects whose properties pass."""
+        self.store.delete(kind, [stored.name for stored in self.find(kind, where)])
+
+    def refuse_taken(self, kind: str, path: str, name: str, text: str, but: str = "") -> None:
+        """
+        :param path: of the API of these objects
+        :param but: id of the object that may have it
+        :raises Refusal: another object has this ``display_name``
+        """
+        for other in self.find(kind, lambda one: one["display_name"] == name):
+            if other.name[0] != but:
+                raise conflict(text, f"{self.url}{path}/{other.name[0]}")
+
     def close(self) -> None:
         self.store.close()
 
-    def metadata(self, stored: Stored, path: str, *crn: str) -> dict[str, str]:
-        """``metadata`` of an answer."""
-        return {
-            "self": self.url + path,
-            "resource_name": self.crn(*crn),
+    def document(
+        self, version: str, kind: str, stored: Stored, path: str, *crn: str, **body: Any
+    ) -> dict[str, Any]:
+        """An object as the control plane's APIs show it.
+
+        :param path: of all objects of the kind
+        :param crn: names the object in the organization, but for its own id at the end
+        """
+        name = stored.name[-1]
+        parts = (*crn[:-1], f"{crn[-1]}={name}") if crn else ()
+        metadata = {
+            "self": f"{self.url}{path}/{name}",
+            "resource_name": self.crn(*parts),
             "created_at": timestamp(stored.created),
             "updated_at": timestamp(stored.properties.get("updated", stored.created)),
         }
+        return {"api_version": version, "kind": kind, "id": name, "metadata": metadata, **body}
 
     def reference(self, name: str, path: str, *crn: str) -> dict[str, str]:
         """How an answer names another object."""
@@ -165,12 +200,6 @@ class Account:
             found = f"{prefix}-{''.join(secrets.choice(_ID_ALPHABET) for _ in range(6))}"
             if found not in taken:
                 return found
-
-
-def changed(stored: Stored, changes: dict[str, Any]) -> Stored:
-    """The object with other properties, and the time of now as that of its update."""
-    properties = {**stored.properties, **changes, "updated": time.time()}
-    return Stored(stored.kind, stored.name, properties, stored.created)
 
 
 def timestamp(seconds: float) -> str:

@@ -45,10 +45,6 @@ class Acl(Body):
     permission: Permission
 
 
-class Acls(Body):
-    data: list[Acl]
-
-
 class Search(Query):
     resource_type: ResourceType = "ANY"
     resource_name: str = ""
@@ -97,31 +93,20 @@ def _found(call: Call) -> list[Stored]:
     return call.account.store.all(ACL, passes)
 
 
-def _keep(call: Call, acls: list[Acl]) -> Answer:
+def _create(call: Call) -> Answer:
+    acl: Acl = call.body
     cluster = demand(call)
-    for acl in acls:
-        for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
-            if value in _FILTERS:
-                raise Refusal(
-                    HTTPStatus.BAD_REQUEST, f"{value} is for searches only.", number=40002
-                )
-        if acl.resource_type == "CLUSTER" and acl.resource_name != "kafka-cluster":
-            raise Refusal(
-                HTTPStatus.BAD_REQUEST,
-                "The only resource of type CLUSTER is kafka-cluster.",
-                number=40002,
-            )
-    for acl in acls:
-        call.account.store.put(Stored(ACL, (cluster, *acl.model_dump().values())))
+    for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
+        if value in _FILTERS:
+            raise _invalid(f"{value} is for searches only.")
+    if acl.resource_type == "CLUSTER" and acl.resource_name != "kafka-cluster":
+        raise _invalid("The only resource of type CLUSTER is kafka-cluster.")
+    call.account.store.put(Stored(ACL, (cluster, *acl.model_dump().values())))
     return Answer()
 
 
-def _create(call: Call) -> Answer:
-    return _keep(call, [call.body])
-
-
-def _create_all(call: Call) -> Answer:
-    return _keep(call, call.body.data)
+def _invalid(text: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, text, number=40002)
 
 
 def _list(call: Call) -> Answer:
@@ -138,6 +123,5 @@ def _delete(call: Call) -> Answer:
 OPERATIONS = [
     kafka_operation("GET", "/acls", _list, query=Search),
     kafka_operation("POST", "/acls", _create, 201, body=Acl),
-    kafka_operation("POST", "/acls:batch", _create_all, 201, body=Acls),
     kafka_operation("DELETE", "/acls", _delete, query=Deletion),
 ]

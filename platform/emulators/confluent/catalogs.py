@@ -1,8 +1,7 @@
 """``/tableflow/v1/catalog-integrations``: the catalog in which a cluster's tables appear.
 
 Glue is synced for real: PENDING until the first table is, as in the API's reference. Snowflake
-Open Catalog and Unity can be configured, but there is none in the local stack, and their status
-says so.
+Open Catalog can be configured, but there is none in the local stack, and its status says so.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from emulators.confluent import clusters, environments, integrations
-from emulators.confluent.account import CATALOG, TABLE, changed, timestamp
+from emulators.confluent.account import CATALOG, TABLE, timestamp
 from emulators.confluent.errors import bad_request, conflict, invalid, not_found
 from emulators.confluent.materialization import database_of, trust_problem
 from emulators.confluent.operation import Call, Operation
@@ -48,20 +47,11 @@ class NewSnowflake(Body):
     custom_namespace: str = ""
 
 
-class NewUnity(Body):
-    kind: Literal["Unity"]
-    workspace_endpoint: str
-    catalog_name: str
-    client_id: str
-    client_secret: str
-    custom_schema: str = ""
-
-
 class NewSpec(Body):
     display_name: str
     environment: Reference
     kafka_cluster: ScopedReference
-    config: Annotated[NewGlue | NewSnowflake | NewUnity, Field(discriminator="kind")]
+    config: Annotated[NewGlue | NewSnowflake, Field(discriminator="kind")]
     suspended: bool = False
 
 
@@ -84,21 +74,12 @@ class SnowflakeChange(Body):
     custom_namespace: str = ""
 
 
-class UnityChange(Body):
-    kind: Literal["Unity"]
-    workspace_endpoint: str = ""
-    catalog_name: str = ""
-    client_id: str = ""
-    client_secret: str = ""
-    custom_schema: str = ""
-
-
 class SpecChange(Body):
     environment: Reference
     kafka_cluster: ScopedReference
     display_name: str = ""
-    config: Annotated[GlueChange | SnowflakeChange | UnityChange, Field(discriminator="kind")] = (
-        GlueChange(kind="AwsGlue")
+    config: Annotated[GlueChange | SnowflakeChange, Field(discriminator="kind")] = GlueChange(
+        kind="AwsGlue"
     )
     suspended: bool = False
 
@@ -112,12 +93,10 @@ def _status(call: Call, stored: Stored) -> dict[str, Any]:
     if time.time() < properties["since"] + call.account.delays.tableflow:
         return {"phase": "PENDING"}
     if properties["config"]["kind"] != "AwsGlue":
-        where = properties["config"].get("endpoint") or properties["config"]["workspace_endpoint"]
-        return {
-            "phase": "FAILED",
-            "error_message": f"the local stack cannot reach a catalog at {where}",
-        }
-    if problem := _verdict(call, stored):
+        problem = f"the local stack cannot reach a catalog at {properties['config']['endpoint']}"
+    else:
+        problem = _verdict(call, stored)
+    if problem:
         return {"phase": "FAILED", "error_message": problem}
     syncs = [call.tables.status(stored, table.name[1]) for table in call.account.store.all(TABLE)]
     times = [sync.at for sync in syncs if sync.at is not None]
@@ -144,27 +123,19 @@ def _verdict(call: Call, stored: Stored) -> str:
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
     account, properties = call.account, stored.properties
-    name, environment, cluster = stored.name[0], properties["environment"], properties["cluster"]
-    return {
-        "api_version": VERSION,
-        "kind": "CatalogIntegration",
-        "id": name,
-        "metadata": account.metadata(
-            stored,
-            f"{PATH}/{name}",
-            f"environment={environment}",
-            f"cloud-cluster={cluster}",
-            f"catalog-integration={name}",
-        ),
-        "spec": {
+    environment, cluster = properties["environment"], properties["cluster"]
+    within = (f"environment={environment}", f"cloud-cluster={cluster}", "catalog-integration")
+    return account.document(
+        *(VERSION, "CatalogIntegration", stored, PATH, *within),
+        spec={
             "display_name": properties["display_name"],
             "suspended": properties.get("suspended", False),
             "config": properties["config"],
             "environment": environments.reference(account, environment),
             "kafka_cluster": clusters.reference(account, environment, cluster),
         },
-        "status": _status(call, stored),
-    }
+        status=_status(call, stored),
+    )
 
 
 def _masked(config: dict[str, Any]) -> dict[str, Any]:
@@ -173,12 +144,10 @@ def _masked(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
-    found = call.account.store.get(CATALOG, (call.path["id"],))
-    if found is None or (environment, cluster) != (
-        found.properties["environment"],
-        found.properties["cluster"],
-    ):
-        raise not_found(f"Catalog integration {call.path['id']}")
+    missing = not_found(f"Catalog integration {call.path['id']}")
+    found = call.account.require(CATALOG, (call.path["id"],), missing)
+    if (environment, cluster) != (found.properties["environment"], found.properties["cluster"]):
+        raise missing
     return found
 
 
@@ -206,8 +175,7 @@ def _create(call: Call) -> Answer:
         "config": _masked(spec.config.model_dump(exclude_unset=True)),
         "since": time.time(),
     }
-    stored = Stored(CATALOG, (account.new_id(CATALOG, "tci"),), properties)
-    account.store.put(stored)
+    stored = account.add(CATALOG, "tci", properties)
     return Answer(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
@@ -215,7 +183,7 @@ def _list(call: Call) -> Answer:
     query: PageInCluster = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
     found = call.account.find(CATALOG, lambda one: one["cluster"] == query.kafka_cluster)
-    return call.page(found, VERSION, "CatalogIntegration", lambda one: _document(call, one))
+    return call.page(found, VERSION, "CatalogIntegration", _document)
 
 
 def _get(call: Call) -> Answer:
@@ -239,9 +207,7 @@ def _change(call: Call) -> Answer:
         changes["config"] = {**before, **_masked(change.config.model_dump(exclude_unset=True))}
         changes["since"] = time.time()
         call.tables.forget(stored)
-    stored = changed(stored, changes)
-    call.account.store.put(stored)
-    return Answer(_document(call, stored))
+    return Answer(_document(call, call.account.change(stored, changes)))
 
 
 def _delete(call: Call) -> Answer:

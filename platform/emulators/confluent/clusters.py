@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from emulators.confluent import broker, environments
+from emulators.confluent import broker, environments, roles
 from emulators.confluent.account import (
     ACL,
     CATALOG,
@@ -19,10 +19,8 @@ from emulators.confluent.account import (
     CONNECTOR,
     KEY,
     REGISTRY,
-    ROLE_BINDING,
     TABLE,
     Account,
-    changed,
 )
 from emulators.confluent.errors import bad_request, conflict, gone, unsupported
 from emulators.confluent.operation import Call, Operation
@@ -99,9 +97,10 @@ class ListClusters(PageInEnvironment):
 
 def require(account: Account, environment: str, cluster: str) -> Stored:
     """:raises Refusal: there is no such cluster in the environment"""
-    found = account.store.get(CLUSTER, (cluster,))
-    if found is None or found.properties["environment"] != environment or _is_gone(found):
-        raise gone(f"Kafka cluster {cluster} of environment {environment}")
+    missing = gone(f"Kafka cluster {cluster} of environment {environment}")
+    found = account.require(CLUSTER, (cluster,), missing)
+    if found.properties["environment"] != environment or _is_gone(found):
+        raise missing
     return found
 
 
@@ -133,8 +132,8 @@ def reference(account: Account, environment: str, cluster: str) -> dict[str, str
     )
 
 
-def _document(account: Account, stored: Stored) -> dict[str, Any]:
-    name, properties = stored.name[0], stored.properties
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    account, properties = call.account, stored.properties
     environment = properties["environment"]
     ready = provisioned(account, stored)
     spec = {**properties["spec"], "environment": environments.reference(account, environment)}
@@ -142,28 +141,14 @@ def _document(account: Account, stored: Stored) -> dict[str, Any]:
     if "cku" in spec["config"]:
         status["cku"] = spec["config"]["cku"]
     if ready:
-        bootstrap = f"PLAINTEXT://{account.endpoints().kafka_bootstrap}"
-        spec |= {
-            "kafka_bootstrap_endpoint": bootstrap,
+        addresses = {
+            "kafka_bootstrap_endpoint": f"PLAINTEXT://{account.endpoints().kafka_bootstrap}",
             "http_endpoint": account.url,
-            "endpoints": {
-                "public": {
-                    "kafka_bootstrap_endpoint": bootstrap,
-                    "http_endpoint": account.url,
-                    "connection_type": "PUBLIC",
-                }
-            },
         }
-    return {
-        "api_version": VERSION,
-        "kind": "Cluster",
-        "id": name,
-        "metadata": account.metadata(
-            stored, f"{PATH}/{name}", f"environment={environment}", f"cloud-cluster={name}"
-        ),
-        "spec": spec,
-        "status": status,
-    }
+        public = {**addresses, "connection_type": "PUBLIC"}
+        spec |= {**addresses, "endpoints": {"public": public}}
+    within = (f"environment={environment}", "cloud-cluster")
+    return account.document(VERSION, "Cluster", stored, PATH, *within, spec=spec, status=status)
 
 
 def _spec(spec: NewSpec | SpecChange) -> dict[str, Any]:
@@ -186,16 +171,11 @@ def _create(call: Call) -> Answer:
         name = account.new_id(CLUSTER, "lkc")
     stored = Stored(CLUSTER, (name,), {"environment": environment.name[0], "spec": _spec(spec)})
     account.store.put(stored)
-    _ensure_registry(account, environment, spec.cloud, spec.region)
-    return Answer(_document(account, stored), location=f"{PATH}/{name}")
-
-
-def _ensure_registry(account: Account, environment: Stored, cloud: str, region: str) -> None:
-    """The first cluster brings the Schema Registry of its environment."""
-    name = environment.name[0]
-    if not account.find(REGISTRY, lambda properties: properties["environment"] == name):
-        properties = {"environment": name, "cloud": cloud, "region": region}
-        account.store.put(Stored(REGISTRY, (account.new_id(REGISTRY, "lsrc"),), properties))
+    # The first cluster brings the Schema Registry of its environment.
+    if not account.find(REGISTRY, lambda one: one["environment"] == environment.name[0]):
+        place = {"environment": environment.name[0], "cloud": spec.cloud, "region": spec.region}
+        account.add(REGISTRY, "lsrc", place)
+    return Answer(_document(call, stored), location=f"{PATH}/{name}")
 
 
 def _list(call: Call) -> Answer:
@@ -213,14 +193,12 @@ def _list(call: Call) -> Answer:
         and query.deletion_protection
         in (None, cluster.properties["spec"].get("deletion_protection", False))
     ]
-    return call.page(found, VERSION, "Cluster", lambda one: _document(account, one))
+    return call.page(found, VERSION, "Cluster", _document)
 
 
 def _get(call: Call) -> Answer:
     query: InEnvironment = call.query
-    return Answer(
-        _document(call.account, require(call.account, query.environment, call.path["id"]))
-    )
+    return Answer(_document(call, require(call.account, query.environment, call.path["id"])))
 
 
 def _change(call: Call) -> Answer:
@@ -230,9 +208,8 @@ def _change(call: Call) -> Answer:
     kinds = (before["config"]["kind"], changes.get("config", before["config"])["kind"])
     if kinds[0] != kinds[1] and kinds != ("Basic", "Standard"):
         raise bad_request(f"A {kinds[0]} cluster cannot become a {kinds[1]} one.")
-    stored = changed(stored, {"spec": {**before, **changes}})
-    call.account.store.put(stored)
-    return Answer(_document(call.account, stored))
+    stored = call.account.change(stored, {"spec": {**before, **changes}})
+    return Answer(_document(call, stored))
 
 
 def _delete(call: Call) -> Answer:
@@ -246,22 +223,16 @@ def _delete(call: Call) -> Answer:
     if stored.properties["spec"].get("deletion_protection"):
         raise conflict(f"Kafka cluster {name} is protected from deletion.")
     for kind in (CONNECTOR, TABLE, CATALOG):
-        inside = account.find(kind, lambda properties: properties["cluster"] == name)
-        if inside:
+        for inside in account.find(kind, lambda properties: properties["cluster"] == name):
             raise conflict(
-                f"Kafka cluster {name} cannot be deleted: it has the {kind} {inside[0].name[-1]}."
+                f"Kafka cluster {name} cannot be deleted: it has the {kind} {inside.name[-1]}."
             )
     broker.delete_all(account, name)
     lists = account.store.all(ACL, lambda acl: acl.name[0] == name)
     account.store.delete(ACL, [acl.name for acl in lists])
-    keys = account.find(KEY, lambda properties: properties["resource"] == name)
-    account.store.delete(KEY, [key.name for key in keys])
-    above = crn(account, query.environment, name) + "/"
-    bindings = account.find(
-        ROLE_BINDING, lambda properties: (properties["crn_pattern"] + "/").startswith(above)
-    )
-    account.store.delete(ROLE_BINDING, [binding.name for binding in bindings])
-    account.store.put(changed(stored, {GONE_AFTER: time.time() + account.delays.deletion}))
+    account.delete(KEY, lambda properties: properties["resource"] == name)
+    roles.unbind(account, crn(account, query.environment, name))
+    account.change(stored, {GONE_AFTER: time.time() + account.delays.deletion})
     return Answer()
 
 

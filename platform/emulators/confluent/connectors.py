@@ -32,15 +32,9 @@ from topicberg.datagen.status import ALIVE, read_status
 PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"
 
 
-class Offset(Body):
-    partition: dict[str, Any] = Field(default={})
-    offset: dict[str, Any] = Field(default={})
-
-
 class NewConnector(Body):
     name: str = Field(min_length=1)
     config: Configuration
-    offsets: list[Offset] = Field(default=[])
 
 
 class ListQuery(Query):
@@ -108,10 +102,8 @@ def _require(call: Call) -> tuple[Stored, Stored]:
     """Cluster and connector."""
     cluster = _cluster(call)
     name = call.path["connector_name"]
-    found = call.account.store.get(CONNECTOR, (cluster.name[0], name))
-    if found is None:
-        raise not_found(f"Connector {name}")
-    return cluster, found
+    missing = not_found(f"Connector {name}")
+    return cluster, call.account.require(CONNECTOR, (cluster.name[0], name), missing)
 
 
 def _info(account: Account, cluster: Stored, connector: Stored) -> dict[str, Any]:
@@ -128,8 +120,6 @@ def _create(call: Call) -> Answer:
     body: NewConnector = call.body
     account = call.account
     cluster = _cluster(call)
-    if body.offsets:
-        raise unsupported("offsets of a new connector")
     if account.store.get(CONNECTOR, (cluster.name[0], body.name)):
         raise Refusal(HTTPStatus.CONFLICT, f"A connector named {body.name} exists already.")
     _refuse_wrong(account, cluster, body.name, body.config)
@@ -141,12 +131,9 @@ def _create(call: Call) -> Answer:
         "principal": principal_of(account, body.config),
         "topic": body.config["kafka.topic"],
         "paused": False,
-        "started": time.time(),
-        "trace": "",
     }
     stored = Stored(CONNECTOR, (cluster.name[0], body.name), properties)
-    account.store.put(stored)
-    call.generators.wake()
+    _start(call, stored)
     return Answer({**_info(account, cluster, stored), "tasks": []})
 
 
@@ -169,26 +156,8 @@ def _list(call: Call) -> Answer:
     return Answer(answer)
 
 
-def _get(call: Call) -> Answer:
-    return Answer(_info(call.account, *_require(call)))
-
-
-def _get_config(call: Call) -> Answer:
-    cluster, connector = _require(call)
-    return Answer(shown(call.account, cluster, connector.properties["config"]))
-
-
 def _get_status(call: Call) -> Answer:
     return Answer(_status(call.account, _require(call)[1]))
-
-
-def _get_tasks(call: Call) -> Answer:
-    cluster, connector = _require(call)
-    task = {
-        "id": {"connector": connector.name[1], "task": 0},
-        "config": shown(call.account, cluster, connector.properties["config"]),
-    }
-    return Answer([task])
 
 
 def _put_config(call: Call) -> Answer:
@@ -202,44 +171,43 @@ def _put_config(call: Call) -> Answer:
         "config": kept(config),
         "principal": principal_of(account, config) or connector.properties.get("principal", ""),
         "topic": config["kafka.topic"],
-        "started": time.time(),
-        "trace": "",
     }
-    connector.properties.pop("denied", None)
-    account.store.put(connector)
-    call.generators.wake()
+    _start(call, connector)
     return Answer(_info(account, cluster, connector))
 
 
-def _pause(call: Call) -> Answer:
+def _end(call: Call) -> Stored:
+    """Pause a connector, and end its generator."""
     _, connector = _require(call)
     connector.properties["paused"] = True
     call.account.store.put(connector)
     call.generators.end(connector)
+    return connector
+
+
+def _pause(call: Call) -> Answer:
+    _end(call)
     return Answer()
 
 
 def _resume(call: Call) -> Answer:
     _, connector = _require(call)
-    connector.properties |= {"paused": False, "started": time.time(), "trace": ""}
-    connector.properties.pop("denied", None)
-    call.account.store.put(connector)
-    call.generators.wake()
+    connector.properties["paused"] = False
+    _start(call, connector)
     return Answer()
 
 
-def _delete(call: Call) -> Answer:
-    _, connector = _require(call)
-    connector.properties["paused"] = True
+def _start(call: Call, connector: Stored) -> None:
+    """Let a new generator try."""
+    connector.properties |= {"started": time.time(), "trace": ""}
+    connector.properties.pop("denied", None)
     call.account.store.put(connector)
-    call.generators.end(connector)
-    call.account.store.delete(CONNECTOR, [connector.name])
+    call.generators.wake()
+
+
+def _delete(call: Call) -> Answer:
+    call.account.store.delete(CONNECTOR, [_end(call).name])
     return Answer({"error": None})
-
-
-def _plugins(call: Call) -> Answer:
-    _cluster(call)
-    return Answer([{"class": PLUGIN, "type": "source", "version": "0.1.0"}])
 
 
 def _validate(call: Call) -> Answer:
@@ -269,15 +237,11 @@ _ONE = "/connectors/{connector_name}"
 OPERATIONS = [
     _operation("GET", "/connectors", _list, query=ListQuery),
     _operation("POST", "/connectors", _create, 201, body=NewConnector),
-    _operation("GET", _ONE, _get),
     _operation("DELETE", _ONE, _delete),
-    _operation("GET", _ONE + "/config", _get_config),
     _operation("PUT", _ONE + "/config", _put_config, body=Configuration),
     _operation("GET", _ONE + "/status", _get_status),
-    _operation("GET", _ONE + "/tasks", _get_tasks),
     _operation("PUT", _ONE + "/pause", _pause, 202),
     _operation("PUT", _ONE + "/resume", _resume, 202),
-    _operation("GET", "/connector-plugins", _plugins),
     _operation(
         "PUT", "/connector-plugins/{plugin_name}/config/validate", _validate, body=Configuration
     ),

@@ -7,14 +7,15 @@ Schema Registry and Connect have shapes of their own, and a few operations borro
 from __future__ import annotations
 
 import html
+import json
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from http import HTTPStatus
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 
 class Shape(Enum):
@@ -45,14 +46,6 @@ class Refusal(Exception):
     pointer: str | None = None
     parameter: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """Body and content type of an error."""
-
-    content: Any
-    media_type: str | None
 
 
 def bad_request(detail: str, *, parameter: str | None = None) -> Refusal:
@@ -106,11 +99,20 @@ def wrong_field(error: ValidationError) -> Refusal:
     if first["type"] == "json_invalid":
         return bad_request("The body is not valid JSON.")
     pointer = "".join(f"/{part}" for part in first["loc"] if not _is_tag(part))
-    reason = {
-        "extra_forbidden": "is no field that can be set: unknown, or read-only",
-        "missing": "is required",
-    }.get(first["type"], first["msg"].removeprefix("Value error, "))
+    reason = _reason(first, "is no field that can be set: unknown, or read-only")
     return invalid(f"The property '{pointer or '/'}': {reason}", pointer)
+
+
+def wrong_parameter(error: ValidationError) -> Refusal:
+    first = error.errors(include_url=False, include_context=False)[0]
+    name = str(first["loc"][0])
+    reason = _reason(first, "is no parameter of this operation")
+    return bad_request(f"The parameter '{name}': {reason}", parameter=name)
+
+
+def _reason(complaint: ErrorDetails, unknown: str) -> str:
+    reasons = {"extra_forbidden": unknown, "missing": "is required"}
+    return reasons.get(complaint["type"], complaint["msg"].removeprefix("Value error, "))
 
 
 def _is_tag(part: int | str) -> bool:
@@ -118,41 +120,31 @@ def _is_tag(part: int | str) -> bool:
     return isinstance(part, str) and part[:1].isupper()
 
 
-def wrong_parameter(error: ValidationError) -> Refusal:
-    first = error.errors(include_url=False, include_context=False)[0]
-    name = str(first["loc"][0])
-    reason = {
-        "extra_forbidden": "is no parameter of this operation",
-        "missing": "is required",
-    }.get(first["type"], first["msg"])
-    return bad_request(f"The parameter '{name}': {reason}", parameter=name)
-
-
-def render(refusal: Refusal, shape: Shape, method: str) -> Rendered:
-    """The body of an error; none for 429, which the control plane sends without one."""
+def render(refusal: Refusal, shape: Shape, method: str) -> tuple[str, str | None]:
+    """Return the body and the content type; none for 429, which the control plane sends so."""
     status = refusal.status
-    if shape is Shape.KAFKA and status in (
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.TOO_MANY_REQUESTS,
-    ):
-        return Rendered(
-            f"<html><head><title>Error {status.value} {status.phrase}</title></head><body>"
-            f"<h2>HTTP ERROR {status.value} {status.phrase}</h2>{html.escape(refusal.detail)}"
-            "</body></html>",
-            "text/html;charset=iso-8859-1",
+    too_many = status is HTTPStatus.TOO_MANY_REQUESTS
+    if shape is Shape.KAFKA and (too_many or status is HTTPStatus.UNAUTHORIZED):
+        title = f"{status.value} {status.phrase}"
+        text = (
+            f"<html><head><title>Error {title}</title></head><body>"
+            f"<h2>HTTP ERROR {title}</h2>{html.escape(refusal.detail)}</body></html>"
         )
-    if status is HTTPStatus.TOO_MANY_REQUESTS:
-        return Rendered("", None)
+        return text, "text/html;charset=iso-8859-1"
+    if too_many:
+        return "", None
     numbered = {"error_code": refusal.number or status.value, "message": refusal.detail}
-    if shape in (Shape.KAFKA, Shape.REGISTRY) or (
-        shape in (Shape.PROVIDER, Shape.CONNECT) and status is HTTPStatus.NOT_FOUND
-    ):
-        return Rendered(numbered, "application/json")
-    if shape is Shape.ROLES and status is HTTPStatus.FORBIDDEN:
-        return Rendered(numbered, "application/json")
-    if shape is Shape.CONNECT:
-        return Rendered(_connect(refusal, numbered, method), "application/json")
-    return Rendered({"errors": [_cloud(refusal)]}, "application/json")
+    is_numbered = (
+        shape in (Shape.KAFKA, Shape.REGISTRY)
+        or (shape in (Shape.PROVIDER, Shape.CONNECT) and status is HTTPStatus.NOT_FOUND)
+        or (shape is Shape.ROLES and status is HTTPStatus.FORBIDDEN)
+    )
+    content: dict[str, Any] = {"errors": [_cloud(refusal)]}
+    if is_numbered:
+        content = numbered
+    elif shape is Shape.CONNECT:
+        content = _connect(refusal, numbered, method)
+    return json.dumps(content), "application/json"
 
 
 def _connect(refusal: Refusal, numbered: dict[str, Any], method: str) -> dict[str, Any]:
@@ -165,17 +157,13 @@ def _connect(refusal: Refusal, numbered: dict[str, Any], method: str) -> dict[st
 
 
 def _cloud(refusal: Refusal) -> dict[str, Any]:
-    source: Mapping[str, str | None] = {
-        "pointer": refusal.pointer,
-        "parameter": refusal.parameter,
-    }
-    error: dict[str, Any] = {
+    named = {"pointer": refusal.pointer, "parameter": refusal.parameter}
+    source = {key: value for key, value in named.items() if value is not None}
+    return {
         "id": uuid.uuid4().hex,
         "status": str(refusal.status.value),
         "code": refusal.code,
         "title": refusal.status.phrase,
         "detail": refusal.detail,
+        **({"source": source} if source else {}),
     }
-    if named := {key: value for key, value in source.items() if value is not None}:
-        error["source"] = named
-    return error

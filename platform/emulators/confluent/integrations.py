@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from emulators.confluent import environments
+from emulators.confluent import clusters, environments
 from emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from emulators.confluent.errors import Shape, conflict, not_found, unsupported
 from emulators.confluent.operation import Call, Operation
@@ -39,8 +39,7 @@ class ListQuery(PageInEnvironment):
 
 def crn(account: Account, stored: Stored) -> str:
     return account.crn(
-        f"environment={stored.properties['environment']}",
-        f"provider-integration={stored.name[0]}",
+        f"environment={stored.properties['environment']}", f"provider-integration={stored.name[0]}"
     )
 
 
@@ -56,19 +55,14 @@ def _usages(account: Account, stored: Stored) -> list[str]:
     used = []
     for kind, word in ((TABLE, "tableflow-topic"), (CATALOG, "catalog-integration")):
         for user in account.find(kind, lambda one: one["integration"] == stored.name[0]):
-            properties = user.properties
-            used.append(
-                account.crn(
-                    f"environment={properties['environment']}",
-                    f"cloud-cluster={properties['cluster']}",
-                    f"{word}={user.name[-1]}",
-                )
-            )
+            environment, cluster = user.properties["environment"], user.properties["cluster"]
+            inside = clusters.crn(account, environment, cluster)
+            used.append(f"{inside}/{word}={user.name[-1]}")
     return used
 
 
-def _document(account: Account, stored: Stored) -> dict[str, Any]:
-    name, properties = stored.name[0], stored.properties
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    account, name, properties = call.account, stored.name[0], stored.properties
     return {
         "api_version": VERSION,
         "kind": "Integration",
@@ -106,14 +100,10 @@ def _create(call: Call) -> Answer:
         "iam_role_arn": f"arn:aws:iam::{CONFLUENT_ACCOUNT}:role/{name}",
         "external_id": str(uuid.uuid4()),
     }
-    properties = {
-        "display_name": body.display_name,
-        "config": config,
-        "environment": environment,
-    }
+    properties = {"display_name": body.display_name, "config": config, "environment": environment}
     stored = Stored(INTEGRATION, (name,), properties)
     account.store.put(stored)
-    return Answer(_document(account, stored), location=f"{PATH}/{name}")
+    return Answer(_document(call, stored), location=f"{PATH}/{name}")
 
 
 def _list(call: Call) -> Answer:
@@ -122,11 +112,11 @@ def _list(call: Call) -> Answer:
         raise unsupported(f"the provider {query.provider}")
     environments.require(call.account, query.environment)
     found = call.account.find(INTEGRATION, lambda one: one["environment"] == query.environment)
-    return call.page(found, VERSION, "Integration", lambda one: _document(call.account, one))
+    return call.page(found, VERSION, "Integration", _document)
 
 
 def _get(call: Call) -> Answer:
-    return Answer(_document(call.account, _require(call)))
+    return Answer(_document(call, _require(call)))
 
 
 def _delete(call: Call) -> Answer:

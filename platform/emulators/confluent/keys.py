@@ -17,16 +17,14 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from emulators.confluent import clusters, environments
+from emulators.confluent import clusters
 from emulators.confluent.account import (
     BOOTSTRAP_USER,
     CLUSTER,
     KEY,
     REGISTRY,
     SERVICE_ACCOUNT,
-    USER,
     Account,
-    changed,
 )
 from emulators.confluent.errors import gone, invalid, not_found, unauthorized, unsupported
 from emulators.confluent.operation import Call, Caller, KeyKind, Operation
@@ -53,15 +51,6 @@ class NewSpec(Body):
 
 class NewKey(Body):
     spec: NewSpec
-
-
-class SpecChange(Body):
-    display_name: str = ""
-    description: str = ""
-
-
-class KeyChange(Body):
-    spec: SpecChange = SpecChange()
 
 
 class ListQuery(Page):
@@ -94,9 +83,11 @@ def authenticate(
         stored_kind, caller = KeyKind.CLOUD, Caller(name, BOOTSTRAP_USER, None)
     else:
         stored = account.store.get(KEY, (name,))
-        if stored is None or not hmac.compare_digest(stored.properties["hash"], _hash(secret)):
-            raise unauthorized("invalid API key: unknown, or its secret is wrong")
-        if time.time() < stored.created + account.delays.api_key:
+        if (
+            stored is None
+            or not hmac.compare_digest(stored.properties["hash"], _hash(secret))
+            or time.time() < stored.created + account.delays.api_key
+        ):
             raise unauthorized("invalid API key: unknown, or its secret is wrong")
         properties = stored.properties
         stored_kind = KeyKind(properties["kind"])
@@ -153,40 +144,28 @@ def _resource(account: Account, given: TypedReference) -> Resource:
     name = given.id
     if name.startswith("lkc-"):
         _refuse_mislabelled(given, "Cluster", "cmk/v2")
-        cluster = account.store.get(CLUSTER, (name,))
-        if cluster is None:
-            raise not_found(f"Kafka cluster {name}")
+        cluster = account.require(CLUSTER, (name,), not_found(f"Kafka cluster {name}"))
         environment = cluster.properties["environment"]
         clusters.require(account, environment, name)
         about = clusters.reference(account, environment, name)
-        about |= {"api_version": "cmk/v2", "kind": "Cluster"}
-        return Resource(KeyKind.KAFKA, name, about)
-    if name.startswith("lsrc-"):
+        version, kind = "cmk/v2", KeyKind.KAFKA
+    elif name.startswith("lsrc-"):
         _refuse_mislabelled(given, "Cluster", "srcm/v3", "srcm/v2")
-        registry = account.store.get(REGISTRY, (name,))
-        if registry is None:
-            raise not_found(f"Schema Registry cluster {name}")
-        environment = registry.properties["environment"]
+        missing = not_found(f"Schema Registry cluster {name}")
+        environment = account.require(REGISTRY, (name,), missing).properties["environment"]
         about = account.reference(
             *(name, f"/srcm/v3/clusters/{name}"),
             *(f"environment={environment}", f"schema-registry={name}"),
         )
-        about |= {"api_version": "srcm/v3", "kind": "Cluster"}
-        return Resource(KeyKind.SCHEMA_REGISTRY, name, about)
-    if name.lower() == "tableflow":
+        version, kind = "srcm/v3", KeyKind.SCHEMA_REGISTRY
+    elif name.lower() == "tableflow":
         _refuse_mislabelled(given, "Tableflow", "tableflow/v1", needed=True)
         about = account.reference("tableflow", "/tableflow/v1", "tableflow")
         about |= {"api_version": "tableflow/v1", "kind": "Tableflow"}
         return Resource(KeyKind.TABLEFLOW, "tableflow", about)
-    if given.kind == "Region":
-        _refuse_mislabelled(given, "Region", "fcpm/v2", needed=True)
-        if not given.environment:
-            raise invalid("A key for a Flink region needs its environment.", "/spec/resource")
-        environments.require(account, given.environment)
-        about = account.reference(name, f"/fcpm/v2/regions/{name}", f"flink-region={name}")
-        about |= {"api_version": "fcpm/v2", "kind": "Region", "environment": given.environment}
-        return Resource(KeyKind.FLINK, name, about)
-    raise unsupported(f"API keys for {name}")
+    else:
+        raise unsupported(f"API keys for {name}")
+    return Resource(kind, name, {**about, "api_version": version, "kind": "Cluster"})
 
 
 def _refuse_mislabelled(
@@ -204,35 +183,25 @@ def _refuse_mislabelled(
 
 def _owner(account: Account, given: TypedReference) -> dict[str, str]:
     """:raises Refusal: there is no such owner, or it is of another kind"""
-    for kind, title, path in (
-        (SERVICE_ACCOUNT, "ServiceAccount", "service-accounts"),
-        (USER, "User", "users"),
-    ):
-        if account.store.get(kind, (given.id,)):
-            if given.kind not in ("", title) or given.api_version not in ("", VERSION):
-                raise invalid(f"{given.id} is a {title} of {VERSION}.", "/spec/owner")
-            crn = f"{kind.replace(' ', '-')}={given.id}"
-            about = account.reference(given.id, f"/iam/v2/{path}/{given.id}", crn)
-            return {**about, "api_version": VERSION, "kind": title}
-    raise not_found(f"Owner {given.id}")
+    title, path = "ServiceAccount", "service-account"
+    if given.id == BOOTSTRAP_USER:
+        title, path = "User", "user"
+    else:
+        account.require(SERVICE_ACCOUNT, (given.id,), not_found(f"Owner {given.id}"))
+    if given.kind not in ("", title) or given.api_version not in ("", VERSION):
+        raise invalid(f"{given.id} is a {title} of {VERSION}.", "/spec/owner")
+    about = account.reference(given.id, f"/iam/v2/{path}s/{given.id}", f"{path}={given.id}")
+    return {**about, "api_version": VERSION, "kind": title}
 
 
-def _document(account: Account, stored: Stored) -> dict[str, Any]:
-    name = stored.name[0]
-    return {
-        "api_version": VERSION,
-        "kind": "ApiKey",
-        "id": name,
-        "metadata": account.metadata(stored, f"{PATH}/{name}", f"api-key={name}"),
-        "spec": dict(stored.properties["spec"]),
-    }
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    spec = dict(stored.properties["spec"])
+    return call.account.document(VERSION, "ApiKey", stored, PATH, "api-key", spec=spec)
 
 
 def _require(call: Call) -> Stored:
-    found = call.account.store.get(KEY, (call.path["id"],))
-    if found is None:
-        raise gone(f"API key {call.path['id']}")
-    return found
+    name = call.path["id"]
+    return call.account.require(KEY, (name,), gone(f"API key {name}"))
 
 
 def _create(call: Call) -> Answer:
@@ -261,7 +230,7 @@ def _create(call: Call) -> Answer:
     key = "".join(secrets.choice(_KEY_ALPHABET) for _ in range(16))
     stored = Stored(KEY, (key,), properties)
     account.store.put(stored)
-    document = _document(account, stored)
+    document = _document(call, stored)
     document["spec"]["secret"] = secret
     return Answer(document, location=f"{PATH}/{key}")
 
@@ -275,20 +244,11 @@ def _list(call: Call) -> Answer:
         ),
     )
     found = [key for key in found if call.account.delays.lists(key)]
-    return call.page(found, VERSION, "ApiKey", lambda one: _document(call.account, one))
+    return call.page(found, VERSION, "ApiKey", _document)
 
 
 def _get(call: Call) -> Answer:
-    return Answer(_document(call.account, _require(call)))
-
-
-def _change(call: Call) -> Answer:
-    change: SpecChange = call.body.spec
-    stored = _require(call)
-    spec = {**stored.properties["spec"], **change.model_dump(exclude_unset=True)}
-    stored = changed(stored, {"spec": spec})
-    call.account.store.put(stored)
-    return Answer(_document(call.account, stored))
+    return Answer(_document(call, _require(call)))
 
 
 def _delete(call: Call) -> Answer:
@@ -300,6 +260,5 @@ OPERATIONS = [
     Operation("POST", PATH, _create, 202, body=NewKey, rated=False),
     Operation("GET", PATH, _list, query=ListQuery, rated=False),
     Operation("GET", PATH + "/{id}", _get, rated=False),
-    Operation("PATCH", PATH + "/{id}", _change, body=KeyChange, rated=False),
     Operation("DELETE", PATH + "/{id}", _delete, 204, rated=False),
 ]

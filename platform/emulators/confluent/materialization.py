@@ -13,7 +13,7 @@ from emulators import iam
 from emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from emulators.store import Stored
 from topicberg.catalogs import glue
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, first_line
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
 
@@ -90,7 +90,7 @@ class Tables(threading.Thread):
             except NoSuchTableError:  # dropped by hand; the engine makes it anew
                 status = CatalogStatus()
             except (TopicbergError, ClientError, BotoCoreError, OSError) as error:
-                status = CatalogStatus("FAILED", str(error).splitlines()[0])
+                status = CatalogStatus("FAILED", first_line(error))
             else:
                 status = CatalogStatus("SYNCED", None, now.snapshot_id, time.time())
             self._synced[catalog.name[0], topic] = status

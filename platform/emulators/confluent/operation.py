@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from emulators.confluent.account import Account
@@ -28,7 +28,6 @@ class KeyKind(Enum):
     KAFKA = "Kafka"
     SCHEMA_REGISTRY = "Schema Registry"
     TABLEFLOW = "Tableflow"
-    FLINK = "Flink"
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,12 @@ class Call:
         found: Sequence[Stored],
         api_version: str,
         kind: str,
-        document: Callable[[Stored], dict[str, Any]],
+        document: Callable[[Call, Stored], dict[str, Any]],
     ) -> Answer:
         """The asked page of a list."""
         page: Page = self.query
-        return listing(found, page, self.url, self.parameters, api_version, kind, document)
+        show = partial(document, self)
+        return listing(found, page, self.url, self.parameters, api_version, kind, show)
 
 
 @dataclass(frozen=True)

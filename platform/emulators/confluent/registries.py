@@ -16,57 +16,45 @@ VERSION = "srcm/v3"
 PATH = "/srcm/v3/clusters"
 
 
-def _document(account: Account, stored: Stored) -> dict[str, Any]:
-    name, properties = stored.name[0], stored.properties
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    account, properties = call.account, stored.properties
     environment = properties["environment"]
-    delays = account.delays
-    ready = time.time() >= stored.created + delays.cluster + delays.schema_registry
+    ready = _there(account, stored, account.delays.schema_registry)
     governance = environments.require(account, environment).properties["stream_governance_config"]
-    return {
-        "api_version": VERSION,
-        "kind": "Cluster",
-        "id": name,
-        "metadata": account.metadata(
-            stored, f"{PATH}/{name}", f"environment={environment}", f"schema-registry={name}"
-        ),
-        "spec": {
-            "display_name": "Stream Governance Package",
-            "package": governance["package"],
-            "http_endpoint": account.url,
-            "cloud": properties["cloud"],
-            "region": properties["region"],
-            "environment": environments.reference(account, environment),
-        },
-        "status": {"phase": "PROVISIONED" if ready else "PROVISIONING"},
+    spec = {
+        "display_name": "Stream Governance Package",
+        "package": governance["package"],
+        "http_endpoint": account.url,
+        "cloud": properties["cloud"],
+        "region": properties["region"],
+        "environment": environments.reference(account, environment),
     }
+    status = {"phase": "PROVISIONED" if ready else "PROVISIONING"}
+    within = (f"environment={environment}", "schema-registry")
+    return account.document(VERSION, "Cluster", stored, PATH, *within, spec=spec, status=status)
 
 
-def _there(account: Account, stored: Stored) -> bool:
+def _there(account: Account, stored: Stored, delay: float = 0.0) -> bool:
     """It appears only after the Kafka cluster is there."""
-    return time.time() >= stored.created + account.delays.cluster
+    return time.time() >= stored.created + account.delays.cluster + delay
 
 
 def _list(call: Call) -> Answer:
     query: PageInEnvironment = call.query
     account = call.account
     environments.require(account, query.environment)
-    found = account.store.all(
-        REGISTRY,
-        lambda one: one.properties["environment"] == query.environment and _there(account, one),
-    )
-    return call.page(found, VERSION, "Cluster", lambda one: _document(account, one))
+    found = account.find(REGISTRY, lambda one: one["environment"] == query.environment)
+    found = [one for one in found if _there(account, one)]
+    return call.page(found, VERSION, "Cluster", _document)
 
 
 def _get(call: Call) -> Answer:
     query: InEnvironment = call.query
-    found = call.account.store.get(REGISTRY, (call.path["id"],))
-    if (
-        found is None
-        or found.properties["environment"] != query.environment
-        or not _there(call.account, found)
-    ):
-        raise not_found(f"Schema Registry cluster {call.path['id']}")
-    return Answer(_document(call.account, found))
+    missing = not_found(f"Schema Registry cluster {call.path['id']}")
+    found = call.account.require(REGISTRY, (call.path["id"],), missing)
+    if found.properties["environment"] != query.environment or not _there(call.account, found):
+        raise missing
+    return Answer(_document(call, found))
 
 
 OPERATIONS = [

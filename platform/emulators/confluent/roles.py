@@ -19,7 +19,6 @@ from emulators.confluent.account import (
     ENVIRONMENT,
     ROLE_BINDING,
     SERVICE_ACCOUNT,
-    USER,
     Account,
 )
 from emulators.confluent.errors import Refusal, Shape, bad_request, conflict
@@ -82,30 +81,27 @@ def _covers(pattern: str, crn: str) -> bool:
     return f"{crn}/".startswith(f"{pattern}/")
 
 
-def _document(account: Account, stored: Stored) -> dict[str, Any]:
-    name = stored.name[0]
-    return {
-        "api_version": VERSION,
-        "kind": "RoleBinding",
-        "id": name,
-        "metadata": account.metadata(stored, f"{PATH}/{name}", f"role-binding={name}"),
-        **stored.properties,
-    }
+def unbind(account: Account, crn: str) -> None:
+    """Delete the bindings on a resource, and on what is in it."""
+    account.delete(ROLE_BINDING, lambda one: f"{one['crn_pattern']}/".startswith(f"{crn}/"))
+
+
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    shown = stored.properties
+    return call.account.document(VERSION, "RoleBinding", stored, PATH, "role-binding", **shown)
 
 
 def _require(call: Call) -> Stored:
-    found = call.account.store.get(ROLE_BINDING, (call.path["id"],))
-    if found is None:
-        raise Refusal(HTTPStatus.FORBIDDEN, f"Forbidden access to {call.path['id']}", number=40301)
-    return found
+    name = call.path["id"]
+    missing = Refusal(HTTPStatus.FORBIDDEN, f"Forbidden access to {name}", number=40301)
+    return call.account.require(ROLE_BINDING, (name,), missing)
 
 
 def _refuse_unknown(account: Account, body: NewBinding) -> None:
     """:raises Refusal: a principal, role, or resource that does not exist"""
     kind, _, name = body.principal.partition(":")
-    if kind == "Group" or not (
-        account.store.get(SERVICE_ACCOUNT, (name,)) or account.store.get(USER, (name,))
-    ):
+    is_known = name == BOOTSTRAP_USER or account.store.get(SERVICE_ACCOUNT, (name,))
+    if kind == "Group" or not is_known:
         raise bad_request(f"The principal {body.principal} does not exist.")
     if body.role_name not in ROLES:
         raise bad_request(f"There is no role {body.role_name}.")
@@ -117,17 +113,13 @@ def _refuse_unknown(account: Account, body: NewBinding) -> None:
         sort = {"environment": ENVIRONMENT, "cloud-cluster": CLUSTER}.get(what)
         if sort and name != "*" and account.store.get(sort, (name,)) is None:
             raise bad_request(f"{body.crn_pattern}: the {sort} {name} does not exist.")
-        if what == "kafka" and (cluster := account.store.get(CLUSTER, (name,))):
-            _refuse_basic(cluster, body)
-
-
-def _refuse_basic(cluster: Stored, body: NewBinding) -> None:
-    """https://docs.confluent.io/cloud/current/security/access-control/rbac/overview.html"""
-    if cluster.properties["spec"]["config"]["kind"] == "Basic":
-        raise bad_request(
-            f"{body.role_name} on {body.crn_pattern}: Basic clusters have no role bindings for "
-            "topics, consumer groups and transactional ids."
-        )
+        cluster = account.store.get(CLUSTER, (name,)) if what == "kafka" else None
+        # https://docs.confluent.io/cloud/current/security/access-control/rbac/overview.html
+        if cluster and cluster.properties["spec"]["config"]["kind"] == "Basic":
+            raise bad_request(
+                f"{body.role_name} on {body.crn_pattern}: Basic clusters have no role bindings for "
+                "topics, consumer groups and transactional ids."
+            )
 
 
 def _create(call: Call) -> Answer:
@@ -140,9 +132,8 @@ def _create(call: Call) -> Answer:
             f"{body.principal} has {body.role_name} on {body.crn_pattern} already.",
             f"{account.url}{PATH}/{other.name[0]}",
         )
-    stored = Stored(ROLE_BINDING, (account.new_id(ROLE_BINDING, "rb"),), properties)
-    account.store.put(stored)
-    return Answer(_document(account, stored), location=f"{PATH}/{stored.name[0]}")
+    stored = account.add(ROLE_BINDING, "rb", properties)
+    return Answer(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
 def _list(call: Call) -> Answer:
@@ -155,17 +146,17 @@ def _list(call: Call) -> Answer:
             and query.role_name in ("", one["role_name"])
         ),
     )
-    return call.page(found, VERSION, "RoleBinding", lambda one: _document(call.account, one))
+    return call.page(found, VERSION, "RoleBinding", _document)
 
 
 def _get(call: Call) -> Answer:
-    return Answer(_document(call.account, _require(call)))
+    return Answer(_document(call, _require(call)))
 
 
 def _delete(call: Call) -> Answer:
     stored = _require(call)
     call.account.store.delete(ROLE_BINDING, [stored.name])
-    return Answer(_document(call.account, stored))
+    return Answer(_document(call, stored))
 
 
 def _operation(method: str, path: str, handler: Any, **more: Any) -> Operation:

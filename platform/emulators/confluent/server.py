@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import json
 import logging
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -37,7 +38,6 @@ from emulators.confluent import (
     service_accounts,
     subjects,
     tableflow,
-    topic_configs,
     topics,
 )
 from emulators.confluent.account import Account, Delays
@@ -53,7 +53,6 @@ from emulators.confluent.errors import (
 )
 from emulators.confluent.faults import Fault, Faults
 from emulators.confluent.generators import Generators
-from emulators.confluent.limits import RATE_LIMIT, Rate
 from emulators.confluent.materialization import Tables
 from emulators.confluent.operation import Call, Operation
 from emulators.confluent.wire import Answer
@@ -63,23 +62,46 @@ from topicberg.security.guard import Guard
 
 logger = logging.getLogger(__name__)
 
-OPERATIONS = [
-    *environments.OPERATIONS,
-    *clusters.OPERATIONS,
-    *registries.OPERATIONS,
-    *service_accounts.OPERATIONS,
-    *keys.OPERATIONS,
-    *roles.OPERATIONS,
-    *integrations.OPERATIONS,
-    *topics.OPERATIONS,
-    *topic_configs.OPERATIONS,
-    *acls.OPERATIONS,
-    *subjects.OPERATIONS,
-    *connectors.OPERATIONS,
-    *tableflow.OPERATIONS,
-    *catalogs.OPERATIONS,
-]
+_APIS = (
+    *(environments, clusters, registries, service_accounts, keys, roles, integrations),
+    *(topics, acls, subjects, connectors, tableflow, catalogs),
+)
+OPERATIONS: list[Operation] = [one for api in _APIS for one in api.OPERATIONS]
+RATE_LIMIT = 2000
+"""Requests of one key in :data:`RATE_SECONDS`; one more is answered with 429."""
+RATE_SECONDS = 60
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class Rate:
+    """Counts the requests of each key in the running window."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, tuple[int, int]] = {}
+
+    def count(self, key: str) -> dict[str, str]:
+        """The headers that tell how much is left; ``Reset`` is in seconds from now.
+
+        :raises Refusal: nothing is left
+        """
+        now = int(time.time())
+        window = now // RATE_SECONDS
+        began, used = self._windows.get(key, (window, 0))
+        used = used + 1 if began == window else 1
+        self._windows[key] = (window, used)
+        reset = str((window + 1) * RATE_SECONDS - now)
+        headers = {
+            "X-RateLimit-Limit": str(RATE_LIMIT),
+            "X-RateLimit-Remaining": str(max(0, RATE_LIMIT - used)),
+            "X-RateLimit-Reset": reset,
+        }
+        if used > RATE_LIMIT:
+            raise Refusal(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "Rate Limit Exceeded",
+                headers={**headers, "Retry-After": reset},
+            )
+        return headers
 
 
 class Server:
@@ -300,15 +322,9 @@ def _response(answer: Answer, operation: Operation, headers: dict[str, str]) -> 
 
 
 def _refused(refusal: Refusal, shape: Shape, method: str) -> Response:
-    rendered = render(refusal, shape, method)
+    content, media_type = render(refusal, shape, method)
     headers = {"X-Request-Id": uuid.uuid4().hex, **refusal.headers}
-    content = rendered.content
-    return Response(
-        content if isinstance(content, str) else json.dumps(content),
-        refusal.status.value,
-        headers,
-        media_type=rendered.media_type,
-    )
+    return Response(content, refusal.status.value, headers, media_type=media_type)
 
 
 async def _health(_request: Request) -> Response:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pyiceberg.exceptions import NoSuchTableError
 
 from emulators.confluent import broker, clusters, environments, integrations, roles, subjects
-from emulators.confluent.account import CATALOG, TABLE, changed, timestamp
+from emulators.confluent.account import CATALOG, TABLE, timestamp
 from emulators.confluent.errors import (
     Refusal,
     bad_request,
@@ -89,24 +89,17 @@ def _sync(call: Call, catalog: Stored, topic: str) -> dict[str, Any]:
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
     account = call.account
-    cluster, topic = stored.name
+    cluster = stored.name[0]
     environment = stored.properties["environment"]
     status, suspended = _status(call, stored)
     spec = dict(stored.properties["spec"])
     storage = {**spec["storage"], "bucket_region": stored.properties["region"]}
     if location := call.tables.location(stored):
         storage["table_path"] = location
-    return {
-        "api_version": VERSION,
-        "kind": "TableflowTopic",
-        "metadata": account.metadata(
-            stored,
-            f"{PATH}/{topic}",
-            f"environment={environment}",
-            f"cloud-cluster={cluster}",
-            f"tableflow-topic={topic}",
-        ),
-        "spec": {
+    within = (f"environment={environment}", f"cloud-cluster={cluster}", "tableflow-topic")
+    shown = account.document(
+        *(VERSION, "TableflowTopic", stored, PATH, *within),
+        spec={
             **spec,
             "suspended": suspended,
             "config": {**spec["config"], "enable_compaction": True, "enable_partitioning": True},
@@ -114,8 +107,10 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
             "environment": environments.reference(account, environment),
             "kafka_cluster": clusters.reference(account, environment, cluster),
         },
-        "status": status,
-    }
+        status=status,
+    )
+    del shown["id"]
+    return shown
 
 
 def _options(options: Options, before: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -143,9 +138,10 @@ def find_cluster(call: Call, environment: str, name: str) -> Stored:
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
     topic = call.path["display_name"]
-    found = call.account.store.get(TABLE, (cluster, topic))
-    if found is None or found.properties["environment"] != environment:
-        raise not_found(f"Tableflow topic {topic}")
+    missing = not_found(f"Tableflow topic {topic}")
+    found = call.account.require(TABLE, (cluster, topic), missing)
+    if found.properties["environment"] != environment:
+        raise missing
     return found
 
 
@@ -287,7 +283,7 @@ def _list(call: Call) -> Answer:
             )
         ),
     )
-    return call.page(found, VERSION, "TableflowTopic", lambda one: _document(call, one))
+    return call.page(found, VERSION, "TableflowTopic", _document)
 
 
 def _get(call: Call) -> Answer:
@@ -311,8 +307,7 @@ def _change(call: Call) -> Answer:
         spec["config"] = _options(change.config, spec["config"])
     if given & {"table_formats", "config"}:
         _enable(call, topic, spec)
-    stored = changed(stored, {"spec": spec})
-    account.store.put(stored)
+    stored = account.change(stored, {"spec": spec})
     if "suspended" in given:
         control.resume(account.config, topic)
     return Answer(_document(call, stored))
@@ -332,7 +327,7 @@ def _regions(call: Call) -> Answer:
     if query.cloud.upper() not in ("", "AWS"):
         found = []
 
-    def document(one: Stored) -> dict[str, Any]:
+    def document(call: Call, one: Stored) -> dict[str, Any]:
         region = one.name[0]
         return {
             "api_version": VERSION,

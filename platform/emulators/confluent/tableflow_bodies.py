@@ -63,13 +63,6 @@ class Managed(Body):
     kind: Literal["Managed"]
 
 
-class Azure(Body):
-    kind: Literal["AzureDataLakeStorageGen2"]
-    storage_account_name: str
-    container_name: str
-    provider_integration_id: str
-
-
 Format = Literal["DELTA", "ICEBERG"]
 
 
@@ -80,7 +73,7 @@ class NewSpec(Body):
     display_name: str
     environment: Reference
     kafka_cluster: ScopedReference
-    storage: Annotated[ByobAws | Managed | Azure, Field(discriminator="kind")]
+    storage: Annotated[ByobAws | Managed, Field(discriminator="kind")]
     table_formats: Formats = Field(default=["ICEBERG"])
     config: Options = Options()
     suspended: bool = False

@@ -1,9 +1,9 @@
-"""``/kafka/v3``: the cluster, and topics on the real local broker."""
+"""``/kafka/v3``: the cluster, and topics with their configurations on the real local broker."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,6 @@ from emulators.confluent.kafka_rest import (
     topic_of,
 )
 from emulators.confluent.operation import Call
-from emulators.confluent.topic_configs import Config
 from emulators.confluent.wire import Answer, Body, Query
 from emulators.store import Stored
 from topicberg.kafka import TIMEOUT_SECONDS
@@ -29,6 +28,20 @@ DEFAULT_PARTITIONS = 6
 """Confluent Cloud's, not the broker's."""
 CLOUD_REPLICATION = 3
 """The only factor that Confluent Cloud takes; the local broker keeps as many as it can: one."""
+
+
+class Config(Body):
+    name: str
+    value: str | None = None
+
+
+class Alteration(Config):
+    operation: Literal["SET", "DELETE"] | None = None
+
+
+class Alterations(Body):
+    data: list[Alteration]
+    validate_only: bool = False
 
 
 class NewTopic(Body):
@@ -155,6 +168,82 @@ def _get_cluster(call: Call) -> Answer:
     return Answer(resource(call, "KafkaCluster", "", "", related))
 
 
+# --- configurations ---
+
+
+def _entries(call: Call, cluster: str) -> tuple[str, dict[str, Any]]:
+    name, _ = topic_of(call, cluster)
+    return name, dict(sorted(broker.describe(call.account, name).items()))
+
+
+def _source(entry: Any) -> str:
+    from confluent_kafka.admin import ConfigSource
+
+    name = ConfigSource(entry.source).name
+    return {"UNKNOWN_CONFIG": "UNKNOWN", "GROUP_CONFIG": "UNKNOWN"}.get(name, name)
+
+
+def _entry(call: Call, topic: str, entry: Any) -> dict[str, Any]:
+    synonyms = sorted((entry.synonyms or {}).values(), key=lambda one: int(one.source))
+    document = {
+        "topic_name": topic,
+        "name": entry.name,
+        "value": None if entry.is_sensitive else entry.value,
+        "is_default": bool(entry.is_default) or _source(entry) != "DYNAMIC_TOPIC_CONFIG",
+        "is_read_only": bool(entry.is_read_only),
+        "is_sensitive": bool(entry.is_sensitive),
+        "source": _source(entry),
+        "synonyms": [
+            {"name": one.name, "value": one.value, "source": _source(one)} for one in synonyms
+        ],
+    }
+    return resource(
+        call,
+        "KafkaTopicConfig",
+        f"/topics/{topic}/configs/{entry.name}",
+        f"/topic={topic}/config={entry.name}",
+        document,
+    )
+
+
+def _configs(call: Call) -> Answer:
+    topic, entries = _entries(call, cluster_of(call))
+    return resources(
+        call, "KafkaTopicConfigList", [_entry(call, topic, entry) for entry in entries.values()]
+    )
+
+
+def _get_config(call: Call) -> Answer:
+    topic, entries = _entries(call, cluster_of(call))
+    if call.path["name"] not in entries:
+        raise Refusal(
+            HTTPStatus.NOT_FOUND,
+            f"Config {call.path['name']} cannot be found for TOPIC {topic}",
+            number=404,
+        )
+    return Answer(_entry(call, topic, entries[call.path["name"]]))
+
+
+def _alter(call: Call) -> Answer:
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+    body: Alterations = call.body
+    name, _ = topic_of(call, demand(call, call.path["topic_name"]))
+    entries = []
+    for one in body.data:
+        delete = one.operation == "DELETE" or one.value is None  # back to the default
+        kind = AlterConfigOpType.DELETE if delete else AlterConfigOpType.SET
+        value = "" if delete else str(one.value)
+        entries.append(ConfigEntry(one.name, value, incremental_operation=kind))
+    what = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+    futures = call.account.kafka_admin().incremental_alter_configs(
+        [what], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
+    )
+    broker.wait(futures[what], name)
+    return Answer()
+
+
+_CONFIGS = "/topics/{topic_name}/configs"
 OPERATIONS = [
     kafka_operation("GET", "", _get_cluster),
     kafka_operation("GET", "/topics", _list),
@@ -162,4 +251,7 @@ OPERATIONS = [
     kafka_operation("GET", "/topics/{topic_name}", _get, query=GetTopic),
     kafka_operation("PATCH", "/topics/{topic_name}", _change, body=TopicChange),
     kafka_operation("DELETE", "/topics/{topic_name}", _delete, 204),
+    kafka_operation("GET", _CONFIGS, _configs),
+    kafka_operation("POST", _CONFIGS + ":alter", _alter, 204, body=Alterations),
+    kafka_operation("GET", _CONFIGS + "/{name}", _get_config),
 ]

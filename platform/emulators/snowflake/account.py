@@ -10,14 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emulators.snowflake import errors
 from emulators.snowflake.engine import Engine
-from emulators.snowflake.errors import (
-    already_exists,
-    does_not_exist,
-    invalid_request,
-    no_current,
-    unsupported,
-)
 from emulators.snowflake.grammar import Statement
 from emulators.snowflake.results import Rows
 from emulators.snowflake.sources import Sources
@@ -37,6 +31,10 @@ ACCOUNT = "ACCOUNT"
 GRANT = "GRANT"
 OWNER = "OWNER"
 """Property of every object: the role that created it."""
+
+DONE = "Statement executed successfully."
+NOTHING_DROPPED = "Drop statement executed successfully."
+"""Answers that name no object."""
 
 IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-stand-in"
 """Who Snowflake is to AWS: the principal of the trust policies of the roles that it assumes."""
@@ -96,10 +94,7 @@ class Account:
         https://docs.snowflake.com/en/user-guide/tables-iceberg-catalog-linked-database
         """
         database = self.linked(name[0]) if len(name) > 1 else None
-        if (
-            database is None
-            or database.properties["CATALOG_CASE_SENSITIVITY"] != "CASE_INSENSITIVE"
-        ):
+        if not database or database.properties["CATALOG_CASE_SENSITIVITY"] != "CASE_INSENSITIVE":
             return name
         folded = [part.lower() for part in name[1:]]
         known = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
@@ -117,27 +112,35 @@ class Account:
             return
         called = display(name[:1])
         if database.properties["LINKED_CATALOG"]["ALLOWED_WRITE_OPERATIONS"] == "NONE":
-            raise invalid_request(
+            raise errors.invalid_request(
                 f"{what} failed: catalog-linked database '{called}' is read-only "
                 "(ALLOWED_WRITE_OPERATIONS = NONE)."
             )
-        raise unsupported(f"{what} in catalog-linked database {called}, as a write to its catalog")
+        raise errors.unsupported(
+            f"{what} in catalog-linked database {called}, as a write to its catalog"
+        )
 
-    def tables_using(self, option: str, name: str) -> list[str]:
-        """Iceberg tables whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
-        return [
-            display(t.name) for t in self.store.all(TABLE, lambda t: t.properties[option] == name)
-        ]
+    def using(self, option: str, name: str) -> list[str]:
+        """Iceberg tables and linked databases whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
+        tables = self.store.all(TABLE, lambda t: t.properties[option] == name)
+        databases = self.store.all(DATABASE, lambda d: d.properties.get(option) == name)
+        linked = [one for one in databases if "LINKED_CATALOG" in one.properties]
+        return [display(one.name) for one in (*tables, *linked)]
 
-    def databases_using(self, option: str, name: str) -> list[str]:
-        """Databases whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this, if they are linked."""
-        found = self.store.all(DATABASE, lambda d: d.properties.get(option) == name)
-        return [display(one.name) for one in found if "LINKED_CATALOG" in one.properties]
+    def require_database(self, name: str) -> None:
+        """:raises ProgrammingError: there is no such database"""
+        if name not in self.engine.databases():
+            raise errors.does_not_exist("Database", display((name,)))
+
+    def require_schema(self, name: Name) -> None:
+        """:raises ProgrammingError: there is no such schema"""
+        if not self.engine.has_schema(*name):
+            raise errors.does_not_exist("Schema", display(name))
 
     def require(self, kind: str, name: Name) -> Stored:
         found = self.store.get(kind, name)
         if found is None:
-            raise does_not_exist(_title(kind), display(name))
+            raise errors.does_not_exist(_title(kind), display(name))
         return found
 
 
@@ -145,9 +148,9 @@ def resolve(name: Name, context: Context, command: str) -> Name:
     """Database, schema and table of a name that may leave out the first two."""
     database, schema = context.database, context.schema
     if len(name) < 3 and database is None:
-        raise no_current("database", command)
+        raise errors.no_current("database", command)
     if len(name) < 2 and schema is None:
-        raise no_current("schema", command)
+        raise errors.no_current("schema", command)
     return (*(database or "", schema or "")[: 3 - len(name)], *name)
 
 
@@ -170,13 +173,46 @@ def create(
         if old is not None and statement.if_not_exists:
             return Rows.status(f"{name[-1]} already exists, statement succeeded.")
         if old is not None and not statement.or_replace:
-            raise already_exists(display(name))
+            raise errors.already_exists(display(name))
         properties = {**make(old), OWNER: context.role}
         if old is not None:
             forget_grants_on(account, statement.kind, name)
         account.store.put(Stored(statement.kind, name, properties))
         created()
     return Rows.status(f"{kind} {name[-1]} successfully created.")
+
+
+def alter(account: Account, statement: Statement, change: Callable[[Stored], None]) -> Rows:
+    """ALTER by the common rules: IF EXISTS, or an error when it does not.
+
+    :param change: changes the properties
+    """
+    with account.store.lock:
+        if not statement.if_exists or account.store.get(statement.kind, statement.name) is not None:
+            found = account.require(statement.kind, statement.name)
+            change(found)
+            account.store.put(found)
+    return Rows.status(DONE)
+
+
+def set_properties(account: Account, _context: Context, statement: Statement) -> Rows:
+    """ALTER … SET of a kind of object whose properties are only kept and shown."""
+    return alter(account, statement, lambda found: found.properties.update(statement.properties))
+
+
+def remove(
+    account: Account, statement: Statement, check: Callable[[Stored], None] = lambda _: None
+) -> Rows:
+    """DROP by the common rules.
+
+    :param check: refuses what is still in use, or ends what depends on it
+    """
+    with account.store.lock:
+        if statement.if_exists and account.store.get(statement.kind, statement.name) is None:
+            return Rows.status(NOTHING_DROPPED)
+        check(account.require(statement.kind, statement.name))
+        drop(account, statement.kind, statement.name)
+    return Rows.status(f"{statement.name[-1]} successfully dropped.")
 
 
 def drop(account: Account, kind: str, *names: Name) -> None:
@@ -191,6 +227,13 @@ def forget_grants_on(account: Account, kind: str, name: Name) -> None:
     kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind])
     gone = account.store.all(
         GRANT, lambda g: g.properties["ON"] in kinds and g.properties["OBJECT"] == list(name)
+    )
+    account.store.delete(GRANT, [one.name for one in gone])
+
+
+def forget_grantee(account: Account, kind: str, name: str) -> None:
+    gone = account.store.all(
+        GRANT, lambda g: g.properties["TO"] == kind and g.properties["GRANTEE"] == name
     )
     account.store.delete(GRANT, [one.name for one in gone])
 
@@ -214,15 +257,9 @@ def like(pattern: str) -> re.Pattern[str]:
 
 
 def chosen(statement: Statement, found: Iterable[Stored]) -> list[Stored]:
-    """What a SHOW keeps: LIKE, STARTS WITH (which minds case) and LIMIT."""
-    pattern = like(statement.like) if statement.like is not None else None
-    kept = [
-        stored
-        for stored in found
-        if (pattern is None or pattern.fullmatch(stored.name[-1]))
-        and stored.name[-1].startswith(statement.starts_with or "")
-    ]
-    return kept[: statement.limit]
+    """What a SHOW … LIKE keeps."""
+    pattern = like("%" if statement.like is None else statement.like)
+    return [stored for stored in found if pattern.fullmatch(stored.name[-1])]
 
 
 @dataclass

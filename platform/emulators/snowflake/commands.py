@@ -17,49 +17,30 @@ from emulators.snowflake import (
     users,
     volumes,
 )
-from emulators.snowflake.account import ACCOUNT, TABLE, Account, Context, resolve
+from emulators.snowflake.account import ACCOUNT, TABLE, Account, Context, resolve, set_properties
 from emulators.snowflake.errors import unsupported
 from emulators.snowflake.grammar import Kind, Statement, parse_object_statement
-from emulators.snowflake.principal_grammar import (
-    ROLE,
-    USER,
-    WAREHOUSE,
-    parse_grant,
-    parse_show_grants,
-    parse_use,
-)
 from emulators.snowflake.results import Rows
-from emulators.snowflake.storage_grammar import CATALOG_INTEGRATION, EXTERNAL_VOLUME
-from emulators.snowflake.table_grammar import ICEBERG_TABLE
 from emulators.snowflake.tokens import Name, Stream
 
 Command = Callable[[Account, Context, Statement], Rows]
 
 KINDS: tuple[Kind, ...] = (
-    EXTERNAL_VOLUME,
-    CATALOG_INTEGRATION,
-    ICEBERG_TABLE,
-    databases.DATABASE_KIND,
-    databases.SCHEMA_KIND,
-    USER,
-    ROLE,
-    WAREHOUSE,
-    network_policies.POLICY_KIND,
-    relations.TABLES,
-    relations.VIEWS,
-    relations.OBJECTS,
+    *(volumes.VOLUME_KIND, integrations.INTEGRATION_KIND, tables.TABLE_KIND),
+    *(databases.DATABASE_KIND, databases.SCHEMA_KIND, network_policies.POLICY_KIND),
+    *(users.USER_KIND, roles.ROLE_KIND, roles.WAREHOUSE_KIND),
+    *(relations.TABLES, relations.VIEWS, relations.OBJECTS),
 )
 
 COMMANDS: dict[tuple[str, str], Command] = {
     ("CREATE", "EXTERNAL VOLUME"): volumes.create_volume,
-    ("ALTER", "EXTERNAL VOLUME"): volumes.alter_volume,
+    ("ALTER", "EXTERNAL VOLUME"): set_properties,
     ("DROP", "EXTERNAL VOLUME"): volumes.drop_volume,
     ("SHOW", "EXTERNAL VOLUME"): volumes.show_volumes,
     ("DESCRIBE", "EXTERNAL VOLUME"): volumes.describe_volume,
     ("CREATE", "CATALOG INTEGRATION"): integrations.create_integration,
     ("ALTER", "CATALOG INTEGRATION"): integrations.alter_integration,
     ("DROP", "CATALOG INTEGRATION"): integrations.drop_integration,
-    ("SHOW", "CATALOG INTEGRATION"): integrations.show_integrations,
     ("DESCRIBE", "CATALOG INTEGRATION"): integrations.describe_integration,
     ("CREATE", "ICEBERG TABLE"): tables.create_table,
     ("ALTER", "ICEBERG TABLE"): tables.alter_table,
@@ -76,18 +57,17 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("CREATE", "USER"): users.create_user,
     ("ALTER", "USER"): users.alter_user,
     ("DROP", "USER"): users.drop_user,
-    ("SHOW", "USER"): users.show_users,
     ("DESCRIBE", "USER"): users.describe_user,
     ("CREATE", "ROLE"): roles.create_role,
-    ("ALTER", "ROLE"): roles.alter_role,
+    ("ALTER", "ROLE"): set_properties,
     ("DROP", "ROLE"): roles.drop_role,
     ("SHOW", "ROLE"): roles.show_roles,
     ("CREATE", "WAREHOUSE"): roles.create_warehouse,
-    ("ALTER", "WAREHOUSE"): roles.alter_warehouse,
+    ("ALTER", "WAREHOUSE"): set_properties,
     ("DROP", "WAREHOUSE"): roles.drop_warehouse,
     ("SHOW", "WAREHOUSE"): roles.show_warehouses,
     ("CREATE", "NETWORK POLICY"): network_policies.create_policy,
-    ("ALTER", "NETWORK POLICY"): network_policies.alter_policy,
+    ("ALTER", "NETWORK POLICY"): set_properties,
     ("DROP", "NETWORK POLICY"): network_policies.drop_policy,
     ("SHOW", "NETWORK POLICY"): network_policies.show_policies,
     ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
@@ -121,7 +101,7 @@ def parse(sql: str) -> Statement | None:
     :raises ProgrammingError: it is ours and wrong
     """
     readers = (
-        *(parse_grant, parse_show_grants, parse_use),
+        *(roles.parse_grant, roles.parse_show_grants, roles.parse_use),
         *(network_policies.parse_alter_account, network_policies.parse_show_parameters),
     )
     for read in readers:
@@ -132,9 +112,7 @@ def parse(sql: str) -> Statement | None:
 
 
 def run(account: Account, context: Context, statement: Statement) -> Rows:
-    """
-    :raises ProgrammingError: it fails, or the session's role may not do it
-    """
+    """:raises ProgrammingError: it fails, or the session's role may not do it"""
     if statement.kind == TABLE and statement.name and statement.verb != "CREATE":
         name = resolve(statement.name, context, f"{statement.verb} {TABLE}")
         statement.name = account.canonical(name)

@@ -12,6 +12,7 @@ from emulators.snowflake import linked
 from emulators.snowflake.account import (
     DATABASE,
     INTEGRATION,
+    NOTHING_DROPPED,
     OWNER,
     SCHEMA,
     TABLE,
@@ -21,9 +22,8 @@ from emulators.snowflake.account import (
     chosen,
     drop,
 )
-from emulators.snowflake.errors import already_exists, does_not_exist, no_current, unsupported
+from emulators.snowflake.errors import already_exists, no_current, unsupported
 from emulators.snowflake.grammar import Kind, Statement
-from emulators.snowflake.linked_grammar import alter_linked, is_linked, read_linked
 from emulators.snowflake.options import Spec, integer, reference, text
 from emulators.snowflake.privileges import PUBLIC
 from emulators.snowflake.results import Rows
@@ -46,8 +46,8 @@ _SCHEMA = Spec("SCHEMA", {"DATA_RETENTION_TIME_IN_DAYS": integer, "COMMENT": tex
 
 
 def _create_database(stream: Stream, statement: Statement) -> None:
-    if is_linked(stream):
-        read_linked(stream, statement)
+    if stream.find("LINKED_CATALOG") is not None:
+        linked.read_linked(stream, statement)
         return
     if stream.at("CLONE") or stream.at("FROM") or stream.at("AS"):
         raise unsupported(f"CREATE DATABASE … {stream.peek().value}")
@@ -64,7 +64,11 @@ def _create_schema(stream: Stream, statement: Statement) -> None:
 
 
 DATABASE_KIND = Kind(
-    "DATABASE", create=_create_database, alter=alter_linked, plural="DATABASES", in_account=False
+    "DATABASE",
+    create=_create_database,
+    alter=linked.alter_linked,
+    plural="DATABASES",
+    in_account=False,
 )
 SCHEMA_KIND = Kind("SCHEMA", parts=2, create=_create_schema, plural="SCHEMAS", in_account=False)
 
@@ -101,11 +105,16 @@ def create_database(account: Account, context: Context, statement: Statement) ->
     return Rows.status(f"Database {name} successfully created.")
 
 
-def _drop_database(account: Account, name: str) -> None:
-    inside = account.store.all(TABLE, lambda table: table.name[0] == name)
+def _hide_tables(account: Account, prefix: Name) -> None:
+    """Forget the Iceberg tables of a database or schema."""
+    inside = account.store.all(TABLE, lambda table: table.name[: len(prefix)] == prefix)
     for table in inside:
         account.engine.hide_iceberg_table(table.name)
     drop(account, TABLE, *(table.name for table in inside))
+
+
+def _drop_database(account: Account, name: str) -> None:
+    _hide_tables(account, (name,))
     drop(account, SCHEMA, *(schema for schema in account.engine.schemas() if schema[0] == name))
     drop(account, DATABASE, (name,))
     account.engine.detach(name)
@@ -114,63 +123,58 @@ def _drop_database(account: Account, name: str) -> None:
 def drop_database(account: Account, context: Context, statement: Statement) -> Rows:
     (name,) = statement.name
     with account.store.lock:
-        if name not in account.engine.databases():
-            if statement.if_exists:
-                return Rows.status("Drop statement executed successfully.")
-            raise does_not_exist("Database", display(statement.name))
+        if statement.if_exists and name not in account.engine.databases():
+            return Rows.status(NOTHING_DROPPED)
+        account.require_database(name)
         _drop_database(account, name)
     if context.database == name:
         context.database = context.schema = None
     return Rows.status(f"{name} successfully dropped.")
 
 
-def _schema_name(statement: Statement, context: Context, command: str) -> tuple[str, str]:
-    if len(statement.name) == 2:
-        return statement.name[0], statement.name[1]
-    if context.database is None:
+def _schema_name(account: Account, context: Context, statement: Statement) -> tuple[str, str]:
+    """:raises ProgrammingError: the session has no database, or the database is a catalog's"""
+    command = f"{statement.verb} SCHEMA"
+    *given, schema = statement.name
+    database = given[0] if given else context.database
+    if database is None:
         raise no_current("database", command)
-    return context.database, statement.name[0]
+    account.refuse_write((database,), command)
+    return database, schema
 
 
 def create_schema(account: Account, context: Context, statement: Statement) -> Rows:
-    database, schema = _schema_name(statement, context, "CREATE SCHEMA")
-    account.refuse_write((database,), "CREATE SCHEMA")
+    name = database, schema = _schema_name(account, context, statement)
     with account.store.lock:
-        if database not in account.engine.databases():
-            raise does_not_exist("Database", display((database,)))
-        if account.engine.has_schema(database, schema):
+        account.require_database(database)
+        if account.engine.has_schema(*name):
             if statement.if_not_exists:
                 return Rows.status(f"{schema} already exists, statement succeeded.")
             if not statement.or_replace:
-                raise already_exists(display((database, schema)))
-            _drop_schema(account, database, schema)
-        account.engine.cursor().execute(f"CREATE SCHEMA {quote(database, schema)}")
-        account.store.put(Stored(SCHEMA, (database, schema), {OWNER: context.role}))
-    context.database, context.schema = database, schema
+                raise already_exists(display(name))
+            _drop_schema(account, name)
+        account.engine.cursor().execute(f"CREATE SCHEMA {quote(*name)}")
+        account.store.put(Stored(SCHEMA, name, {OWNER: context.role}))
+    context.database, context.schema = name
     return Rows.status(f"Schema {schema} successfully created.")
 
 
-def _drop_schema(account: Account, database: str, schema: str) -> None:
-    inside = account.store.all(TABLE, lambda table: table.name[:2] == (database, schema))
-    for table in inside:
-        account.engine.hide_iceberg_table(table.name)
-    drop(account, TABLE, *(table.name for table in inside))
-    drop(account, SCHEMA, (database, schema))
-    account.engine.cursor().execute(f"DROP SCHEMA {quote(database, schema)} CASCADE")
+def _drop_schema(account: Account, name: Name) -> None:
+    _hide_tables(account, name)
+    drop(account, SCHEMA, name)
+    account.engine.cursor().execute(f"DROP SCHEMA {quote(*name)} CASCADE")
 
 
 def drop_schema(account: Account, context: Context, statement: Statement) -> Rows:
-    database, schema = _schema_name(statement, context, "DROP SCHEMA")
-    account.refuse_write((database,), "DROP SCHEMA")
+    name = _schema_name(account, context, statement)
     with account.store.lock:
-        if not account.engine.has_schema(database, schema):
-            if statement.if_exists:
-                return Rows.status("Drop statement executed successfully.")
-            raise does_not_exist("Schema", display((database, schema)))
-        _drop_schema(account, database, schema)
-    if (context.database, context.schema) == (database, schema):
+        if statement.if_exists and not account.engine.has_schema(*name):
+            return Rows.status(NOTHING_DROPPED)
+        account.require_schema(name)
+        _drop_schema(account, name)
+    if (context.database, context.schema) == name:
         context.schema = None
-    return Rows.status(f"{schema} successfully dropped.")
+    return Rows.status(f"{name[1]} successfully dropped.")
 
 
 def show_schemas(account: Account, context: Context, statement: Statement) -> Rows:
@@ -179,8 +183,8 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
         prefix = statement.scope[1][:1] or ((context.database,) if context.database else ())
     elif statement.scope is None and context.database:
         prefix = (context.database,)
-    if prefix and prefix[0] not in account.engine.databases():
-        raise does_not_exist("Database", display(prefix))
+    if prefix:
+        account.require_database(prefix[0])
     found = [
         account.store.get(SCHEMA, name) or Stored(SCHEMA, name, created=0.0)
         for name in account.engine.schemas()
@@ -207,22 +211,19 @@ def show_databases(account: Account, context: Context, statement: Statement) -> 
         stored.get((name,)) or Stored(DATABASE, (name,), created=0.0)
         for name in account.engine.databases()
     ]
-    names = ("created_on", "name", "is_default", "is_current", "origin", "owner", "comment")
-    rest = ("options", "retention_time", "kind", "owner_role_type")
-    rows = [
-        (
-            one.created,
-            one.name[0],
-            "N",
-            "Y" if one.name[0] == context.database else "N",
-            "",
-            one.properties.get(OWNER, "SYSADMIN"),
-            one.properties.get("COMMENT", ""),
-            "",
-            one.properties.get("DATA_RETENTION_TIME_IN_DAYS", 1),
-            "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in one.properties else "STANDARD",
-            "ROLE",
+    names = (
+        *("created_on", "name", "is_default", "is_current", "origin", "owner", "comment"),
+        *("options", "retention_time", "kind", "owner_role_type"),
+    )
+    rows = []
+    for one in chosen(statement, found):
+        value, (name,) = one.properties.get, one.name
+        kind = "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in one.properties else "STANDARD"
+        rows.append(
+            (
+                *(one.created, name, "N", "Y" if name == context.database else "N", ""),
+                *(value(OWNER, "SYSADMIN"), value("COMMENT", ""), ""),
+                *(value("DATA_RETENTION_TIME_IN_DAYS", 1), kind, "ROLE"),
+            )
         )
-        for one in chosen(statement, found)
-    ]
-    return Rows.of((*names, *rest), rows, times=("created_on",))
+    return Rows.of(names, rows, times=("created_on",))

@@ -14,7 +14,6 @@ import duckdb
 from fakesnow import info_schema, macros, transforms
 from fakesnow.instance import GLOBAL_DATABASE_NAME, FakeSnow
 from fakesnow.transforms import show, stage
-from sqlglot import exp
 
 from emulators.snowflake.tokens import Name
 from topicberg.catalogs.snowflake import quote
@@ -34,12 +33,8 @@ ICEBERG_TABLES = f"{GLOBAL_DATABASE_NAME}._fs_information_schema._topicberg_iceb
 shutil.rmtree(stage.LOCAL_BUCKET_PATH, ignore_errors=True)
 
 
-def _sums_stay_exact(expression: exp.Expr) -> exp.Expr:
-    return expression
-
-
 # fakesnow casts what it sums to DOUBLE, so that texts can be summed: amounts would not be exact.
-transforms.numeric_agg_implicit_cast = _sums_stay_exact
+transforms.numeric_agg_implicit_cast = lambda expression: expression
 
 
 class _Nothing(dict[str, Any]):
@@ -129,25 +124,15 @@ class Engine(FakeSnow):
         return sorted((d, s) for d, s in rows.fetchall() if d in known)
 
     def has_schema(self, database: str, schema: str) -> bool:
-        return bool(
-            self.cursor()
-            .execute(
-                "SELECT 1 FROM duckdb_schemas() WHERE database_name = ? AND schema_name = ?",
-                [database, schema],
-            )
-            .fetchone()
-        )
+        query = "SELECT 1 FROM duckdb_schemas() WHERE database_name = ? AND schema_name = ?"
+        return bool(self.cursor().execute(query, [database, schema]).fetchone())
 
     def has_relation(self, name: Name) -> bool:
-        return bool(
-            self.cursor()
-            .execute(
-                "SELECT 1 FROM information_schema.tables "
-                "WHERE table_catalog = ? AND table_schema = ? AND upper(table_name) = upper(?)",
-                list(name),
-            )
-            .fetchone()
+        query = (
+            "SELECT 1 FROM information_schema.tables "
+            "WHERE table_catalog = ? AND table_schema = ? AND upper(table_name) = upper(?)"
         )
+        return bool(self.cursor().execute(query, list(name)).fetchone())
 
     def cursor(self) -> duckdb.DuckDBPyConnection:
         """A connection of its own: sessions and threads must not share one."""

@@ -1,7 +1,7 @@
 """The statements that the emulator answers itself, read into :class:`Statement`.
 
 Each kind of object has its grammar in a module of its own; here is what they share: the verbs,
-``OR REPLACE``, ``IF [NOT] EXISTS``, ``LIKE``, ``IN`` and the rest of SHOW.
+``OR REPLACE``, ``IF [NOT] EXISTS``, ``SET``, ``UNSET``, ``LIKE`` and ``IN``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulators.snowflake.errors import incompatible
+from emulators.snowflake.errors import incompatible, invalid_property, unsupported
+from emulators.snowflake.options import Spec
 from emulators.snowflake.tokens import Name, Stream
 
 Tail = Callable[[Stream, "Statement"], None]
@@ -23,7 +24,7 @@ class Statement:
 
     :param verb: CREATE, ALTER, DROP, SHOW, DESCRIBE, USE, GRANT or REVOKE
     :param kind: of the object, singular, e.g. ``EXTERNAL VOLUME``
-    :param action: of an ALTER, e.g. ``SET``; ``TERSE`` of a SHOW
+    :param action: of an ALTER, e.g. ``SET``
     """
 
     verb: str
@@ -35,8 +36,6 @@ class Statement:
     action: str = ""
     properties: dict[str, Any] = field(default_factory=dict)
     like: str | None = None
-    starts_with: str | None = None
-    limit: int | None = None
     scope: tuple[str, Name] | None = None
 
 
@@ -62,34 +61,72 @@ def nothing(_stream: Stream, _statement: Statement) -> None:
     """A tail that has to be empty."""
 
 
+def creates(spec: Spec, *, tags: str = "") -> Tail:
+    """Properties.
+
+    :param tags: which ones could follow in Snowflake, e.g. ``tags of a user``
+    """
+
+    def read(stream: Stream, statement: Statement) -> None:
+        statement.properties = spec.read(stream, until=("WITH", "TAG") if tags else ())
+        if stream.peek().kind != "end":
+            raise unsupported(tags)
+
+    return read
+
+
+def alters(spec: Spec, *, unset: bool = False, refused: tuple[str, ...] = ()) -> Tail:
+    """``SET`` with properties.
+
+    :param unset: or ``UNSET`` with their names
+    :param refused: how the tail may begin too, in Snowflake only
+    """
+
+    def read(stream: Stream, statement: Statement) -> None:
+        word = stream.peek().value
+        if stream.take("SET"):
+            statement.action = word
+            if stream.at("TAG") or stream.peek(1).value == "POLICY":
+                raise unsupported(f"ALTER {statement.kind} … SET {stream.peek().value}")
+            statement.properties = spec.read(stream)
+            if not statement.properties:
+                raise stream.unexpected()
+        elif unset and stream.take("UNSET"):
+            statement.action = word
+            names = [stream.word()]
+            while stream.take(",") or stream.peek().kind == "word":
+                names.append(stream.word())
+            for name in names:
+                if name not in spec.readers:
+                    raise invalid_property(name, spec.kind)
+            statement.properties = dict.fromkeys(names)
+        elif word in refused:
+            raise unsupported(f"ALTER {statement.kind} … {word}")
+        else:
+            raise stream.unexpected()
+
+    return read
+
+
 def parse_object_statement(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
     """A statement on one of ``kinds``, or None when it is on none of them.
 
     :raises ProgrammingError: it is on one of them and wrong
     """
-    readers = {
-        "CREATE": _create,
-        "ALTER": _alter,
-        "DROP": _drop,
-        "SHOW": _show,
-        "DESC": _describe,
-        "DESCRIBE": _describe,
-    }
-    reader = readers.get(stream.peek().value) if stream.peek().kind == "word" else None
-    if reader is None:
-        return None
-    statement = reader(stream, kinds)
-    if statement is not None:
-        stream.end()
-    return statement
+    for kind in kinds:
+        statement = _create(stream, kind) or _on_existing(stream, kind) or _show(stream, kind)
+        if statement is not None:
+            stream.end()
+            return statement
+    return None
 
 
-def _create(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
-    words = 3 if (replace := _at(stream, 1, ("OR", "REPLACE"))) else 1
-    kind = _kind(stream, words, kinds)
-    if kind is None or kind.create is None:
+def _create(stream: Stream, kind: Kind) -> Statement | None:
+    if kind.create is None:
         return None
-    _skip(stream, words + len(kind.words))
+    replace = stream.take("CREATE", "OR", "REPLACE", *kind.words)
+    if not replace and not stream.take("CREATE", *kind.words):
+        return None
     statement = Statement("CREATE", kind.name, or_replace=replace)
     statement.if_not_exists = stream.take("IF", "NOT", "EXISTS")
     if statement.or_replace and statement.if_not_exists:
@@ -99,57 +136,35 @@ def _create(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
     return statement
 
 
-def _alter(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
-    kind = _kind(stream, 1, kinds)
-    if kind is None or kind.alter is None:
+def _on_existing(stream: Stream, kind: Kind) -> Statement | None:
+    if kind.describe and (stream.take("DESC", *kind.words) or stream.take("DESCRIBE", *kind.words)):
+        statement = Statement("DESCRIBE", kind.name, stream.name(kind.parts))
+        kind.describe(stream, statement)
+        return statement
+    if kind.alter and stream.take("ALTER", *kind.words):
+        statement = Statement("ALTER", kind.name, if_exists=stream.take("IF", "EXISTS"))
+        statement.name = stream.name(kind.parts)
+        kind.alter(stream, statement)
+        return statement
+    if kind.drop and stream.take("DROP", *kind.words):
+        statement = Statement("DROP", kind.name, if_exists=stream.take("IF", "EXISTS"))
+        statement.name = stream.name(kind.parts)
+        if not kind.in_account:
+            stream.take("CASCADE") or stream.take("RESTRICT")
+        return statement
+    return None
+
+
+def _show(stream: Stream, kind: Kind) -> Statement | None:
+    if kind.plural is None or not stream.take("SHOW", *kind.plural.split()):
         return None
-    _skip(stream, 1 + len(kind.words))
-    statement = Statement("ALTER", kind.name, if_exists=stream.take("IF", "EXISTS"))
-    statement.name = stream.name(kind.parts)
-    kind.alter(stream, statement)
-    return statement
-
-
-def _drop(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
-    kind = _kind(stream, 1, kinds)
-    if kind is None or not kind.drop:
-        return None
-    _skip(stream, 1 + len(kind.words))
-    statement = Statement("DROP", kind.name, if_exists=stream.take("IF", "EXISTS"))
-    statement.name = stream.name(kind.parts)
-    if not kind.in_account:
-        stream.take("CASCADE") or stream.take("RESTRICT")
-    return statement
-
-
-def _describe(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
-    kind = _kind(stream, 1, kinds)
-    if kind is None or kind.describe is None:
-        return None
-    _skip(stream, 1 + len(kind.words))
-    statement = Statement("DESCRIBE", kind.name, name=stream.name(kind.parts))
-    kind.describe(stream, statement)
-    return statement
-
-
-def _show(stream: Stream, kinds: tuple[Kind, ...]) -> Statement | None:
-    terse = _at(stream, 1, ("TERSE",))
-    words = 2 if terse else 1
-    for kind in kinds:
-        if kind.plural and _at(stream, words, tuple(kind.plural.split())):
-            break
-    else:
-        return None
-    _skip(stream, words + len(kind.plural.split()))
-    statement = Statement("SHOW", kind.name, action="TERSE" if terse else "")
+    statement = Statement("SHOW", kind.name)
     if stream.take("LIKE"):
         statement.like = stream.string()
     if not kind.in_account and stream.take("IN"):
         statement.scope = _scope(stream)
-    if stream.take("STARTS", "WITH"):
-        statement.starts_with = stream.string()
-    if stream.take("LIMIT"):
-        statement.limit = stream.integer("LIMIT")
+    if stream.at("STARTS") or stream.at("LIMIT"):
+        raise unsupported(f"SHOW {kind.plural} … {stream.peek().value}")
     return statement
 
 
@@ -160,17 +175,3 @@ def _scope(stream: Stream) -> tuple[str, Name]:
         return "DATABASE", stream.name() if stream.peek().kind in ("word", "quoted") else ()
     stream.take("SCHEMA")
     return "SCHEMA", stream.name(2) if stream.peek().kind in ("word", "quoted") else ()
-
-
-def _kind(stream: Stream, ahead: int, kinds: tuple[Kind, ...]) -> Kind | None:
-    return next((kind for kind in kinds if _at(stream, ahead, kind.words)), None)
-
-
-def _at(stream: Stream, ahead: int, words: tuple[str, ...]) -> bool:
-    found = (stream.peek(ahead + index) for index in range(len(words)))
-    return all(t.kind == "word" and t.value == w for t, w in zip(found, words, strict=True))
-
-
-def _skip(stream: Stream, count: int) -> None:
-    for _ in range(count):
-        stream.advance()

@@ -4,8 +4,11 @@ AWS Glue is the one that the local stack has, by ``CATALOG_SOURCE = GLUE`` and b
 API alike. Integrations with other catalogs are kept as Snowflake keeps those with a wrong address:
 verifying one says that it cannot be reached, and no table can be made with it.
 
-https://docs.snowflake.com/en/sql-reference/sql/desc-catalog-integration and
-https://docs.snowflake.com/en/sql-reference/sql/show-catalog-integrations
+https://docs.snowflake.com/en/sql-reference/sql/create-catalog-integration-glue,
+https://docs.snowflake.com/en/sql-reference/sql/create-catalog-integration-rest,
+https://docs.snowflake.com/en/sql-reference/sql/create-catalog-integration-open-catalog,
+https://docs.snowflake.com/en/sql-reference/sql/alter-catalog-integration and
+https://docs.snowflake.com/en/sql-reference/sql/desc-catalog-integration
 """
 
 from __future__ import annotations
@@ -15,40 +18,184 @@ import os
 import uuid
 from typing import Any
 
+from emulators.snowflake import errors
 from emulators.snowflake.account import (
     IAM_USER_ARN,
     INTEGRATION,
     Account,
     Context,
     PropertyRows,
-    chosen,
+    alter,
     create,
-    drop,
+    remove,
 )
-from emulators.snowflake.errors import in_use, invalid_option, invalid_request, unsupported
-from emulators.snowflake.grammar import Statement
-from emulators.snowflake.options import Properties
+from emulators.snowflake.grammar import Kind, Statement, alters, nothing
+from emulators.snowflake.options import (
+    Properties,
+    Reader,
+    Spec,
+    boolean,
+    choice,
+    group,
+    integer,
+    text,
+    texts,
+)
 from emulators.snowflake.results import Rows
-from emulators.snowflake.tokens import Name, display
+from emulators.snowflake.tokens import Name, Stream, display
 from emulators.store import Stored
 
-REFRESH_SECONDS = 30
+
+def _interval(stream: Stream, name: str) -> int:
+    """Return a number of seconds from half a minute to a day."""
+    seconds = integer(stream, name)
+    if not 30 <= seconds <= 86400:
+        raise errors.invalid_value(str(seconds), name)
+    return seconds
+
+
+_COMMON: dict[str, Reader] = {
+    "CATALOG_SOURCE": choice("GLUE", "OBJECT_STORE", "POLARIS", "ICEBERG_REST", "SAP_BDC"),
+    "TABLE_FORMAT": choice("ICEBERG", "DELTA"),
+    "ENABLED": boolean,
+    "REFRESH_INTERVAL_SECONDS": _interval,
+    "COMMENT": text,
+}
+_API_TYPES = (
+    *("PUBLIC", "PRIVATE", "AWS_API_GATEWAY", "AWS_PRIVATE_API_GATEWAY", "AWS_GLUE"),
+    "AWS_PRIVATE_GLUE",
+)
+_REST_CONFIG: dict[str, Reader] = {
+    "CATALOG_URI": text,
+    "PREFIX": text,
+    "CATALOG_NAME": text,
+    "CATALOG_API_TYPE": choice(*_API_TYPES),
+    "ACCESS_DELEGATION_MODE": choice("VENDED_CREDENTIALS", "EXTERNAL_VOLUME_CREDENTIALS"),
+}
+_AUTHENTICATION: dict[str, tuple[dict[str, Reader], tuple[str, ...]]] = {
+    "OAUTH": (
+        {
+            "OAUTH_TOKEN_URI": text,
+            "OAUTH_CLIENT_ID": text,
+            "OAUTH_CLIENT_SECRET": text,
+            "OAUTH_ALLOWED_SCOPES": texts,
+        },
+        ("OAUTH_CLIENT_ID", "OAUTH_CLIENT_SECRET", "OAUTH_ALLOWED_SCOPES"),
+    ),
+    "BEARER": ({"BEARER_TOKEN": text}, ("BEARER_TOKEN",)),
+    "SIGV4": (
+        {"SIGV4_IAM_ROLE": text, "SIGV4_SIGNING_REGION": text, "SIGV4_EXTERNAL_ID": text},
+        ("SIGV4_IAM_ROLE",),
+    ),
+}
+
+
+def _authentication(*types: str) -> Reader:
+    """``REST_AUTHENTICATION``: which properties it has depends on its TYPE."""
+    readers: dict[str, Reader] = {"TYPE": choice(*types)}
+    for name in types:
+        readers |= _AUTHENTICATION[name][0]
+    any_type = Spec("REST_AUTHENTICATION", readers, required=("TYPE",))
+
+    def read(stream: Stream, name: str) -> Properties:
+        found: Properties = group(any_type)(stream, name)
+        known, required = _AUTHENTICATION[found["TYPE"]]
+        foreign = [option for option in found if option not in known and option != "TYPE"]
+        if foreign:
+            raise errors.invalid_option(foreign)
+        Spec("REST_AUTHENTICATION", known, required).complete(found)
+        return found
+
+    return read
+
+
+def _source_spec(options: dict[str, Reader], *required: str) -> Spec:
+    return Spec("INTEGRATION", _COMMON | options, required=("TABLE_FORMAT", *required, "ENABLED"))
+
+
+def _rest_spec(authentication: Reader, required: tuple[str, ...], *unknown: str) -> Spec:
+    """An Iceberg REST catalog.
+
+    :param required, unknown: of the properties of ``REST_CONFIG``
+    """
+    config = {name: reader for name, reader in _REST_CONFIG.items() if name not in unknown}
+    options = {
+        "CATALOG_NAMESPACE": text,
+        "REST_CONFIG": group(Spec("REST_CONFIG", config, required)),
+        "REST_AUTHENTICATION": authentication,
+    }
+    return _source_spec(options, "REST_CONFIG", "REST_AUTHENTICATION")
+
+
+_GLUE = ("GLUE_AWS_ROLE_ARN", "GLUE_CATALOG_ID")
+_SOURCES: dict[str, Spec] = {
+    "GLUE": _source_spec(dict.fromkeys((*_GLUE, "GLUE_REGION", "CATALOG_NAMESPACE"), text), *_GLUE),
+    "OBJECT_STORE": _source_spec({}),
+    "ICEBERG_REST": _rest_spec(_authentication("OAUTH", "BEARER", "SIGV4"), ("CATALOG_URI",)),
+    "POLARIS": _rest_spec(_authentication("OAUTH"), ("CATALOG_URI", "CATALOG_NAME"), "PREFIX"),
+}
+
+
+def _create_integration(stream: Stream, statement: Statement) -> None:
+    source = _source(stream)
+    statement.properties = _SOURCES[source].read(stream)
+    format_ = statement.properties["TABLE_FORMAT"]
+    if format_ == "DELTA" and source != "OBJECT_STORE":
+        raise errors.invalid_value(format_, "TABLE_FORMAT")
+    catalog = statement.properties.get("GLUE_CATALOG_ID")
+    if catalog is not None and not (catalog.isdigit() and len(catalog) == 12):
+        raise errors.invalid_value(catalog, "GLUE_CATALOG_ID")
+
+
+def _source(stream: Stream) -> str:
+    """The CATALOG_SOURCE, which decides what else may be written, wherever it is written."""
+    ahead = stream.find("CATALOG_SOURCE")
+    if ahead is None:
+        raise errors.missing_options(["CATALOG_SOURCE"])
+    token = stream.peek(ahead + 2)
+    if token.value.upper() not in _SOURCES:
+        raise errors.invalid_value(token.text, "CATALOG_SOURCE")
+    return token.value.upper()
+
+
+_SECRET = Spec("REST_AUTHENTICATION", {"OAUTH_CLIENT_SECRET": text, "BEARER_TOKEN": text})
+_INTEGRATION_SET = Spec(
+    "INTEGRATION",
+    {
+        "REST_AUTHENTICATION": group(_SECRET),
+        "ENABLED": boolean,
+        "REFRESH_INTERVAL_SECONDS": _interval,
+        "COMMENT": text,
+    },
+)
+
+
+_set_integration = alters(_INTEGRATION_SET, refused=("UNSET",))
+
+
+def _alter_integration(stream: Stream, statement: Statement) -> None:
+    _set_integration(stream, statement)
+    if len(statement.properties.get("REST_AUTHENTICATION", {"one": ""})) != 1:
+        raise stream.unexpected()
+
+
+INTEGRATION_KIND = Kind(
+    INTEGRATION, create=_create_integration, alter=_alter_integration, describe=nothing
+)
+
+
 _SECRETS = ("OAUTH_CLIENT_SECRET", "BEARER_TOKEN")
 
 
 def create_integration(account: Account, context: Context, statement: Statement) -> Rows:
     source = statement.properties["CATALOG_SOURCE"]
     if source not in ("GLUE", "ICEBERG_REST", "POLARIS"):
-        raise unsupported(f"CREATE CATALOG INTEGRATION … CATALOG_SOURCE = {source}")
+        raise errors.unsupported(f"CREATE CATALOG INTEGRATION … CATALOG_SOURCE = {source}")
 
     def make(old: Stored | None) -> dict[str, Any]:
         if old is not None:
             _check_unused(account, old)
-        common = {
-            "CATALOG_NAMESPACE": "",
-            "REFRESH_INTERVAL_SECONDS": REFRESH_SECONDS,
-            "COMMENT": "",
-        }
+        common = {"CATALOG_NAMESPACE": "", "REFRESH_INTERVAL_SECONDS": 30, "COMMENT": ""}
         return common | (_glue if source == "GLUE" else _rest)(statement.properties)
 
     return create(account, context, statement, statement.name, make)
@@ -142,7 +289,9 @@ def verify_integration(account: Account, _context: Context, name: Name) -> str:
     """
     integration = account.require(INTEGRATION, name)
     if integration.properties["CATALOG_SOURCE"] == "GLUE":
-        raise invalid_request("SYSTEM$VERIFY_CATALOG_INTEGRATION is for Iceberg REST catalogs.")
+        raise errors.invalid_request(
+            "SYSTEM$VERIFY_CATALOG_INTEGRATION is for Iceberg REST catalogs."
+        )
     problem = unreachable(integration)
     if problem is None:
         problem = account.sources.check_namespace(integration.properties["CATALOG_NAMESPACE"])
@@ -152,60 +301,34 @@ def verify_integration(account: Account, _context: Context, name: Name) -> str:
 
 
 def _check_unused(account: Account, integration: Stored) -> None:
-    used_by = account.tables_using("CATALOG", integration.name[0])
-    used_by += account.databases_using("CATALOG", integration.name[0])
-    if used_by:
-        raise in_use("Integration", display(integration.name), used_by)
+    if used_by := account.using("CATALOG", integration.name[0]):
+        raise errors.in_use("Integration", display(integration.name), used_by)
 
 
 def alter_integration(account: Account, _context: Context, statement: Statement) -> Rows:
-    with account.store.lock:
-        if account.store.get(INTEGRATION, statement.name) is None and statement.if_exists:
-            return Rows.status("Statement executed successfully.")
-        integration = account.require(INTEGRATION, statement.name)
-        given = dict(statement.properties)
-        secret = given.pop("REST_AUTHENTICATION", None)
+    given = dict(statement.properties)
+    secret = given.pop("REST_AUTHENTICATION", None)
+
+    def change(integration: Stored) -> None:
         login = integration.properties.get("REST_AUTHENTICATION", {})
         kind = {"OAUTH": "OAUTH_CLIENT_SECRET", "BEARER": "BEARER_TOKEN"}.get(login.get("TYPE"))
         if secret is not None and set(secret) != {kind}:
-            raise invalid_option(["REST_AUTHENTICATION"])
+            raise errors.invalid_option(["REST_AUTHENTICATION"])
         integration.properties |= given
-        account.store.put(integration)
-    return Rows.status("Statement executed successfully.")
+
+    return alter(account, statement, change)
 
 
 def drop_integration(account: Account, _context: Context, statement: Statement) -> Rows:
-    with account.store.lock:
-        if account.store.get(INTEGRATION, statement.name) is None and statement.if_exists:
-            return Rows.status("Drop statement executed successfully.")
-        _check_unused(account, account.require(INTEGRATION, statement.name))
-        drop(account, INTEGRATION, statement.name)
-    return Rows.status(f"{statement.name[0]} successfully dropped.")
-
-
-def show_integrations(account: Account, _context: Context, statement: Statement) -> Rows:
-    rows = [
-        (
-            found.name[0],
-            "CATALOG",
-            "CATALOG",
-            found.properties["ENABLED"],
-            found.properties["COMMENT"],
-            found.created,
-        )
-        for found in chosen(statement, account.store.all(INTEGRATION))
-    ]
-    names = ("name", "type", "category", "enabled", "comment", "created_on")
-    return Rows.of(names, rows, times=("created_on",))
+    return remove(account, statement, lambda integration: _check_unused(account, integration))
 
 
 def describe_integration(account: Account, _context: Context, statement: Statement) -> Rows:
     properties = account.require(INTEGRATION, statement.name).properties
     rows = PropertyRows()
     rows.add("ENABLED", "Boolean", properties["ENABLED"], "false")
-    rows.add("CATALOG_SOURCE", "String", properties["CATALOG_SOURCE"])
-    rows.add("CATALOG_NAMESPACE", "String", properties["CATALOG_NAMESPACE"])
-    rows.add("TABLE_FORMAT", "String", properties["TABLE_FORMAT"])
+    for name in ("CATALOG_SOURCE", "CATALOG_NAMESPACE", "TABLE_FORMAT"):
+        rows.add(name, "String", properties[name])
     rows.add("REFRESH_INTERVAL_SECONDS", "Integer", properties["REFRESH_INTERVAL_SECONDS"], "30")
     if properties["CATALOG_SOURCE"] == "GLUE":
         for name in ("GLUE_AWS_ROLE_ARN", "GLUE_CATALOG_ID", "GLUE_REGION"):

@@ -8,6 +8,7 @@ discovery leaves automated refresh on. The emulator writes to no catalog: what w
 
 https://docs.snowflake.com/en/user-guide/tables-iceberg-catalog-linked-database,
 https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked,
+https://docs.snowflake.com/en/sql-reference/sql/alter-database-catalog-linked,
 https://docs.snowflake.com/en/sql-reference/functions/system_catalog_link_status and
 https://docs.snowflake.com/en/sql-reference/functions/system_get_catalog_linked_database_config
 """
@@ -22,7 +23,7 @@ from typing import Any
 
 from snowflake.connector.errors import ProgrammingError
 
-from emulators.snowflake import tables
+from emulators.snowflake import errors, tables
 from emulators.snowflake.account import (
     DATABASE,
     INTEGRATION,
@@ -34,14 +35,95 @@ from emulators.snowflake.account import (
     Context,
     drop,
 )
-from emulators.snowflake.errors import invalid_request, not_linked
 from emulators.snowflake.grammar import Statement
 from emulators.snowflake.integrations import list_problem
-from emulators.snowflake.linked_grammar import FLATTEN, SYNC_SECONDS
+from emulators.snowflake.options import Spec, choice, group, integer, reference, text, texts
 from emulators.snowflake.results import Rows
-from emulators.snowflake.tokens import Name
+from emulators.snowflake.tokens import Name, Stream
 from emulators.store import Stored
 from topicberg.catalogs.snowflake import quote
+
+SYNC_SECONDS = (30, 86400)
+"""Shortest, which is the default too, and longest interval between two discoveries."""
+FLATTEN = "FLATTEN_NESTED_NAMESPACE"
+_CATALOG = Spec(
+    "LINKED_CATALOG",
+    {
+        "CATALOG": reference,
+        "ALLOWED_NAMESPACES": texts,
+        "BLOCKED_NAMESPACES": texts,
+        "ALLOWED_WRITE_OPERATIONS": choice("NONE", "ALL"),
+        "NAMESPACE_MODE": choice("IGNORE_NESTED_NAMESPACE", FLATTEN),
+        "NAMESPACE_FLATTEN_DELIMITER": text,
+        "SYNC_INTERVAL_SECONDS": integer,
+    },
+    required=("CATALOG",),
+)
+_DATABASE = Spec(
+    "DATABASE",
+    {
+        "LINKED_CATALOG": group(_CATALOG),
+        "EXTERNAL_VOLUME": reference,
+        "COMMENT": text,
+        "CATALOG_CASE_SENSITIVITY": choice("CASE_SENSITIVE", "CASE_INSENSITIVE"),
+    },
+    required=("LINKED_CATALOG",),
+)
+_SET = Spec(
+    "LINKED_CATALOG",
+    {"SYNC_INTERVAL_SECONDS": integer, "ALLOWED_WRITE_OPERATIONS": choice("NONE", "ALL")},
+)
+
+
+def read_linked(stream: Stream, statement: Statement) -> None:
+    """Read what follows the name of a catalog-linked database."""
+    properties = _DATABASE.read(stream, until=("WITH", "TAG"), commas=True)
+    if stream.peek().kind != "end":
+        raise errors.unsupported("tags and contacts of a catalog-linked database")
+    linked = properties["LINKED_CATALOG"]
+    _check_interval(linked.get("SYNC_INTERVAL_SECONDS", SYNC_SECONDS[0]))
+    delimiter = linked.get("NAMESPACE_FLATTEN_DELIMITER")
+    if linked.get("NAMESPACE_MODE") == FLATTEN and not delimiter:
+        raise errors.missing_options(["NAMESPACE_FLATTEN_DELIMITER"])
+    if delimiter is not None and any(c.isalpha() or c.isspace() for c in delimiter):
+        raise errors.invalid_value(delimiter, "NAMESPACE_FLATTEN_DELIMITER")
+    statement.properties = properties
+
+
+def _check_interval(seconds: int) -> None:
+    if not SYNC_SECONDS[0] <= seconds <= SYNC_SECONDS[1]:
+        raise errors.invalid_value(str(seconds), "SYNC_INTERVAL_SECONDS")
+
+
+def alter_linked(stream: Stream, statement: Statement) -> None:
+    """Read what follows the name in an ALTER DATABASE: of catalog-linked databases only."""
+    for action in ("SUSPEND", "RESUME"):
+        if stream.take(action, "DISCOVERY"):
+            statement.action = action
+            return
+    if not stream.take("UPDATE", "LINKED_CATALOG"):
+        raise errors.unsupported(f"ALTER DATABASE … {stream.peek().value}")
+    if stream.take("SET"):
+        statement.action = "SET"
+        statement.properties = _SET.read(stream)
+        if len(statement.properties) != 1:
+            raise errors.invalid_request("UPDATE LINKED_CATALOG SET takes one property.")
+        if "SYNC_INTERVAL_SECONDS" in statement.properties:
+            _check_interval(statement.properties["SYNC_INTERVAL_SECONDS"])
+        return
+    for action, preposition in (("ADD", "TO"), ("REMOVE", "FROM"), ("UNSET", "")):
+        if stream.take(action):
+            statement.action = action
+            namespaces = texts(stream, action) if preposition else []
+            if preposition:
+                stream.expect(preposition)
+            kind = stream.word()
+            if kind not in ("ALLOWED_NAMESPACES", "BLOCKED_NAMESPACES"):
+                raise errors.invalid_value(kind, "LINKED_CATALOG")
+            statement.properties = {kind: namespaces}
+            return
+    raise stream.unexpected()
+
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +145,7 @@ def properties_of(account: Account, given: dict[str, Any]) -> dict[str, Any]:
     catalog = given["LINKED_CATALOG"]
     integration = account.require(INTEGRATION, (catalog["CATALOG"],))
     if integration.properties["CATALOG_SOURCE"] not in ("ICEBERG_REST", "POLARIS"):
-        raise invalid_request(
+        raise errors.invalid_request(
             "A catalog-linked database needs a catalog integration for an Iceberg REST catalog; "
             f"'{catalog['CATALOG']}' has CATALOG_SOURCE = "
             f"{integration.properties['CATALOG_SOURCE']}."
@@ -94,7 +176,7 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
         database = account.linked(name)
         if database is None:
             account.require(DATABASE, (name,))
-            raise not_linked(name)
+            raise errors.not_linked(name)
         catalog = database.properties["LINKED_CATALOG"]
         match statement.action:
             case "SUSPEND" | "RESUME":
@@ -189,7 +271,7 @@ def _namespaces(account: Account, integration: Stored, catalog: dict[str, Any]) 
         ):
             found.append(namespace)
     if problem := list_problem(account, integration, found):
-        raise invalid_request(problem)
+        raise errors.invalid_request(problem)
     return found
 
 
@@ -221,7 +303,7 @@ def _require(account: Account, name: Name) -> Stored:
     database = account.linked(name[0])
     if database is None:
         account.require(DATABASE, name[:1])
-        raise not_linked(name[0])
+        raise errors.not_linked(name[0])
     return database
 
 

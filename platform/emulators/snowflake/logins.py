@@ -39,9 +39,7 @@ class Login:
 
 
 class Logins:
-    """
-    :param user: the stack's own user, who is ACCOUNTADMIN
-    """
+    """:param user: the stack's own user, who is ACCOUNTADMIN"""
 
     def __init__(self, account: Account, user: str, password: str) -> None:
         self._account = account

@@ -12,40 +12,36 @@ https://docs.snowflake.com/en/user-guide/network-policies
 
 from __future__ import annotations
 
-from ipaddress import AddressValueError, IPv4Address, IPv4Network, NetmaskValueError
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from emulators.snowflake.account import (
     ACCOUNT,
+    DONE,
     NETWORK_POLICY,
     USER,
     Account,
     Context,
     create,
-    drop,
+    remove,
 )
 from emulators.snowflake.errors import attached_policy, invalid_value, unsupported
-from emulators.snowflake.grammar import Kind, Statement, nothing
-from emulators.snowflake.options import Spec, text
+from emulators.snowflake.grammar import Kind, Statement, alters, creates, nothing
+from emulators.snowflake.options import Spec, listed, text
 from emulators.snowflake.results import Rows
 from emulators.snowflake.tokens import Stream
+from emulators.store import Stored
 
 PARAMETER = "NETWORK_POLICY"
 """Of a user, or of the account."""
 
 
 def _addresses(stream: Stream, name: str) -> list[str]:
-    stream.expect("(")
-    found: list[str] = []
-    while not stream.at(")"):
-        if found:
-            stream.expect(",")
-        found.append(stream.string())
-    stream.expect(")")
+    found: list[str] = listed(text, or_none=True)(stream, name)
     for one in found:
         try:
             IPv4Network(one, strict=False)
-        except (AddressValueError, NetmaskValueError, ValueError):
+        except ValueError:
             raise invalid_value(one, name) from None
         if name == "BLOCKED_IP_LIST" and one == "0.0.0.0/0":
             raise invalid_value(one, name)
@@ -68,29 +64,10 @@ _SPEC = Spec(
 )
 
 
-def _create(stream: Stream, statement: Statement) -> None:
-    statement.properties = _SPEC.read(stream)
-
-
-def _alter(stream: Stream, statement: Statement) -> None:
-    if stream.take("SET"):
-        statement.action = "SET"
-        statement.properties = _SPEC.read(stream)
-        if not statement.properties:
-            raise stream.unexpected()
-    elif stream.take("UNSET"):
-        stream.expect("COMMENT")
-        statement.action, statement.properties = "UNSET", {"COMMENT": None}
-    elif stream.peek().value in ("ADD", "REMOVE", "RENAME"):
-        raise unsupported(f"ALTER NETWORK POLICY … {stream.peek().value}")
-    else:
-        raise stream.unexpected()
-
-
 POLICY_KIND = Kind(
     NETWORK_POLICY,
-    create=_create,
-    alter=_alter,
+    create=creates(_SPEC),
+    alter=alters(_SPEC, refused=("ADD", "REMOVE", "RENAME", "UNSET")),
     describe=nothing,
     plural="NETWORK POLICIES",
 )
@@ -100,32 +77,19 @@ def create_policy(account: Account, context: Context, statement: Statement) -> R
     return create(account, context, statement, statement.name, lambda _: statement.properties)
 
 
-def alter_policy(account: Account, _context: Context, statement: Statement) -> Rows:
-    with account.store.lock:
-        if account.store.get(NETWORK_POLICY, statement.name) is None and statement.if_exists:
-            return Rows.status("Statement executed successfully.")
-        policy = account.require(NETWORK_POLICY, statement.name)
-        policy.properties |= statement.properties
-        account.store.put(policy)
-    return Rows.status("Statement executed successfully.")
-
-
 def drop_policy(account: Account, _context: Context, statement: Statement) -> Rows:
-    (name,) = statement.name
-    with account.store.lock:
-        if account.store.get(NETWORK_POLICY, statement.name) is None and statement.if_exists:
-            return Rows.status("Drop statement executed successfully.")
-        account.require(NETWORK_POLICY, statement.name)
+    def check(policy: Stored) -> None:
+        (name,) = policy.name
         if account.store.all(USER, lambda user: user.properties.get(PARAMETER) == name):
             raise attached_policy(name, "a user")
         if account.require(ACCOUNT, ()).properties.get(PARAMETER) == name:
             raise attached_policy(name, "the account")
-        drop(account, NETWORK_POLICY, statement.name)
-    return Rows.status(f"{name} successfully dropped.")
+
+    return remove(account, statement, check)
 
 
 def show_policies(account: Account, _context: Context, statement: Statement) -> Rows:
-    if statement.like is not None or statement.starts_with is not None or statement.limit:
+    if statement.like is not None:
         raise unsupported("filters of SHOW NETWORK POLICIES, which Snowflake does not have")
     names = (
         *("created_on", "name", "comment", "entries_in_allowed_ip_list"),
@@ -175,7 +139,7 @@ def alter_account(account: Account, _context: Context, statement: Statement) -> 
         own = account.require(ACCOUNT, ())
         own.properties[PARAMETER] = policy
         account.store.put(own)
-    return Rows.status("Statement executed successfully.")
+    return Rows.status(DONE)
 
 
 def parse_show_parameters(stream: Stream) -> Statement | None:

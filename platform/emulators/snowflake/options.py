@@ -74,33 +74,30 @@ def choice(*allowed: str) -> Reader:
     return lambda stream, name: stream.choice(name, allowed)
 
 
-def texts(stream: Stream, _name: str) -> list[str]:
-    stream.expect("(")
-    found = [stream.string()]
-    while stream.take(","):
-        found.append(stream.string())
-    stream.expect(")")
-    return found
+def listed(one: Reader, *, or_none: bool = False) -> Reader:
+    """``(one, …)``.
 
+    :param or_none: there may be none of them
+    """
 
-def group(spec: Spec) -> Reader:
-    def read(stream: Stream, _name: str) -> Properties:
+    def read(stream: Stream, name: str) -> list[Any]:
         stream.expect("(")
-        found = spec.read(stream, until=(")",))
+        found = [] if or_none and stream.at(")") else [one(stream, name)]
+        while found and stream.take(","):
+            found.append(one(stream, name))
         stream.expect(")")
         return found
 
     return read
 
 
-def groups(spec: Spec) -> Reader:
-    one = group(spec)
+texts = listed(text)
 
-    def read(stream: Stream, name: str) -> list[Properties]:
+
+def group(spec: Spec) -> Reader:
+    def read(stream: Stream, _name: str) -> Properties:
         stream.expect("(")
-        found = [one(stream, name)]
-        while stream.take(","):
-            found.append(one(stream, name))
+        found = spec.read(stream, until=(")",))
         stream.expect(")")
         return found
 

@@ -15,16 +15,8 @@ from snowflake.connector.errors import ProgrammingError
 from sqlglot import exp
 from sqlglot.errors import ParseError, TokenError
 
+from emulators.snowflake import errors
 from emulators.snowflake.account import Context
-from emulators.snowflake.errors import (
-    canceled,
-    does_not_exist,
-    execution_failure,
-    invalid_identifier,
-    statement_count,
-    syntax_error,
-    unsupported,
-)
 from emulators.snowflake.tokens import Name, Stream, display
 
 _PLAIN = (
@@ -40,13 +32,7 @@ _PLAIN = (
     exp.Set,
 )
 WITHOUT_RESULT = (exp.Transaction, exp.Commit, exp.Rollback, exp.Set)
-_SHOWN = {
-    "COLUMNS",
-    "IMPORTED KEYS",
-    "PRIMARY KEYS",
-    "SEQUENCES",
-    "UNIQUE KEYS",
-}
+_SHOWN = {"COLUMNS", "IMPORTED KEYS", "PRIMARY KEYS", "SEQUENCES", "UNIQUE KEYS"}
 _KINDS = {"TABLE", "VIEW", "SEQUENCE"}
 _PROPERTIES = (exp.TemporaryProperty, exp.TransientProperty, exp.SchemaCommentProperty)
 
@@ -60,15 +46,15 @@ def parse(sql: str) -> exp.Expr:
         found = sqlglot.parse(sql, read="snowflake")
     except (ParseError, TokenError) as error:
         details = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
-        raise syntax_error(
+        raise errors.syntax_error(
             details.get("line") or 1, details.get("col") or 0, details.get("highlight") or "<EOF>"
         ) from None
     statements = [one for one in found if one is not None and not isinstance(one, exp.Semicolon)]
     if len(statements) != 1:
-        raise statement_count(len(statements))
+        raise errors.statement_count(len(statements))
     (tree,) = statements
     if not _is_done(tree):
-        raise unsupported(_kind(sql))
+        raise errors.unsupported(_kind(sql))
     return tree
 
 
@@ -173,22 +159,22 @@ def translate(error: Exception) -> ProgrammingError:
     """An error of fakesnow or DuckDB as Snowflake's."""
     cause = error.__cause__ if isinstance(error, ProgrammingError) else error
     if isinstance(cause, duckdb.InterruptException):
-        return canceled()
+        return errors.canceled()
     message = str(cause or error).split("\n")[0]
     if isinstance(cause, duckdb.BinderException) and (
         match := re.search(r'Referenced column "(.*?)" not found', message)
     ):
-        return invalid_identifier(match[1])
+        return errors.invalid_identifier(match[1])
     if isinstance(cause, duckdb.BinderException) and (
         match := re.search(r'Catalog "(.*?)" does not exist', message)
     ):
-        return does_not_exist("Database", match[1])
+        return errors.does_not_exist("Database", match[1])
     if isinstance(cause, duckdb.CatalogException) and (
         match := re.search(r"Table with name (.*?) does not exist", message)
     ):
-        return does_not_exist("Object", match[1])
+        return errors.does_not_exist("Object", match[1])
     if isinstance(cause, NotImplementedError):
-        return unsupported(message)
+        return errors.unsupported(message)
     if isinstance(error, ProgrammingError):
         return error
-    return execution_failure(f"{type(error).__name__}: {message}")
+    return errors.execution_failure(f"{type(error).__name__}: {message}")

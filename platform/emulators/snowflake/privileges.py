@@ -88,9 +88,7 @@ def holds(account: Account, user: str, is_admin: bool, role: str) -> bool:
 
 
 def check(account: Account, context: Context, statement: Statement) -> None:
-    """
-    :raises ProgrammingError: the session's role may not do it
-    """
+    """:raises ProgrammingError: the session's role may not do it"""
     session = _Session(account, context)
     verb, kind = statement.verb, statement.kind
     if verb == "CREATE":
@@ -110,9 +108,7 @@ def check(account: Account, context: Context, statement: Statement) -> None:
 
 
 def check_read(account: Account, context: Context, name: Name) -> None:
-    """
-    :raises ProgrammingError: the session's role may not query this Iceberg table
-    """
+    """:raises ProgrammingError: the session's role may not query this Iceberg table"""
     session = _Session(account, context)
     session.may_reach(name)
     if not (session.may("SELECT", TABLE, name) or session.may("SELECT", "TABLE", name)):
@@ -131,9 +127,7 @@ def may_use_warehouse(account: Account, context: Context, warehouse: str | None)
 
 
 def must_own(account: Account, context: Context, kind: str, name: Name) -> None:
-    """
-    :raises ProgrammingError: the session's role does not own the object
-    """
+    """:raises ProgrammingError: the session's role does not own the object"""
     _Session(account, context).must_own(kind, name)
 
 

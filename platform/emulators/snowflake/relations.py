@@ -17,14 +17,12 @@ TABLES = Kind("TABLE", plural="TABLES", drop=False, in_account=False)
 VIEWS = Kind("VIEW", plural="VIEWS", drop=False, in_account=False)
 OBJECTS = Kind("OBJECT", plural="OBJECTS", drop=False, in_account=False)
 
-_TERSE = ("created_on", "name", "kind", "database_name", "schema_name")
+_ALL = ("created_on", "name", "kind", "database_name", "schema_name")
+_OBJECTS = (*_ALL, "comment", "rows", "bytes", "owner", "owner_role_type", "is_iceberg")
 _COLUMNS = {
-    "TABLE": (*_TERSE, "comment", "rows", "bytes", "owner", "owner_role_type", "is_iceberg"),
-    "VIEW": (
-        *("created_on", "name", "kind", "database_name", "schema_name", "owner", "comment"),
-        *("text", "owner_role_type"),
-    ),
-    "OBJECT": (*_TERSE, "comment", "rows", "bytes", "owner", "owner_role_type", "is_iceberg"),
+    "TABLE": _OBJECTS,
+    "VIEW": (*_ALL, "owner", "comment", "text", "owner_role_type"),
+    "OBJECT": _OBJECTS,
 }
 
 
@@ -32,7 +30,7 @@ def show_relations(account: Account, context: Context, statement: Statement) -> 
     prefix = scope(account, context, statement)
     found = [one for one in _relations(account) if one.name[: len(prefix)] == prefix]
     kept = [one for one in found if statement.kind in ("OBJECT", one.kind)]
-    names = _TERSE if statement.action == "TERSE" else _COLUMNS[statement.kind]
+    names = _COLUMNS[statement.kind]
     rows = [
         [{**one.properties, "created_on": one.created}[name] for name in names]
         for one in chosen(statement, kept)

@@ -1,5 +1,9 @@
 """Roles, grants and warehouses. What they allow: :mod:`privileges`.
 
+https://docs.snowflake.com/en/sql-reference/sql/create-role,
+https://docs.snowflake.com/en/sql-reference/sql/grant-privilege,
+https://docs.snowflake.com/en/sql-reference/sql/grant-role,
+https://docs.snowflake.com/en/sql-reference/sql/create-warehouse,
 https://docs.snowflake.com/en/sql-reference/sql/show-grants,
 https://docs.snowflake.com/en/sql-reference/sql/show-roles and
 https://docs.snowflake.com/en/sql-reference/sql/show-warehouses
@@ -9,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from emulators.snowflake import errors
 from emulators.snowflake.account import (
-    DATABASE,
+    DONE,
     GRANT,
     INTEGRATION,
     OWNER,
@@ -23,112 +28,210 @@ from emulators.snowflake.account import (
     Context,
     chosen,
     create,
-    drop,
+    forget_grantee,
+    remove,
     resolve,
 )
-from emulators.snowflake.errors import (
-    already_exists,
-    does_not_exist,
-    invalid_request,
-    role_not_granted,
-)
-from emulators.snowflake.grammar import Statement
+from emulators.snowflake.grammar import Kind, Statement, alters, creates
+from emulators.snowflake.options import Spec, boolean, choice, integer, text
 from emulators.snowflake.privileges import SYSTEM_ROLES, holds
 from emulators.snowflake.results import Rows
-from emulators.snowflake.tokens import Name, display
+from emulators.snowflake.tokens import Name, Stream, display
 from emulators.store import Stored
+
+_ROLE = Spec("ROLE", {"COMMENT": text})
+ROLE_KIND = Kind(
+    "ROLE",
+    create=creates(_ROLE, tags="tags of a role"),
+    alter=alters(_ROLE, refused=("RENAME", "UNSET")),
+    plural="ROLES",
+)
+_SIZES = ("XSMALL", "SMALL", "MEDIUM", "LARGE", "XLARGE", "XXLARGE", "XXXLARGE", "X4LARGE")
+_SIZE_NAMES = ("X-SMALL", "X-LARGE", "2X-LARGE", "3X-LARGE", "4X-LARGE")
+_WAREHOUSE = Spec(
+    "WAREHOUSE",
+    {
+        "WAREHOUSE_TYPE": choice("STANDARD", "SNOWPARK-OPTIMIZED"),
+        "WAREHOUSE_SIZE": choice(*_SIZES, *_SIZE_NAMES),
+        "MAX_CLUSTER_COUNT": integer,
+        "MIN_CLUSTER_COUNT": integer,
+        "SCALING_POLICY": choice("STANDARD", "ECONOMY"),
+        "AUTO_SUSPEND": integer,
+        "AUTO_RESUME": boolean,
+        "INITIALLY_SUSPENDED": boolean,
+        "STATEMENT_TIMEOUT_IN_SECONDS": integer,
+        "COMMENT": text,
+    },
+)
+
+
+WAREHOUSE_KIND = Kind(
+    "WAREHOUSE",
+    create=creates(_WAREHOUSE),
+    alter=alters(_WAREHOUSE, refused=("ABORT", "RENAME", "RESUME", "SUSPEND", "UNSET")),
+    plural="WAREHOUSES",
+)
+_TABLE_PRIVILEGES = {
+    *("SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "EVOLVE SCHEMA"),
+    *("REBUILD", "APPLYBUDGET", "MONITOR"),
+}
+_GRANTED_ON: dict[str, set[str]] = {
+    "WAREHOUSE": {"APPLYBUDGET", "MODIFY", "MONITOR", "OPERATE", "USAGE"},
+    "DATABASE": {
+        *("APPLYBUDGET", "CREATE DATABASE ROLE", "CREATE SCHEMA", "MODIFY", "MONITOR"),
+        *("REFERENCE_USAGE", "USAGE"),
+    },
+    "SCHEMA": {
+        *("ADD SEARCH OPTIMIZATION", "APPLYBUDGET", "MODIFY", "MONITOR", "USAGE"),
+        *("CREATE ICEBERG TABLE", "CREATE SEQUENCE", "CREATE TABLE", "CREATE VIEW"),
+    },
+    "EXTERNAL VOLUME": {"USAGE"},
+    "INTEGRATION": {"USAGE", "USE_ANY_ROLE"},
+    "ICEBERG TABLE": _TABLE_PRIVILEGES,
+    "TABLE": _TABLE_PRIVILEGES,
+    "VIEW": {"SELECT", "REFERENCES"},
+    "USER": {"MONITOR"},
+    "ACCOUNT": {
+        *("CREATE DATABASE", "CREATE EXTERNAL VOLUME", "CREATE INTEGRATION", "CREATE ROLE"),
+        *("CREATE USER", "CREATE WAREHOUSE", "MANAGE GRANTS", "MANAGE WAREHOUSES"),
+        *("MONITOR EXECUTION", "MONITOR USAGE"),
+    },
+}
+"""The kinds of objects that privileges are granted on, and the privileges that each has."""
+
+
+def parse_grant(stream: Stream) -> Statement | None:
+    """GRANT and REVOKE of roles and of privileges; None when it is neither.
+
+    ``properties`` has PRIVILEGES (empty: a role is granted), ON, OBJECT, TO (ROLE or USER),
+    GRANTEE and GRANT_OPTION; ``name`` is the role that is granted.
+    """
+    verb = stream.peek().value
+    if stream.peek().kind != "word" or verb not in ("GRANT", "REVOKE"):
+        return None
+    stream.advance()
+    statement = Statement(verb, "GRANT")
+    if verb == "REVOKE" and stream.take("GRANT", "OPTION", "FOR"):
+        raise errors.unsupported("REVOKE GRANT OPTION FOR")
+    properties: dict[str, Any] = {"PRIVILEGES": [], "ON": "", "OBJECT": (), "GRANT_OPTION": False}
+    if stream.take("ROLE"):
+        statement.name = stream.name()
+    elif stream.at("DATABASE", "ROLE") or stream.at("OWNERSHIP"):
+        raise errors.unsupported(f"{verb} {stream.peek().value}")
+    else:
+        properties |= _privileges(stream, verb)
+    stream.expect("TO" if verb == "GRANT" else "FROM")
+    to_user = not properties["PRIVILEGES"] and stream.take("USER")
+    if not to_user and not stream.take("ROLE") and not properties["PRIVILEGES"]:
+        raise stream.unexpected()
+    properties["TO"] = "USER" if to_user else "ROLE"
+    properties["GRANTEE"] = stream.identifier()
+    if verb == "GRANT":
+        properties["GRANT_OPTION"] = stream.take("WITH", "GRANT", "OPTION")
+    else:
+        stream.take("CASCADE") or stream.take("RESTRICT")
+    stream.end()
+    statement.properties = properties
+    return statement
+
+
+def _privileges(stream: Stream, verb: str) -> dict[str, Any]:
+    privileges: list[str] = []
+    while not privileges or stream.take(","):
+        words = [stream.word()]
+        while stream.peek().kind == "word" and not stream.at("ON"):
+            words.append(stream.word())
+        privileges.append(" ".join(words))
+    stream.expect("ON")
+    for scope in ("ALL", "FUTURE"):
+        if stream.at(scope):
+            raise errors.unsupported(f"{verb} … ON {scope} …")
+    for kind in _GRANTED_ON:
+        if stream.take(*kind.split()):
+            unknown = set(privileges) - _GRANTED_ON[kind] - {"ALL", "ALL PRIVILEGES"}
+            if unknown:
+                raise errors.invalid_privilege(min(unknown), kind)
+            name = () if kind == "ACCOUNT" else stream.name(3)
+            return {"PRIVILEGES": privileges, "ON": kind, "OBJECT": name}
+    raise errors.unsupported(f"{verb} … ON {stream.peek().text}")
+
+
+def parse_show_grants(stream: Stream) -> Statement | None:
+    """``SHOW GRANTS {TO | OF} ROLE name``; ``action`` says which."""
+    if not stream.take("SHOW", "GRANTS"):
+        return None
+    for action in ("TO", "OF"):
+        if stream.take(action, "ROLE"):
+            statement = Statement("SHOW", "GRANT", stream.name(), action=action)
+            stream.end()
+            return statement
+    raise errors.unsupported(f"SHOW GRANTS {stream.peek().text}")
+
+
+def parse_use(stream: Stream) -> Statement | None:
+    """USE [ROLE | WAREHOUSE | SECONDARY ROLES | DATABASE | SCHEMA] name."""
+    if not stream.take("USE"):
+        return None
+    statement = Statement("USE", "SCHEMA")
+    if stream.take("SECONDARY", "ROLES"):
+        statement.kind = "SECONDARY ROLES"
+        statement.name = (stream.choice("SECONDARY ROLES", ("ALL", "NONE")),)
+    elif any(stream.at(kind) for kind in ("SCHEMA", "DATABASE", "ROLE", "WAREHOUSE")):
+        statement.kind = stream.word()
+        statement.name = stream.name(2 if statement.kind == "SCHEMA" else 1)
+    else:
+        statement.name = stream.name(2)
+        statement.kind = "SCHEMA" if len(statement.name) == 2 else "DATABASE"
+    stream.end()
+    return statement
 
 
 def create_role(account: Account, context: Context, statement: Statement) -> Rows:
     if statement.name[0] in SYSTEM_ROLES:
         if statement.if_not_exists:
             return Rows.status(f"{statement.name[0]} already exists, statement succeeded.")
-        raise already_exists(display(statement.name))
+        raise errors.already_exists(display(statement.name))
     return create(account, context, statement, statement.name, lambda _: statement.properties)
 
 
-def alter_role(account: Account, _context: Context, statement: Statement) -> Rows:
-    return _alter(account, ROLE, statement)
-
-
-def _alter(account: Account, kind: str, statement: Statement) -> Rows:
-    with account.store.lock:
-        if account.store.get(kind, statement.name) is None and statement.if_exists:
-            return Rows.status("Statement executed successfully.")
-        found = account.require(kind, statement.name)
-        if statement.action == "UNSET":
-            for name in statement.properties:
-                found.properties.pop(name, None)
-        elif statement.action == "SET":
-            found.properties |= statement.properties
-        else:
-            found.properties["SUSPENDED"] = statement.action == "SUSPEND"
-        account.store.put(found)
-    return Rows.status("Statement executed successfully.")
-
-
 def drop_role(account: Account, _context: Context, statement: Statement) -> Rows:
-    (name,) = statement.name
-    with account.store.lock:
-        if account.store.get(ROLE, statement.name) is None and statement.if_exists:
-            return Rows.status("Drop statement executed successfully.")
-        account.require(ROLE, statement.name)
-        forget_grantee(account, "ROLE", name)
-        drop(account, ROLE, statement.name)
-    return Rows.status(f"{name} successfully dropped.")
+    return remove(account, statement, lambda role: forget_grantee(account, "ROLE", role.name[0]))
 
 
 def show_roles(account: Account, context: Context, statement: Statement) -> Rows:
     system = [Stored(ROLE, (name,), {}, 0.0) for name in SYSTEM_ROLES]
     roles = sorted([*system, *account.store.all(ROLE)], key=lambda role: role.name)
-    grants = account.store.all(GRANT)
+    grants = [g.properties for g in account.store.all(GRANT) if g.properties["ON"] == "ROLE"]
     names = (
         *("created_on", "name", "is_default", "is_current", "is_inherited"),
         *("assigned_to_users", "granted_to_roles", "granted_roles", "owner", "comment"),
     )
     rows = []
     for role in chosen(statement, roles):
-        of_role = [g.properties for g in grants if g.properties["OBJECT"] == list(role.name)]
-        given = [g for g in of_role if g["ON"] == "ROLE"]
-        held = [
-            g
-            for g in grants
-            if g.properties["ON"] == "ROLE" and g.properties["GRANTEE"] == role.name[0]
-        ]
+        given = [g for g in grants if g["OBJECT"] == [*role.name]]
+        held = sum(g["GRANTEE"] == role.name[0] for g in grants)
         current = "Y" if role.name[0] == context.role else "N"
         rows.append(
             (
                 *(role.created, role.name[0], "N", current, "N"),
                 *(sum(g["TO"] == "USER" for g in given), sum(g["TO"] == "ROLE" for g in given)),
-                *(len(held), role.properties.get(OWNER, ""), role.properties.get("COMMENT", "")),
+                *(held, role.properties.get(OWNER, ""), role.properties.get("COMMENT", "")),
             )
         )
     return Rows.of(names, rows, times=("created_on",))
 
 
 def create_warehouse(account: Account, context: Context, statement: Statement) -> Rows:
-    def make(_old: Stored | None) -> dict[str, Any]:
-        given = statement.properties
-        return {**given, "SUSPENDED": bool(given.get("INITIALLY_SUSPENDED", False))}
-
-    result = create(account, context, statement, statement.name, make)
+    result = create(account, context, statement, statement.name, lambda _: statement.properties)
     context.warehouse = statement.name[0]
     return result
 
 
-def alter_warehouse(account: Account, _context: Context, statement: Statement) -> Rows:
-    return _alter(account, WAREHOUSE, statement)
-
-
 def drop_warehouse(account: Account, context: Context, statement: Statement) -> Rows:
-    with account.store.lock:
-        if account.store.get(WAREHOUSE, statement.name) is None and statement.if_exists:
-            return Rows.status("Drop statement executed successfully.")
-        account.require(WAREHOUSE, statement.name)
-        drop(account, WAREHOUSE, statement.name)
+    result = remove(account, statement)
     if context.warehouse == statement.name[0]:
         context.warehouse = None
-    return Rows.status(f"{statement.name[0]} successfully dropped.")
+    return result
 
 
 def show_warehouses(account: Account, context: Context, statement: Statement) -> Rows:
@@ -142,7 +245,7 @@ def show_warehouses(account: Account, context: Context, statement: Statement) ->
         value = found.properties.get
         rows.append(
             (
-                *(found.name[0], "SUSPENDED" if value("SUSPENDED") else "STARTED"),
+                *(found.name[0], "SUSPENDED" if value("INITIALLY_SUSPENDED") else "STARTED"),
                 *(value("WAREHOUSE_TYPE", "STANDARD"), value("WAREHOUSE_SIZE", "X-Small")),
                 *(value("MIN_CLUSTER_COUNT", 1), value("MAX_CLUSTER_COUNT", 1), "N"),
                 *("Y" if found.name[0] == context.warehouse else "N", value("AUTO_SUSPEND", 600)),
@@ -205,94 +308,65 @@ def _require_object(account: Account, context: Context, on: str, name: Name) -> 
     if on == "USER":
         _require_user(account, context, name[0])
         return name
-    stored = {"WAREHOUSE": WAREHOUSE, "EXTERNAL VOLUME": VOLUME, "INTEGRATION": INTEGRATION}
-    if on in stored:
-        account.require(stored[on], name)
+    if on in ("WAREHOUSE", VOLUME, "INTEGRATION"):
+        account.require(INTEGRATION if on == "INTEGRATION" else on, name)
         return name
     if on == "DATABASE":
-        if name[0] not in account.engine.databases():
-            raise does_not_exist("Database", display(name))
+        account.require_database(name[0])
         return name
     if on == "SCHEMA":
         full = resolve((*name, ""), context, "GRANT")[:2]
-        if not account.engine.has_schema(full[0], full[1]):
-            raise does_not_exist("Schema", display(full))
+        account.require_schema(full)
         return full
     full = resolve(name, context, "GRANT")
     if not account.engine.has_relation(full):
-        raise does_not_exist("Object", display(full))
-    if on == "ICEBERG TABLE":
+        raise errors.does_not_exist("Object", display(full))
+    if on == TABLE:
         account.require(TABLE, full)
     return full
 
 
 def grant(account: Account, context: Context, statement: Statement) -> Rows:
     if statement.name and statement.properties["GRANTEE"] == statement.name[0]:
-        raise invalid_request("A role cannot be granted to itself.")
+        raise errors.invalid_request("A role cannot be granted to itself.")
     with account.store.lock:
         for one in _grants(account, context, statement):
             account.store.put(one)
-    return Rows.status("Statement executed successfully.")
+    return Rows.status(DONE)
 
 
 def revoke(account: Account, context: Context, statement: Statement) -> Rows:
     with account.store.lock:
-        names = [one.name for one in _grants(account, context, statement)]
-        account.store.delete(GRANT, names)
-    return Rows.status("Statement executed successfully.")
+        account.store.delete(GRANT, [one.name for one in _grants(account, context, statement)])
+    return Rows.status(DONE)
 
 
-def forget_grantee(account: Account, kind: str, name: str) -> None:
-    gone = account.store.all(
-        GRANT, lambda g: g.properties["TO"] == kind and g.properties["GRANTEE"] == name
-    )
-    account.store.delete(GRANT, [one.name for one in gone])
-
-
-def show_grants(account: Account, context: Context, statement: Statement) -> Rows:
-    action, name = statement.action, statement.name
-    if action in ("TO ROLE", "OF ROLE"):
-        _require_role(account, name[0])
-    elif action == "TO USER":
-        _require_user(account, context, name[0])
-    elif action == "ON":
-        name = _require_object(account, context, statement.properties["ON"], name)
-    else:
-        action, name = "TO USER", (context.user,)
-    grants = account.store.all(GRANT)
-    if action == "OF ROLE":
-        names = ("created_on", "role", "granted_to", "grantee_name", "granted_by")
+def show_grants(account: Account, _context: Context, statement: Statement) -> Rows:
+    """SHOW GRANTS TO ROLE: what the role has; OF ROLE: who has the role."""
+    (role,) = statement.name
+    _require_role(account, role)
+    grants = [(g.created, g.properties) for g in account.store.all(GRANT)]
+    columns: tuple[str, ...]
+    if statement.action == "OF":
+        columns = ("created_on", "role", "granted_to", "grantee_name", "granted_by")
         rows: list[Any] = [
-            (g.created, name[0], p["TO"], p["GRANTEE"], p["GRANTED_BY"])
-            for g in grants
-            if (p := g.properties)["ON"] == "ROLE" and p["OBJECT"] == list(name)
+            (created, role, p["TO"], p["GRANTEE"], p["GRANTED_BY"])
+            for created, p in grants
+            if p["ON"] == "ROLE" and p["OBJECT"] == [role]
         ]
-        return Rows.of(names, rows, times=("created_on",))
-    if action == "TO USER":
-        names = ("created_on", "role", "granted_to", "grantee_name", "granted_by")
-        rows = [
-            (g.created, p["OBJECT"][0], "USER", p["GRANTEE"], p["GRANTED_BY"])
-            for g in grants
-            if (p := g.properties)["TO"] == "USER" and p["GRANTEE"] == name[0]
-        ]
-        return Rows.of(names, rows, times=("created_on",))
-    on = statement.properties.get("ON")
+        return Rows.of(columns, rows, times=("created_on",))
+    columns = (
+        *("created_on", "privilege", "granted_on", "name", "granted_to"),
+        *("grantee_name", "grant_option", "granted_by"),
+    )
     rows = [
         (
-            *(g.created, p["PRIVILEGE"], p["ON"].replace(" ", "_"), display(tuple(p["OBJECT"]))),
+            *(created, p["PRIVILEGE"], p["ON"].replace(" ", "_"), display(tuple(p["OBJECT"]))),
             *(p["TO"], p["GRANTEE"], p["GRANT_OPTION"], p["GRANTED_BY"]),
         )
-        for g in grants
-        if (
-            (p := g.properties)["ON"] == on and p["OBJECT"] == list(name)
-            if on
-            else (p := g.properties)["TO"] == "ROLE" and p["GRANTEE"] == name[0]
-        )
+        for created, p in grants
+        if p["TO"] == "ROLE" and p["GRANTEE"] == role
     ]
-    columns = (
-        *("created_on", "privilege", "granted_on", "name", "granted_to", "grantee_name"),
-        *("grant_option", "granted_by"),
-    )
     return Rows.of(columns, rows, times=("created_on",))
 
 
@@ -302,7 +376,7 @@ def use(account: Account, context: Context, statement: Statement) -> Rows:
     if statement.kind == "ROLE":
         _require_role(account, name[0])
         if not holds(account, context.user, context.is_admin, name[0]):
-            raise role_not_granted(name[0])
+            raise errors.role_not_granted(name[0])
         context.role = name[0]
     elif statement.kind == "SECONDARY ROLES":
         context.has_secondary_roles = name[0] == "ALL"
@@ -310,14 +384,12 @@ def use(account: Account, context: Context, statement: Statement) -> Rows:
         account.require(WAREHOUSE, name)
         context.warehouse = name[0]
     elif statement.kind == "DATABASE":
-        if name[0] not in account.engine.databases():
-            raise does_not_exist(DATABASE.capitalize(), display(name))
+        account.require_database(name[0])
         context.database = name[0]
         has_public = account.engine.has_schema(name[0], "PUBLIC")
         context.schema = "PUBLIC" if has_public else None
     elif statement.kind == "SCHEMA":
         full = account.canonical(resolve((*name, ""), context, "USE SCHEMA")[:2])
-        if not account.engine.has_schema(full[0], full[1]):
-            raise does_not_exist("Schema", display(full))
+        account.require_schema(full)
         context.database, context.schema = full
-    return Rows.status("Statement executed successfully.")
+    return Rows.status(DONE)

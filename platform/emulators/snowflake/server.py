@@ -40,8 +40,6 @@ _PARAMETERS = [
     {"name": "AUTOCOMMIT", "value": True},
     {"name": "TIMEZONE", "value": "Etc/UTC"},
     {"name": "CLIENT_SESSION_KEEP_ALIVE_HEARTBEAT_FREQUENCY", "value": 3600},
-    # Arrays of bound values come inline, not through a stage.
-    {"name": "CLIENT_STAGE_ARRAY_BINDING_THRESHOLD", "value": 0},
 ]
 
 
@@ -173,26 +171,14 @@ class Server:
 
 def _run(session: Session, body: dict[str, Any]) -> JSONResponse:
     sql = body["sqlText"]
-    if body.get("asyncExec"):
-        raise unsupported("asynchronous execution")
+    for option in ("asyncExec", "describeOnly"):
+        if body.get(option):
+            raise unsupported(f"the option {option} of a query")
     bindings: dict[str, Any] = body.get("bindings") or {}
-    arrays = [b for b in bindings.values() if isinstance(b["value"], list)]
-    if arrays:  # one statement over many rows: cursor.executemany
-        columns = [
-            [from_binding({**bindings[str(i)], "value": v}) for v in bindings[str(i)]["value"]]
-            for i in range(1, len(bindings) + 1)
-        ]
-        answers = [session.execute(sql, row) for row in zip(*columns, strict=True)]
-        answer = answers[-1]
-        counts = [int(one.payload["rowset"][0][0]) for one in answers]
-        answer.payload["rowset"] = [[str(sum(counts))]]
-    else:
-        parameters: Any = None
-        if bindings and all(key.isdigit() for key in bindings):
-            parameters = tuple(from_binding(bindings[str(i)]) for i in range(1, len(bindings) + 1))
-        elif bindings:
-            parameters = {name: from_binding(value) for name, value in bindings.items()}
-        answer = session.execute(sql, parameters, describe_only=bool(body.get("describeOnly")))
+    if any(isinstance(one["value"], list) for one in bindings.values()):
+        raise unsupported("one statement over many rows (executemany)")
+    values = tuple(from_binding(bindings[str(i)]) for i in range(1, len(bindings) + 1))
+    answer = session.execute(sql, values or None)
     context = session.context
     return JSONResponse(
         {
@@ -206,7 +192,7 @@ def _run(session: Session, body: dict[str, Any]) -> JSONResponse:
                 "finalWarehouseName": context.warehouse,
                 "finalRoleName": context.role,
                 "numberOfBinds": len(bindings),
-                "arrayBindSupported": True,
+                "arrayBindSupported": False,
                 **answer.payload,
             },
             "success": True,

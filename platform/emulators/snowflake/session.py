@@ -42,9 +42,7 @@ class Answer:
 
 
 class Session:
-    """
-    :param context: user, role, and what the login chose
-    """
+    """:param context: user, role, and what the login chose"""
 
     def __init__(self, account: Account, context: Context) -> None:
         self.account = account
@@ -68,20 +66,20 @@ class Session:
         with self._lock:
             self._connection.close()
 
-    def execute(self, sql: str, parameters: Any = None, *, describe_only: bool = False) -> Answer:
+    def execute(self, sql: str, parameters: tuple[Any, ...] | None = None) -> Answer:
         """Run one statement.
 
-        :param parameters: values of its placeholders, by position or by name
+        :param parameters: values of its placeholders
         :raises ProgrammingError: as Snowflake would
         """
         with self._lock:
             self.last_used = time.monotonic()
             try:
-                return self._execute(sql, parameters, describe_only)
+                return self._execute(sql, parameters)
             except (Error, duckdb.Error, NotImplementedError, SqlglotError) as error:
                 raise passing.translate(error) from error
 
-    def _execute(self, sql: str, parameters: Any, describe_only: bool) -> Answer:
+    def _execute(self, sql: str, parameters: tuple[Any, ...] | None) -> Answer:
         statement = commands.parse(sql)
         if statement is not None:
             return self._command(statement)
@@ -94,11 +92,6 @@ class Session:
         if command is not None:
             return self._command(command)
         self._check_tables(tree)
-        if describe_only and isinstance(tree, exp.Query):
-            for placeholder in list(tree.find_all(exp.Placeholder)):
-                placeholder.replace(exp.Null())
-            sql = exp.select("*").from_(tree.subquery("described")).limit(0).sql("snowflake")
-            parameters = None
         return self._pass_on(sql, parameters, tree)
 
     def _command(self, statement: Statement) -> Answer:
@@ -160,7 +153,7 @@ class Session:
         full = self._full(name)
         return full is not None and self.account.store.get(TABLE, full) is not None
 
-    def _pass_on(self, sql: str, parameters: Any, tree: exp.Expr) -> Answer:
+    def _pass_on(self, sql: str, parameters: tuple[Any, ...] | None, tree: exp.Expr) -> Answer:
         statement_type = statement_type_id(tree)
         cursor: FakeSnowflakeCursor = self._connection.cursor()
         sql = passing.fill_in(tree, sql, self.context)

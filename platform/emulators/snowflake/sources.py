@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import uuid
 from typing import Any
 from urllib.parse import urlsplit
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from emulators import iam
 from emulators.snowflake.errors import catalog_failure
 
 _TIMEOUT_SECONDS = 10
+FAILURES = (BotoCoreError, ClientError)
+"""Of requests to AWS and to the object store."""
 
 
 class Sources:
@@ -49,13 +54,11 @@ class Sources:
 
         :raises ProgrammingError: it is not there, or the store does not answer
         """
-        from botocore.exceptions import BotoCoreError, ClientError
-
         bucket, key = split_url(url)
         try:
             answer = self._client("s3").get_object(Bucket=bucket, Key=key)
             return bytes(answer["Body"].read())
-        except (BotoCoreError, ClientError) as error:
+        except FAILURES as error:
             raise catalog_failure(f"Failed to read '{url}': {error}") from None
 
     def metadata_location(self, namespace: str, table: str) -> str:
@@ -63,11 +66,9 @@ class Sources:
 
         :raises ProgrammingError: no such table, or it is not an Iceberg table
         """
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             answer = self._client("glue").get_table(DatabaseName=namespace, Name=table)
-        except (BotoCoreError, ClientError) as error:
+        except FAILURES as error:
             raise catalog_failure(
                 f"Failed to retrieve table '{namespace}.{table}' from the AWS Glue catalog: {error}"
             ) from None
@@ -82,14 +83,12 @@ class Sources:
 
     def check_namespace(self, namespace: str) -> str | None:
         """Why Glue cannot be asked for a database; None: it can, and has it."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             if namespace:
                 self._client("glue").get_database(Name=namespace)
             else:
                 self._client("glue").get_databases(MaxResults=1)
-        except (BotoCoreError, ClientError) as error:
+        except FAILURES as error:
             return f"Failed to access the AWS Glue catalog: {error}"
         return None
 
@@ -112,12 +111,10 @@ class Sources:
         ]
 
     def _pages(self, call: str, key: str, **arguments: str) -> list[Any]:
-        from botocore.exceptions import BotoCoreError, ClientError
-
         try:
             pages = self._client("glue").get_paginator(call).paginate(**arguments)
             return [one for page in pages for one in page[key]]
-        except (BotoCoreError, ClientError) as error:
+        except FAILURES as error:
             raise catalog_failure(f"Failed to list the AWS Glue catalog: {error}") from None
 
     def vending_problem(self, url: str) -> str | None:
@@ -126,12 +123,10 @@ class Sources:
         Glue vends those of AWS Lake Formation, for locations that are registered there.
         https://docs.aws.amazon.com/lake-formation/latest/dg/register-data-lake.html
         """
-        from botocore.exceptions import BotoCoreError, ClientError
-
         bucket, key = split_url(url)
         try:
             found = self._client("lakeformation").list_resources()["ResourceInfoList"]
-        except (BotoCoreError, ClientError) as error:
+        except FAILURES as error:
             return f"AWS Lake Formation does not answer: {error}"
         for one in found:
             base = one["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/")
@@ -146,8 +141,6 @@ class Sources:
 
         Also when there is no such role: without `topicberg deploy` the local stack has none.
         """
-        from botocore.exceptions import BotoCoreError
-
         client = self._client("iam")
         try:
             if iam.find(client, arn) is None:
@@ -157,37 +150,29 @@ class Sources:
         return iam.problem(client, arn, principal, external_id, *needs)
 
     def check(self, base_url: str) -> dict[str, str]:
-        """Whether the location can be listed and read, as ``PASSED`` or the reason why not."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
+        """Whether objects there can be listed, read, written and deleted, as ``PASSED`` or the
+        reason why not.
+        """
         bucket, prefix = split_url(base_url)
-        results = {"listResult": "PASSED", "readResult": "PASSED"}
+        s3, written = self._client("s3"), f"{prefix}verify_{uuid.uuid4().hex}"
+        results = {}
+        untested = ["listResult", "readResult"]
         try:
-            found = self._client("s3").list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
-        except (BotoCoreError, ClientError) as error:
-            return dict.fromkeys(results, str(error))
-        try:
+            found = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+            results[untested.pop(0)] = "PASSED"
             for one in found.get("Contents", []):
-                self._client("s3").get_object(Bucket=bucket, Key=one["Key"], Range="bytes=0-0")
-        except (BotoCoreError, ClientError) as error:
-            results["readResult"] = str(error)
-        return results
-
-    def check_write(self, base_url: str, name: str) -> dict[str, str]:
-        """Whether an object can be written and deleted there."""
-        from botocore.exceptions import BotoCoreError, ClientError
-
-        bucket, prefix = split_url(base_url)
-        key = f"{prefix}{name}"
-        results = {"writeResult": "PASSED", "deleteResult": "PASSED"}
+                s3.get_object(Bucket=bucket, Key=one["Key"], Range="bytes=0-0")
+            results[untested.pop(0)] = "PASSED"
+        except FAILURES as error:
+            results |= dict.fromkeys(untested, str(error))
+        untested = ["writeResult", "deleteResult"]
         try:
-            self._client("s3").put_object(Bucket=bucket, Key=key, Body=b"verify")
-        except (BotoCoreError, ClientError) as error:
-            return dict.fromkeys(results, str(error))
-        try:
-            self._client("s3").delete_object(Bucket=bucket, Key=key)
-        except (BotoCoreError, ClientError) as error:
-            results["deleteResult"] = str(error)
+            s3.put_object(Bucket=bucket, Key=written, Body=b"verify")
+            results[untested.pop(0)] = "PASSED"
+            s3.delete_object(Bucket=bucket, Key=written)
+            results[untested.pop(0)] = "PASSED"
+        except FAILURES as error:
+            results |= dict.fromkeys(untested, str(error))
         return results
 
 

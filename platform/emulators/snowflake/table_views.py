@@ -12,64 +12,33 @@ import json
 from typing import Any
 
 from emulators.snowflake.account import OWNER, TABLE, Account, Context, chosen, resolve
-from emulators.snowflake.errors import does_not_exist, no_current
+from emulators.snowflake.errors import no_current
 from emulators.snowflake.grammar import Statement
 from emulators.snowflake.iceberg import snowflake_type, source_type
 from emulators.snowflake.results import Rows
 from emulators.snowflake.tables import load_metadata
-from emulators.snowflake.tokens import Name, display
+from emulators.snowflake.tokens import Name
 from emulators.store import Stored
 
 _SHOW = (
-    "created_on",
-    "name",
-    "database_name",
-    "schema_name",
-    "owner",
-    "external_volume_name",
-    "catalog_name",
-    "iceberg_table_type",
-    "catalog_table_name",
-    "catalog_namespace",
-    "base_location",
-    "can_write_metadata",
-    "comment",
-    "name_mapping",
-    "owner_role_type",
-    "catalog_sync_name",
-    "auto_refresh_status",
-    "partition_specs",
-    "current_partition_spec_id",
+    *("created_on", "name", "database_name", "schema_name", "owner", "external_volume_name"),
+    *("catalog_name", "iceberg_table_type", "catalog_table_name", "catalog_namespace"),
+    *("base_location", "can_write_metadata", "comment", "name_mapping", "owner_role_type"),
+    *("catalog_sync_name", "auto_refresh_status", "partition_specs", "current_partition_spec_id"),
     "iceberg_table_format_version",
 )
-_SHOW_TERSE = ("created_on", "name", "kind", "database_name", "schema_name")
 _DESCRIBE = (
-    "name",
-    "type",
-    "source iceberg type",
-    "kind",
-    "null?",
-    "default",
-    "primary key",
-    "unique key",
-    "check",
-    "expression",
-    "comment",
-    "policy name",
-    "privacy domain",
-    "name mapping",
-    "write default",
+    *("name", "type", "source iceberg type", "kind", "null?", "default", "primary key"),
+    *("unique key", "check", "expression", "comment", "policy name", "privacy domain"),
+    *("name mapping", "write default"),
 )
 
 
 def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
     prefix = scope(account, context, statement)
     found = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
-    tables = chosen(statement, found)
-    if statement.action == "TERSE":
-        rows = [(t.created, t.name[2], "ICEBERG TABLE", t.name[0], t.name[1]) for t in tables]
-        return Rows.of(_SHOW_TERSE, rows, times=("created_on",))
-    return Rows.of(_SHOW, [_show_row(account, t) for t in tables], times=("created_on",))
+    rows = [_show_row(account, table) for table in chosen(statement, found)]
+    return Rows.of(_SHOW, rows, times=("created_on",))
 
 
 def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
@@ -78,26 +47,13 @@ def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
     is_discovered = account.linked(table.name[0]) is not None
     is_shown = properties["REFRESH_ERROR"] if is_discovered else properties["AUTO_REFRESH"]
     status = auto_refresh_status(account, table) if is_shown else ""
+    database, schema, name = table.name
     return (
-        table.created,
-        table.name[2],
-        table.name[0],
-        table.name[1],
-        properties.get(OWNER, "SYSADMIN"),
-        properties["EXTERNAL_VOLUME"],
-        properties["CATALOG"],
-        "UNMANAGED",
-        properties["CATALOG_TABLE_NAME"],
-        properties["CATALOG_NAMESPACE"],
-        None,
-        "Y",
-        properties["COMMENT"],
-        None,
-        "ROLE",
-        "",
-        status,
-        json.dumps(properties["PARTITION_SPECS"]),
-        properties["PARTITION_SPEC_ID"],
+        *(table.created, name, database, schema, properties.get(OWNER, "SYSADMIN")),
+        *(properties["EXTERNAL_VOLUME"], properties["CATALOG"], "UNMANAGED"),
+        *(properties["CATALOG_TABLE_NAME"], properties["CATALOG_NAMESPACE"], None, "Y"),
+        *(properties["COMMENT"], None, "ROLE", "", status),
+        *(json.dumps(properties["PARTITION_SPECS"]), properties["PARTITION_SPEC_ID"]),
         properties["FORMAT_VERSION"],
     )
 
@@ -120,33 +76,19 @@ def scope(account: Account, context: Context, statement: Statement) -> Name:
     else:
         full = resolve((*(name or (context.schema or "",)), ""), context, "SHOW")
         prefix = account.canonical(full[:2])
-    if prefix[0] not in account.engine.databases():
-        raise does_not_exist("Database", display(prefix[:1]))
-    if len(prefix) > 1 and not account.engine.has_schema(*prefix):
-        raise does_not_exist("Schema", display(prefix))
+    account.require_database(prefix[0])
+    if len(prefix) > 1:
+        account.require_schema(prefix)
     return prefix
 
 
-def describe_table(account: Account, context: Context, statement: Statement) -> Rows:
-    name = resolve(statement.name, context, "DESCRIBE ICEBERG TABLE")
-    metadata = load_metadata(account, account.require(TABLE, name))
+def describe_table(account: Account, _context: Context, statement: Statement) -> Rows:
+    metadata = load_metadata(account, account.require(TABLE, statement.name))
     rows = [
         (
-            column.snowflake_name,
-            snowflake_type(column.type),
-            source_type(column.type),
-            "COLUMN",
-            "N" if column.required else "Y",
-            None,
-            "N",
-            "N",
-            None,
-            None,
-            column.comment,
-            None,
-            None,
-            None,
-            None,
+            *(column.snowflake_name, snowflake_type(column.type), source_type(column.type)),
+            *("COLUMN", "N" if column.required else "Y", None, "N", "N", None, None),
+            *(column.comment, None, None, None, None),
         )
         for column in metadata.columns()
     ]
@@ -154,16 +96,18 @@ def describe_table(account: Account, context: Context, statement: Statement) -> 
 
 
 def table_information(account: Account, context: Context, name: Name) -> str:
-    full = resolve(name, context, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION")
-    table = account.require(TABLE, account.canonical(full))
+    table = _table(account, context, name, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION")
     answer = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
     return json.dumps(answer)
 
 
 def auto_refresh_information(account: Account, context: Context, name: Name) -> str:
-    full = resolve(name, context, "SYSTEM$AUTO_REFRESH_STATUS")
-    table = account.require(TABLE, account.canonical(full))
+    table = _table(account, context, name, "SYSTEM$AUTO_REFRESH_STATUS")
     return auto_refresh_status(account, table)
+
+
+def _table(account: Account, context: Context, name: Name, function: str) -> Stored:
+    return account.require(TABLE, account.canonical(resolve(name, context, function)))
 
 
 def auto_refresh_status(account: Account, table: Stored) -> str:

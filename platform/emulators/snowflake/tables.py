@@ -4,6 +4,7 @@ A refresh asks Glue for the metadata file, keeps a copy of it, and makes it the 
 DuckDB then reads exactly that version, also when the file has long been removed from the bucket.
 
 https://docs.snowflake.com/en/sql-reference/sql/create-iceberg-table-aws-glue,
+https://docs.snowflake.com/en/sql-reference/sql/alter-iceberg-table,
 https://docs.snowflake.com/en/sql-reference/sql/alter-iceberg-table-refresh,
 https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh
 """
@@ -15,10 +16,13 @@ import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from emulators.snowflake import errors
 from emulators.snowflake.account import (
     DATABASE,
+    DONE,
     INTEGRATION,
     OWNER,
     TABLE,
@@ -27,22 +31,86 @@ from emulators.snowflake.account import (
     Context,
     create,
     drop,
+    remove,
     resolve,
+    set_properties,
 )
-from emulators.snowflake.errors import (
-    already_exists,
-    catalog_failure,
-    does_not_exist,
-    invalid_request,
-    missing_options,
-)
-from emulators.snowflake.grammar import Statement
+from emulators.snowflake.grammar import Kind, Statement, alters, nothing
 from emulators.snowflake.iceberg import Metadata, select
 from emulators.snowflake.integrations import role_of, unreachable, vends
+from emulators.snowflake.options import Spec, boolean, reference, text
 from emulators.snowflake.results import Rows
-from emulators.snowflake.tokens import Name, display
+from emulators.snowflake.tokens import Name, Stream, display
 from emulators.snowflake.volumes import check_inside, role_problem
 from emulators.store import Stored
+
+_TABLE = Spec(
+    "ICEBERG TABLE",
+    {
+        "EXTERNAL_VOLUME": reference,
+        "CATALOG": reference,
+        "CATALOG_TABLE_NAME": text,
+        "CATALOG_NAMESPACE": text,
+        "REPLACE_INVALID_CHARACTERS": boolean,
+        "AUTO_REFRESH": boolean,
+        "COMMENT": text,
+    },
+)
+_OTHER_CATALOGS = {
+    "METADATA_FILE_PATH": "CREATE ICEBERG TABLE from files in object storage",
+    "BASE_LOCATION": "CREATE ICEBERG TABLE with Snowflake or Delta files as the catalog",
+}
+
+
+def _create(stream: Stream, statement: Statement) -> None:
+    if stream.at("("):
+        raise errors.unsupported("CREATE ICEBERG TABLE with columns (Snowflake as the catalog)")
+    if (ahead := stream.find(*_OTHER_CATALOGS)) is not None:
+        raise errors.unsupported(_OTHER_CATALOGS[stream.peek(ahead).value])
+    statement.properties = _TABLE.read(stream, until=("WITH", "TAG"))
+    if stream.at("WITH", "TAG") or stream.at("TAG"):
+        raise errors.unsupported("tags of an Iceberg table")
+    if stream.at("WITH", "CONTACT"):
+        raise errors.unsupported("contacts of an Iceberg table")
+    stream.end()
+    if "CATALOG_TABLE_NAME" not in statement.properties:
+        raise errors.missing_options(["CATALOG_TABLE_NAME"])
+
+
+_SET = Spec(
+    "ICEBERG TABLE",
+    {"AUTO_REFRESH": boolean, "REPLACE_INVALID_CHARACTERS": boolean, "COMMENT": text},
+)
+
+
+_set = alters(
+    _SET,
+    refused=(
+        *("ADD", "ALTER", "CLUSTER", "CONVERT", "DROP", "EXECUTE", "MODIFY", "RENAME"),
+        *("RESUME", "SUSPEND", "UNSET"),
+    ),
+)
+
+
+def _alter(stream: Stream, statement: Statement) -> None:
+    if not stream.take("REFRESH"):
+        _set(stream, statement)
+        return
+    statement.action = "REFRESH"
+    if stream.peek().kind == "string":
+        statement.properties = {"PATH": stream.string()}
+
+
+TABLE_KIND = Kind(
+    TABLE,
+    parts=3,
+    create=_create,
+    alter=_alter,
+    describe=nothing,
+    plural="ICEBERG TABLES",
+    in_account=False,
+)
+
 
 logger = logging.getLogger(__name__)
 
@@ -62,34 +130,22 @@ class Version:
 def create_table(account: Account, context: Context, statement: Statement) -> Rows:
     name = resolve(statement.name, context, "CREATE ICEBERG TABLE")
     account.refuse_write(name, "CREATE ICEBERG TABLE")
-    _require_schema(account, name)
+    account.require_database(name[0])
+    account.require_schema(name[:2])
     properties = _defaults(account, name, statement.properties)
     old = account.store.get(TABLE, name)
     if old is None and account.engine.has_relation(name):
-        raise already_exists(display(name))
+        raise errors.already_exists(display(name))
     if old is not None and statement.if_not_exists:
         return create(account, context, statement, name, lambda _: properties)
     if old is not None and not statement.or_replace:
-        raise already_exists(display(name))
+        raise errors.already_exists(display(name))
     version = _fetch(account, name, properties, _locate(account, properties))
     with account.refreshing(name):
         properties |= _position(version)
         _keep(account, properties, version)
-        return create(
-            account,
-            context,
-            statement,
-            name,
-            lambda _: properties,
-            lambda: _publish(account, name, properties, version.metadata),
-        )
-
-
-def _require_schema(account: Account, name: Name) -> None:
-    if name[0] not in account.engine.databases():
-        raise does_not_exist("Database", display(name[:1]))
-    if not account.engine.has_schema(name[0], name[1]):
-        raise does_not_exist("Schema", display(name[:2]))
+        publish = partial(_publish, account, name, properties, version.metadata)
+        return create(account, context, statement, name, lambda _: properties, publish)
 
 
 def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, Any]:
@@ -100,18 +156,20 @@ def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, 
     properties |= {k: inherited[k] for k in ("EXTERNAL_VOLUME", "CATALOG") if inherited.get(k)}
     properties |= given
     if "CATALOG" not in properties:
-        raise missing_options([k for k in ("EXTERNAL_VOLUME", "CATALOG") if k not in properties])
+        raise errors.missing_options(
+            [k for k in ("EXTERNAL_VOLUME", "CATALOG") if k not in properties]
+        )
     integration = account.require(INTEGRATION, (str(properties["CATALOG"]),))
     if "EXTERNAL_VOLUME" in properties:
         account.require(VOLUME, (str(properties["EXTERNAL_VOLUME"]),))
     elif vends(integration):
         properties["EXTERNAL_VOLUME"] = None
     else:
-        raise missing_options(["EXTERNAL_VOLUME"])
+        raise errors.missing_options(["EXTERNAL_VOLUME"])
     if not properties.get("CATALOG_NAMESPACE"):
         properties["CATALOG_NAMESPACE"] = integration.properties["CATALOG_NAMESPACE"]
     if not properties["CATALOG_NAMESPACE"]:
-        raise missing_options(["CATALOG_NAMESPACE"])
+        raise errors.missing_options(["CATALOG_NAMESPACE"])
     return properties
 
 
@@ -119,9 +177,11 @@ def _locate(account: Account, properties: dict[str, Any]) -> str:
     """Where the catalog has the table's metadata now."""
     integration = account.require(INTEGRATION, (properties["CATALOG"],))
     if not integration.properties["ENABLED"]:
-        raise invalid_request(f"Catalog integration '{display(integration.name)}' is not enabled.")
+        raise errors.invalid_request(
+            f"Catalog integration '{display(integration.name)}' is not enabled."
+        )
     if problem := unreachable(integration) or role_of(account, integration, properties):
-        raise catalog_failure(problem)
+        raise errors.catalog_failure(problem)
     return account.sources.metadata_location(
         properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]
     )
@@ -140,7 +200,7 @@ def _fetch(account: Account, name: Name, properties: dict[str, Any], location: s
         check_inside(volume, location)
         problem = role_problem(account, volume, "s3:GetObject")
     if problem:
-        raise catalog_failure(f"Failed to read '{location}': {problem}")
+        raise errors.catalog_failure(f"Failed to read '{location}': {problem}")
     data = account.sources.read(location)
     metadata = Metadata.parse(location, data, keeps_case=account.linked(name[0]) is not None)
     if volume is not None:
@@ -172,7 +232,7 @@ def _refuse_equality_deletes(account: Account, version: Version) -> None:
             .fetchall()[0][0]
         )
     if int(count):
-        raise catalog_failure(
+        raise errors.catalog_failure(
             f"Iceberg equality delete files are not supported on externally managed tables: "
             f"snapshot {snapshot['snapshot-id']} of '{version.metadata.location}' has {count} "
             "equality deletes. Compact the table, or write it with copy-on-write, position "
@@ -272,14 +332,14 @@ def refresh(account: Account, name: Name) -> None:
         properties = {**table.properties, **_position(version)}
         if account.linked(name[0]) and properties["TABLE_UUID"] != table.properties["TABLE_UUID"]:
             unlink(account, name)
-            raise catalog_failure(
+            raise errors.catalog_failure(
                 f"The table-uuid of '{display(name)}' is not that of the table in the catalog: it "
                 "is dropped from the catalog-linked database."
             )
         _keep(account, properties, version)
         with account.store.lock:
             if account.store.get(TABLE, name) is None:
-                raise does_not_exist("Iceberg table", display(name))
+                raise errors.does_not_exist("Iceberg table", display(name))
             account.store.put(Stored(TABLE, name, properties, table.created))
             _publish(account, name, properties, version.metadata)
     forget_old_copies(account)
@@ -319,32 +379,23 @@ def restore(account: Account) -> None:
 
 
 def alter_table(account: Account, context: Context, statement: Statement) -> Rows:
-    name = resolve(statement.name, context, "ALTER ICEBERG TABLE")
-    if account.store.get(TABLE, name) is None and statement.if_exists:
-        return Rows.status("Statement executed successfully.")
-    account.require(TABLE, name)
-    if statement.action == "REFRESH":
-        if "PATH" in statement.properties:
-            raise invalid_request(
-                "A metadata file path cannot be given to refresh an Iceberg table that uses "
-                "AWS Glue as the catalog."
-            )
-        refresh(account, name)
-    else:
-        with account.refreshing(name), account.store.lock:
-            table = account.require(TABLE, name)
-            table.properties |= statement.properties
-            account.store.put(table)
-    return Rows.status("Statement executed successfully.")
+    if statement.action != "REFRESH":
+        with account.refreshing(statement.name):
+            return set_properties(account, context, statement)
+    if account.store.get(TABLE, statement.name) is None and statement.if_exists:
+        return Rows.status(DONE)
+    account.require(TABLE, statement.name)
+    if "PATH" in statement.properties:
+        raise errors.invalid_request(
+            "A metadata file path cannot be given to refresh an Iceberg table that uses "
+            "AWS Glue as the catalog."
+        )
+    refresh(account, statement.name)
+    return Rows.status(DONE)
 
 
-def drop_table(account: Account, context: Context, statement: Statement) -> Rows:
-    name = resolve(statement.name, context, "DROP ICEBERG TABLE")
-    account.refuse_write(name, "DROP ICEBERG TABLE")
-    with account.refreshing(name), account.store.lock:
-        if account.store.get(TABLE, name) is None and statement.if_exists:
-            return Rows.status("Drop statement executed successfully.")
-        account.require(TABLE, name)
-        account.engine.hide_iceberg_table(name)
-        drop(account, TABLE, name)
-    return Rows.status(f"{name[-1]} successfully dropped.")
+def drop_table(account: Account, _context: Context, statement: Statement) -> Rows:
+    account.refuse_write(statement.name, "DROP ICEBERG TABLE")
+    with account.refreshing(statement.name):
+        hide = account.engine.hide_iceberg_table
+        return remove(account, statement, lambda table: hide(table.name))

@@ -46,11 +46,6 @@ def quote(name: str) -> str:
     return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
-def literal(text: str) -> str:
-    """A string constant that is read back as ``text``."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
-
-
 def display(name: Name) -> str:
     return ".".join(quote(part) for part in name)
 
@@ -61,19 +56,18 @@ def tokenize(sql: str) -> Iterator[Token]:
         match = _TOKEN.match(sql, position)
         if match is None:  # pragma: no cover  a mark matches anything
             break
-        kind, text = str(match.lastgroup), match[0]
-        if kind == "string":
-            yield Token("string", _ESCAPE.sub(_unescape, text[1:-1]), text, position)
-        elif kind == "dollar":
-            yield Token("string", text[2:-2], text, position)
-        elif kind == "quoted":
-            yield Token("quoted", text[1:-1].replace('""', '"'), text, position)
-        elif kind == "word":
-            yield Token("word", text.upper(), text, position)
-        elif kind == "number":
-            yield Token("number", text, text, position)
-        elif kind == "mark":
-            yield Token("mark", text, text, position)
+        text = match[0]
+        match match.lastgroup:
+            case "string":
+                yield Token("string", _ESCAPE.sub(_unescape, text[1:-1]), text, position)
+            case "dollar":
+                yield Token("string", text[2:-2], text, position)
+            case "quoted":
+                yield Token("quoted", text[1:-1].replace('""', '"'), text, position)
+            case "word":
+                yield Token("word", text.upper(), text, position)
+            case "number" | "mark" as kind:
+                yield Token(kind, text, text, position)
         position = match.end()
 
 
@@ -106,6 +100,13 @@ class Stream:
         if index < len(self._tokens):
             return self._tokens[index]
         return Token("end", "", "<EOF>", len(self.sql))
+
+    def find(self, *words: str) -> int | None:
+        """How far ahead the first of these words is, wherever it is written; None: nowhere."""
+        for ahead, token in enumerate(self._tokens[self._next :]):
+            if token.kind == "word" and token.value in words:
+                return ahead
+        return None
 
     def advance(self) -> Token:
         token = self.peek()

@@ -11,46 +11,74 @@ from typing import Any
 from emulators.snowflake import keys
 from emulators.snowflake.account import (
     NETWORK_POLICY,
-    OWNER,
     USER,
     Account,
     Context,
-    chosen,
+    alter,
     create,
-    drop,
+    forget_grantee,
+    remove,
 )
 from emulators.snowflake.errors import invalid_property
-from emulators.snowflake.grammar import Statement
+from emulators.snowflake.grammar import Kind, Statement, alters, creates, nothing
+from emulators.snowflake.options import Spec, boolean, choice, integer, listed, text
 from emulators.snowflake.results import Rows
+from emulators.snowflake.tokens import Stream
 from emulators.store import Stored
+
+
+def _text_or_name(stream: Stream, _name: str) -> str:
+    """A string, or an identifier where users often write one: ``DEFAULT_ROLE = PUBLIC``."""
+    return stream.advance().value if stream.peek().kind in ("string", "quoted") else stream.word()
+
+
+_USER = Spec(
+    "USER",
+    {
+        "PASSWORD": text,
+        "LOGIN_NAME": _text_or_name,
+        "DISPLAY_NAME": _text_or_name,
+        "FIRST_NAME": _text_or_name,
+        "MIDDLE_NAME": _text_or_name,
+        "LAST_NAME": _text_or_name,
+        "EMAIL": text,
+        "MUST_CHANGE_PASSWORD": boolean,
+        "DISABLED": boolean,
+        "DAYS_TO_EXPIRY": integer,
+        "MINS_TO_UNLOCK": integer,
+        "DEFAULT_WAREHOUSE": _text_or_name,
+        "DEFAULT_NAMESPACE": _text_or_name,
+        "DEFAULT_ROLE": _text_or_name,
+        "DEFAULT_SECONDARY_ROLES": listed(choice("ALL"), or_none=True),
+        "RSA_PUBLIC_KEY": _text_or_name,
+        "RSA_PUBLIC_KEY_2": _text_or_name,
+        "TYPE": choice("PERSON", "SERVICE", "LEGACY_SERVICE"),
+        "COMMENT": text,
+        "NETWORK_POLICY": _text_or_name,
+    },
+)
+
+
+USER_KIND = Kind(
+    "USER",
+    create=creates(_USER, tags="tags of a user"),
+    alter=alters(
+        _USER,
+        unset=True,
+        refused=("ABORT", "ADD", "ENROLL", "MODIFY", "REMOVE", "RENAME", "RESET", "ROTATE"),
+    ),
+    describe=nothing,
+)
+
 
 _KEYS = ("RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_2")
 _DESCRIBED = (
-    "NAME",
-    "COMMENT",
-    "DISPLAY_NAME",
-    "TYPE",
-    "LOGIN_NAME",
-    "FIRST_NAME",
-    "MIDDLE_NAME",
-    "LAST_NAME",
-    "EMAIL",
-    "PASSWORD",
-    "MUST_CHANGE_PASSWORD",
-    "DISABLED",
-    "DAYS_TO_EXPIRY",
-    "MINS_TO_UNLOCK",
-    "DEFAULT_WAREHOUSE",
-    "DEFAULT_NAMESPACE",
-    "DEFAULT_ROLE",
-    "DEFAULT_SECONDARY_ROLES",
-    "RSA_PUBLIC_KEY",
-    "RSA_PUBLIC_KEY_FP",
-    "RSA_PUBLIC_KEY_LAST_SET_TIME",
-    "RSA_PUBLIC_KEY_2",
-    "RSA_PUBLIC_KEY_2_FP",
-    "RSA_PUBLIC_KEY_2_LAST_SET_TIME",
-    "PASSWORD_LAST_SET_TIME",
+    *("NAME", "COMMENT", "DISPLAY_NAME", "TYPE", "LOGIN_NAME", "FIRST_NAME", "MIDDLE_NAME"),
+    *("LAST_NAME", "EMAIL", "PASSWORD", "MUST_CHANGE_PASSWORD", "DISABLED", "DAYS_TO_EXPIRY"),
+    *("MINS_TO_UNLOCK", "DEFAULT_WAREHOUSE", "DEFAULT_NAMESPACE", "DEFAULT_ROLE"),
+    *("DEFAULT_SECONDARY_ROLES", "RSA_PUBLIC_KEY", "RSA_PUBLIC_KEY_FP"),
+    *("RSA_PUBLIC_KEY_LAST_SET_TIME", "RSA_PUBLIC_KEY_2", "RSA_PUBLIC_KEY_2_FP"),
+    *("RSA_PUBLIC_KEY_2_LAST_SET_TIME", "PASSWORD_LAST_SET_TIME"),
 )
 
 
@@ -60,8 +88,7 @@ def create_user(account: Account, context: Context, statement: Statement) -> Row
 
     def make(_old: Stored | None) -> dict[str, Any]:
         properties = {"LOGIN_NAME": name, "DISPLAY_NAME": name, "DISABLED": False, **given}
-        _check(properties)
-        _check_policy(account, properties)
+        _check(account, properties)
         return properties
 
     return create(account, context, statement, statement.name, make)
@@ -83,17 +110,13 @@ def _prepared(given: dict[str, Any]) -> dict[str, Any]:
     return prepared
 
 
-def _check(properties: dict[str, Any]) -> None:
+def _check(account: Account, properties: dict[str, Any]) -> None:
+    """:raises ProgrammingError: a person's property of a service, or no such network policy"""
     if properties.get("TYPE") == "SERVICE":
         for name in ("PASSWORD", "FIRST_NAME", "MIDDLE_NAME", "LAST_NAME", "MUST_CHANGE_PASSWORD"):
             if properties.get(name):
                 raise invalid_property(name, "SERVICE USER")
-
-
-def _check_policy(account: Account, properties: dict[str, Any]) -> None:
-    """:raises ProgrammingError: the network policy does not exist"""
-    policy = properties.get("NETWORK_POLICY")
-    if policy is not None:
+    if (policy := properties.get("NETWORK_POLICY")) is not None:
         account.require(NETWORK_POLICY, (policy,))
 
 
@@ -112,32 +135,20 @@ def _scrypt(password: str, salt: str) -> str:
 
 
 def alter_user(account: Account, _context: Context, statement: Statement) -> Rows:
-    with account.store.lock:
-        if account.store.get(USER, statement.name) is None and statement.if_exists:
-            return Rows.status("Statement executed successfully.")
-        user = account.require(USER, statement.name)
+    def change(user: Stored) -> None:
         if statement.action == "SET":
             user.properties |= _prepared(statement.properties)
         else:
             for name in statement.properties:
                 user.properties.pop(name, None)
                 user.properties.pop(f"{name}_LAST_SET_TIME", None)
-        _check(user.properties)
-        _check_policy(account, user.properties)
-        account.store.put(user)
-    return Rows.status("Statement executed successfully.")
+        _check(account, user.properties)
+
+    return alter(account, statement, change)
 
 
 def drop_user(account: Account, _context: Context, statement: Statement) -> Rows:
-    from emulators.snowflake.roles import forget_grantee
-
-    with account.store.lock:
-        if account.store.get(USER, statement.name) is None and statement.if_exists:
-            return Rows.status("Drop statement executed successfully.")
-        account.require(USER, statement.name)
-        forget_grantee(account, "USER", statement.name[0])
-        drop(account, USER, statement.name)
-    return Rows.status(f"{statement.name[0]} successfully dropped.")
+    return remove(account, statement, lambda user: forget_grantee(account, "USER", user.name[0]))
 
 
 def describe_user(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -162,27 +173,3 @@ def _shown(name: str, value: Any) -> str:
     if name.endswith("_TIME"):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     return str(value)
-
-
-def show_users(account: Account, _context: Context, statement: Statement) -> Rows:
-    names = (
-        *("name", "created_on", "login_name", "display_name", "first_name", "last_name", "email"),
-        *("comment", "disabled", "must_change_password", "default_warehouse"),
-        *("default_namespace", "default_role", "default_secondary_roles", "owner"),
-        *("has_password", "has_rsa_public_key", "type"),
-    )
-    rows = []
-    for user in chosen(statement, account.store.all(USER)):
-        value = user.properties.get
-        rows.append(
-            (
-                *(user.name[0], user.created, value("LOGIN_NAME"), value("DISPLAY_NAME")),
-                *(value("FIRST_NAME", ""), value("LAST_NAME", ""), value("EMAIL", "")),
-                *(value("COMMENT", ""), value("DISABLED"), value("MUST_CHANGE_PASSWORD", False)),
-                *(value("DEFAULT_WAREHOUSE", ""), value("DEFAULT_NAMESPACE", "")),
-                *(value("DEFAULT_ROLE", ""), _shown("", value("DEFAULT_SECONDARY_ROLES", []))),
-                *(value(OWNER, "USERADMIN"), bool(value("PASSWORD"))),
-                *(any(value(key) for key in _KEYS), value("TYPE", "")),
-            )
-        )
-    return Rows.of(names, rows, times=("created_on",))

@@ -1,5 +1,7 @@
 """External volumes: where Iceberg tables' files are.
 
+https://docs.snowflake.com/en/sql-reference/sql/create-external-volume,
+https://docs.snowflake.com/en/sql-reference/sql/alter-external-volume (SET only),
 https://docs.snowflake.com/en/sql-reference/sql/desc-external-volume,
 https://docs.snowflake.com/en/sql-reference/sql/show-external-volumes and
 https://docs.snowflake.com/en/sql-reference/functions/system_verify_external_volume
@@ -11,22 +13,88 @@ import json
 import uuid
 from typing import Any
 
-from emulators.snowflake.account import IAM_USER_ARN, VOLUME, Account, Context, chosen, create, drop
-from emulators.snowflake.errors import in_use, invalid_request
-from emulators.snowflake.grammar import Statement
+from emulators.snowflake import errors
+from emulators.snowflake.account import (
+    IAM_USER_ARN,
+    VOLUME,
+    Account,
+    Context,
+    chosen,
+    create,
+    remove,
+)
+from emulators.snowflake.grammar import Kind, Statement, alters, nothing
+from emulators.snowflake.options import Properties, Spec, boolean, choice, group, listed, text
 from emulators.snowflake.privileges import must_own
 from emulators.snowflake.results import Rows
 from emulators.snowflake.sources import lies_within, split_url
-from emulators.snowflake.tokens import Name, display
+from emulators.snowflake.tokens import Name, Stream, display
 from emulators.store import Stored
+
+_ENCRYPTION = Spec(
+    "ENCRYPTION",
+    {"TYPE": choice("AWS_SSE_S3", "AWS_SSE_KMS", "NONE"), "KMS_KEY_ID": text},
+    required=("TYPE",),
+)
+_LOCATION = Spec(
+    "STORAGE_LOCATION",
+    {
+        "NAME": text,
+        "STORAGE_PROVIDER": choice("S3", "S3GOV"),
+        "STORAGE_BASE_URL": text,
+        "STORAGE_AWS_ROLE_ARN": text,
+        "STORAGE_AWS_ACCESS_POINT_ARN": text,
+        "STORAGE_AWS_EXTERNAL_ID": text,
+        "ENCRYPTION": group(_ENCRYPTION),
+        "USE_PRIVATELINK_ENDPOINT": boolean,
+    },
+    required=("NAME", "STORAGE_PROVIDER", "STORAGE_BASE_URL", "STORAGE_AWS_ROLE_ARN"),
+)
+_VOLUME = Spec(
+    "EXTERNAL_VOLUME",
+    {"STORAGE_LOCATIONS": listed(group(_LOCATION)), "ALLOW_WRITES": boolean, "COMMENT": text},
+    required=("STORAGE_LOCATIONS",),
+)
+_VOLUME_SET = Spec("EXTERNAL_VOLUME", {"ALLOW_WRITES": boolean, "COMMENT": text})
+
+
+def _check_location(location: Properties) -> None:
+    url = location["STORAGE_BASE_URL"]
+    scheme = {"S3": "s3://", "S3GOV": "s3gov://"}[location["STORAGE_PROVIDER"]]
+    bucket = url.removeprefix(scheme).split("/")[0]
+    if not url.startswith(scheme) or not bucket or "." in bucket:
+        raise errors.invalid_value(url, "STORAGE_BASE_URL")
+    if not location["STORAGE_AWS_ROLE_ARN"].startswith("arn:aws"):
+        raise errors.invalid_value(location["STORAGE_AWS_ROLE_ARN"], "STORAGE_AWS_ROLE_ARN")
+
+
+def _create_volume(stream: Stream, statement: Statement) -> None:
+    statement.properties = _VOLUME.read(stream)
+    for location in statement.properties["STORAGE_LOCATIONS"]:
+        _check_location(location)
+
+
+VOLUME_KIND = Kind(
+    VOLUME,
+    create=_create_volume,
+    alter=alters(_VOLUME_SET, refused=("ADD", "REMOVE", "UNSET", "UPDATE")),
+    describe=nothing,
+    plural="EXTERNAL VOLUMES",
+)
 
 
 def create_volume(account: Account, context: Context, statement: Statement) -> Rows:
     properties = statement.properties
     locations = properties["STORAGE_LOCATIONS"]
-    _check_names(locations)
+    names = [location["NAME"] for location in locations]
+    for name in names:
+        if names.count(name) > 1:
+            raise errors.invalid_request(
+                f"Storage location name '{name}' is not unique in the volume."
+            )
     for location in locations:
-        _complete(location)
+        # Without one of the user's own, Snowflake makes an external id, and a new one every time.
+        location.setdefault("STORAGE_AWS_EXTERNAL_ID", f"LOCAL_SFCRole={uuid.uuid4().hex[:24]}=")
 
     def make(old: Stored | None) -> dict[str, Any]:
         if old is not None:
@@ -36,62 +104,13 @@ def create_volume(account: Account, context: Context, statement: Statement) -> R
     return create(account, context, statement, statement.name, make)
 
 
-def _check_names(locations: list[dict[str, Any]]) -> None:
-    names = [location["NAME"] for location in locations]
-    for name in names:
-        if names.count(name) > 1:
-            raise invalid_request(f"Storage location name '{name}' is not unique in the volume.")
-
-
-def _complete(location: dict[str, Any]) -> None:
-    # Without one of the user's own, Snowflake makes an external id, and a new one every time.
-    location.setdefault("STORAGE_AWS_EXTERNAL_ID", f"LOCAL_SFCRole={uuid.uuid4().hex[:24]}=")
-
-
-def alter_volume(account: Account, _context: Context, statement: Statement) -> Rows:
-    with account.store.lock:
-        volume = account.store.get(VOLUME, statement.name)
-        if volume is None and statement.if_exists:
-            return Rows.status("Statement executed successfully.")
-        volume = account.require(VOLUME, statement.name)
-        locations = volume.properties["STORAGE_LOCATIONS"]
-        if statement.action == "SET":
-            volume.properties |= statement.properties
-        elif statement.action == "ADD":
-            _complete(statement.properties)
-            locations.append(statement.properties)
-            _check_names(locations)
-        else:
-            _remove(account, volume, statement.properties["NAME"])
-        account.store.put(volume)
-    return Rows.status("Statement executed successfully.")
-
-
-def _remove(account: Account, volume: Stored, name: str) -> None:
-    locations = volume.properties["STORAGE_LOCATIONS"]
-    if name not in [location["NAME"] for location in locations]:
-        raise invalid_request(f"Storage location '{name}' does not exist in the external volume.")
-    if len(locations) == 1:
-        raise invalid_request("An external volume must have at least one storage location.")
-    if locations[0]["NAME"] == name:
-        _check_unused(account, volume)
-    volume.properties["STORAGE_LOCATIONS"] = [x for x in locations if x["NAME"] != name]
-
-
 def _check_unused(account: Account, volume: Stored) -> None:
-    used_by = account.tables_using("EXTERNAL_VOLUME", volume.name[0])
-    used_by += account.databases_using("EXTERNAL_VOLUME", volume.name[0])
-    if used_by:
-        raise in_use("External volume", display(volume.name), used_by)
+    if used_by := account.using("EXTERNAL_VOLUME", volume.name[0]):
+        raise errors.in_use("External volume", display(volume.name), used_by)
 
 
 def drop_volume(account: Account, _context: Context, statement: Statement) -> Rows:
-    with account.store.lock:
-        if account.store.get(VOLUME, statement.name) is None and statement.if_exists:
-            return Rows.status("Drop statement executed successfully.")
-        _check_unused(account, account.require(VOLUME, statement.name))
-        drop(account, VOLUME, statement.name)
-    return Rows.status(f"{statement.name[0]} successfully dropped.")
+    return remove(account, statement, lambda volume: _check_unused(account, volume))
 
 
 def show_volumes(account: Account, _context: Context, statement: Statement) -> Rows:
@@ -120,9 +139,7 @@ def describe_volume(account: Account, _context: Context, statement: Statement) -
 def _describe_location(location: dict[str, Any]) -> dict[str, Any]:
     encryption = location.get("ENCRYPTION", {"TYPE": "NONE"})
     described = {
-        "NAME": location["NAME"],
-        "STORAGE_PROVIDER": location["STORAGE_PROVIDER"],
-        "STORAGE_BASE_URL": location["STORAGE_BASE_URL"],
+        **{name: location[name] for name in ("NAME", "STORAGE_PROVIDER", "STORAGE_BASE_URL")},
         "STORAGE_ALLOWED_LOCATIONS": [location["STORAGE_BASE_URL"].rstrip("/") + "/*"],
         "STORAGE_AWS_ROLE_ARN": location["STORAGE_AWS_ROLE_ARN"],
         "STORAGE_AWS_IAM_USER_ARN": IAM_USER_ARN,
@@ -147,9 +164,7 @@ def verify_volume(account: Account, context: Context, name: Name) -> str:
     location = volume.properties["STORAGE_LOCATIONS"][0]
     checks = dict.fromkeys(("writeResult", "readResult", "listResult", "deleteResult"), "SKIPPED")
     if volume.properties["ALLOW_WRITES"]:
-        base = location["STORAGE_BASE_URL"]
-        checks |= account.sources.check(base)
-        checks |= account.sources.check_write(base, f"verify_{uuid.uuid4().hex}")
+        checks |= account.sources.check(location["STORAGE_BASE_URL"])
     checks["awsRoleArnValidationResult"] = role_problem(account, volume) or "PASSED"
     success = all(result in ("PASSED", "SKIPPED") for result in checks.values())
     answer = {
@@ -182,7 +197,7 @@ def check_inside(volume: Stored, url: str) -> None:
     """:raises ProgrammingError: a table's file is outside of the volume's active location"""
     base = volume.properties["STORAGE_LOCATIONS"][0]["STORAGE_BASE_URL"]
     if not lies_within(url, base):
-        raise invalid_request(
+        raise errors.invalid_request(
             f"The location '{url}' is not within the storage base URL '{base}' "
             f"of the external volume '{display(volume.name)}'."
         )

@@ -21,8 +21,7 @@ def bootstrap_snowflake(
         str | None, typer.Option("--secret", help="Secrets Manager secret for its key pair")
     ] = None,
     run_as: Annotated[
-        str | None,
-        typer.Option("--run-as", help="log in as this user, and run the statements"),
+        str | None, typer.Option("--run-as", help="log in as this user, and run the statements")
     ] = None,
     browser: Annotated[
         bool, typer.Option("--browser", help="--run-as logs in through the browser (SSO)")

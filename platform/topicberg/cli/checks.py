@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
+from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
 from topicberg.wording import count
 
@@ -47,8 +49,6 @@ def checks(
 
     Reads results that Dagster recorded; evaluates nothing. Exits with 1 if a check fails.
     """
-    from topicberg.errors import TopicbergError
-    from topicberg.settings import settings
 
     found = _recorded(settings())
     if asset is not None:
@@ -99,11 +99,10 @@ def _recorded(config: Settings) -> list[_Check]:
 
     from assets.checks.adapter import check_specs, lake_checks
     from assets.checks.evaluations import last_evaluations
-    from assets.lake import Lake, find_derived
     from topicberg.checks.rules import COVERS
-    from topicberg.topics import load_topics
+    from topicberg.cli.compute import load_lake
 
-    lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
+    lake = load_lake(config)
     every = [spec for one in lake.checks for spec in check_specs(*one)]
     every += [spec for one in lake_checks(lake) for spec in one.check_specs]
     specs = {spec.key: spec for spec in every}

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
+from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from topicberg.datagen.status import DatagenStatus
@@ -40,7 +42,6 @@ def start(
     seed and on the number of runs before it.
     """
     from topicberg.datagen import runner
-    from topicberg.settings import settings
 
     if not foreground:
         status = runner.start(settings(), topic, rate, count, seed)
@@ -56,7 +57,6 @@ def start(
 def stop(topic: Topic) -> None:
     """Stop a topic's generator."""
     from topicberg.datagen import runner
-    from topicberg.settings import settings
 
     echo(_line(runner.stop(settings(), topic)))
 
@@ -68,8 +68,6 @@ def status(
 ) -> None:
     """Show all generators, running or not: state, records, rate, error."""
     from topicberg.datagen.status import all_statuses, read_status
-    from topicberg.errors import TopicbergError
-    from topicberg.settings import settings
 
     if topic is None:
         statuses = all_statuses(settings())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from topicberg.cli.bootstrap import bootstrap_snowflake
+from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import cell, echo, echo_json
+from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
@@ -32,64 +36,12 @@ def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="deploy")
 
 
-Profile = Annotated[str | None, typer.Option("--profile", help="AWS profile, e.g. of SSO")]
-ConfluentKey = Annotated[
-    str | None, typer.Option("--confluent-api-key", help="Cloud API key [TOPICBERG_…]")
-]
-ConfluentSecret = Annotated[
-    str | None,
-    typer.Option(
-        "--confluent-api-secret",
-        help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history "
-        "keeps flags; '-' asks for it",
-    ),
-]
-Warehouse = Annotated[
-    str | None, typer.Option("--snowflake-warehouse", help="of the admin's session")
-]
-AdminSecrets = Annotated[
-    str | None,
-    typer.Option(
-        "--admin-user-secrets-root-path",
-        "--admin-service-user-secrets-root-path",
-        help="Secrets Manager secret of Snowflake's admin user",
-    ),
-]
-DayCount = Annotated[
-    int | None, typer.Option("--day-count", help="days between rotations; at least 1, default 30")
-]
-Retain = Annotated[
-    int | None,
-    typer.Option(
-        "--number-of-api-keys-to-retain", help="keys alive of each kind; at least 2, default 2"
-    ),
-]
 NoCompute = Annotated[
     bool,
     typer.Option(
-        "--no-compute",
-        help="without an EMR Serverless application; one that exists is deleted",
+        "--no-compute", help="without an EMR Serverless application; one that exists is deleted"
     ),
 ]
-
-
-def _trace(debug: bool) -> bool:
-    if debug:
-        from topicberg.clients import trace
-
-        trace.enable()
-    return debug
-
-
-Debug = Annotated[
-    bool,
-    typer.Option(
-        "--debug",
-        callback=_trace,
-        help="log every request to the vendors, without bodies, headers and secrets",
-    ),
-]
-Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 NoGenerators = Annotated[
     bool,
     typer.Option(
@@ -107,22 +59,91 @@ Target = Annotated[
 ]
 
 
-def _flags(**given: Any) -> dict[str, Any]:
-    if given.get("confluent_api_secret") == "-":
-        given["confluent_api_secret"] = typer.prompt("Confluent API secret", hide_input=True)
-    return given
+def _trace(debug: bool) -> bool:
+    if debug:
+        from topicberg.clients import trace
+
+        trace.enable()
+    return debug
 
 
-@app.command()
+_OPTIONS: dict[str, Any] = {
+    "profile": Annotated[str | None, typer.Option("--profile", help="AWS profile, e.g. of SSO")],
+    "confluent_api_key": Annotated[
+        str | None, typer.Option("--confluent-api-key", help="Cloud API key [TOPICBERG_…]")
+    ],
+    "confluent_api_secret": Annotated[
+        str | None,
+        typer.Option(
+            "--confluent-api-secret",
+            help="its secret; better in TOPICBERG_CONFLUENT_API_SECRET, since the shell's history "
+            "keeps flags; '-' asks for it",
+        ),
+    ],
+    "snowflake_warehouse": Annotated[
+        str | None, typer.Option("--snowflake-warehouse", help="of the admin's session")
+    ],
+    "admin_user_secrets_root_path": Annotated[
+        str | None,
+        typer.Option(
+            "--admin-user-secrets-root-path",
+            "--admin-service-user-secrets-root-path",
+            help="Secrets Manager secret of Snowflake's admin user",
+        ),
+    ],
+    "debug": Annotated[
+        bool,
+        typer.Option(
+            "--debug",
+            callback=_trace,
+            help="log every request to the vendors, without bodies, headers and secrets",
+        ),
+    ],
+    "day_count": Annotated[
+        int | None,
+        typer.Option("--day-count", help="days between rotations; at least 1, default 30"),
+    ],
+    "number_of_api_keys_to_retain": Annotated[
+        int | None,
+        typer.Option(
+            "--number-of-api-keys-to-retain", help="keys alive of each kind; at least 2, default 2"
+        ),
+    ],
+}
+"""The options of all commands; except for ``--debug`` they are settings."""
+
+
+def _command(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a command with the options of all commands, whose settings are its first argument.
+
+    :param without: options that it does not have
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            flags = {name: given.pop(name) for name in _OPTIONS if name in given}
+            flags.pop("debug")
+            function(flags, **given)
+
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        shared = [
+            inspect.Parameter(
+                name, kind, default=False if name == "debug" else None, annotation=option
+            )
+            for name, option in _OPTIONS.items()
+            if name not in without
+        ]
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        command.__signature__ = inspect.Signature([*shared, *own])  # type: ignore[attr-defined]
+        return app.command()(command)
+
+    return register
+
+
+@_command()
 def plan(
-    profile: Profile = None,
-    confluent_api_key: ConfluentKey = None,
-    confluent_api_secret: ConfluentSecret = None,
-    snowflake_warehouse: Warehouse = None,
-    admin_user_secrets_root_path: AdminSecrets = None,
-    debug: Debug = False,
-    day_count: DayCount = None,
-    number_of_api_keys_to_retain: Retain = None,
+    flags: dict[str, Any],
     no_compute: NoCompute = False,
     no_generators: NoGenerators = False,
     everything: Annotated[bool, typer.Option("--all", help="also what stays as it is")] = False,
@@ -133,10 +154,10 @@ def plan(
 ) -> None:
     """Show what `create` would do, by vendor, what the deployment costs a month by order of
     magnitude, and which quotas it meets. Exit code 1 if there are changes."""
-    context, graph = _open(
-        _flags(**_given(locals())), compute=not no_compute, generators=not no_generators
-    )
-    steps = _plan(context, _targeted(graph, target))
+    from topicberg.deploy import engine
+
+    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    steps = engine.plan(_targeted(graph, target), context)
     if out is not None:
         out.write_text(json.dumps([_document(context, step) for step in steps], indent=2) + "\n")
         echo(f"wrote {out}", err=True)
@@ -146,16 +167,9 @@ def plan(
         raise typer.Exit(1)
 
 
-@app.command()
+@_command()
 def create(
-    profile: Profile = None,
-    confluent_api_key: ConfluentKey = None,
-    confluent_api_secret: ConfluentSecret = None,
-    snowflake_warehouse: Warehouse = None,
-    admin_user_secrets_root_path: AdminSecrets = None,
-    debug: Debug = False,
-    day_count: DayCount = None,
-    number_of_api_keys_to_retain: Retain = None,
+    flags: dict[str, Any],
     no_compute: NoCompute = False,
     no_generators: NoGenerators = False,
     target: Target = None,
@@ -168,13 +182,10 @@ def create(
 
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
-    from topicberg.settings import settings
 
     if settings().deployment == "local":
         _start_stack()
-    context, graph = _open(
-        _flags(**_given(locals())), compute=not no_compute, generators=not no_generators
-    )
+    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
     graph = _targeted(graph, target)
     _announce_generators(graph)
     with exclusive(context), context.noting(), _reporting() as report:
@@ -194,27 +205,19 @@ def create(
     echo(f"{made} of {wanted} resources are up to date{later}; nothing is left to do now")
 
 
-@app.command()
+@_command("number_of_api_keys_to_retain")
 def delete(
-    profile: Profile = None,
-    confluent_api_key: ConfluentKey = None,
-    confluent_api_secret: ConfluentSecret = None,
-    snowflake_warehouse: Warehouse = None,
-    admin_user_secrets_root_path: AdminSecrets = None,
-    debug: Debug = False,
-    day_count: DayCount = None,
+    flags: dict[str, Any],
     purge_secrets: Annotated[
-        bool,
-        typer.Option("--purge-secrets", help="delete secrets at once, without AWS's 30 days"),
+        bool, typer.Option("--purge-secrets", help="delete secrets at once, without AWS's 30 days")
     ] = False,
-    yes: Yes = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
     """Delete the platform with its data. Exit code 2 and a list when something is left."""
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
-    from topicberg.errors import TopicbergError
 
-    context, graph = _open(_flags(**_given(locals())))
+    context, graph = _open(flags)
     context.purge_secrets = purge_secrets
     with exclusive(context):
         with _reporting() as report:
@@ -252,26 +255,20 @@ def delete(
     echo(f"{len(deleted)} resources are deleted")
 
 
-@app.command()
+@_command("day_count", "number_of_api_keys_to_retain")
 def status(
-    profile: Profile = None,
-    confluent_api_key: ConfluentKey = None,
-    confluent_api_secret: ConfluentSecret = None,
-    snowflake_warehouse: Warehouse = None,
-    admin_user_secrets_root_path: AdminSecrets = None,
-    debug: Debug = False,
+    flags: dict[str, Any],
     no_compute: NoCompute = False,
     no_generators: NoGenerators = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
     for something that is not topicberg's to do."""
-
+    from topicberg.deploy import engine
     from topicberg.deploy.resource import Action
 
-    given = _given(locals())
-    context, graph = _open(_flags(**given), compute=not no_compute, generators=not no_generators)
-    steps = _plan(context, graph)
+    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    steps = engine.plan(graph, context)
     context.note()
     if as_json:
         echo_json([_document(context, step) for step in steps])
@@ -281,23 +278,16 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command()
+@_command()
 def rotate(
-    profile: Profile = None,
-    confluent_api_key: ConfluentKey = None,
-    confluent_api_secret: ConfluentSecret = None,
-    snowflake_warehouse: Warehouse = None,
-    admin_user_secrets_root_path: AdminSecrets = None,
-    debug: Debug = False,
-    day_count: DayCount = None,
-    number_of_api_keys_to_retain: Retain = None,
+    flags: dict[str, Any],
     now: Annotated[bool, typer.Option("--now", help="whatever their age")] = False,
 ) -> None:
     """Rotate the keys that are due; the keys before stay alive for a whole period."""
     from topicberg.deploy.lock import exclusive
     from topicberg.deploy.rotate import rotate as rotate_keys
 
-    context, graph = _open(_flags(**_given(locals())))
+    context, graph = _open(flags)
     with exclusive(context):
         rotated = rotate_keys(graph, context, echo, force=now)
     echo(f"{rotated} keys rotated")
@@ -315,7 +305,6 @@ def graph(
     """Draw the resource graph. Needs no account."""
     from topicberg.deploy.draw import draw
     from topicberg.deploy.platform import resources
-    from topicberg.settings import settings
     from topicberg.topics import load_topics
 
     config = settings()
@@ -344,7 +333,6 @@ def _start_stack() -> None:
 
     from topicberg.cli.stack import start
     from topicberg.local import stack
-    from topicberg.settings import settings
 
     if not all(service.running for service in stack.status(settings())):
         start(settings(), Console(stderr=True))
@@ -362,7 +350,6 @@ def _compute_derived(context: DeployContext) -> None:
     from topicberg.deploy.confluent.connect import Connector
     from topicberg.deploy.platform import resources
     from topicberg.deploy.wait import until
-    from topicberg.endpoints import load_endpoints
 
     endpoints = load_endpoints(context.config)
     graph = resources(context.config, context.specs)
@@ -385,8 +372,6 @@ def _compute_in_cloud(context: DeployContext) -> None:
     import os
 
     from topicberg.cli.compute import materialize_derived
-    from topicberg.endpoints import load_endpoints
-    from topicberg.errors import TopicbergError
     from topicberg.settings import emr_settings, settings
 
     if context.deploy.profile:
@@ -413,13 +398,6 @@ def _compute_in_cloud(context: DeployContext) -> None:
     echo(f"computed and registered in Snowflake: {', '.join(computed) or 'no table yet'}")
 
 
-def _given(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The flags among a command's arguments that are settings."""
-    from topicberg.deploy.settings import DeploySettings
-
-    return {name: arguments[name] for name in DeploySettings.model_fields if name in arguments}
-
-
 def _open(
     flags: dict[str, Any], *, compute: bool = True, generators: bool = True
 ) -> tuple[DeployContext, list[Resource]]:
@@ -432,6 +410,8 @@ def _open(
     from topicberg.deploy.preflight import check
     from topicberg.settings import Settings
 
+    if flags.get("confluent_api_secret") == "-":
+        flags["confluent_api_secret"] = typer.prompt("Confluent API secret", hide_input=True)
     config = Settings() if compute else Settings(compute="none")
     if not generators:
         config = config.model_copy(update={"generators": False})
@@ -458,7 +438,6 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
 
     :raises TopicbergError: there is no such resource
     """
-    from topicberg.errors import TopicbergError
     from topicberg.topics.rules import suggestion
 
     if not targets:
@@ -484,12 +463,6 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
         for key in meant:
             add(key)
     return [resource for resource in graph if resource.key in found]
-
-
-def _plan(context: DeployContext, graph: list[Resource]) -> list[Step]:
-    from topicberg.deploy import engine
-
-    return engine.plan(graph, context)
 
 
 _SIGNS = {

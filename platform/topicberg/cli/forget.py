@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo
+from topicberg.errors import TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def forget(
         str,
         typer.Argument(
             help="value of the key; JSON with all columns if it has several; - reads it from "
-            "standard input, so that it is not in the list of processes",
+            "standard input, so that it is not in the list of processes"
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what is deleted")] = False,
@@ -46,8 +48,6 @@ def forget(
     is 1 if nothing holds the key.
     """
     from topicberg.cli.tableflow import require_own_engine
-    from topicberg.endpoints import load_endpoints
-    from topicberg.settings import settings
     from topicberg.tableflow.control import enabled_topics, find_topic
     from topicberg.tableflow.forgetting import Forgetting
 
@@ -279,7 +279,6 @@ def _warn(left: Uncovered) -> None:
 
 def _raise(left: list[Uncovered]) -> None:
     """:raises TopicbergError: always"""
-    from topicberg.errors import TopicbergError
 
     for one in left:
         _warn(one)

@@ -6,6 +6,9 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.lazy import load_endpoints, settings
+from topicberg.errors import TopicbergError
+
 
 def maintain(
     topic: Annotated[str, typer.Argument(help="name of the topic")],
@@ -24,11 +27,8 @@ def maintain(
     from rich.console import Console
     from rich.table import Table
 
-    from topicberg.endpoints import load_endpoints
-    from topicberg.errors import TopicbergError
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
-    from topicberg.settings import settings
     from topicberg.topics import load_topic
 
     config = settings()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json
 
 _MAX_CHARACTERS = 2_000
@@ -25,14 +26,12 @@ def peek(
 
     For a malformed record, it shows the engine's reason and the record's bytes.
     """
-    from topicberg.endpoints import load_endpoints
     from topicberg.peek import newest
-    from topicberg.settings import settings
 
     config = settings()
     records = newest(topic, number, load_endpoints(config), config)
     if as_json:
-        echo_json([record.document for record in records])
+        echo_json([vars(record) for record in records])
         return
     for record in records:
         place = f"partition {record.partition}, offset {record.offset}"

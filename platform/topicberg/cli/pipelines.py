@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.compute import load_lake
+from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
+from topicberg.errors import TopicbergError
 from topicberg.wording import count
 
 app = typer.Typer(help="Check the derived tables.", no_args_is_help=True)
@@ -32,15 +35,10 @@ def check(
     Errors name unknown columns with similar ones. Spark must run; no table and no record is read.
     """
     from assets.compilation import compile_tables
-    from assets.lake import Lake, find_derived
-    from topicberg.errors import TopicbergError
-    from topicberg.settings import settings
     from topicberg.testing import spark_session
-    from topicberg.topics import load_topics
     from topicberg.topics.rules import suggestion
 
-    config = settings()
-    lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
+    lake = load_lake(settings())
     if table is not None and table not in lake.derived_by_name:
         raise TopicbergError(f"no derived table {table!r}{suggestion(table, lake.derived_by_name)}")
     with spark_session() as spark:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topicberg.cli.lazy import settings
 from topicberg.cli.output import cell, echo, echo_json
+from topicberg.errors import TopicbergError
 from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
@@ -68,7 +70,6 @@ def query(
     In Snowflake all tables are in one schema, in upper case.
     """
     from topicberg.query import run_query
-    from topicberg.settings import settings
 
     max_rows = limit or (TABLE_ROWS if form is Format.table else None)
     started = time.monotonic()
@@ -90,7 +91,6 @@ def query(
 
 def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
     """Return a note for each table in a query whose topic was deleted."""
-    from topicberg.errors import TopicbergError
     from topicberg.topics.requests import read_requests
 
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import StackError
 
@@ -55,8 +56,6 @@ def up() -> None:
     """Start the local stack, or those of its services that are not running."""
     from rich.console import Console
 
-    from topicberg.settings import settings
-
     console = Console(stderr=True)
     began = time.monotonic()
     start(settings(), console)
@@ -94,14 +93,11 @@ def _progress(console: Console) -> Progress:
 def down() -> None:
     """Stop the local stack; its data stays."""
     from topicberg.local import stack
-    from topicberg.settings import settings
 
     echo("the stack is down" if stack.down(settings()) else "the stack was not running")
 
 
-def status(
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
-) -> None:
+def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
     """Show every service. Exits with 1 if a service is not running.
 
     States: running, starting (its port does not answer yet), restarting (it ended by itself),
@@ -112,7 +108,6 @@ def status(
 
     from topicberg.endpoints import local_endpoints
     from topicberg.local import stack
-    from topicberg.settings import settings
 
     states = stack.status(settings())
     if as_json:
@@ -149,7 +144,6 @@ def logs(
 ) -> None:
     """Show the logs of the services."""
     from topicberg.local.stack import SERVICES
-    from topicberg.settings import settings
 
     folder = settings().state_dir / "logs"
     if service and service not in SERVICES and not (folder / f"{service}.log").exists():
@@ -173,12 +167,9 @@ def logs(
         time.sleep(0.3)
 
 
-def reset(
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
-) -> None:
+def reset(yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
     """Stop the stack and delete its state: topics, schemas, tables, run history."""
     from topicberg.local import stack
-    from topicberg.settings import settings
 
     config = settings()
     if not config.state_dir.exists():
@@ -198,18 +189,11 @@ def env() -> None:
     secret that does not.
     """
     from topicberg.dagster.home import dagster_home
-    from topicberg.endpoints import load_endpoints
-    from topicberg.settings import settings
 
     config = settings()
     endpoints = load_endpoints(config)
     if config.deployment == "cloud":
-        _export(
-            {
-                **_cloud(endpoints, config),
-                "DAGSTER_HOME": dagster_home(config),
-            }
-        )
+        _export({**_cloud(endpoints, config), "DAGSTER_HOME": dagster_home(config)})
         return
     snowflake = endpoints.snowflake
     variables = {

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo
+from topicberg.errors import TopicbergError
 from topicberg.wording import count
 
 
@@ -21,16 +23,12 @@ def sync(
 
     This is the same as materializing glue/TABLE and snowflake/TABLE in the UI.
     """
-    from assets import Lake, find_derived
     from resources import Lakehouse, Snowflake
     from topicberg.catalogs import glue, snowflake
-    from topicberg.errors import TopicbergError
-    from topicberg.settings import settings
-    from topicberg.topics import load_topics
+    from topicberg.cli.compute import load_lake
 
     config = settings()
-    tables = {one.name: one for one in Lake(config, tuple(load_topics(config)),
-                                            tuple(find_derived())).tables}  # fmt: skip
+    tables = {one.name: one for one in load_lake(config).tables}
     if table not in tables:
         raise TopicbergError(f"no table {table!r}", hint=f"use one of {', '.join(sorted(tables))}")
     chosen, lakehouse = tables[table], Lakehouse()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.maintenance import maintain
 from topicberg.cli.output import cell, echo, echo_json
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -28,17 +29,9 @@ Topic = Annotated[str, typer.Argument(help="name of the topic")]
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Topics into Iceberg tables.", no_args_is_help=True)
     group.callback()(_own_engine_alone)
-    group.command("enable")(enable)
-    group.command("disable")(disable)
-    group.command("status")(status)
-    group.command("resume")(resume)
-    group.command("skip")(skip)
-    group.command("reread")(reread)
-    group.command("acknowledge")(acknowledge)
-    group.command("upgrade")(upgrade)
-    group.command("run")(run)
-    group.command("serve")(serve)
-    group.command("maintain")(maintain)
+    commands = (enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve)
+    for command in (*commands, maintain):
+        group.command()(command)
     app.add_typer(group, name="tableflow")
 
 
@@ -52,8 +45,6 @@ def require_own_engine() -> None:
 
     :raises TopicbergError: Confluent's Tableflow does
     """
-    from topicberg.errors import TopicbergError
-    from topicberg.settings import settings
 
     if not settings().own_engine:
         raise TopicbergError(
@@ -85,7 +76,6 @@ def enable(
 
     :raises SpecError: there is no such topic, or a setting is invalid
     """
-    from topicberg.settings import settings
     from topicberg.tableflow import control
 
     config = settings()
@@ -97,14 +87,13 @@ def enable(
     if error_handling or log_target:
         changes["error_handling"] = {"mode": error_handling or "LOG", "target": log_target}
     given = {name: value for name, value in changes.items() if value is not None}
-    mode: Literal["append", "upsert"] | None = None
-    if write_mode is not None:
-        if write_mode not in ("append", "upsert"):
-            raise SpecError(f"--write-mode {write_mode}: it must be append or upsert")
-        mode = "append" if write_mode == "append" else "upsert"
+    modes: dict[str | None, Literal["append", "upsert"] | None]
+    modes = {None: None, "append": "append", "upsert": "upsert"}
+    if write_mode not in modes:
+        raise SpecError(f"--write-mode {write_mode}: it must be append or upsert")
     if topic not in control.known_topics(config):
         _require(topic, config)
-    control.enable(config, topic, given, mode, command=True)
+    control.enable(config, topic, given, modes[write_mode], command=True)
     echo(
         f"{topic}: Tableflow is enabled; run `topicberg tableflow status {topic}` to see its state"
     )
@@ -116,7 +105,6 @@ def _require(topic: str, config: Settings) -> None:
     :raises SpecError: there is no such topic
     """
     from topicberg import kafka
-    from topicberg.endpoints import load_endpoints
     from topicberg.errors import StackError, UnreachableError
 
     try:
@@ -140,8 +128,6 @@ def disable(
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
 ) -> None:
     """Stop materializing a topic. Its table is kept; enabling the topic again resumes it."""
-    from topicberg.endpoints import load_endpoints
-    from topicberg.settings import settings
     from topicberg.tableflow import control, keys
     from topicberg.tableflow.table import drop
 
@@ -161,7 +147,6 @@ def disable(
 
 def resume(topic: Topic) -> None:
     """Let a suspended topic try again now; it also does so by itself every 30 seconds."""
-    from topicberg.settings import settings
     from topicberg.tableflow import control
 
     control.resume(settings(), topic)
@@ -178,8 +163,6 @@ def skip(
 
     The table's properties record who did so, when and why. It cannot be undone.
     """
-    from topicberg.errors import TopicbergError
-    from topicberg.settings import settings
     from topicberg.tableflow import control, skips
 
     config = settings()
@@ -195,15 +178,13 @@ def skip(
 
 
 def reread(
-    topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    topic: Topic, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False
 ) -> None:
     """Delete the rows of an upsert table whose keys its topic no longer has.
 
     For a table that may have missed tombstones, which Kafka keeps only for `delete.retention.ms`.
     The topic is read once from its beginning; readers of the table see one commit.
     """
-    from topicberg.settings import settings
     from topicberg.tableflow.reread import require_upsert
     from topicberg.tableflow.reread import reread as run_reread
 
@@ -217,8 +198,7 @@ def reread(
 
 
 def upgrade(
-    topic: Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    topic: Topic, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False
 ) -> None:
     """Upgrade a topic's table to format version 3 of Iceberg: deletion vectors, row lineage.
 
@@ -234,7 +214,6 @@ def upgrade(
     from topicberg.iceberg.position_deletes import trim_deletes
     from topicberg.iceberg.readers import EVERY, configured
     from topicberg.iceberg.versions import NEWEST, upgrade_table
-    from topicberg.settings import settings
 
     config = settings()
     spec, table, endpoints = _open(topic)
@@ -275,8 +254,6 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
     """
     from pyiceberg.exceptions import NoSuchTableError
 
-    from topicberg.endpoints import load_endpoints
-    from topicberg.settings import settings
     from topicberg.tableflow.control import find_topic
 
     config = settings()
@@ -294,13 +271,9 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
 def acknowledge(topic: Topic) -> None:
     """Acknowledge the records that were left out, so that the check skipped_rows passes again."""
     from topicberg.checks import topic as checks
-    from topicberg.endpoints import load_endpoints
-    from topicberg.settings import settings
-    from topicberg.tableflow.control import find_topic
 
-    config = settings()
-    identifier = find_topic(config, topic).table_identifier(config)
-    number = checks.acknowledge(load_endpoints(config).catalog(config).load_table(identifier))
+    _, table, _ = _open(topic)
+    number = checks.acknowledge(table)
     echo(f"{topic}: acknowledged {count(number, 'record')} left out of the table")
 
 
@@ -317,9 +290,7 @@ def run(
     import logging
     import threading
 
-    from topicberg.endpoints import load_endpoints
     from topicberg.security.logs import log_to_stderr
-    from topicberg.settings import settings
     from topicberg.tableflow.control import find_topic
     from topicberg.tableflow.engine import run_once
     from topicberg.tableflow.pool import Pool
@@ -365,7 +336,6 @@ def status(
     from rich.console import Console
     from rich.table import Table
 
-    from topicberg.settings import settings
     from topicberg.tableflow import control
     from topicberg.tableflow.status import read_status
 
@@ -439,8 +409,6 @@ def status(
 
 def _engines(names: list[str], config: Settings) -> dict[str, str]:
     """Return topic → the engine that Kafka says has it; empty if Kafka does not say."""
-    from topicberg.endpoints import load_endpoints
-    from topicberg.errors import TopicbergError
     from topicberg.kafka.group import holders
     from topicberg.tableflow.identity import engine_group
 
@@ -452,8 +420,6 @@ def _engines(names: list[str], config: Settings) -> dict[str, str]:
 
 def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:
     """Return how the schema files compare with the registry, or why that is not known."""
-    from topicberg.endpoints import load_endpoints
-    from topicberg.errors import TopicbergError
     from topicberg.kafka.registration import compare_all
 
     try:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json
+from topicberg.errors import TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
+    from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
@@ -26,7 +29,6 @@ def validate() -> None:
 
     If the registry answers, the schema files are compared with the registered versions.
     """
-    from topicberg.settings import settings
     from topicberg.topics import check_topics
 
     specs, problems = check_topics(settings())
@@ -44,8 +46,6 @@ def validate() -> None:
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
     """Report differences between schema files and registry; return False if one is refused."""
-    from topicberg.endpoints import load_endpoints
-    from topicberg.errors import TopicbergError
     from topicberg.kafka.registration import compare_all
 
     try:
@@ -147,10 +147,8 @@ def new(
     With a pattern, each topic that matches gets a spec; with --as-pattern, one file describes all
     of them, also those that are created later.
     """
-    from topicberg.endpoints import load_endpoints
     from topicberg.kafka.discovery import find_topic
     from topicberg.peek import newest_messages
-    from topicberg.settings import settings
     from topicberg.topics.new import chosen_for_changes, new_topic, new_topic_from_kafka
     from topicberg.topics.patterns import is_pattern
 
@@ -192,7 +190,6 @@ def _group(name: str) -> str:
 
 def _new_from_kafka(name: str | None, pattern: str, pipeline: str | None, config: Settings) -> None:
     """Write a spec for each topic that matches, or one file for all of them."""
-    from topicberg.endpoints import load_endpoints
     from topicberg.kafka.discovery import find_topics
     from topicberg.topics.new import new_pattern, new_topics
 
@@ -221,9 +218,7 @@ def discover() -> None:
 
     Definitions are loaded from what was found last.
     """
-    from topicberg.endpoints import load_endpoints
     from topicberg.kafka.discovery import discover as look
-    from topicberg.settings import settings
     from topicberg.topics import check_topics
     from topicberg.topics.discovery import read_discovery
 
@@ -240,18 +235,22 @@ def discover() -> None:
     echo(f"{count(known, 'topic')} of patterns; reload the code location in the UI if it changed")
 
 
-@app.command("register")
-def register_schemas(
-    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
-) -> None:
-    """Register the schema files of a topic, if their subjects' compatibility levels allow it."""
-    from topicberg.endpoints import load_endpoints
-    from topicberg.kafka import registration
-    from topicberg.settings import settings
+Name = Annotated[str, typer.Argument(help="The Kafka topic.")]
+
+
+def _topic(name: str) -> tuple[TopicSpec, Endpoints, Settings]:
     from topicberg.topics import load_topic
 
     config = settings()
-    states = registration.register(load_topic(name), load_endpoints(config), config)
+    return load_topic(name), load_endpoints(config), config
+
+
+@app.command("register")
+def register_schemas(name: Name) -> None:
+    """Register the schema files of a topic, if their subjects' compatibility levels allow it."""
+    from topicberg.kafka import registration
+
+    states = registration.register(*_topic(name))
     if not states:
         echo(f"{name}: the spec names no schema file")
     for state in states:
@@ -259,17 +258,11 @@ def register_schemas(
 
 
 @app.command()
-def pull(
-    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
-) -> None:
+def pull(name: Name) -> None:
     """Write the newest registered versions of a topic's schemas to its schema files."""
-    from topicberg.endpoints import load_endpoints
     from topicberg.kafka import registration
-    from topicberg.settings import settings
-    from topicberg.topics import load_topic
 
-    config = settings()
-    written = registration.pull(load_topic(name), load_endpoints(config), config)
+    written = registration.pull(*_topic(name))
     for path in written:
         echo(f"{name}: wrote {path}")
     if not written:
@@ -277,21 +270,15 @@ def pull(
 
 
 @app.command("restore-schema")
-def restore_schema(
-    name: Annotated[str, typer.Argument(help="The Kafka topic.")],
-) -> None:
+def restore_schema(name: Name) -> None:
     """Delete the versions of the topic's subjects that came after the schema of its spec.
 
     Use it if a version was registered that no table can follow, and the topic is suspended.
     Records that were written with such a version stay in the topic: Tableflow reports them.
     """
     from topicberg import kafka
-    from topicberg.endpoints import load_endpoints
-    from topicberg.settings import settings
-    from topicberg.topics import load_topic
 
-    config = settings()
-    deleted = kafka.restore_schemas(load_topic(name), load_endpoints(config), config)
+    deleted = kafka.restore_schemas(*_topic(name))
     for subject, version in deleted:
         echo(f"{subject}: version {version} is deleted")
     if deleted:

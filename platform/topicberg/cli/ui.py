@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo
 
 
@@ -16,15 +17,12 @@ def register(app: typer.Typer) -> None:
     app.command()(ui)
 
 
-def ui(
-    port: Annotated[int, typer.Option(help="port of the web server")] = 3000,
-) -> None:
+def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000) -> None:
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
     from rich.console import Console
 
     from topicberg.cli.stack import start
     from topicberg.dagster.home import dagster_home
-    from topicberg.settings import settings
 
     config = settings()
     if config.deployment == "local":
@@ -33,9 +31,8 @@ def ui(
     # On a busy laptop, Dagster's web server may need longer than the minute that Dagster allows.
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
     os.chdir(config.project_root)
-    os.umask(
-        0o077
-    )  # Dagster's processes communicate through sockets in the folder for temporary files
+    # Dagster's processes communicate through sockets in the folder for temporary files.
+    os.umask(0o077)
     echo(
         f"Dagster: http://127.0.0.1:{port} (the stack keeps running: stop it with `topicberg down`)"
     )

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     from dagster_snowflake import SnowflakeResource
 
 _PARTS = ("database", "pipe", "schema", "stage", "table", "view")
-_UNUSED = (
-    "snowflake.snowpark",
-    "snowflake.core",
-    *(f"snowflake.core.{part}" for part in _PARTS),
-)
+_UNUSED = ("snowflake.snowpark", "snowflake.core", *(f"snowflake.core.{part}" for part in _PARTS))
 
 
 class _Unused(ModuleType):

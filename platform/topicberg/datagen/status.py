@@ -10,7 +10,7 @@ import psutil
 from pydantic import BaseModel, ValidationError
 
 from topicberg.errors import TopicbergError
-from topicberg.files import topic_file
+from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
@@ -60,11 +60,8 @@ def write_status(config: Settings, status: DatagenStatus) -> None:
     """
     path = status_file(config, status.topic)
     status.updated_at = time.time()
-    part = path.with_suffix(".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(status.model_dump_json())
-        part.replace(path)
+        replace_file(path, status.model_dump_json())
     except OSError as error:
         raise TopicbergError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import StackError
+from topicberg.errors import StackError, first_line
 from topicberg.local import ports
 from topicberg.local.progress import Report
 from topicberg.local.service import Context, Service
@@ -132,7 +132,7 @@ class _Waiting:
                     self.over.set()
                     raise StackError(
                         f"{service.name} does not answer after {START_SECONDS:.0f} s:"
-                        f" {_first_line(error)}",
+                        f" {first_line(error)}",
                         hint=f"read `topicberg logs {service.name}` for more",
                     ) from None
             else:
@@ -178,8 +178,3 @@ def last_words(log: Path) -> str:
     ]
     telling = causes or [line for line in messages if _TELLING.search(line)] or messages
     return telling[-1][:300] if telling else ""
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -62,8 +62,7 @@ def main() -> None:
         path = Path(coordinate.of(context).resolve())
         files[str(coordinate)] = Pin(sha256=sha256(path), size=path.stat().st_size)
     lock = JarsLock(
-        bundles={name: [str(c) for c in members] for name, members in resolved.items()},
-        files=files,
+        bundles={name: [str(c) for c in members] for name, members in resolved.items()}, files=files
     )
     LOCK_FILE.write_text(lock.model_dump_json(indent=1) + "\n")
 

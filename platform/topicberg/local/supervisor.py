@@ -20,7 +20,7 @@ from xmlrpc.client import Fault, ProtocolError, ServerProxy
 import psutil
 
 from topicberg.errors import StackError
-from topicberg.local.service import Context, Service, write_file
+from topicberg.local.service import Context, Service, quoted, write_file
 
 STACK_VARIABLE = "TOPICBERG_STACK"
 """Environment variable of every process of a stack: its state directory."""
@@ -75,7 +75,7 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
         }
         sections.append(
             f"""[program:{service.name}]
-command={_escape(" ".join(_quote(part) for part in [*_TIDILY, *service.command]))}
+command={_escape(" ".join(quoted(part) for part in [*_TIDILY, *service.command]))}
 environment={_escape(",".join(f"{key}={_enclose(value)}" for key, value in environment.items()))}
 autostart=true
 autorestart=true
@@ -96,10 +96,6 @@ stdout_logfile_backups=2
         for order, names in orders.items()
     ]
     return "\n".join(sections)
-
-
-def _quote(part: str) -> str:
-    return '"' + part.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _enclose(value: str) -> str:

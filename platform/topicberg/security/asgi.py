@@ -21,10 +21,7 @@ class GuardMiddleware:
     """
 
     def __init__(
-        self,
-        app: App,
-        guard: Guard,
-        refuse: Callable[[Scope], str | None] = lambda _: None,
+        self, app: App, guard: Guard, refuse: Callable[[Scope], str | None] = lambda _: None
     ) -> None:
         self._app = app
         self._guard = guard

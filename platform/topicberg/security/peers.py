@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -37,6 +38,14 @@ def owner(client: Address, server: Address) -> int | None:
     :returns: None if no such connection is open on this machine
     """
     pairs = {(_v4(client), _v4(server)), (_v6(client), _v6(server))}
+    for local, remote, state, uid, inode in _sockets():
+        if state == _ESTABLISHED and inode != _NO_PROCESS and (local, remote) in pairs:
+            return int(uid)
+    return None
+
+
+def _sockets() -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield local and remote address, state, user id and inode of each TCP socket."""
     for table in _TABLES:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -44,9 +53,7 @@ def owner(client: Address, server: Address) -> int | None:
             continue
         for line in lines:
             _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
-            if state == _ESTABLISHED and inode != _NO_PROCESS and (local, remote) in pairs:
-                return int(uid)
-    return None
+            yield local, remote, state, uid, inode
 
 
 def is_own(client: Address, server: Address) -> bool:
@@ -69,31 +76,29 @@ def is_own_socket(accepted: socket.socket) -> bool:
 def is_own_server(port: int) -> bool:
     """Return whether what listens on a port of this machine is of this user, or of root."""
     places = {form((address, port)) for address in _LISTENING for form in (_v4, _v6)}
-    for table in _TABLES:
-        for line in table.read_text().splitlines()[1:] if table.exists() else ():
-            _, local, _, state, _, _, _, uid, *_ = line.split()
-            if state == _LISTEN and local in places:
-                return int(uid) in (os.geteuid(), 0)
+    for local, _, state, uid, _ in _sockets():
+        if state == _LISTEN and local in places:
+            return int(uid) in (os.geteuid(), 0)
     return False
 
 
 def _v4(address: Address) -> str:
-    host, port = address
-    try:
-        return f"{_words(socket.inet_pton(socket.AF_INET, host))}:{port:04X}"
-    except OSError:
-        return ""
+    return _formatted(socket.AF_INET, *address)
 
 
 def _v6(address: Address) -> str:
     host, port = address
-    mapped = host if ":" in host else f"::ffff:{host}"
+    return _formatted(socket.AF_INET6, host if ":" in host else f"::ffff:{host}", port)
+
+
+def _formatted(family: int, host: str, port: int) -> str:
+    """Format an address as the kernel does: words of 32 bits in the machine's own byte order.
+
+    Empty: it is not of this family.
+    """
     try:
-        return f"{_words(socket.inet_pton(socket.AF_INET6, mapped))}:{port:04X}"
+        packed = socket.inet_pton(family, host)
     except OSError:
         return ""
-
-
-def _words(packed: bytes) -> str:
-    """Format an address as the kernel does: words of 32 bits in the machine's own byte order."""
-    return "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
+    words = "".join(f"{word:08X}" for (word,) in struct.iter_unpack("=I", packed))
+    return f"{words}:{port:04X}"

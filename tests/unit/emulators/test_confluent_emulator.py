@@ -176,7 +176,7 @@ def test_a_secret_is_told_once_and_kept_nowhere(cloud: Cloud, tmp_path: Path) ->
         ({"id": "lkc-local", "kind": "Region"}, 422),
         ({"id": "lkc-none", "kind": "Cluster"}, 404),
         ({"id": "lsrc-none", "kind": "Cluster"}, 404),
-        ({"id": "aws.us-east-1", "kind": "Region", "api_version": "fcpm/v2"}, 422),
+        ({"id": "aws.us-east-1", "kind": "Region", "api_version": "fcpm/v2"}, 501),
         ({"id": "ksqlDB-1", "kind": "ksqlDB"}, 501),
     ],
 )
@@ -329,7 +329,7 @@ def test_each_api_has_its_shape_of_errors(cloud: Cloud) -> None:
     connect = f"/connect/v1/environments/{environment}/clusters/{lkc}"
     missing = cloud.call("GET", f"/pim/v1/integrations/x?environment={environment}")
     assert (missing.status_code, missing.json()["error_code"]) == (404, 404)
-    missing = cloud.call("GET", f"{connect}/connectors/x")
+    missing = cloud.call("GET", f"{connect}/connectors/x/status")
     assert (missing.status_code, missing.json()["error_code"]) == (404, 404)
     missing = cloud.call("GET", "/iam/v2/role-bindings/rb-x")
     assert (missing.status_code, missing.json()["error_code"]) == (403, 40301)

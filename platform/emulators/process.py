@@ -1,0 +1,83 @@
+"""What the processes of all emulators share: the command line, the socket, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from topicberg.errors import StackError
+from topicberg.security.logs import log_to_stderr
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+STOP_SECONDS = 3
+"""How long running requests have to end when the server is stopped."""
+
+
+def main(
+    module: str,
+    description: str | None,
+    serve: Callable[[str, int, Path], None],
+    levels: Mapping[str, int],
+    form: str = "%(asctime)s %(levelname)s %(name)s %(message)s",
+) -> None:
+    """Run ``serve(host, port, folder of the state)`` as the command line says.
+
+    :param form, levels: of the log
+    """
+    parser = argparse.ArgumentParser(prog=module, description=description)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--state-dir", type=Path, required=True)
+    arguments = parser.parse_args()
+    log_to_stderr(logging.INFO, form, levels)
+    try:
+        serve(arguments.host, arguments.port, arguments.state_dir)
+    except StackError as error:
+        sys.exit(f"error: {error}")
+
+
+def require_variables(names: Iterable[str]) -> None:
+    """:raises StackError: one of them is missing in the environment"""
+    if missing := [name for name in names if not os.environ.get(name)]:
+        raise StackError(f"not set in the environment: {', '.join(missing)}")
+
+
+def listen(vendor: str, host: str, port: int) -> socket.socket:
+    """:raises StackError: the port is taken"""
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise StackError(f"the {vendor} emulator cannot listen on {host}:{port}: {error}") from None
+
+
+def run(application: Starlette, listener: socket.socket, interrupt: Callable[[], None]) -> None:
+    """Serve until SIGTERM.
+
+    :param interrupt: is called then, before running requests are waited for
+    """
+    import uvicorn
+
+    server = uvicorn.Server(
+        uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS)
+    )
+    # In a thread, because in the main one uvicorn would handle the signals, and die of them.
+    thread = threading.Thread(target=server.run, args=([listener],), name="server", daemon=True)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    thread.start()
+    while thread.is_alive() and not stop.wait(0.5):
+        pass
+    interrupt()
+    server.should_exit = True
+    thread.join(STOP_SECONDS + 1)
