@@ -29,7 +29,7 @@ KINDS: tuple[Kind, ...] = (
     *(volumes.VOLUME_KIND, integrations.INTEGRATION_KIND, tables.TABLE_KIND),
     *(databases.DATABASE_KIND, databases.SCHEMA_KIND, network_policies.POLICY_KIND),
     *(users.USER_KIND, roles.ROLE_KIND, roles.WAREHOUSE_KIND),
-    *(relations.TABLES, relations.VIEWS, relations.OBJECTS),
+    relations.TABLES,
 )
 
 COMMANDS: dict[tuple[str, str], Command] = {
@@ -73,9 +73,7 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
     ("ALTER", ACCOUNT): network_policies.alter_account,
     ("SHOW", "PARAMETER"): network_policies.show_parameter,
-    ("SHOW", "TABLE"): relations.show_relations,
-    ("SHOW", "VIEW"): relations.show_relations,
-    ("SHOW", "OBJECT"): relations.show_relations,
+    ("SHOW", "TABLE"): relations.show_tables,
     ("GRANT", "GRANT"): roles.grant,
     ("REVOKE", "GRANT"): roles.revoke,
     ("SHOW", "GRANT"): roles.show_grants,

@@ -1,4 +1,4 @@
-"""``topicberg tableflow``: the engine's state, and one run of it."""
+"""``topicberg tableflow``: the engine's state, one run of it, and maintenance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.maintenance import maintain
 from topicberg.cli.output import cell, echo, echo_json
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
@@ -29,8 +28,10 @@ Topic = Annotated[str, typer.Argument(help="name of the topic")]
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Topics into Iceberg tables.", no_args_is_help=True)
     group.callback()(_own_engine_alone)
-    commands = (enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve)
-    for command in (*commands, maintain):
+    for command in (
+        *(enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve),
+        maintain,
+    ):
         group.command()(command)
     app.add_typer(group, name="tableflow")
 
@@ -326,6 +327,51 @@ def serve(
     from topicberg.tableflow.service import main
 
     main(metrics_port, metrics_host)
+
+
+def maintain(
+    topic: Topic,
+    now: Annotated[
+        bool, typer.Option("--now", help="compact and look for orphan files without waiting")
+    ] = False,
+) -> None:
+    """Compact the topic's table, expire its snapshots and rows, remove orphan files, as due.
+
+    Safe beside the engine and its own maintenance.
+    """
+    from dataclasses import replace
+    from datetime import timedelta
+
+    from pyiceberg.exceptions import NoSuchTableError
+    from rich.console import Console
+    from rich.table import Table
+
+    from topicberg.iceberg.maintenance import maintain as run
+    from topicberg.iceberg.maintenance import topic_policy
+    from topicberg.topics import load_topic
+
+    config = settings()
+    spec = load_topic(topic, config)
+    policy = topic_policy(spec)
+    if now:
+        policy = replace(policy, compact_after=timedelta(0), daily=timedelta(0))
+    try:
+        report = run(spec, load_endpoints(config), config, policy)
+    except NoSuchTableError:
+        raise TopicbergError(
+            f"topic {topic} has no table yet",
+            hint=f"run `topicberg tableflow run {topic} --once` to create it",
+        ) from None
+    table = Table("", "before", "after", title=f"{report.table}, {report.seconds:.1f} s")
+    for name in ("data_files", "delete_files", "bytes", "rows", "snapshots"):
+        before, after = getattr(report.before, name), getattr(report.after, name)
+        table.add_row(name.replace("_", " "), f"{before:,}", f"{after:,}")
+    console = Console()
+    console.print(table)
+    done = [f"{count:,} {what}" for what, count in report.counts.items() if count]
+    console.print(", ".join(done).replace("_", " ") or "nothing was due")
+    for what in report.postponed:
+        console.print(f"{what}: other commits came first, the next run does it")
 
 
 def status(

@@ -242,6 +242,7 @@ def test_other_statements_are_left_alone(sql: str) -> None:
         ("INSTALL httpfs", "INSTALL"),
         ("SHOW STAGES", "SHOW STAGES"),
         ("SHOW USERS", "SHOW USERS"),
+        ("SHOW VIEWS", "SHOW VIEWS"),
         ("SHOW COLUMNS LIKE 'a'", "SHOW COLUMNS"),
         ("CREATE MACRO m() AS 1", "CREATE MACRO"),
     ],
