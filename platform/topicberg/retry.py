@@ -158,9 +158,7 @@ def conflicts(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, TopicbergError) or _classify(error) is not CONFLICT:
             raise
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise CommitConflictError(f"{what}: {reason}") from error
+        raise CommitConflictError(f"{what}: {first_line(error)}") from error
 
 
 def retry_conflicts(
@@ -200,6 +198,12 @@ def retry_conflicts(
 
 
 # --- messages ---
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that is not empty, or the error's type."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next(filter(None, lines), type(error).__name__)
 
 
 def unavailable_service(error: BaseException) -> str | None:
