@@ -59,7 +59,8 @@ def batch(keys: int) -> pa.Table:
 
 
 def data_file(table: Table, number: int) -> DataFile:
-    file = new_file(
+    return new_file(
+        0,
         content=DataFileContent.DATA,
         file_path=f"{table.location()}/data/{number}.parquet",
         file_format=FileFormat.PARQUET,
@@ -67,8 +68,6 @@ def data_file(table: Table, number: int) -> DataFile:
         record_count=FILE_ROWS,
         file_size_in_bytes=100 * FILE_ROWS,
     )
-    file.spec_id = 0
-    return file
 
 
 def fill(table: Table, index: KeyIndex, files: int, found: Keys) -> None:

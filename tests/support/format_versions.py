@@ -46,8 +46,8 @@ def data_files(table: Table, rows: pa.Table) -> list[DataFile]:
     names = [field.name for field in DATA_FILE_TYPE[2].fields]
     found = []
     for file in _dataframe_to_data_files(table.metadata, rows, table.io):
-        found.append(new_file(**{name: file[place] for place, name in enumerate(names)}))
-        found[-1].spec_id = table.spec().spec_id
+        fields = {name: file[place] for place, name in enumerate(names)}
+        found.append(new_file(table.spec().spec_id, **fields))
     return found
 
 

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.types import (
-    DecimalType,
-    FixedType,
-    IcebergType,
-    ListType,
-    MapType,
-    StructType,
-)
+from pyiceberg.types import DecimalType, FixedType, IcebergType, ListType, MapType, StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.retry import retry_conflicts
@@ -37,19 +31,11 @@ _OWN_TAGS = ("topicberg-reading-", "publishing-", "published-")
 _METADATA_FILES = 50
 """Half of the metadata files that a table keeps (``write.metadata.previous-versions-max``)."""
 _HIVE_TYPES = {
-    "boolean": "boolean",
-    "int": "int",
+    **{name: name for name in ("boolean", "int", "float", "double", "date", "timestamp", "binary")},
     "long": "bigint",
-    "float": "float",
-    "double": "double",
-    "date": "date",
-    "time": "string",
-    "timestamp": "timestamp",
     "timestamptz": "timestamp",
-    "string": "string",
-    "uuid": "string",
-    "binary": "binary",
 }
+"""Iceberg's name of a primitive type → Hive's; any other one is a string."""
 
 
 def hive_type(kind: IcebergType) -> str:
@@ -152,13 +138,11 @@ def metadata_location(found: TableTypeDef) -> str | None:
 
 def pointers(client: GlueClient, database: str) -> Iterator[tuple[str, str]]:
     """Yield each Iceberg table of a database, and the metadata file that Glue points to."""
-    try:
+    with suppress(client.exceptions.EntityNotFoundException):
         for page in client.get_paginator("get_tables").paginate(DatabaseName=database):
             for found in page["TableList"]:
                 if location := metadata_location(found):
                     yield found["Name"], location
-    except client.exceptions.EntityNotFoundException:
-        return
 
 
 def register(client: GlueClient, table: Table, database: str, name: str) -> bool:
@@ -197,23 +181,13 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
 
 
 def _write(
-    client: GlueClient,
-    table: Table,
-    database: str,
-    name: str,
-    found: TableTypeDef | None,
+    client: GlueClient, table: Table, database: str, name: str, found: TableTypeDef | None
 ) -> None:
     body = table_input(table, name, found.get("Parameters") if found else None)
     if found is None:
-        ensure_database(client, database)
+        with suppress(client.exceptions.AlreadyExistsException):
+            client.create_database(DatabaseInput={"Name": database})
         client.create_table(DatabaseName=database, TableInput=body)
         return
     version: dict[str, Any] = {"VersionId": found["VersionId"]} if "VersionId" in found else {}
     client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)
-
-
-def ensure_database(client: GlueClient, database: str) -> None:
-    try:
-        client.create_database(DatabaseInput={"Name": database})
-    except client.exceptions.AlreadyExistsException:
-        return

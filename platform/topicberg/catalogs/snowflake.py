@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
@@ -25,6 +24,7 @@ from topicberg.naming import Names as DeployNames
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
+    from snowflake.connector.errors import ProgrammingError
 
     from topicberg.settings import Settings
 
@@ -71,19 +71,12 @@ class Names:
 
     @staticmethod
     def of(config: Settings) -> Names:
-        return Names(
-            database=config.snowflake_name("database"),
-            schema=config.snowflake_name("schema"),
-            warehouse=config.snowflake_name("warehouse"),
-            volume=config.snowflake_name("volume"),
-            location=config.snowflake_name("location"),
-            derived_volume=config.snowflake_name("derived_volume"),
-            derived_location=config.snowflake_name("derived_location"),
-            integration=config.snowflake_name("catalog_integration"),
-            rest_integration=config.snowflake_name("rest_catalog_integration"),
-            linked_integration=config.snowflake_name("linked_catalog_integration"),
-            linked_database=config.snowflake_name("linked_database"),
-        )
+        kinds = {each.name: each.name for each in fields(Names)} | {
+            "integration": "catalog_integration",
+            "rest_integration": "rest_catalog_integration",
+            "linked_integration": "linked_catalog_integration",
+        }
+        return Names(**{name: config.snowflake_name(kind) for name, kind in kinds.items()})
 
     def table(self, name: str) -> str:
         return quote(self.database, self.schema, name)
@@ -148,9 +141,8 @@ def find_table_path(
 
 
 def _has_database(connection: SnowflakeConnection, name: str) -> bool:
-    columns, rows = ask(connection, f"SHOW DATABASES LIKE {_like(name)}")
-    column = [head.lower() for head in columns].index("name")
-    return name in {row[column] for row in rows}
+    found = _records(connection, f"SHOW DATABASES LIKE {_like(name)}")
+    return any(row["name"] == name for row in found)
 
 
 def _like(name: str) -> str:
@@ -393,14 +385,12 @@ def ask(
         return columns, [tuple(row) for row in rows]
 
 
-@contextmanager
-def logging_in() -> Iterator[None]:
+def logging_in() -> AbstractContextManager[None]:
     """Around what opens a connection.
 
     :raises AnswerError: what answers is not Snowflake
     """
-    with answered("Snowflake (login)", "a session", LIBRARY):
-        yield
+    return answered("Snowflake (login)", "a session", LIBRARY)
 
 
 def sync(
@@ -419,34 +409,33 @@ def sync(
     :param glue: database and table in Glue
     :param location: of the Iceberg table
     """
-    from snowflake.connector.errors import ProgrammingError
-
     path = find_table_path(connection, config, table, glue)
-    try:
-        ask(connection, refresh_table(path))
-    except ProgrammingError:
+    if _refused(connection, refresh_table(path)):
         if path.is_linked:
             _wait_for_discovery(connection, config, path)
         else:
             _require(connection, config, path, glue, location)
-        _refresh(connection, config, path)
+        if error := _refused(connection, refresh_table(path)):
+            # A topic's table that belongs to another role follows by itself. One that was created
+            # again in the catalog is dropped by Snowflake, and discovered again.
+            if path.is_linked and _volume_of(connection, path) is None:
+                _wait_for_discovery(connection, config, path)
+            elif error.errno != NOT_ALLOWED:
+                raise error
     if config.deployment == "cloud" and not path.is_linked:
         _let_query(connection, config, path)
     return _read(connection, path)
 
 
-def _refresh(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:
+def _refused(connection: SnowflakeConnection, statement: str) -> ProgrammingError | None:
+    """Run a statement; return the error if Snowflake refuses it."""
     from snowflake.connector.errors import ProgrammingError
 
     try:
-        ask(connection, refresh_table(path))
+        ask(connection, statement)
     except ProgrammingError as error:
-        # A topic's table that belongs to another role follows by itself. One that was created again
-        # in the catalog is dropped by Snowflake, and discovered again.
-        if path.is_linked and _volume_of(connection, path) is None:
-            _wait_for_discovery(connection, config, path)
-        elif error.errno != NOT_ALLOWED:
-            raise
+        return error
+    return None
 
 
 def _require(
@@ -471,21 +460,15 @@ def _require(
 
 def _let_query(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:
     """Let the role of queries read a table. `topicberg deploy` grants it those that it creates."""
-    from snowflake.connector.errors import ProgrammingError
-
     role = quote(config.snowflake_name(QUERY_ROLE))
-    try:
-        ask(connection, f"GRANT SELECT ON ICEBERG TABLE {path.sql} TO ROLE {role}")
-    except ProgrammingError as error:
-        # Another role owns the table, or an earlier version deployed the platform.
-        if error.errno not in (NOT_ALLOWED, *NOT_THERE):
-            raise
+    error = _refused(connection, f"GRANT SELECT ON ICEBERG TABLE {path.sql} TO ROLE {role}")
+    # Another role owns the table, or an earlier version deployed the platform.
+    if error and error.errno not in (NOT_ALLOWED, *NOT_THERE):
+        raise error
 
 
 def _wait_for_discovery(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:
-    """
-    :raises TopicbergError: Snowflake does not discover the table, with what it says of it
-    """
+    """:raises TopicbergError: Snowflake does not discover the table, with what it says of it"""
     if _volume_of(connection, path) is not None:
         return
     status = link_status(connection, config)
@@ -563,21 +546,18 @@ def _create(connection: SnowflakeConnection, config: Settings, statement: str) -
 
     :raises TopicbergError: in the cloud something that it needs is missing
     """
-    from snowflake.connector.errors import ProgrammingError
-
-    try:
-        ask(connection, statement)
-    except ProgrammingError as error:
-        if config.deployment == "cloud" and error.errno in (*NOT_THERE, NOT_ALLOWED):
-            raise TopicbergError(
-                f"Snowflake cannot create an Iceberg table: {' '.join(str(error.msg).split())}",
-                hint="run `topicberg deploy create`, which creates volumes, the catalog "
-                "integration, the schema and the user's privileges on them",
-            ) from None
-        if error.errno not in NOT_THERE:
-            raise
-        for each in [*bootstrap(config), statement]:
-            ask(connection, each)
+    if (error := _refused(connection, statement)) is None:
+        return
+    if config.deployment == "cloud" and error.errno in (*NOT_THERE, NOT_ALLOWED):
+        raise TopicbergError(
+            f"Snowflake cannot create an Iceberg table: {' '.join(str(error.msg).split())}",
+            hint="run `topicberg deploy create`, which creates volumes, the catalog "
+            "integration, the schema and the user's privileges on them",
+        )
+    if error.errno not in NOT_THERE:
+        raise error
+    for each in [*bootstrap(config), statement]:
+        ask(connection, each)
 
 
 def read_back(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
@@ -595,8 +575,7 @@ def _read(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
     look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})"
     information = parsed(_value(connection, look), look)
     rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
-    heads, found = ask(connection, f"DESCRIBE ICEBERG TABLE {name}")
-    described = (dict(zip(map(str.lower, heads), row, strict=True)) for row in found)
+    described = _records(connection, f"DESCRIBE ICEBERG TABLE {name}")
     columns = (SnowflakeColumn(c["name"], c["type"], c.get("comment")) for c in described)
     return SnowflakeTable(name, int(rows), information["metadataLocation"], tuple(columns))
 
@@ -610,16 +589,21 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
 
     show = f"SHOW ICEBERG TABLES LIKE {_like(path.table)} IN SCHEMA {path.within}"
     try:
-        columns, rows = ask(connection, show)
+        found = _records(connection, show)
     except ProgrammingError as error:
         if error.errno in NOT_THERE:  # no such schema yet
             return None
         raise
-    heads = [column.lower() for column in columns]
-    found = (dict(zip(heads, row, strict=True)) for row in rows)
     # LIKE ignores case.
     same = (row for row in found if row["name"] == path.table)
     return next((str(row["external_volume_name"] or "") for row in same), None)
+
+
+def _records(connection: SnowflakeConnection, statement: str) -> list[dict[str, Any]]:
+    """Return the rows of a statement: column in lower case → value."""
+    columns, rows = ask(connection, statement)
+    names = [column.lower() for column in columns]
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def parsed(value: Any, statement: str) -> Answer:

@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import count
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 from pyiceberg.exceptions import CommitFailedException, RESTError
+from pyiceberg.io import OutputFile
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -21,18 +22,18 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestFile,
 )
+from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertRefSnapshotId,
     AssertTableUUID,
-    SetSnapshotRefUpdate,
     TableUpdate,
 )
 
 from topicberg.errors import CommitConflictError
-from topicberg.iceberg.commits import property_updates
+from topicberg.iceberg.commits import property_updates, set_ref
 from topicberg.iceberg.files import entries_by_manifest, partition_of
 from topicberg.iceberg.manifests import (
     ManifestWriter,
@@ -45,10 +46,6 @@ from topicberg.iceberg.manifests import (
 )
 from topicberg.iceberg.summaries import MAIN
 from topicberg.iceberg.versions import require_written
-
-if TYPE_CHECKING:
-    from pyiceberg.io import OutputFile
-    from pyiceberg.table import Table
 
 _COUNTED = {
     DataFileContent.DATA: ("data-files", "records"),
@@ -89,8 +86,7 @@ class SnapshotChange:
         self._forgets = False
         self._version = cast("Version", table.format_version)
         self._uuid, self._numbers = uuid.uuid4(), count()
-        compression = table.properties.get("write.avro.compression-codec", "gzip")
-        self._compression = compression
+        self._compression: Any = table.properties.get("write.avro.compression-codec", "gzip")
         self._entries: dict[str, list[ManifestEntry]] = {}
 
     def files(self, content: ManifestContent) -> list[DataFile]:
@@ -134,13 +130,7 @@ class SnapshotChange:
         snapshot = self._snapshot()
         updates = (
             AddSnapshotUpdate(snapshot=snapshot),
-            SetSnapshotRefUpdate.model_validate(
-                {
-                    "ref-name": self._branch,
-                    "type": SnapshotRefType.BRANCH,
-                    "snapshot-id": self.snapshot_id,
-                }
-            ),
+            set_ref(self._branch, self.snapshot_id, SnapshotRefType.BRANCH),
             *property_updates(table, properties, dropped),
             *more,
         )
@@ -154,22 +144,19 @@ class SnapshotChange:
             seen = before.next_sequence_number(), before.format_version, before.refs
             if isinstance(error, RESTError) and ids == seen:
                 raise
-            name = ".".join(table.name())
-            raise CommitConflictError(
-                f"table {name}: another commit came first: {error}"
-            ) from error
+            what = f"table {'.'.join(table.name())}: another commit came first"
+            raise CommitConflictError(f"{what}: {error}") from error
         return snapshot
 
     def _snapshot(self) -> Snapshot:
-        table, metadata = self.table, self.table.metadata
-        manifests = self._manifests()
-        name = f"snap-{self.snapshot_id}-0-{self._uuid}.avro"
-        path = table.location_provider().new_metadata_location(name)
-        first_row_id, number = _next_row_id(table), metadata.next_sequence_number()
+        metadata, manifests = self.table.metadata, self._manifests()
+        output = self._output(f"snap-{self.snapshot_id}-0-{self._uuid}.avro")
+        first_row_id = getattr(metadata, "next_row_id", None) or 0
+        number = metadata.next_sequence_number()
         parent_id = self.parent.snapshot_id if self.parent else None
         assigned = write_manifest_list(
             self._version,
-            table.io.new_output(path),
+            output,
             manifests,
             self.snapshot_id,
             parent_id,
@@ -181,7 +168,7 @@ class SnapshotChange:
         return Snapshot(
             snapshot_id=self.snapshot_id,
             parent_snapshot_id=parent_id,
-            manifest_list=path,
+            manifest_list=output.location,
             sequence_number=number,
             summary=self._summary(),
             schema_id=metadata.current_schema_id,
@@ -194,16 +181,14 @@ class SnapshotChange:
     def _manifests(self) -> list[ManifestFile]:
         """Write the manifests that change; return all of the snapshot."""
         removed = {_kind(file) for file in self._removed.values()}
-        inspected: list[ManifestFile] = []
-        kept: list[ManifestFile] = []
+        inspected, kept, written = list[ManifestFile](), list[ManifestFile](), list[ManifestFile]()
         for each in self._held:
-            changes = each.content in removed or (self._forgets and each.deleted_files_count != 0)
+            changes = each.content in removed or self._is_forgotten(each)
             (inspected if changes else kept).append(each)
-        written: list[ManifestFile] = []
         merged: dict[int, list[ManifestEntry]] = defaultdict(list)
         for manifest, found in zip(inspected, self._read(inspected), strict=True):
             has_removed = any(identity(entry.data_file) in self._removed for entry in found)
-            if not has_removed and not (self._forgets and manifest.deleted_files_count != 0):
+            if not has_removed and not self._is_forgotten(manifest):
                 kept.append(manifest)
             elif manifest.content == ManifestContent.DELETES:
                 # They become one: each batch replaces some vectors of many earlier batches.
@@ -219,6 +204,9 @@ class SnapshotChange:
             found = merged[spec_id] if content == ManifestContent.DELETES else []
             written.append(self._written(content, spec_id, found, files))
         return [*written, *kept]
+
+    def _is_forgotten(self, manifest: ManifestFile) -> bool:
+        return self._forgets and manifest.deleted_files_count != 0
 
     @cached_property
     def _held(self) -> list[ManifestFile]:
@@ -246,7 +234,7 @@ class SnapshotChange:
             content,
             table.specs()[spec_id],
             table.schema(),
-            self._output(),
+            self._output(f"{self._uuid}-m{next(self._numbers)}.avro"),
             self.snapshot_id,
             self._compression,
         ) as writer:
@@ -259,8 +247,7 @@ class SnapshotChange:
                     writer.existing(entry)
         return writer.to_manifest_file()
 
-    def _output(self) -> OutputFile:
-        name = f"{self._uuid}-m{next(self._numbers)}.avro"
+    def _output(self, name: str) -> OutputFile:
         return self.table.io.new_output(self.table.location_provider().new_metadata_location(name))
 
     # --- summary ---
@@ -274,22 +261,15 @@ class SnapshotChange:
         changed = {partition_of(file) for file in (*self._added, *self._removed.values())}
         if changed:
             facts["changed-partition-count"] = len(changed)
+        texts = {name: str(number) for name, number in facts.items()}
         # PyIceberg computes totals only for some operations.
         totals = update_snapshot_summaries(
-            Summary(
-                operation=Operation.DELETE,
-                **{name: str(number) for name, number in facts.items()},
-                **self._properties,
-            ),
+            Summary(operation=Operation.DELETE, **texts, **self._properties),
             self.parent.summary.additional_properties
             if self.parent and self.parent.summary
             else None,
         )
         return Summary(operation=self._operation, **totals.additional_properties)
-
-
-def _next_row_id(table: Table) -> int:
-    return getattr(table.metadata, "next_row_id", None) or 0
 
 
 def _kind(file: DataFile) -> ManifestContent:
@@ -308,8 +288,6 @@ def _counts(file: DataFile, verb: str, of_data: str) -> dict[str, int]:
     facts[f"{verb}-files-size"] = size_of(file)
     if is_vector(file):
         facts[f"{verb}-dvs"] = 1
-    elif file.content == DataFileContent.POSITION_DELETES:
-        facts[f"{verb}-position-delete-files"] = 1
-    elif file.content == DataFileContent.EQUALITY_DELETES:
-        facts[f"{verb}-equality-delete-files"] = 1
+    elif file.content != DataFileContent.DATA:  # position-delete-files, equality-delete-files
+        facts[f"{verb}-{rows.removesuffix('s')}-files"] = 1
     return facts

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 from pyiceberg.manifest import DataFileContent
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.iceberg.files import in_parallel
 from topicberg.iceberg.hours import (
@@ -33,10 +35,6 @@ from topicberg.iceberg.hours import (
 from topicberg.iceberg.manifests import size_of
 from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.iceberg.summaries import ancestry, summary
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 LEDGER = "topicberg.expired-changes"
 """Table property: :class:`Ledger`."""
@@ -130,24 +128,26 @@ def expired_changes(table: Table, column: str, since: Mark | None) -> Changed:
     oldest = list(ancestry(table))[-1]
     if (oldest.sequence_number or 0) <= since.sequence:  # the mark's snapshot was rolled back
         return _all(table, column, since)
-    until = oldest.timestamp_ms
     ledger = Ledger.of(table)
     if ledger and ledger.covers(column, oldest, since):
-        noted = [
-            Change(Hours(start, stop), min(sequence, head.sequence_number or 0), since.at, until)
-            for start, stop, sequence in ledger.hours
-            if sequence > since.sequence
-        ]
-        return Changed(noted)
+        newest = head.sequence_number or 0
+        return Changed(
+            [
+                Change(Hours(start, stop), min(sequence, newest), since.at, oldest.timestamp_ms)
+                for start, stop, sequence in ledger.hours
+                if sequence > since.sequence
+            ]
+        )
     if _totals(table, head, since.sequence) != since.totals:
         return _all(table, column, since)
-    hours = FileHours(table, column)
-    new = [
-        Change(each, sequence, since.at, head.timestamp_ms)
-        for file, sequence in live_files_since(table, head, since.sequence)
-        for each in hours.of(file, head)
-    ]
-    return Changed(new)
+    files, hours = live_files_since(table, head, since.sequence), FileHours(table, column)
+    return Changed(
+        [
+            Change(each, sequence, since.at, head.timestamp_ms)
+            for file, sequence in files
+            for each in hours.of(file, head)
+        ]
+    )
 
 
 def _all(table: Table, column: str, since: Mark | None = None) -> Changed:
@@ -211,11 +211,8 @@ class Ledger(BaseModel):
 
     def covers(self, column: str, oldest: Snapshot, since: Mark) -> bool:
         """Return whether all changes between a mark and the oldest snapshot are recorded."""
-        return (
-            self.column == column
-            and self.oldest == oldest.snapshot_id
-            and self.since <= since.sequence
-        )
+        is_whole = self.oldest == oldest.snapshot_id and self.since <= since.sequence
+        return self.column == column and is_whole
 
 
 def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
@@ -233,12 +230,17 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
     beside = [each for each in table.metadata.snapshots if each.snapshot_id not in of_main]
     lost = [*reversed(line[kept:]), *beside]
     following = 1 + max(each.sequence_number or 0 for each in table.metadata.snapshots)
-    affected = in_parallel(lambda each: _known_hours(table, each, column), lost)
+
+    def known_hours(snapshot: Snapshot) -> list[Hours]:
+        try:
+            return affected_hours(table, snapshot, column)
+        except FileNotFoundError:  # its files were deleted, which must not prevent its expiry
+            return [EVERYTHING]
+
     hours, since = ledger.hours, ledger.since
-    for snapshot, ranges in zip(lost, affected, strict=True):
-        sequence = snapshot.sequence_number or 0
-        if snapshot.snapshot_id not in of_main:
-            sequence = following
+    for snapshot, ranges in zip(lost, in_parallel(known_hours, lost), strict=True):
+        is_of_main = snapshot.snapshot_id in of_main
+        sequence = snapshot.sequence_number or 0 if is_of_main else following
         hours = _overlaid(hours, coarse(ranges, SNAPSHOT_RANGES), sequence)
     while len(hours) > MAX_RANGES:
         since = max(since, min(sequence for *_, sequence in hours))
@@ -246,13 +248,6 @@ def noted(table: Table, column: str, removed: frozenset[int]) -> Ledger:
     return Ledger(
         column=column, oldest=line[min(kept, len(line)) - 1].snapshot_id, since=since, hours=hours
     )
-
-
-def _known_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]:
-    try:
-        return affected_hours(table, snapshot, column)
-    except FileNotFoundError:  # its files were deleted, which must not prevent its expiry
-        return [EVERYTHING]
 
 
 def _overlaid(
@@ -263,7 +258,7 @@ def _overlaid(
     left = [
         (rest.start, rest.stop, number)
         for start, stop, number in hours
-        for rest in _outside(Hours(start, stop), newer)
+        for rest in reduce(without, newer, [Hours(start, stop)])
     ]
     found: list[tuple[int, int, int]] = []
     for start, stop, number in sorted([*left, *((h.start, h.stop, sequence) for h in newer)]):
@@ -272,10 +267,3 @@ def _overlaid(
         else:
             found.append((start, stop, number))
     return found
-
-
-def _outside(hours: Hours, covered: Iterable[Hours]) -> list[Hours]:
-    left = [hours]
-    for each in covered:
-        left = without(left, each)
-    return left

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
-from pyiceberg.table.update import RemovePropertiesUpdate, SetPropertiesUpdate, TableUpdate
+from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.table.update import (
+    AssertTableUUID,
+    RemovePropertiesUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
 
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
+from topicberg.retry import conflicts
 
 
 def property_updates(
@@ -21,3 +27,27 @@ def property_updates(
     if removals := sorted(set(dropped) & table.properties.keys()):
         updates.append(RemovePropertiesUpdate(removals=removals))
     return updates
+
+
+def set_ref(
+    name: str,
+    snapshot_id: int,
+    kind: SnapshotRefType = SnapshotRefType.TAG,
+    max_age_ms: int | None = None,
+) -> SetSnapshotRefUpdate:
+    """Return the update that lets a tag or branch point to a snapshot.
+
+    :param max_age_ms: of the snapshot, after which the expiry of any tool removes a tag
+    """
+    fields = {"ref-name": name, "type": kind, "snapshot-id": snapshot_id}
+    return SetSnapshotRefUpdate.model_validate({**fields, "max-ref-age-ms": max_age_ms})
+
+
+def commit_update(table: Table, update: TableUpdate) -> None:
+    """Commit one update, whatever the table's head is.
+
+    :raises CommitConflictError: another commit came first
+    """
+    unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
+    with conflicts(f"table {'.'.join(table.name())}"):
+        table.catalog.commit_table(table, (unchanged,), (update,))

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import (
+    StatisticsCollector,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -28,7 +30,8 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
-from pyiceberg.schema import sanitize_column_names
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.transforms import (
     DayTransform,
@@ -42,11 +45,6 @@ from pyiceberg.types import PrimitiveType, TimestampType, TimestamptzType
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.manifests import new_file
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
 
 MAX_OPEN = 64
 """Partitions whose files are written at once."""
@@ -74,25 +72,21 @@ class Target:
         if table.metadata.default_sort_order_id:
             raise UnsupportedWriteError("its files are sorted")
         target = cls(table.location(), table.schema(), table.spec(), table.properties)
-        _check(target)
+        if target.properties.get("write.format.default", "parquet") != "parquet":
+            raise UnsupportedWriteError("its files are not Parquet")
+        sources = [field.source_id for field in target.spec.fields]
+        if len(set(sources)) < len(sources):
+            raise UnsupportedWriteError("two partition fields are of one column")
+        for field in target.spec.fields:
+            kind = target.schema.find_field(field.source_id).field_type
+            if isinstance(field.transform, IdentityTransform):
+                if not kind.is_primitive:
+                    raise UnsupportedWriteError(f"it is partitioned by a {kind}")
+            elif type(field.transform) not in _UNITS or not isinstance(
+                kind, TimestampType | TimestamptzType
+            ):
+                raise UnsupportedWriteError(f"it is partitioned by {field.transform}({kind})")
         return target
-
-
-def _check(target: Target) -> None:
-    schema, properties = target.schema, target.properties
-    if properties.get("write.format.default", "parquet") != "parquet":
-        raise UnsupportedWriteError("its files are not Parquet")
-    sources = [field.source_id for field in target.spec.fields]
-    if len(set(sources)) < len(sources):
-        raise UnsupportedWriteError("two partition fields are of one column")
-    for field in target.spec.fields:
-        kind = schema.find_field(field.source_id).field_type
-        is_time = isinstance(kind, TimestampType | TimestamptzType)
-        is_known = is_time if type(field.transform) in _UNITS else False
-        if not is_known and not isinstance(field.transform, IdentityTransform):
-            raise UnsupportedWriteError(f"it is partitioned by {field.transform}({kind})")
-        if isinstance(field.transform, IdentityTransform) and not kind.is_primitive:
-            raise UnsupportedWriteError(f"it is partitioned by a {kind}")
 
 
 @dataclass(frozen=True)
@@ -128,9 +122,9 @@ class DataFileWriter:
         if kind is None:
             for file in list(self._open.values()):
                 self._close(file)
-        else:
-            for file in self._open.values():
-                file.abandon()
+            return
+        for file in self._open.values():
+            file.abandon()
 
     def write(self, columns: Mapping[str, pa.Array]) -> list[Placed]:
         """Write rows, and return where each is.
@@ -141,9 +135,10 @@ class DataFileWriter:
         arrays, fields = list[pa.Array](), list[pa.Field]()
         for place, column in enumerate(self._schema.fields):
             field, array = self._arrow.field(place), columns[column.name]
-            is_constant = pa.types.is_dictionary(array.type)  # it is written as it is
-            arrays.append(array if is_constant else _cast(array, field.type))
-            fields.append(field.with_type(array.type) if is_constant else field)
+            if pa.types.is_dictionary(array.type):  # a constant, which is written as it is
+                field = field.with_type(array.type)
+            arrays.append(array if array.type == field.type else array.cast(field.type))
+            fields.append(field)
         table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
         placed = []
         for values, some in self._partitions(columns, table):
@@ -158,13 +153,11 @@ class DataFileWriter:
         if self._spec.is_unpartitioned() or not len(table):
             yield (), None
             return
-        codes: list[Any] = []
-        names: list[list[Any]] = []
+        codes, names = list[NDArray[Any]](), list[list[Any]]()
         for field in self._spec.fields:
-            name = self._schema.find_field(field.source_id).name
-            encoded = pc.dictionary_encode(
-                _transformed(columns[name], field.transform), null_encoding="encode"
-            )
+            column = columns[self._schema.find_field(field.source_id).name]
+            transformed = _transformed(column, field.transform)
+            encoded = pc.dictionary_encode(transformed, null_encoding="encode")
             codes.append(encoded.indices.to_numpy(zero_copy_only=False))
             names.append(encoded.dictionary.to_pylist())
         combined = codes[0].astype(np.int64)
@@ -191,16 +184,14 @@ class DataFileWriter:
         return place
 
     def _new(self, values: tuple[Any, ...]) -> _File:
-        key = None
+        key, partition = None, Record()
         if values:
-            fields = [
-                PartitionFieldValue(field, value)
-                for field, value in zip(self._spec.fields, values, strict=True)
-            ]
+            fields = list(map(PartitionFieldValue, self._spec.fields, values))
             key = PartitionKey(fields, self._spec, self._schema)
+            partition = key.partition
         name = f"{self._id}-{len(self.files) + len(self._open):05}.parquet"
         path = self._paths.new_data_location(name, key)
-        return _File(self._io, path, values, key.partition if key else Record(), self._format)
+        return _File(self._io, path, values, partition, self._format)
 
     def _close(self, file: _File) -> None:
         del self._open[file.values]
@@ -239,19 +230,8 @@ class _File:
         assert self._writer is not None  # noqa: S101  a file is opened to be written
         with self._stream:
             self._writer.close()
-            statistics = data_file_statistics_from_parquet_metadata(
-                self._writer.writer.metadata, self._format.statistics, self._format.paths
-            )
-        file = new_file(
-            content=DataFileContent.DATA,
-            file_path=self.path,
-            file_format=FileFormat.PARQUET,
-            partition=self._partition,
-            file_size_in_bytes=len(self._output),
-            **statistics.to_serialized_dict(),
-        )
-        file.spec_id = spec_id
-        return file
+        metadata, plan, paths = self._writer.writer.metadata, self._format.plan, self._format.paths
+        return described(self._output, spec_id, self._partition, metadata, plan, paths)
 
     def abandon(self) -> None:
         with suppress(Exception):  # it is never part of the table; maintenance removes it
@@ -265,12 +245,44 @@ class _Format:
     """How the files of a table are written."""
 
     def __init__(self, schema: Schema, properties: Mapping[str, str]) -> None:
-        codec = properties.get("write.parquet.compression-codec", "zstd")
-        self.compression = "none" if codec == "uncompressed" else codec
+        self.compression = compression(properties)
         level = properties.get("write.parquet.compression-level")
         self.level = int(level) if level else None
-        self.statistics = compute_statistics_plan(schema, dict(properties))
+        self.plan = compute_statistics_plan(schema, dict(properties))
         self.paths = parquet_path_to_id_mapping(schema)
+
+
+def compression(properties: Mapping[str, str]) -> str:
+    """Return PyArrow's name of the codec of a table's files."""
+    codec = properties.get("write.parquet.compression-codec", "zstd")
+    return "none" if codec == "uncompressed" else codec
+
+
+def described(
+    file: OutputFile | InputFile,
+    spec_id: int,
+    partition: Record,
+    metadata: pq.FileMetaData,
+    plan: dict[int, StatisticsCollector],
+    paths: dict[str, int],
+    **more: Any,
+) -> DataFile:
+    """Return the metadata of a written Parquet file, with its statistics.
+
+    :param plan: field id → what is collected of a column
+    :param paths: column of the file → field id
+    """
+    statistics = data_file_statistics_from_parquet_metadata(metadata, plan, paths)
+    return new_file(
+        spec_id,
+        content=DataFileContent.DATA,
+        file_path=file.location,
+        file_format=FileFormat.PARQUET,
+        partition=partition,
+        file_size_in_bytes=len(file),
+        **more,
+        **statistics.to_serialized_dict(),
+    )
 
 
 def repeated(rows: pa.Table) -> list[str]:
@@ -298,11 +310,8 @@ def _leaves(path: str, kind: pa.DataType) -> list[str]:
     if pa.types.is_struct(kind):
         return [name for one in kind for name in _leaves(f"{path}.{one.name}", one.type)]
     if pa.types.is_map(kind):
-        key, item = kind.key_field, kind.item_field
-        return [
-            *_leaves(f"{path}.key_value.{key.name}", key.type),
-            *_leaves(f"{path}.key_value.{item.name}", item.type),
-        ]
+        parts = kind.key_field, kind.item_field
+        return [n for one in parts for n in _leaves(f"{path}.key_value.{one.name}", one.type)]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _leaves(f"{path}.list.element", kind.value_type)
     return [path]
@@ -318,14 +327,11 @@ def _transformed(column: pa.Array, transform: Any) -> pa.Array:
     return pa.array(numbers, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column if column.type == kind else column.cast(kind)
-
-
 # --- files as text, to return them from a task ---
 
 _BOUNDS = ("lower_bounds", "upper_bounds")
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_AS_IS = ("file_path", "record_count", "file_size_in_bytes", "split_offsets")
 
 
 def _partition_types(target: Target) -> list[PrimitiveType]:
@@ -340,20 +346,11 @@ def dump_file(file: DataFile, target: Target) -> str:
         None if (value := file.partition[place]) is None else to_bytes(kind, value).hex()
         for place, kind in enumerate(kinds)
     ]
-    fields: dict[str, Any] = {name: getattr(file, name) for name in _COUNTS}
+    fields: dict[str, Any] = {name: getattr(file, name) for name in (*_COUNTS, *_AS_IS)}
     for name in _BOUNDS:
         bounds = getattr(file, name) or {}
         fields[name] = {number: bytes(value).hex() for number, value in bounds.items()}
-    return json.dumps(
-        {
-            **fields,
-            "file_path": file.file_path,
-            "record_count": file.record_count,
-            "file_size_in_bytes": file.file_size_in_bytes,
-            "split_offsets": file.split_offsets,
-            "partition": partition,
-        }
-    )
+    return json.dumps({**fields, "partition": partition})
 
 
 def load_file(text: str, target: Target) -> DataFile:
@@ -368,11 +365,10 @@ def load_file(text: str, target: Target) -> DataFile:
         given[name] = {int(number): value for number, value in (given[name] or {}).items()}
     for name in _BOUNDS:
         given[name] = {int(number): bytes.fromhex(value) for number, value in given[name].items()}
-    file = new_file(
+    return new_file(
+        target.spec.spec_id,
         content=DataFileContent.DATA,
         file_format=FileFormat.PARQUET,
         partition=Record(*values),
         **given,
     )
-    file.spec_id = target.spec.spec_id
-    return file

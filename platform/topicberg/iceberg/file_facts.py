@@ -8,25 +8,21 @@ then decided from its new manifests and a few operations on arrays.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
+from cachetools import LRUCache, cached
 from numpy.typing import NDArray
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFileContent
-from pyiceberg.types import PrimitiveType
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField, PrimitiveType
 
 from topicberg.iceberg.files import in_parallel, partition_of
-from topicberg.iceberg.manifests import is_vector, read_entries
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.manifest import DataFile, ManifestFile
-    from pyiceberg.table import Table
-    from pyiceberg.types import NestedField
+from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries
 
 KEPT_FILES = 2_000_000
 
@@ -66,43 +62,22 @@ class Files:
             )
             for file in files
         ]
-        content, vector, size, count, partition, lower, upper, known, nulls = (
-            zip(*rows, strict=True) if rows else ((),) * 9
-        )
-        return cls(
-            np.array(content, np.int8),
-            np.array(vector, np.bool_),
-            np.array(size, np.int64),
-            np.array(count, np.int64),
-            np.array(partition, np.int32),
-            np.array(lower, np.int64),
-            np.array(upper, np.int64),
-            np.array(known, np.bool_),
-            np.array(nulls, np.int64),
-            tuple(partitions),
-        )
+        columns = zip(*rows, strict=True) if rows else ((),) * len(_TYPES)
+        values: Any = (*map(np.array, columns, _TYPES), tuple(partitions))
+        return cls(*values)
 
     @classmethod
     def together(cls, parts: Sequence[Files]) -> Self:
         """Return the files of all parts."""
         partitions: dict[Partition, int] = {}
-        numbers = []
+        held: list[Files] = [cls.of([])]
         for part in parts:
             number = [partitions.setdefault(each, len(partitions)) for each in part.partitions]
-            numbers.append(np.array(number, np.int32)[part.partition])
-        held: list[Files] = [cls.of([]), *parts]
-        return cls(
-            content=np.concatenate([part.content for part in held]),
-            is_vector=np.concatenate([part.is_vector for part in held]),
-            size=np.concatenate([part.size for part in held]),
-            rows=np.concatenate([part.rows for part in held]),
-            partition=np.concatenate([np.empty(0, np.int32), *numbers]),
-            lower=np.concatenate([part.lower for part in held]),
-            upper=np.concatenate([part.upper for part in held]),
-            has_bounds=np.concatenate([part.has_bounds for part in held]),
-            nulls=np.concatenate([part.nulls for part in held]),
-            partitions=tuple(partitions),
-        )
+            held.append(replace(part, partition=np.array(number, np.int32)[part.partition]))
+        names = [field.name for field in fields(cls)][: len(_TYPES)]
+        arrays = (np.concatenate([getattr(part, name) for part in held]) for name in names)
+        values: Any = (*arrays, tuple(partitions))
+        return cls(*values)
 
     def __len__(self) -> int:
         return len(self.content)
@@ -126,62 +101,41 @@ class Files:
         return count, size.astype(np.float64)
 
 
+_TYPES: tuple[Any, ...] = (
+    *(np.int8, np.bool_, np.int64, np.int64, np.int32),
+    *(np.int64, np.int64, np.bool_, np.int64),
+)
+"""Of the arrays of :class:`Files`, in their order."""
+
+
 def _bounds(file: DataFile, column: NestedField | None) -> tuple[int, int, bool, int]:
     if column is None:
         return 0, 0, False, -1
     assert isinstance(column.field_type, PrimitiveType)  # noqa: S101  a timestamp
     nulls = (file.null_value_counts or {}).get(column.field_id, -1)
-    lower, upper = (
-        (bounds or {}).get(column.field_id) for bounds in (file.lower_bounds, file.upper_bounds)
-    )
+    lower, upper = bounds_of(file, column.field_id)
     if lower is None or upper is None:
         return 0, 0, False, nulls
     first, last = (int(from_bytes(column.field_type, bound)) for bound in (lower, upper))
     return first, last, True, nulls
 
 
-class _Kept:
-    """The files of manifests that were used last."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._files: OrderedDict[tuple[str, int | None], Files] = OrderedDict()
-        self._count = 0
-
-    def get(self, key: tuple[str, int | None]) -> Files | None:
-        with self._lock:
-            if (found := self._files.get(key)) is not None:
-                self._files.move_to_end(key)
-            return found
-
-    def put(self, key: tuple[str, int | None], files: Files) -> None:
-        with self._lock:
-            if key not in self._files:
-                self._files[key] = files
-                self._count += len(files)
-            while self._count > KEPT_FILES:
-                self._count -= len(self._files.popitem(last=False)[1])
+def _key(_: FileIO, manifest: ManifestFile, column: NestedField | None) -> tuple[str, int | None]:
+    return manifest.manifest_path, column.field_id if column else None
 
 
-_KEPT = _Kept()
+@cached(LRUCache(KEPT_FILES, getsizeof=len), key=_key, lock=threading.Lock())
+def _files(io: FileIO, manifest: ManifestFile, column: NestedField | None) -> Files:
+    return Files.of((entry.data_file for entry in read_entries(io, manifest)), column)
 
 
 def files_by_manifest(
     io: FileIO, manifests: Iterable[ManifestFile], column: NestedField | None = None
 ) -> list[tuple[ManifestFile, Files]]:
     """Return the live files of each manifest; only manifests that are not known are read."""
-
-    def read(manifest: ManifestFile) -> Files:
-        key = manifest.manifest_path, column.field_id if column else None
-        found = _KEPT.get(key)
-        if found is None:
-            entries = read_entries(io, manifest)
-            found = Files.of((entry.data_file for entry in entries), column)
-            _KEPT.put(key, found)
-        return found
-
     listed = list(manifests)
-    return list(zip(listed, in_parallel(read, listed), strict=True))
+    read = in_parallel(lambda manifest: _files(io, manifest, column), listed)
+    return list(zip(listed, read, strict=True))
 
 
 def live(table: Table, column: NestedField | None = None) -> Files:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from topicberg.iceberg.manifests import read_entries
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow.fs import FileSystem
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import Table
@@ -52,11 +55,9 @@ def entries_by_manifest(
     :param discard_deleted: without the entries of removed files
     """
 
-    def read(manifest: ManifestFile) -> tuple[str, list[ManifestEntry]]:
-        found = read_entries(io, manifest, discard_deleted=discard_deleted)
-        return manifest.manifest_path, found
-
-    yield from in_parallel(read, found)
+    listed = list(found)
+    read = in_parallel(partial(read_entries, io, discard_deleted=discard_deleted), listed)
+    yield from zip((manifest.manifest_path for manifest in listed), read, strict=True)
 
 
 def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
@@ -69,6 +70,32 @@ def partition_of(file: DataFile) -> tuple[object, ...]:
     """Return the partition spec and the partition's values, to group files by."""
     values = file.partition
     return file.spec_id, *(values[place] for place in range(len(values)))
+
+
+def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]:
+    """Return the name of a column in a Parquet file → its name in the table.
+
+    :param fields: id → name of columns of the table; those that the file does not have are left out
+    """
+    ids = {field.name: (field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
+    if not any(ids.values()):  # not written by Iceberg
+        return {name: name for name in ids if name in fields.values()}
+    return {name: fields[int(n)] for name, n in ids.items() if n and int(n) in fields}
+
+
+def folder(table: Table, name: str = "") -> tuple[FileSystem, str, str] | None:
+    """Return the file system of a table, the table's folder in it, and what precedes its paths.
+
+    :param name: of a folder in the table's folder, to return instead
+    :returns: None: PyArrow does not access the table
+    """
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+
+    if not isinstance(table.io, PyArrowFileIO):
+        return None
+    location = f"{table.location().rstrip('/')}/{name}".rstrip("/")
+    scheme, netloc, path = PyArrowFileIO.parse_location(location)
+    return table.io.fs_by_scheme(scheme, netloc), path, location.removesuffix(path)
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> int:

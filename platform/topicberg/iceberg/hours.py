@@ -9,28 +9,27 @@ any of these counts for every hour: too many hours are computed again, never too
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import date
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent, ManifestFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, NestedField, PrimitiveType
 
-from topicberg.iceberg.files import in_parallel
-from topicberg.iceberg.manifests import is_vector, read_entries, referenced_file
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.manifest import ManifestFile
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
+from topicberg.iceberg.files import in_parallel, names_in_file
+from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries, referenced_file
 
 HOUR_MICROSECONDS = 3_600_000_000
 _EPOCH = date(1970, 1, 1)
+PARTITION_HOURS: dict[object, int] = {HourTransform: 1, DayTransform: 24}
+"""Transform of a column of times → the hours of a partition."""
+_PARQUET = FileFormat.PARQUET
 _CACHED_FILES = 100_000
 
 Hours = range
@@ -65,15 +64,10 @@ def coarse(ranges: Iterable[Hours], limit: int) -> list[Hours]:
 
 def without(ranges: Iterable[Hours], removed: Hours) -> list[Hours]:
     """Return the hours of the ranges that are not in ``removed``."""
-    parts = (
-        part
-        for hours in ranges
-        for part in (
-            Hours(hours.start, min(hours.stop, removed.start)),
-            Hours(max(hours.start, removed.stop), hours.stop),
-        )
-    )
-    return union(part for part in parts if part)
+    held = list(ranges)
+    before = [Hours(hours.start, min(hours.stop, removed.start)) for hours in held]
+    after = [Hours(max(hours.start, removed.stop), hours.stop) for hours in held]
+    return union(part for part in before + after if part)
 
 
 class FileHours:
@@ -91,13 +85,11 @@ class FileHours:
         if hours := self._of_partition(file):
             return hours
         if file.content == DataFileContent.DATA:
-            return self._of_data(file)
-        if file.content == DataFileContent.POSITION_DELETES and (
-            file.file_format == FileFormat.PARQUET
-        ):
-            return self._of_named(_named_files(self._table.io, file), snapshot)
+            return self._of_bounds(file) or self._of_footer(file.file_path, file.file_format)
         if is_vector(file):
             return self._of_named({str(referenced_file(file))}, snapshot)
+        if file.content == DataFileContent.POSITION_DELETES and file.file_format == _PARQUET:
+            return self._of_named(_named_files(self._table.io, file), snapshot)
         return self._of_named(None, snapshot)  # an equality delete may affect every data file
 
     def of_all(self, files: Iterable[DataFile], snapshot: Snapshot) -> list[Hours]:
@@ -119,42 +111,30 @@ class FileHours:
 
     def _of_partition(self, file: DataFile) -> list[Hours]:
         for place, partition in enumerate(self._table.specs()[file.spec_id].fields):
-            if partition.source_id == self._field.field_id:
-                if isinstance(partition.transform, HourTransform):
-                    return [partition_hours(file.partition[place], 1)]
-                if isinstance(partition.transform, DayTransform):
-                    return [partition_hours(file.partition[place], 24)]
+            width = PARTITION_HOURS.get(type(partition.transform))
+            if width is not None and partition.source_id == self._field.field_id:
+                return [partition_hours(file.partition[place], width)]
         return []
-
-    def _of_data(self, file: DataFile) -> list[Hours]:
-        return self._of_bounds(file) or self._of_footer(file.file_path, file.file_format)
 
     def _of_bounds(self, file: DataFile) -> list[Hours]:
         """Return the hours by the manifest's bounds; empty: the manifest has none."""
         number = self._field.field_id
         nulls = (file.null_value_counts or {}).get(number)
-        lower, upper = (
-            (bounds or {}).get(number) for bounds in (file.lower_bounds, file.upper_bounds)
-        )
+        lower, upper = bounds_of(file, number)
         if lower is None or upper is None:
             return [NO_TIME] if nulls is not None and nulls == file.record_count else []
-        first, last = (hour_of(microseconds(self._field, bound)) for bound in (lower, upper))
-        hours = [Hours(first, last + _width(self._field))]
+        first, last = (microseconds(self._field, bound) for bound in (lower, upper))
+        hours = [_between(self._field, first, last)]
         return hours if nulls == 0 else [NO_TIME, *hours]
 
     def _of_footer(self, path: str, kind: FileFormat) -> list[Hours]:
-        if kind != FileFormat.PARQUET:
-            return [EVERYTHING]
-        return _footer_hours(self._table.io, path, self._field) or [EVERYTHING]
+        found = _footer_hours(self._table.io, path, self._field) if kind == _PARQUET else []
+        return found or [EVERYTHING]
 
     def _of_named(self, paths: set[str] | None, snapshot: Snapshot) -> list[Hours]:
         """Return the hours of data files of a snapshot: those with these paths, or all."""
         io, found, silent = self._table.io, list[Hours](), list[tuple[str, FileFormat]]()
-        manifests = [
-            manifest
-            for manifest in snapshot.manifests(io)
-            if manifest.content == ManifestContent.DATA
-        ]
+        manifests = [m for m in snapshot.manifests(io) if m.content == ManifestContent.DATA]
         waiting = None if paths is None else set(paths)
         for known in in_parallel(self._manifest, manifests):
             for path in known if waiting is None else waiting & known.keys():
@@ -166,51 +146,23 @@ class FileHours:
                 waiting -= known.keys()
                 if not waiting:
                     break
-        for hours in in_parallel(lambda each: tuple(self._of_footer(*each)), silent):
+        for hours in in_parallel(lambda each: self._of_footer(*each), silent):
             found += hours
         return union(found)
 
-    def _manifest(self, manifest: ManifestFile) -> _OfManifest:
-        """Return path → hours of the live data files of a manifest; manifests never change."""
-        key = manifest.manifest_path, self._field.field_id
-        if (known := _cache.get(key)) is None:
-            known = {
-                entry.data_file.file_path: (
-                    tuple(self._of_partition(entry.data_file) or self._of_bounds(entry.data_file)),
-                    entry.data_file.file_format,
-                )
-                for entry in read_entries(self._table.io, manifest)
-            }
-            _cache.put(key, known)
-        return known
-
-
-_OfManifest = Mapping[str, tuple[tuple[Hours, ...], FileFormat]]
-
-
-class _Cache:
-    """The hours of recently read manifests: a sensor reads the same ones at every tick."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str, int], _OfManifest] = OrderedDict()
-        self._files = 0
-
-    def get(self, key: tuple[str, int]) -> _OfManifest | None:
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-            return self._known.get(key)
-
-    def put(self, key: tuple[str, int], value: _OfManifest) -> None:
-        with self._lock:
-            self._files += len(value) - len(self._known.get(key, ()))
-            self._known[key] = value
-            while self._files > _CACHED_FILES:
-                self._files -= len(self._known.popitem(last=False)[1])
-
-
-_cache = _Cache()
+    # Manifests never change, and a sensor reads the same ones at every tick.
+    @cached(
+        LRUCache(_CACHED_FILES, getsizeof=len),
+        key=lambda self, manifest: (manifest.manifest_path, self._field.field_id),
+        lock=threading.Lock(),
+    )
+    def _manifest(self, manifest: ManifestFile) -> dict[str, tuple[list[Hours], FileFormat]]:
+        """Return path → hours and format of the live data files of a manifest."""
+        files = [entry.data_file for entry in read_entries(self._table.io, manifest)]
+        return {
+            file.file_path: (self._of_partition(file) or self._of_bounds(file), file.file_format)
+            for file in files
+        }
 
 
 def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:
@@ -236,10 +188,7 @@ def _footer_hours(io: FileIO, path: str, field: NestedField) -> list[Hours]:
             schema, footer = parquet.schema_arrow, parquet.metadata
     except FileNotFoundError:  # deleted because the last snapshot that had it is expired
         return []
-    ids = {(column.metadata or {}).get(b"PARQUET:field_id"): column.name for column in schema}
-    name = ids.get(str(field.field_id).encode())
-    if ids.keys() == {None} and field.name in schema.names:  # not written by Iceberg
-        name = field.name
+    name = next(iter(names_in_file(schema, {field.field_id: field.name})), None)
     if name is None:  # the column was added later: all of its values are null
         return [NO_TIME]
     kind = schema.field(name).type
@@ -260,8 +209,7 @@ def _footer_hours(io: FileIO, path: str, field: NestedField) -> list[Hours]:
         if not statistics.has_min_max:
             return []
         unit = 24 * HOUR_MICROSECONDS if pa.types.is_date32(kind) else 1
-        first, last = (hour_of(raw * unit) for raw in (statistics.min_raw, statistics.max_raw))
-        found.append(Hours(first, last + _width(field)))
+        found.append(_between(field, statistics.min_raw * unit, statistics.max_raw * unit))
     return union(found)
 
 
@@ -283,13 +231,10 @@ def microseconds(field: NestedField, bound: bytes) -> int:
     return value * 24 * HOUR_MICROSECONDS if isinstance(field.field_type, DateType) else value
 
 
-def _width(field: NestedField) -> int:
-    """Return how many hours a value of the column covers."""
-    return 24 if isinstance(field.field_type, DateType) else 1
-
-
-def hour_of(microsecond: int) -> int:
-    return microsecond // HOUR_MICROSECONDS
+def _between(field: NestedField, first: int, last: int) -> Hours:
+    """Return the hours of two values of the column, in µs, and of those in between."""
+    width = 24 if isinstance(field.field_type, DateType) else 1  # hours that a value covers
+    return Hours(first // HOUR_MICROSECONDS, last // HOUR_MICROSECONDS + width)
 
 
 def live_files_since(
@@ -299,11 +244,7 @@ def live_files_since(
 
     Manifests that were completely written before that number are not opened.
     """
-    manifests = [
-        manifest
-        for manifest in snapshot.manifests(table.io)
-        if manifest.sequence_number > newer_than
-    ]
+    manifests = [m for m in snapshot.manifests(table.io) if m.sequence_number > newer_than]
     for entries in in_parallel(lambda each: read_entries(table.io, each), manifests):
         for entry in entries:
             if (number := entry.sequence_number or 0) > newer_than:

@@ -11,9 +11,10 @@ Assignment".
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pyiceberg.avro.file import AvroFile, AvroOutputFile
+from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
     MANIFEST_ENTRY_SCHEMAS,
@@ -30,12 +31,7 @@ from pyiceberg.manifest import (
     PartitionFieldSummary,
     _inherit_from_manifest,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO, OutputFile
-    from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.schema import Schema
-    from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Snapshot
 
 Version = Literal[2, 3]
 NEWEST: Version = 3
@@ -46,9 +42,11 @@ _OF_MANIFEST = len(MANIFEST_LIST_FILE_SCHEMAS[NEWEST].fields) - 1
 """The place of ``first_row_id`` in a manifest list's entry."""
 
 
-def new_file(**fields: Any) -> DataFile:
+def new_file(spec_id: int, **fields: Any) -> DataFile:
     """Return the metadata of a new file; see the Iceberg spec, "Data File Fields"."""
-    return DataFile.from_args(NEWEST, **fields)
+    file = DataFile.from_args(NEWEST, **fields)
+    file.spec_id = spec_id
+    return file
 
 
 def referenced_file(file: DataFile) -> str | None:
@@ -67,6 +65,12 @@ def is_vector(file: DataFile) -> bool:
     return (
         file.content == DataFileContent.POSITION_DELETES and file.file_format == FileFormat.PUFFIN
     )
+
+
+def bounds_of(file: DataFile, field_id: int) -> tuple[bytes | None, bytes | None]:
+    """Return the lower and the upper bound of a column; None: the file's metadata has none."""
+    lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+    return lower.get(field_id), upper.get(field_id)
 
 
 def size_of(file: DataFile) -> int:
@@ -127,19 +131,10 @@ def read_entries(
 class ManifestWriter(ManifestWriterV2):
     """Writes a manifest of data files or of delete files, in either version."""
 
-    def __init__(
-        self,
-        version: Version,
-        content: ManifestContent,
-        spec: PartitionSpec,
-        schema: Schema,
-        output: OutputFile,
-        snapshot_id: int,
-        compression: Any,
-    ) -> None:
-        super().__init__(spec, schema, output, snapshot_id, compression)
-        self._version = version
-        self._content = content
+    def __init__(self, version: Version, content: ManifestContent, *arguments: Any) -> None:
+        """:param arguments: spec, schema, output, id of the snapshot, compression"""
+        super().__init__(*arguments)
+        self._version, self._content = version, content
 
     @property
     def version(self) -> Version:
@@ -201,11 +196,8 @@ def write_manifest_list(
     next_id, listed = first_row_id, []
     for manifest in manifests:
         fields = [*(manifest[place] for place in range(len(manifest))), None][: _OF_MANIFEST + 1]
-        if (
-            version == NEWEST
-            and manifest.content == ManifestContent.DATA
-            and fields[_OF_MANIFEST] is None
-        ):
+        is_data = manifest.content == ManifestContent.DATA
+        if version == NEWEST and is_data and fields[_OF_MANIFEST] is None:
             fields[_OF_MANIFEST] = next_id
             next_id += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
         listed.append(ManifestFile(*fields))

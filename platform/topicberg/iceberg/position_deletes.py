@@ -16,22 +16,18 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.files import live_files, partition_of
 from topicberg.iceberg.manifests import is_vector, new_file, referenced_file
 from topicberg.iceberg.vectors import read_vectors, write_vectors
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 _PATH, _POSITION = "file_path", "pos"
 _FIELD_IDS = {_PATH: 2147483546, _POSITION: 2147483545}
@@ -167,19 +163,18 @@ def trim_deletes(table: Table) -> int:
     if table.format_version > 2:
         stale = [vector for path, vector in deletes.vectors.items() if path not in data]
         stale += deletes.files
-        change.remove(stale)
         if deletes.files:
             _add_vectors(change, [], deletes, data)
     else:
-        stale = []
-        for file in deletes.files:
-            named = {path for path, _ in read_deletes(table.io, file.file_path)}
-            if not named <= data.keys():
-                stale.append(file)
-        change.remove(stale)
+        stale = [
+            file
+            for file in deletes.files
+            if any(path not in data for path, _ in read_deletes(table.io, file.file_path))
+        ]
         found = _positions(table.io, stale, data.keys())
         kept = [FileRows(data[path], np.unique(positions)) for path, positions in found.items()]
         change.add(_written(table, each) for each in _by_partition(kept))
+    change.remove(stale)
     if stale:
         change.commit()
     return len(stale)
@@ -200,10 +195,7 @@ def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
 
 
 def _add_vectors(
-    change: SnapshotChange,
-    rows: Sequence[FileRows],
-    deletes: Deletes,
-    data: Mapping[str, DataFile],
+    change: SnapshotChange, rows: Sequence[FileRows], deletes: Deletes, data: Mapping[str, DataFile]
 ) -> None:
     """Add the vectors of rows and of all position delete files, merged with earlier vectors.
 
@@ -215,11 +207,11 @@ def _add_vectors(
     changed = {path: data[path] for path in named} | {p: each.file for p, each in new.items()}
     earlier = [vector for path, vector in deletes.vectors.items() if path in changed]
     known = dict(read_vectors(table.io, earlier))
-    vectors = []
-    for path, file in sorted(changed.items()):
-        parts = known.get(path, _NONE), named.get(path, _NONE)
-        added = new[path].positions if path in new else _NONE
-        vectors.append((file, np.unique(np.concatenate([*parts, added]))))
+    added = {path: of_file.positions for path, of_file in new.items()}
+    vectors = [
+        (file, np.unique(np.concatenate([each.get(path, _NONE) for each in (known, named, added)])))
+        for path, file in sorted(changed.items())
+    ]
     change.remove(earlier)
     if vectors:
         change.add(write_vectors(table, vectors))
@@ -242,23 +234,18 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
     counts = [len(of_file.positions) for of_file in rows]
     positions = np.concatenate([of_file.positions for of_file in rows]).astype(np.int64)
     numbers = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
-    schema = pa.schema(
-        [
-            pa.field(name, kind, False, {"PARQUET:field_id": str(_FIELD_IDS[name])})
-            for name, kind in (
-                (_PATH, pa.dictionary(pa.int32(), pa.string())),
-                (_POSITION, pa.int64()),
-            )
-        ]
-    )
     columns = [pa.DictionaryArray.from_arrays(numbers, paths), pa.array(positions)]
+    schema = pa.schema(
+        pa.field(name, column.type, False, {"PARQUET:field_id": str(number)})
+        for (name, number), column in zip(_FIELD_IDS.items(), columns, strict=True)
+    )
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns, schema=schema), buffer, compression="zstd", store_schema=False)
-    name = f"{uuid.uuid4()}-deletes.parquet"
-    path = table.location_provider().new_data_location(name)
+    path = table.location_provider().new_data_location(f"{uuid.uuid4()}-deletes.parquet")
     with table.io.new_output(path).create() as stream:
         stream.write(buffer.getvalue())
-    deletes = new_file(
+    return new_file(
+        rows[0].file.spec_id,
         content=DataFileContent.POSITION_DELETES,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -268,12 +255,8 @@ def _written(table: Table, rows: Sequence[FileRows]) -> DataFile:
         lower_bounds=_bounds(min(paths), positions.min()),
         upper_bounds=_bounds(max(paths), positions.max()),
     )
-    deletes.spec_id = rows[0].file.spec_id
-    return deletes
 
 
 def _bounds(path: str, position: np.int64) -> dict[int, bytes]:
-    return {
-        _FIELD_IDS[_PATH]: path.encode(),
-        _FIELD_IDS[_POSITION]: position.astype("<i8").tobytes(),
-    }
+    values = path.encode(), position.astype("<i8").tobytes()
+    return dict(zip(_FIELD_IDS.values(), values, strict=True))

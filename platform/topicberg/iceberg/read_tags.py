@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
     BadRequestError,
@@ -21,20 +20,13 @@ from pyiceberg.exceptions import (
     ForbiddenError,
     UnauthorizedError,
 )
-from pyiceberg.table.refs import SnapshotRefType
-from pyiceberg.table.update import (
-    AssertTableUUID,
-    RemoveSnapshotRefUpdate,
-    SetSnapshotRefUpdate,
-    TableUpdate,
-)
+from pyiceberg.table import Table
+from pyiceberg.table.update import RemoveSnapshotRefUpdate, SetSnapshotRefUpdate, TableUpdate
 from tenacity import wait_random_exponential
 
 from topicberg.errors import CommitConflictError
-from topicberg.retry import conflicts, retry_conflicts
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
+from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.retry import retry_conflicts
 
 logger = logging.getLogger(__name__)
 
@@ -65,35 +57,30 @@ def reading(tables: Iterable[Table], reader: str) -> Iterator[None]:
 def stale_tags(table: Table, now_ms: int) -> list[str]:
     """Return the tags of readers that were killed."""
     oldest = now_ms - LIMIT.total_seconds() * 1000
-    return [name for name in table.metadata.refs if _is_stale(name, oldest)]
 
+    def is_stale(name: str) -> bool:
+        began = name.removeprefix(PREFIX).partition("-")[0]
+        return not began.isdigit() or int(began) < oldest
 
-def _is_stale(name: str, oldest: float) -> bool:
-    if not name.startswith(PREFIX):
-        return False
-    began = name.removeprefix(PREFIX).partition("-")[0]
-    return not began.isdigit() or int(began) < oldest
+    return [name for name in table.metadata.refs if name.startswith(PREFIX) and is_stale(name)]
 
 
 @contextmanager
 def _tag(table: Table, snapshot: int, committed_ms: int, reader: str) -> Iterator[None]:
     now_ms = int(time.time() * 1000)
     name = f"{PREFIX}{now_ms}-{reader}-{uuid.uuid4().hex[:8]}"
-    tag = SetSnapshotRefUpdate.model_validate(
-        {
-            "ref-name": name,
-            "type": SnapshotRefType.TAG,
-            "snapshot-id": snapshot,
-            # In Iceberg's specification this is the maximum age of the snapshot, not of the tag.
-            "max-ref-age-ms": now_ms - committed_ms + int(LIMIT.total_seconds() * 1000),
-        }
-    )
-    tagged = _create(table, snapshot, tag)
+    # In Iceberg's specification the limit is the maximum age of the snapshot, not of the tag.
+    limit_ms = now_ms - committed_ms + int(LIMIT.total_seconds() * 1000)
+    tagged = _create(table, snapshot, set_ref(name, snapshot, max_age_ms=limit_ms))
     try:
         yield
     finally:
         if tagged:
-            _remove(table, name)
+            try:
+                _commit(table, RemoveSnapshotRefUpdate(ref_name=name))
+            except Exception as error:  # the read is complete; maintenance removes the tag
+                label = ".".join(table.name())
+                logger.info("table %s: tag %s is not removed: %s", label, name, error)
 
 
 def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
@@ -118,19 +105,7 @@ def _create(table: Table, snapshot: int, tag: SetSnapshotRefUpdate) -> bool:
     return False
 
 
-def _remove(table: Table, name: str) -> None:
-    try:
-        _commit(table, RemoveSnapshotRefUpdate.model_validate({"ref-name": name}))
-    except Exception as error:  # the read is complete; maintenance removes the tag
-        logger.info("table %s: tag %s is not removed: %s", ".".join(table.name()), name, error)
-
-
 def _commit(table: Table, update: TableUpdate) -> None:
     """Commit, and retry if another commit came first."""
-    requirement = AssertTableUUID(uuid=table.metadata.table_uuid)
-
-    def commit() -> None:
-        with conflicts(f"table {'.'.join(table.name())}"):
-            table.catalog.commit_table(table, (requirement,), (update,))
-
-    retry_conflicts(commit, _ATTEMPTS, wait=wait_random_exponential(multiplier=0.2, max=5))
+    wait = wait_random_exponential(multiplier=0.2, max=5)
+    retry_conflicts(lambda: commit_update(table, update), _ATTEMPTS, wait=wait)

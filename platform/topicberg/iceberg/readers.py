@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pyiceberg.types import IcebergType, ListType, MapType, StructType
+from pyiceberg.schema import index_by_id
 
 from topicberg.errors import TableFormatError
 from topicberg.settings import Settings
@@ -30,9 +29,9 @@ class Reader:
         """Return why it cannot read a table; None: it can."""
         if version > self.newest_version:
             return f"it reads format versions up to {self.newest_version}"
-        for path, kind in _columns(schema.as_struct()):
-            if kind in self.unreadable:
-                return f"column {path} is of type {kind}"
+        for number, field in index_by_id(schema).items():
+            if (kind := str(field.field_type)) in self.unreadable:
+                return f"column {schema.find_column_name(number)} is of type {kind}"
         return None
 
 
@@ -40,9 +39,7 @@ PYICEBERG = Reader("PyIceberg", newest_version=3)
 """Tried with 0.12: deletion vectors are read. Types that it does not have, such as variant, fail
 when the table is loaded."""
 SPARK = Reader(
-    "Spark",
-    newest_version=4,
-    unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"}),
+    "Spark", newest_version=4, unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"})
 )
 """Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``."""
 DUCKDB = Reader("DuckDB", newest_version=3, unreadable=frozenset({"timestamptz_ns"}))
@@ -73,17 +70,3 @@ def require_spark(table: Table) -> None:
             f"table {'.'.join(table.name())}: Spark cannot read it: {reason}",
             hint="drop what another writer added to the table, for instance with PyIceberg",
         )
-
-
-def _columns(kind: IcebergType, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the type of each column that is not nested further."""
-    if isinstance(kind, StructType):
-        for field in kind.fields:
-            yield from _columns(field.field_type, f"{path}.{field.name}" if path else field.name)
-    elif isinstance(kind, ListType):
-        yield from _columns(kind.element_type, f"{path}.element")
-    elif isinstance(kind, MapType):
-        yield from _columns(kind.key_type, f"{path}.key")
-        yield from _columns(kind.value_type, f"{path}.value")
-    else:
-        yield path, str(kind)

@@ -11,14 +11,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from topicberg.iceberg.files import delete_files
+from pyiceberg.table import Table
 
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-    from pyiceberg.table import Table
+from topicberg.iceberg.files import delete_files, folder
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
@@ -46,34 +42,21 @@ def shared_file(location: str, data_file: str) -> str:
 
 def delete_shared(table: Table, data_files: Iterable[str]) -> None:
     """Delete the shared key files of data files that were deleted; most tables have none."""
+    from pyarrow.fs import FileType
+
     paths = [shared_file(table.location(), path) for path in data_files]
-    if paths and _has_folder(table):
+    if not paths:
+        return
+    place = folder(table, FOLDER)
+    if place is None or place[0].get_file_info(place[1]).type == FileType.Directory:
         delete_files(table.io, paths)
 
 
 def delete_all_shared(table: Table) -> None:
     """Delete all shared key files of a table that is to be deleted."""
     from pyarrow.fs import FileSelector
-    from pyiceberg.io.pyarrow import PyArrowFileIO
 
-    if isinstance(table.io, PyArrowFileIO):
-        files, folder, prefix = _place(table, table.io)
-        found = files.get_file_info(FileSelector(folder, allow_not_found=True))
+    if (place := folder(table, FOLDER)) is not None:
+        files, path, prefix = place
+        found = files.get_file_info(FileSelector(path, allow_not_found=True))
         delete_files(table.io, [prefix + info.path for info in found if info.is_file])
-
-
-def _has_folder(table: Table) -> bool:
-    from pyarrow.fs import FileType
-    from pyiceberg.io.pyarrow import PyArrowFileIO
-
-    if not isinstance(table.io, PyArrowFileIO):
-        return True
-    files, folder, _ = _place(table, table.io)
-    return bool(files.get_file_info(folder).type == FileType.Directory)
-
-
-def _place(table: Table, io: PyArrowFileIO) -> tuple[FileSystem, str, str]:
-    """Return the file system, the folder in it, and what precedes its paths."""
-    location = f"{table.location().rstrip('/')}/{FOLDER}"
-    scheme, netloc, path = io.parse_location(location)
-    return io.fs_by_scheme(scheme, netloc), path, location.removesuffix(path)

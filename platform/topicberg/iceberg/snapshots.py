@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -11,12 +11,24 @@ from typing import TYPE_CHECKING
 from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import IntegerType
 
-from topicberg.iceberg.hours import FileHours, Hours, microseconds, partition_hours
-from topicberg.iceberg.manifests import read_entries
-from topicberg.iceberg.summaries import DATA_TTL_RUN, END_OFFSETS, START_OFFSETS, ancestry, summary
+from topicberg.iceberg.hours import (
+    PARTITION_HOURS,
+    FileHours,
+    Hours,
+    microseconds,
+    partition_hours,
+)
+from topicberg.iceberg.manifests import bounds_of, read_entries
+from topicberg.iceberg.summaries import (
+    DATA_TTL_RUN,
+    END_OFFSETS,
+    START_OFFSETS,
+    ancestry,
+    operation_of,
+    summary,
+)
 from topicberg.kafka.offsets import Offsets, parse_offsets
 
 if TYPE_CHECKING:
@@ -125,9 +137,7 @@ def affected_hours(table: Table, snapshot: Snapshot, column: str) -> list[Hours]
     Compaction changes no row, and deleting rows past their retention does not change what was
     derived from them. See :mod:`topicberg.iceberg.hours`.
     """
-    if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
-        return []
-    if DATA_TTL_RUN in summary(snapshot):
+    if operation_of(snapshot) == Operation.REPLACE or DATA_TTL_RUN in summary(snapshot):
         return []
     files = (file for file, _ in changed_files(table, snapshot))
     return FileHours(table, column).of_all(files, snapshot)
@@ -155,7 +165,7 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
 
 def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
     """Return the earliest ``column`` of the added rows, or None if the files have no bounds."""
-    bounds = _bounds(table, snapshot, column, lambda file: file.lower_bounds)
+    bounds = _bounds(table, snapshot, column, _LOWER)
     return _as_time(min(bounds)) if bounds else None
 
 
@@ -165,25 +175,22 @@ def newest_record(table: Table, column: str) -> datetime | None:
     Compaction is skipped: its files may hold only old rows.
     """
     for snapshot in ancestry(table):
-        if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
-            continue
-        if bounds := _bounds(table, snapshot, column, lambda file: file.upper_bounds):
+        rewrites = operation_of(snapshot) == Operation.REPLACE
+        if not rewrites and (bounds := _bounds(table, snapshot, column, _UPPER)):
             return _as_time(max(bounds))
     return None
 
 
-def _bounds(
-    table: Table,
-    snapshot: Snapshot,
-    column: str,
-    of: Callable[[DataFile], Mapping[int, bytes] | None],
-) -> list[int]:
+_LOWER, _UPPER = 0, 1
+
+
+def _bounds(table: Table, snapshot: Snapshot, column: str, which: int) -> list[int]:
     """Return a bound of ``column`` in each file that the snapshot added, as µs since 1970."""
     field = table.schema().find_field(column)
     return [
         microseconds(field, bound)
         for file, added in changed_files(table, snapshot)
-        if added and (bound := (of(file) or {}).get(field.field_id)) is not None
+        if added and (bound := bounds_of(file, field.field_id)[which]) is not None
     ]
 
 
@@ -207,10 +214,8 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
         return None
     rows: dict[int, int] = {}
     for manifest in head.manifests(table.io) if head else ():
-        if (
-            manifest.content != ManifestContent.DATA
-            or manifest.partition_spec_id != table.spec().spec_id
-        ):
+        is_data = manifest.content == ManifestContent.DATA
+        if not is_data or manifest.partition_spec_id != table.spec().spec_id:
             continue
         upper = manifest.partitions[place].upper_bound if manifest.partitions else None
         if upper is not None and int(from_bytes(IntegerType(), upper)) * width < first:
@@ -225,8 +230,8 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
 def _time_partition(spec: PartitionSpec) -> tuple[int | None, int]:
     """Return the place of the first field by hour or day, and the hours of a partition."""
     for place, field in enumerate(spec.fields):
-        if isinstance(field.transform, HourTransform | DayTransform):
-            return place, 1 if isinstance(field.transform, HourTransform) else 24
+        if width := PARTITION_HOURS.get(type(field.transform)):
+            return place, width
     return None, 1
 
 
@@ -242,9 +247,8 @@ def newest_rows(table: Table, limit: int) -> pa.Table | None:
         removed |= {file.file_path for file, added in files if not added}
         for file, added in files:
             if added and file.content == DataFileContent.DATA and file.file_path not in removed:
-                scan = ArrowScan(
-                    table.metadata, table.io, table.schema(), AlwaysTrue(), limit=limit
-                )
+                row_filter = AlwaysTrue()
+                scan = ArrowScan(table.metadata, table.io, table.schema(), row_filter, limit=limit)
                 return scan.to_table([FileScanTask(file)])
     return None
 

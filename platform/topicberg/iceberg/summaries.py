@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 WAP_ID = "wap.id"
 STAGING_PREFIX = "tableflow-staging-"
@@ -35,6 +35,10 @@ SOURCE_SNAPSHOTS = "topicberg.source-snapshots"
 def summary(snapshot: Snapshot) -> Mapping[str, str]:
     """Return the summary of a snapshot as plain strings, without ``operation``."""
     return snapshot.summary.additional_properties if snapshot.summary else {}
+
+
+def operation_of(snapshot: Snapshot) -> Operation | None:
+    return snapshot.summary.operation if snapshot.summary else None
 
 
 def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:

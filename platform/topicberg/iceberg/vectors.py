@@ -11,21 +11,18 @@ import json
 import uuid
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.table import Table
 from pyroaring import BitMap
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.files import in_parallel
 from topicberg.iceberg.manifests import content_range, new_file, referenced_file
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.table import Table
 
 _PUFFIN = b"PFA1"
 _MAGIC = b"\xd1\xd3\x39\x64"
@@ -96,25 +93,20 @@ def write_vectors(
     with table.io.new_output(path).create() as stream:
         stream.write(bytes(content))
     return [
-        _metadata(path, len(content), of, len(positions), placed)
-        for (of, positions), placed in zip(vectors, ranges, strict=True)
+        new_file(
+            of.spec_id,
+            content=DataFileContent.POSITION_DELETES,
+            file_path=path,
+            file_format=FileFormat.PUFFIN,
+            partition=of.partition,
+            record_count=len(positions),
+            file_size_in_bytes=len(content),
+            referenced_data_file=of.file_path,
+            content_offset=offset,
+            content_size_in_bytes=length,
+        )
+        for (of, positions), (offset, length) in zip(vectors, ranges, strict=True)
     ]
-
-
-def _metadata(path: str, size: int, of: DataFile, rows: int, placed: tuple[int, int]) -> DataFile:
-    vector = new_file(
-        content=DataFileContent.POSITION_DELETES,
-        file_path=path,
-        file_format=FileFormat.PUFFIN,
-        partition=of.partition,
-        record_count=rows,
-        file_size_in_bytes=size,
-        referenced_data_file=of.file_path,
-        content_offset=placed[0],
-        content_size_in_bytes=placed[1],
-    )
-    vector.spec_id = of.spec_id
-    return vector
 
 
 def read_vectors(
@@ -130,31 +122,31 @@ def read_vectors(
     for vector in vectors:
         by_path[vector.file_path].append(vector)
 
-    def read(of_file: tuple[str, list[DataFile]]) -> Mapping[str, NDArray[np.uint32]]:
-        path, wanted = of_file
+    def read(wanted: list[DataFile]) -> list[tuple[str, NDArray[np.uint32]]]:
         ranges = [content_range(vector) for vector in wanted]
         first, end = min(start for start, _ in ranges), max(sum(placed) for placed in ranges)
-        with io.new_input(path).open() as stream:
+        with io.new_input(wanted[0].file_path).open() as stream:
             stream.seek(first)
             content = stream.read(end - first)
-        found = {}
-        for vector, (start, length) in zip(wanted, ranges, strict=True):
-            positions = _decoded(path, content[start - first : start - first + length], vector)
-            found[str(referenced_file(vector))] = positions
+        found = []
+        for vector, (offset, length) in zip(wanted, ranges, strict=True):
+            blob = content[offset - first : offset - first + length]
+            found.append((str(referenced_file(vector)), _decoded(blob, vector)))
         return found
 
-    for found in in_parallel(read, by_path.items()):
-        yield from found.items()
+    for found in in_parallel(read, by_path.values()):
+        yield from found
 
 
-def _decoded(path: str, blob: bytes, vector: DataFile) -> NDArray[np.uint32]:
+def _decoded(blob: bytes, vector: DataFile) -> NDArray[np.uint32]:
     try:
         positions = decode(blob)
         if len(positions) != vector.record_count:
             raise ValueError(f"it has {len(positions)} rows, expected {vector.record_count}")
     except ValueError as error:
         raise TopicbergError(
-            f"file {path}: the deletion vector of {referenced_file(vector)} is damaged: {error}",
+            f"file {vector.file_path}: the deletion vector of {referenced_file(vector)} is "
+            f"damaged: {error}",
             hint="roll the table back to a snapshot before it, or rewrite the data file",
         ) from error
     return positions

@@ -6,15 +6,12 @@ snapshots are written by topicberg itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pyiceberg.table.update import AssertTableUUID, UpgradeFormatVersionUpdate
+from pyiceberg.table import Table
+from pyiceberg.table.update import UpgradeFormatVersionUpdate
 
 from topicberg.errors import TableFormatError
-from topicberg.retry import conflicts, retry_conflicts
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
+from topicberg.iceberg.commits import commit_update
+from topicberg.retry import retry_conflicts
 
 WRITTEN = (2, 3)
 NEWEST = max(WRITTEN)
@@ -44,12 +41,8 @@ def upgrade_table(table: Table) -> None:
 
     def attempt() -> None:
         table.refresh()
-        if table.format_version >= NEWEST:
-            return
-        unchanged = AssertTableUUID(uuid=table.metadata.table_uuid)
-        update = UpgradeFormatVersionUpdate.model_validate({"format-version": NEWEST})
-        with conflicts(f"table {'.'.join(table.name())}"):
-            table.catalog.commit_table(table, (unchanged,), (update,))
+        if table.format_version < NEWEST:
+            commit_update(table, UpgradeFormatVersionUpdate(format_version=NEWEST))
 
     retry_conflicts(attempt, _ATTEMPTS)
     table.refresh()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoin
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.readers import ATHENA, DUCKDB, SNOWFLAKE, SPARK, Reader
 from topicberg.query.athena import AthenaError
+from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
 from topicberg.settings import Settings, settings
@@ -33,14 +35,7 @@ if TYPE_CHECKING:
 
     from topicberg.catalogs.snowflake import TablePath
 
-__all__ = [
-    "Engine",
-    "QueryError",
-    "QueryResult",
-    "check_reads",
-    "duckdb_connection",
-    "run_query",
-]
+__all__ = ["Engine", "QueryError", "QueryResult", "check_reads", "duckdb_connection", "run_query"]
 
 READERS: dict[Engine, Reader] = {
     "duckdb": DUCKDB,
@@ -51,6 +46,8 @@ READERS: dict[Engine, Reader] = {
 CONNECT_SECONDS = 5.0
 LOGIN_SECONDS = 15
 _EXTENSIONS = ("httpfs", "avro", "iceberg")  # iceberg needs the other two
+Answer = tuple[tuple[str, ...], list[tuple[Any, ...]]]
+"""Names of columns, and rows."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def run_query(
     endpoints = endpoints or load_endpoints(config)
     config = config or settings()
     try:
-        return _ENGINES[engine](sql, endpoints, config, max_rows)
+        columns, rows = _ENGINES[engine](sql, endpoints, config, max_rows)
     except AthenaError as error:
         raise AthenaError(
             error.message, hint=_unreadable(sql, engine, endpoints, config) or error.hint
@@ -103,6 +100,8 @@ def run_query(
             or hint(str(error), engine, lambda: _known_columns(sql, endpoints, config))
         )
         raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
+    more = max_rows is not None and len(rows) > max_rows
+    return QueryResult(columns, rows[:max_rows] if more else rows, more)
 
 
 _REFUSED = re.compile(r"(?:Forbidden|Unauthorized)_(40[13])(?: with message \"(.+)\")?")
@@ -151,13 +150,9 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     load_extensions(connection)
     connection.execute("SET TimeZone = 'UTC'")
-    login = endpoints.login
-    of_topics = endpoints.topics_login
-    if any(
-        not one.vends or one.auth == "sigv4"  # which is signed by the same secret
-        for one in (login, of_topics)
-        if one is not None
-    ):
+    login, of_topics = endpoints.login, endpoints.topics_login
+    logins = [one for one in (login, of_topics) if one is not None]
+    if any(not one.vends or one.auth == "sigv4" for one in logins):  # signed by the same secret
         connection.execute(_s3_secret(endpoints, config))
     _attach(
         connection,
@@ -196,20 +191,16 @@ def _attach(
     )
 
 
-def _ask_duckdb(
-    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
-) -> QueryResult:
+def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:
     with duckdb_connection(endpoints, config) as connection:
         relation = connection.sql(sql)
         if relation is None:
-            return QueryResult((), [])
+            return (), []
         limited = relation if max_rows is None else relation.limit(max_rows + 1)
-        return _from_arrow(limited.to_arrow_table(), max_rows)
+        return _from_arrow(limited.to_arrow_table())
 
 
-def _ask_spark(
-    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
-) -> QueryResult:
+def _ask_spark(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:
     from topicberg.spark import new_session, quote
 
     conf, _ = endpoints.spark_session(config)
@@ -221,26 +212,22 @@ def _ask_spark(
             session.table(quote(CATALOG, namespace, table)).createOrReplaceTempView(quote(table))
         frame = session.sql(sql)
         limited = frame if max_rows is None else frame.limit(max_rows + 1)
-        return _from_arrow(limited.toArrow(), max_rows)
+        return _from_arrow(limited.toArrow())
     finally:
         session.stop()
 
 
 def _ask_snowflake(
     sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
-) -> QueryResult:
+) -> Answer:
     import snowflake.connector
+
+    from topicberg.catalogs.snowflake import QUERY_ROLE, ask, logging_in
 
     account = endpoints.snowflake
     if account.host and account.port:
         _check_listening("Snowflake", f"http://{account.host}:{account.port}")
-    address = {
-        name: value
-        for name in ("host", "port", "protocol")
-        if (value := getattr(account, name)) is not None
-    }
-    from topicberg.catalogs.snowflake import QUERY_ROLE, ask, logging_in
-
+    address = {name: getattr(account, name) for name in ("host", "port", "protocol")}
     # The user that `topicberg deploy` created owns tables; this role of it can only read.
     deployed = config.deployment == "cloud" and account.private_key is not None
     role = {"role": config.snowflake_name(QUERY_ROLE)} if deployed else {}
@@ -253,15 +240,14 @@ def _ask_snowflake(
             database=config.snowflake_name("database"),
             schema=config.snowflake_name("schema"),
             login_timeout=LOGIN_SECONDS,
-            **address,
+            **{name: value for name, value in address.items() if value is not None},
         )
     with connection:
         if deployed:  # by default a session has the privileges of all roles of its user
             ask(connection, "USE SECONDARY ROLES NONE")
         if config.snowflake_linked_database:
             sql = _in_linked_database(sql, connection, config)
-        columns, rows = ask(connection, sql, None if max_rows is None else max_rows + 1)
-        return _limited(columns, rows, max_rows)
+        return ask(connection, sql, None if max_rows is None else max_rows + 1)
 
 
 def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Settings) -> str:
@@ -283,16 +269,7 @@ def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Setti
     return qualify(sql, find)
 
 
-def _ask_athena(
-    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
-) -> QueryResult:
-    from topicberg.query.athena import ask
-
-    columns, rows = ask(sql, endpoints, config, max_rows)
-    return _limited(columns, rows, max_rows)
-
-
-_ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], QueryResult]] = {
+_ENGINES: dict[Engine, Callable[[str, Endpoints, Settings, int | None], Answer]] = {
     "duckdb": _ask_duckdb,
     "spark": _ask_spark,
     "snowflake": _ask_snowflake,
@@ -310,30 +287,25 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
     topics = {table for _, table in catalog.list_tables(config.topics_namespace)}
     found: dict[str, str] = {}
     for (namespace,) in catalog.list_namespaces():
-        if namespace == config.topics_namespace:
-            continue
-        for _, table in catalog.list_tables(namespace):
-            if table.lower() in words and table not in topics:
-                found.setdefault(table, namespace)
+        if namespace != config.topics_namespace:
+            for _, table in catalog.list_tables(namespace):
+                if table.lower() in words and table not in topics:
+                    found.setdefault(table, namespace)
     return [(namespace, table) for table, namespace in found.items()]
 
 
 def _unreadable(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) -> str | None:
     """Return the hint for a query that names a table which the engine cannot read."""
-    try:
-        for identifier, is_named in _tables(sql, endpoints.catalog(config)):
-            if is_named:
-                table = endpoints.catalog(config).load_table(identifier)
-                if reason := READERS[engine].reason(table.format_version, table.schema()):
-                    others = sorted(READERS.keys() - {engine})
-                    name = ".".join(identifier)
-                    return (
-                        f"choose another engine ({', '.join(others)}): {READERS[engine].name} "
-                        f"cannot read table {name} of format version {table.format_version}, as "
-                        f"{reason}"
-                    )
-    except Exception:  # this is only a hint for a query that failed already
-        return None
+    reader, others = READERS[engine], sorted(READERS.keys() - {engine})
+    with suppress(Exception):  # this is only a hint for a query that failed already
+        catalog = endpoints.catalog(config)
+        for identifier in (name for name, is_named in _tables(sql, catalog) if is_named):
+            table = catalog.load_table(identifier)
+            if reason := reader.reason(table.format_version, table.schema()):
+                return (
+                    f"choose another engine ({', '.join(others)}): {reader.name} cannot read table "
+                    f"{'.'.join(identifier)} of format version {table.format_version}, as {reason}"
+                )
     return None
 
 
@@ -350,28 +322,17 @@ def _tables(sql: str, catalog: Catalog) -> Iterator[tuple[Identifier, bool]]:
 def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str, list[str]]:
     """Return the tables of the catalog, with columns for those that a query names."""
     found: dict[str, list[str]] = {}
-    try:
+    with suppress(Exception):  # this is only a hint for a query that failed already
         catalog = endpoints.catalog(config)
         for identifier, is_named in _tables(sql, catalog):
-            found[identifier[-1]] = (
-                list(catalog.load_table(identifier).schema().column_names) if is_named else []
-            )
-    except Exception:  # this is only a hint for a query that failed already
-        return found
+            columns = catalog.load_table(identifier).schema().column_names if is_named else []
+            found[identifier[-1]] = list(columns)
     return found
 
 
-def _from_arrow(table: pa.Table, max_rows: int | None) -> QueryResult:
+def _from_arrow(table: pa.Table) -> Answer:
     rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    return _limited(tuple(table.column_names), rows, max_rows)
-
-
-def _limited(
-    columns: tuple[str, ...], rows: list[tuple[Any, ...]], max_rows: int | None
-) -> QueryResult:
-    if max_rows is None or len(rows) <= max_rows:
-        return QueryResult(columns, rows)
-    return QueryResult(columns, rows[:max_rows], more=True)
+    return tuple(table.column_names), rows
 
 
 def _s3_secret(endpoints: Endpoints, config: Settings) -> str:
@@ -427,9 +388,7 @@ def _literal(text: str) -> str:
 
 
 def _check_listening(what: str, url: str) -> None:
-    """
-    :raises QueryError: nothing answers there
-    """
+    """:raises QueryError: nothing answers there"""
     address = urlsplit(url)
     port = address.port or (443 if address.scheme == "https" else 80)
     try:
@@ -444,8 +403,6 @@ def _check_listening(what: str, url: str) -> None:
 def _one_line(error: Exception) -> str:
     """Return the first meaningful line, without a stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    if lines[0].endswith(":") and len(lines) > 1:
+    if len(lines) > 1 and lines[0].endswith(":"):
         return f"{lines[0]} {lines[1]}"
-    return lines[0]
+    return lines[0] if lines else type(error).__name__

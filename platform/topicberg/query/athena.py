@@ -45,15 +45,11 @@ def ask(
         )
     client = endpoints.boto3("athena", config)
     workgroup = Names(config.prefix).athena_workgroup
+    context = {"Catalog": "AwsDataCatalog", "Database": config.topics_namespace}
     query = ""
     try:
         query = client.start_query_execution(
-            QueryString=sql,
-            WorkGroup=workgroup,
-            QueryExecutionContext={
-                "Catalog": "AwsDataCatalog",
-                "Database": config.topics_namespace,
-            },
+            QueryString=sql, WorkGroup=workgroup, QueryExecutionContext=context
         )["QueryExecutionId"]
         _wait(client, query, sleep)
         return _rows(client, query, max_rows)
@@ -101,24 +97,20 @@ def _rows(
 ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
     """Return the results. Of a SELECT, the first row repeats the names of the columns."""
     names: tuple[str, ...] = ()
-    kinds: list[str] = []
     rows: list[tuple[Any, ...]] = []
-    first = True
-    for page in client.get_paginator("get_query_results").paginate(QueryExecutionId=query):
+    pages = client.get_paginator("get_query_results").paginate(QueryExecutionId=query)
+    for number, page in enumerate(pages):
         found = page["ResultSet"]
         columns = found["ResultSetMetadata"]["ColumnInfo"]
         names = tuple(one["Name"] for one in columns)
-        kinds = [one["Type"] for one in columns]
-        texts = [
-            [cell.get("VarCharValue") for cell in row.get("Data", [])] for row in found["Rows"]
-        ]
-        if first and texts and tuple(texts[0]) == names:
-            texts = texts[1:]
-        first = False
-        for row in texts:
+        for place, row in enumerate(found["Rows"]):
+            texts = [cell.get("VarCharValue") for cell in row.get("Data", [])]
+            if number == place == 0 and tuple(texts) == names:
+                continue
             # SHOW and EXPLAIN answer lines, which may have fewer cells.
-            row += [None] * (len(names) - len(row))
-            rows.append(tuple(_value(*pair) for pair in zip(row, kinds, strict=False)))
+            texts += [None] * (len(names) - len(texts))
+            pairs = zip(texts, columns, strict=False)
+            rows.append(tuple(_value(text, column["Type"]) for text, column in pairs))
             if max_rows is not None and len(rows) > max_rows:
                 return names, rows
     return names, rows
@@ -126,10 +118,7 @@ def _rows(
 
 def _value(text: str | None, kind: str) -> Any:
     """Return a value as Python has it; text of what has no such type, e.g. of an array."""
-    if text is None:
-        return None
-    convert = _KINDS.get(kind)
-    return convert(text) if convert else text
+    return None if text is None else _KINDS.get(kind, str)(text)
 
 
 def _timestamp(text: str) -> datetime:

@@ -14,12 +14,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from topicberg.endpoints import LakeEndpoints
-from topicberg.errors import (
-    CommitConflictError,
-    ThrottledError,
-    TopicbergError,
-    UnreachableError,
-)
+from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
 from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
 from topicberg.settings import EmrSettings, Settings

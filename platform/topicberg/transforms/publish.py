@@ -35,6 +35,7 @@ from topicberg import kafka
 from topicberg.errors import TopicbergError
 from topicberg.formats.json_nodes import read_node
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+from topicberg.iceberg.hours import Hours, coarse, union
 from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.kafka.transactions import (
     WAIT_SECONDS,
@@ -281,10 +282,8 @@ def _changes(
     # The topic's records have the keys that were sent: if they changed, all of them are replaced.
     keys_of_base = (progress.encoding or attempt).key
     if any(table.snapshot_by_id(s) is None for s in (base, progress.target) if s is not None):
-        raise PublishError(
-            f"topic {spec.name}: the snapshot of its table that it holds is expired",
-            hint=f"delete the topic {spec.name}; it is then published again as a whole",
-        )
+        message = f"topic {spec.name}: the snapshot of its table that it holds is expired"
+        raise _unclear(spec.name, message)
 
     namespace, name = table.name()
 
@@ -321,30 +320,22 @@ def _affected(table: Table, base: int | None, target: int | None, time: str) -> 
     if base is None or target is None:
         return None
     changes = changes_since(table, base, table.snapshot_by_id(target))
-    hours = sorted(
-        {
-            (affected.start, affected.stop)
-            for changed in (*changes.new, *changes.rolled_back)
-            for affected in affected_hours(table, changed, time)
-        }
+    affected = union(
+        hours
+        for changed in (*changes.new, *changes.rolled_back)
+        for hours in affected_hours(table, changed, time)
     )
-    if changes.gap or any(start < 0 for start, _ in hours):
+    if changes.gap or any(hours.start < 0 for hours in affected):
         return None
-    merged: list[tuple[int, int]] = []
-    for start, stop in hours:
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-        else:
-            merged.append((start, stop))
-    if len(merged) > _MAX_PREDICATES:
-        merged = [(merged[0][0], merged[-1][1])]
+    if len(affected) > _MAX_PREDICATES:
+        affected = coarse(affected, 1)
 
-    def between(start: int, stop: int) -> Column:
+    def between(hours: Hours) -> Column:
         column = F.col(quote(time))
-        first, end = (F.timestamp_seconds(F.lit(hour * 3600)) for hour in (start, stop))
+        first, end = (F.timestamp_seconds(F.lit(n * 3600)) for n in (hours.start, hours.stop))
         return (column >= first) & (column < end)
 
-    return reduce(lambda a, b: a | b, (between(*each) for each in merged), F.lit(False))
+    return reduce(lambda a, b: a | b, map(between, affected), F.lit(False))
 
 
 def _deleted(changes: DataFrame) -> int:
@@ -383,28 +374,27 @@ def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
     found = _states(endpoints).get(topic)
     if found is not None and found.topic_id == topic_id:
         if found.table_uuid != uuid:
-            raise PublishError(
-                f"topic {topic} holds the rows of another table of this name, which was dropped",
-                hint=f"delete the topic {topic}; it is then published again as a whole",
-            )
+            what = "holds the rows of another table of this name, which was dropped"
+            raise _unclear(topic, f"topic {topic} {what}")
         return found
     fresh = Progress(topic_id=topic_id, table_uuid=uuid)
     if not any(kafka.end_offsets(endpoints, topic).values()):
         return fresh
     if found is not None:  # the state is of a deleted topic of this name
-        raise PublishError(
-            f"topic {topic} was created again, and others have produced to it",
-            hint=f"delete the topic {topic}; it is then published again as a whole",
-        )
+        raise _unclear(topic, f"topic {topic} was created again, and others have produced to it")
     # The state is lost. The tags show what the topic holds, unless publishing was interrupted.
     refs = table.refresh().refs()
     held, begun = (refs.get(f"{kind}-{topic}") for kind in ("published", "publishing"))
     if held is None or begun is None or begun.snapshot_id != held.snapshot_id:
-        raise PublishError(
-            f"topic {topic} holds records, but {STATE_TOPIC} no longer says which",
-            hint=f"delete the topic {topic}; it is then published again as a whole",
-        )
+        message = f"topic {topic} holds records, but {STATE_TOPIC} no longer says which"
+        raise _unclear(topic, message)
     return fresh.model_copy(update={"snapshot": held.snapshot_id})
+
+
+def _unclear(topic: str, message: str) -> PublishError:
+    """Return the error of a topic of which it is not known what it holds."""
+    hint = f"delete the topic {topic}; it is then published again as a whole"
+    return PublishError(message, hint=hint)
 
 
 def _finished(progress: Progress) -> Progress:

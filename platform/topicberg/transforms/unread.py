@@ -13,18 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pydantic import BaseModel, Field
+from pyiceberg.table import Table
 
 from topicberg.iceberg.changes import Change, Changed, Mark, changed
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import held_hours
 from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.transforms.windows import WINDOW, Window, computations, reached
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 READ = "topicberg.read"
 """Snapshot summary, JSON: source → :class:`Read`."""
@@ -115,12 +113,27 @@ def unread(
         source expired since the newest of them
     """
     writes = list(_writes(target)) if target else []
+
+    def since(before: Read | None, name: str) -> Read:
+        """Return how far a source is read, by how far it was read before."""
+        source = sources[name]
+        news = changed(source.table, source.time, before.mark if before else None)
+        epoch = before.epoch + (news.everything or news.rolled_back) if before else 0
+        ranges = [*(before.unread if before else ()), *_unread(news.changes, source.reach, epoch)]
+        if news.everything:
+            anywhere = _anywhere(source.table, news, _held(target, time, sources))
+            ranges += _unread(anywhere, timedelta(), epoch)
+        for write in writes:
+            if read := write.read.get(name):
+                ranges = _left(ranges, write.hours, read.clock)
+        mark = Mark.of(source.table, source.table.current_snapshot())
+        return Read(mark=mark, epoch=epoch, unread=ranges, new=before is None)
+
     found: dict[str, Read] = {}
     for name, source in sources.items():
-        before = _read(writes[0], name, source.table) if writes else None
-        read = _since(before, name, source, writes, target, time, sources)
+        read = since(_read(writes[0], name, source.table) if writes else None, name)
         if read.unread and known and name in known.read and known.holds(target):
-            other = _since(known.read[name], name, source, writes, target, time, sources)
+            other = since(known.read[name], name)
             hours = union(Hours(each.start, each.stop) for each in read.unread)
             left = [_within(each, part) for each in other.unread for part in hours]
             read = read.model_copy(update={"unread": [each for each in left if each]})
@@ -129,48 +142,16 @@ def unread(
     return found
 
 
-def _since(
-    before: Read | None,
-    name: str,
-    source: SourceTable,
-    writes: Iterable[_Write],
-    target: Table | None,
-    time: str,
-    sources: Mapping[str, SourceTable],
-) -> Read:
-    """Return how far a source is read, by how far it was read before."""
-    news = changed(source.table, source.time, before.mark if before else None)
-    epoch = before.epoch + (news.everything or news.rolled_back) if before else 0
-    ranges = [*(before.unread if before else ()), *_unread(news.changes, source.reach, epoch)]
-    if news.everything:
-        anywhere = _anywhere(source.table, news, _held(target, time, sources))
-        ranges += _unread(anywhere, timedelta(), epoch)
-    for write in writes:
-        if read := write.read.get(name):
-            left = (_without(each, write.hours, read.clock) for each in ranges)
-            ranges = [rest for some in left for rest in some]
-    mark = Mark.of(source.table, source.table.current_snapshot())
-    return Read(mark=mark, epoch=epoch, unread=ranges, new=before is None)
-
-
 def after(read: Mapping[str, Read], window: Window) -> str:
     """Return the property :data:`READ` of a snapshot that computes a window.
 
     :param read: before it, of the states that it computes the window from
     """
-    left = {
-        name: each.model_copy(
-            update={
-                "unread": [
-                    rest
-                    for hours in each.unread
-                    for rest in _without(hours, window.hours, each.clock)
-                ]
-            }
-        )
-        for name, each in read.items()
-    }
-    return json.dumps({name: each.model_dump(mode="json") for name, each in left.items()})
+    found = {}
+    for name, each in read.items():
+        left = each.model_copy(update={"unread": _left(each.unread, window.hours, each.clock)})
+        found[name] = left.model_dump(mode="json")
+    return json.dumps(found)
 
 
 def _writes(target: Table) -> Iterator[_Write]:
@@ -203,8 +184,7 @@ def _unread(changes: Iterable[Change], reach: timedelta, epoch: int) -> Iterator
 
 def _anywhere(source: Table, news: Changed, held: Iterable[Hours]) -> Iterator[Change]:
     """Yield changes of removed rows, which may have been in any hour that has rows anywhere."""
-    head = source.current_snapshot()
-    sequence = (head.sequence_number or 0) if head else 0
+    sequence = Mark.of(source, source.current_snapshot()).sequence
     now = int(datetime.now(UTC).timestamp() * 1000)
     since = min((change.since for change in news.changes), default=now)
     for hours in held:
@@ -246,18 +226,21 @@ def _within(unread: Unread, hours: Hours) -> Unread | None:
     return unread._replace(start=start, stop=stop) if start < stop else None
 
 
-def _without(unread: Unread, hours: Hours, clock: int) -> Iterator[Unread]:
-    """Yield what remains unread when some hours were computed from a state of the source."""
-    start, stop = max(unread.start, hours.start), min(unread.stop, hours.stop)
-    if start >= stop or clock < unread.first:
-        yield unread
-        return
-    if unread.start < start:
-        yield unread._replace(stop=start)
-    if clock < unread.last:
-        yield Unread(start, stop, unread.last, unread.last, unread.until, unread.until)
-    if stop < unread.stop:
-        yield unread._replace(start=stop)
+def _left(ranges: Iterable[Unread], hours: Hours, clock: int) -> list[Unread]:
+    """Return what remains unread when some hours were computed from a state of the source."""
+    left = []
+    for each in ranges:
+        start, stop = max(each.start, hours.start), min(each.stop, hours.stop)
+        if start >= stop or clock < each.first:
+            left.append(each)
+            continue
+        if each.start < start:
+            left.append(each._replace(stop=start))
+        if clock < each.last:
+            left.append(Unread(start, stop, each.last, each.last, each.until, each.until))
+        if stop < each.stop:
+            left.append(each._replace(start=stop))
+    return left
 
 
 def _coarse(unread: Iterable[Unread]) -> list[Unread]:

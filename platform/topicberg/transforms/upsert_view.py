@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since
-from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, summary
+from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, operation_of, summary
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.transforms.derived import (
@@ -128,8 +128,8 @@ def _new_records(
 
 def _appends_only(snapshot: Snapshot) -> bool:
     """Return whether it appends rows or removes only expired ones, which stay in the view."""
-    operation = snapshot.summary.operation if snapshot.summary else None
-    return operation in (Operation.APPEND, Operation.REPLACE) or DATA_TTL_RUN in summary(snapshot)
+    appends = operation_of(snapshot) in (Operation.APPEND, Operation.REPLACE)
+    return appends or DATA_TTL_RUN in summary(snapshot)
 
 
 def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
@@ -143,11 +143,7 @@ def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
 
 
 def _replace(
-    spark: SparkSession,
-    view: UpsertView,
-    source: Table,
-    target: Table,
-    note: dict[str, str],
+    spark: SparkSession, view: UpsertView, source: Table, target: Table, note: dict[str, str]
 ) -> None:
     from pyspark.sql import functions as F
 

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
+from cachetools import LRUCache, cached
 from hypothesis import HealthCheck, given, settings
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO
@@ -168,8 +169,9 @@ def test_known_manifests_are_not_read_again(
     table.append(pa.table({"id": [3]}))
     assert len(live(table, column)) == 4
     assert len(read) == 1
-    monkeypatch.setattr(file_facts, "KEPT_FILES", 2)
-    monkeypatch.setattr(file_facts, "_KEPT", file_facts._Kept())
+    few: LRUCache[tuple[str, int | None], file_facts.Files] = LRUCache(2, getsizeof=len)
+    read_one = cached(few, key=file_facts._key)(file_facts._files.__wrapped__)
+    monkeypatch.setattr(file_facts, "_files", read_one)
     assert [len(live(table, column)) for _ in range(2)] == [4, 4]
     assert len(read) > 5
 

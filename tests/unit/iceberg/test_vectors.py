@@ -33,7 +33,8 @@ def table(folder: Path) -> Any:
 
 
 def data_file(path: str) -> Any:
-    file = new_file(
+    return new_file(
+        3,
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -41,8 +42,6 @@ def data_file(path: str) -> Any:
         record_count=100,
         file_size_in_bytes=1000,
     )
-    file.spec_id = 3
-    return file
 
 
 @given(POSITIONS)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -29,7 +33,8 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import SpecError
-from topicberg.tableflow.forgetting import Key, Records
+from topicberg.iceberg.erasure import Rows
+from topicberg.tableflow.forgetting import Forgetting, Key, Records, run
 
 INSIDE = StructType(NestedField(9, "a", IntegerType()), NestedField(10, "b", StringType()))
 
@@ -123,3 +128,37 @@ def test_records_pending_are_those_without_a_tombstone() -> None:
     found = Records("t", True, {(b"a", 0): True, (b"a", 1): False})
     assert found.pending == [(b"a", 1)]
     assert found.until() is None
+
+
+def test_dead_letters_in_deleted_files_are_skipped(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Manifests name replaced files, also after the snapshots that had them are expired."""
+    columns = NestedField(1, "key", BinaryType()), NestedField(2, "partition", IntegerType())
+    table = catalog.create_table("shop.dead", Schema(*columns))
+    table.append(pa.table({"key": [b"old"], "partition": pa.array([0], pa.int32())}))
+    (replaced,) = table.inspect.files()["file_path"].to_pylist()
+    table.overwrite(pa.table({"key": [b"k"], "partition": pa.array([1], pa.int32())}))
+    table.io.delete(replaced)
+    monkeypatch.setattr(
+        run,
+        "dead_letter_spec",
+        lambda spec: SimpleNamespace(name="dead", metadata_column=lambda name: name),
+    )
+    monkeypatch.setattr(run, "described_topic", lambda *_: Records("dead", compacted=True))
+
+    class OfTable(Forgetting):
+        def __init__(self) -> None:
+            self.spec: Any = None
+            self.endpoints: Any = None
+            self.targets = [
+                run.Target(("shop", "dead"), "dead letters", None, is_dead_letters=True)
+            ]
+            self._catalog = catalog
+
+        def _rows(self, *_: Any) -> Rows:
+            return Rows(table.schema(), ({("partition",): [0, 1]},))
+
+    found = OfTable().dead_letters()
+    assert found is not None
+    assert found.newest == {(b"k", 1): False}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LOG_FOLDER = "_delta_log"
 CHECKPOINT_EVERY = 20
 """Versions between checkpoints: readers, and the next sync, read at most so many small files."""
+_TAKEN = (errno.EBUSY, errno.EEXIST)
 MARK = "topicberg"
 """The key in commitInfo under which a version records what it reflects."""
 
@@ -43,13 +44,6 @@ class DeltaVersion:
     """The Iceberg snapshot whose rows it has; None: the table had no snapshot yet."""
     definition: str
     """Digest of its protocol and metaData."""
-
-
-class VersionTakenError(CommitConflictError):
-    """Another writer wrote that version of the log first."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path} exists: another writer was faster")
 
 
 class DeltaLog:
@@ -84,18 +78,16 @@ class DeltaLog:
             version, newest = version + 1, following
         return self._mark(version, newest)
 
-    def write(self, version: int, actions: Sequence[Action], mark: DeltaVersion) -> None:
-        """
+    def write(self, actions: Sequence[Action], mark: DeltaVersion) -> None:
+        """Write a version.
+
         :param actions: the first one is the commitInfo
-        :raises VersionTakenError: that version exists already; nothing was written
+        :raises CommitConflictError: that version exists already; nothing was written
         """
-        commit_info, *rest = actions
-        commit_info["commitInfo"][MARK] = {
-            "snapshotId": mark.snapshot_id,
-            "definition": mark.definition,
-        }
-        lines = "".join(f"{json.dumps(action)}\n" for action in (commit_info, *rest))
-        self._create(f"{self.folder}/{_name(version)}", lines.encode())
+        reflected = {"snapshotId": mark.snapshot_id, "definition": mark.definition}
+        actions[0]["commitInfo"][MARK] = reflected
+        lines = "".join(f"{json.dumps(action)}\n" for action in actions)
+        self._create(f"{self.folder}/{_name(mark.version)}", lines.encode())
 
     def write_checkpoint(self) -> None:
         """Write the whole log as one file; then delete logs older than the retention."""
@@ -138,12 +130,11 @@ class DeltaLog:
                     file.write(content)
             else:
                 self._files.pipe_file(path, content, mode="create")
-        except FileExistsError:
-            raise VersionTakenError(path) from None
         except OSError as error:
             # s3fs has no exception of its own for a refused If-None-Match.
-            if error.errno in (errno.EBUSY, errno.EEXIST) or "PreconditionFailed" in repr(error):
-                raise VersionTakenError(path) from error
+            is_refused = error.errno in _TAKEN or "PreconditionFailed" in repr(error)
+            if isinstance(error, FileExistsError) or is_refused:
+                raise CommitConflictError(f"{path} exists: another writer was faster") from error
             raise
 
     def _mark(self, version: int, content: bytes) -> DeltaVersion:

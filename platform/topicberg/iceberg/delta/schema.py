@@ -16,52 +16,34 @@ timezone (TimestampNtz)", "Valid Feature Names in Table Features".
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unicodedata import category
 
 from pyiceberg.schema import index_by_id, index_name_by_id
+from pyiceberg.table import Table
 from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
-    DateType,
     DecimalType,
-    DoubleType,
     FixedType,
-    FloatType,
     IcebergType,
-    IntegerType,
     ListType,
-    LongType,
     MapType,
     NestedField,
-    StringType,
     StructType,
     TimestampType,
-    TimestamptzType,
-    UUIDType,
 )
 
 from topicberg.errors import TableflowError
 
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
 Action = dict[str, Any]
 
-_PRIMITIVES: dict[type[IcebergType], str] = {
-    BooleanType: "boolean",
-    IntegerType: "integer",
-    LongType: "long",
-    FloatType: "float",
-    DoubleType: "double",
-    DateType: "date",
-    TimestamptzType: "timestamp",
-    TimestampType: "timestamp_ntz",
-    StringType: "string",
-    BinaryType: "binary",
-    FixedType: "binary",
-    UUIDType: "binary",
+_PRIMITIVES = {
+    **{name: name for name in ("boolean", "long", "float", "double", "date", "string", "binary")},
+    "int": "integer",
+    "timestamptz": "timestamp",
+    "timestamp": "timestamp_ntz",
+    "uuid": "binary",
 }
+"""Iceberg's name of a primitive type → Delta's."""
 _WRITER_FEATURES = ("appendOnly", "invariants", "topicberg")
 """The features of writer version 2, which have to be listed from version 7 on, and a feature that
 no other writer has: other writers must refuse the table, because a vacuum by Delta would delete
@@ -188,11 +170,12 @@ class _Fields:
             }
         if isinstance(kind, DecimalType):
             return f"decimal({kind.precision},{kind.scale})"
-        if type(kind) not in _PRIMITIVES:
+        name = "binary" if isinstance(kind, FixedType) else _PRIMITIVES.get(str(kind))
+        if name is None:
             raise TableflowError(
                 f"table {self.table}: Delta has no type for column {path}, a {kind}",
                 hint="remove DELTA from tableflow.table_formats, or change the column's type",
             )
         if isinstance(kind, TimestampType):
             self.features.add("timestampNtz")
-        return _PRIMITIVES[type(kind)]
+        return name

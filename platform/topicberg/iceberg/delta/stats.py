@@ -12,9 +12,10 @@ import json
 import math
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyiceberg.conversions import from_bytes
+from pyiceberg.manifest import DataFile
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -31,9 +32,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.iceberg.delta.schema import name_in_files
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
+from topicberg.iceberg.manifests import bounds_of
 
 _EPOCH = datetime(1970, 1, 1)
 _Bound = int | float | str | Decimal
@@ -85,8 +84,7 @@ def _bounds(
     file: DataFile, field: NestedField, kind: PrimitiveType
 ) -> tuple[_Bound, _Bound] | None:
     """Return both bounds or none: some readers treat a file with one bound as damaged."""
-    first = (file.lower_bounds or {}).get(field.field_id)
-    last = (file.upper_bounds or {}).get(field.field_id)
+    first, last = bounds_of(file, field.field_id)
     if first is None or last is None:
         return None
     nans = (file.nan_value_counts or {}).get(field.field_id)

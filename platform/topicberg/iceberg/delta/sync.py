@@ -10,10 +10,10 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
@@ -22,12 +22,9 @@ from topicberg.iceberg.delta.schema import Action, definition
 from topicberg.iceberg.delta.stats import statistics
 from topicberg.iceberg.files import entries
 from topicberg.iceberg.snapshots import changed_files, changes_since
+from topicberg.iceberg.summaries import operation_of
 from topicberg.retry import retry_conflicts
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.topics.spec import TopicSpec
+from topicberg.topics.spec import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -56,14 +53,14 @@ def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
     """
     if "DELTA" not in spec.tableflow.table_formats:
         return None
-    name = ".".join(table.name())
     try:
         return _sync(table, spec.tableflow.retention_ms)
     except TopicbergError:
         raise
     except Exception as error:  # from a store's client, deltalake or a damaged file
         raise TableflowError(
-            f"table {name}: the Delta log cannot be updated: {type(error).__name__}: {error}",
+            f"table {'.'.join(table.name())}: the Delta log cannot be updated: "
+            f"{type(error).__name__}: {error}",
             hint="wait: the next commit tries again; the Iceberg table is not affected",
         ) from error
 
@@ -100,19 +97,16 @@ def _sync(table: Table, retention_ms: int) -> DeltaVersion:
 
 
 def _write(
-    table: Table,
-    log: DeltaLog,
-    held: DeltaVersion | None,
-    described: tuple[Action, Action],
+    table: Table, log: DeltaLog, held: DeltaVersion | None, described: tuple[Action, Action]
 ) -> DeltaVersion:
     """Write the versions from what the log holds to the table's head; return the last one."""
-    digest = _digest(described)
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
     for snapshot, actions in _pending(table, log, held, digest):
         snapshot_id = snapshot.snapshot_id if snapshot else None
         version = DeltaVersion(held.version + 1 if held else 0, snapshot_id, digest)
         changed = [*described] if held is None or held.definition != digest else []
         information = _commit_info(table, snapshot, held, bool(actions))
-        log.write(version.version, [information, *changed, *actions], version)
+        log.write([information, *changed, *actions], version)
         held = version
     assert held is not None  # noqa: S101  a log without a version always has one pending
     return held
@@ -139,8 +133,8 @@ def _pending(
         return
     for snapshot in changes.new:
         files = changed_files(table, snapshot)
-        keeps_rows = bool(snapshot.summary and snapshot.summary.operation == Operation.REPLACE)
-        yield snapshot, [*_actions(table, snapshot, files, not keeps_rows)]
+        changes_rows = operation_of(snapshot) != Operation.REPLACE
+        yield snapshot, [*_actions(table, snapshot, files, changes_rows)]
 
 
 def _difference(table: Table, head: Snapshot, held: set[str]) -> Iterator[Action]:
@@ -156,10 +150,7 @@ def _difference(table: Table, head: Snapshot, held: set[str]) -> Iterator[Action
 
 
 def _actions(
-    table: Table,
-    snapshot: Snapshot,
-    files: Iterable[tuple[DataFile, bool]],
-    changes_rows: bool,
+    table: Table, snapshot: Snapshot, files: Iterable[tuple[DataFile, bool]], changes_rows: bool
 ) -> Iterator[Action]:
     struct = table.schema().as_struct()
     for file, added in files:
@@ -174,26 +165,20 @@ def _actions(
         if not added:
             yield _remove(path, snapshot, changes_rows)
             continue
-        yield {
-            "add": {
-                "path": quote(path),
-                "partitionValues": {},
-                "size": file.file_size_in_bytes,
-                "modificationTime": snapshot.timestamp_ms,
-                "dataChange": changes_rows,
-                "stats": statistics(file, struct),
-            }
+        add = {
+            "path": quote(path),
+            "partitionValues": {},
+            "size": file.file_size_in_bytes,
+            "modificationTime": snapshot.timestamp_ms,
+            "dataChange": changes_rows,
+            "stats": statistics(file, struct),
         }
+        yield {"add": add}
 
 
 def _remove(path: str, snapshot: Snapshot, changes_rows: bool) -> Action:
-    return {
-        "remove": {
-            "path": quote(path),
-            "deletionTimestamp": snapshot.timestamp_ms,
-            "dataChange": changes_rows,
-        }
-    }
+    at, path = snapshot.timestamp_ms, quote(path)
+    return {"remove": {"path": path, "deletionTimestamp": at, "dataChange": changes_rows}}
 
 
 def _relative(table: Table, file: DataFile) -> str:
@@ -206,18 +191,12 @@ def _commit_info(
 ) -> Action:
     operation = "CREATE TABLE" if held is None else "SET TBLPROPERTIES"
     if snapshot and files:
-        kind = snapshot.summary.operation if snapshot.summary else Operation.APPEND
-        operation = _OPERATIONS[kind]
-    time = snapshot.timestamp_ms if snapshot else table.metadata.last_updated_ms
+        operation = _OPERATIONS[operation_of(snapshot) or Operation.APPEND]
     return {
         "commitInfo": {
-            "timestamp": time,
+            "timestamp": snapshot.timestamp_ms if snapshot else table.metadata.last_updated_ms,
             "operation": operation,
             "operationParameters": {},
             "engineInfo": "topicberg",
         }
     }
-
-
-def _digest(described: tuple[Action, Action]) -> str:
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

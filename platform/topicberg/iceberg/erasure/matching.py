@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
+from topicberg.iceberg.files import names_in_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,19 +33,19 @@ class Rows:
     """Of the table."""
     conditions: tuple[Condition, ...]
 
-    def in_file(self, io: FileIO, path: str) -> NDArray[np.int64]:
-        """Return the positions of the rows of a Parquet file, ascending.
+    def in_file(self, io: FileIO, path: str) -> NDArray[np.int64] | None:
+        """Return the positions of the rows of a Parquet file, ascending; None: it is deleted.
 
-        :raises FileNotFoundError: there is no such file
         :raises TopicbergError: it cannot be read
         """
-
         wanted = {path[0] for condition in self.conditions for path in condition}
-        found = [
-            first + np.flatnonzero(self.among(batch))
-            for batch, first in columns(io, path, self.schema, wanted)
-        ]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        found = [np.empty(0, np.int64)]
+        try:
+            for batch, first in columns(io, path, self.schema, wanted):
+                found.append(first + np.flatnonzero(self.among(batch)))
+        except FileNotFoundError:
+            return None
+        return np.concatenate(found)
 
     def among(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
         """Return for each row whether it is one of them.
@@ -60,7 +61,7 @@ class Rows:
         for condition in self.conditions:
             met = np.ones(rows.num_rows, np.bool_)
             for path, values in condition.items():
-                kind = reduce(lambda held, name: held.field(name).type, path[1:], _of(arrow, path))
+                kind = reduce(lambda held, name: held.field(name).type, path, arrow)
                 column = pa.nulls(rows.num_rows, kind)
                 if path[0] in rows.schema.names:
                     column = rows.column(path[0])
@@ -92,7 +93,7 @@ def columns(
             arrow = parquet.schema_arrow
             if {"file_path", "pos"} <= set(arrow.names):
                 return
-            names = _names(arrow, schema, wanted)
+            names = names_in_file(arrow, {schema.find_field(n).field_id: n for n in wanted})
             if not names:
                 yield pa.record_batch({"": pa.nulls(parquet.metadata.num_rows)}), 0
                 return
@@ -105,19 +106,6 @@ def columns(
             f"{path} cannot be read as Parquet: {error}",
             hint="delete the file if no table has it, and run the command again",
         ) from error
-
-
-def _names(arrow: pa.Schema, schema: Schema, wanted: Collection[str]) -> dict[str, str]:
-    """Return the name of a column in a file → its name in the table."""
-    ids = {schema.find_field(name).field_id: name for name in wanted}
-    held = {field.name: (field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
-    if not any(held.values()):  # not written by Iceberg
-        return {name: name for name in held if name in wanted}
-    return {name: ids[int(n)] for name, n in held.items() if n and int(n) in ids}
-
-
-def _of(arrow: pa.Schema, path: ColumnPath) -> pa.DataType:
-    return arrow.field(path[0]).type
 
 
 def is_data(path: str) -> bool:

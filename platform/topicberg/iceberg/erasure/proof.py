@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.manifest import DataFile, FileFormat, ManifestFile
+from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.files import entries_by_manifest, in_parallel, manifests
 from topicberg.iceberg.maintenance.orphans import listing
 from topicberg.iceberg.shared_keys import place_of
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)
@@ -43,11 +39,11 @@ def prove(table: Table, rows: Rows) -> Proof:
     reached = {place_of(file.file_path): file for file in all_files(table, held.values())}
     for file in reached.values():
         check_format(table, file)
-    paths = {place: file.file_path for place, file in reached.items() if _has_rows(file)}
+    paths = {p: f.file_path for p, f in reached.items() if f.file_format == FileFormat.PARQUET}
     listed = {place_of(path): path for path, _ in listing(table) if is_data(path)}
     everything = [*(paths | listed).values()]
-    verdicts = in_parallel(lambda path: holds(table, rows, path), everything)
-    holders = [path for path, held in zip(everything, verdicts, strict=True) if held]
+    found = in_parallel(lambda path: rows.in_file(table.io, path), everything)
+    holders = [p for p, at in zip(everything, found, strict=True) if at is not None and len(at)]
     return Proof(
         snapshots=len(snapshots),
         manifests=len(held),
@@ -63,14 +59,6 @@ def all_files(table: Table, held: Iterable[ManifestFile]) -> list[DataFile]:
     return [entry.data_file for _, entries in read for entry in entries]
 
 
-def holds(table: Table, rows: Rows, path: str) -> bool | None:
-    """Return whether a file has one of the rows; None: the file was deleted."""
-    try:
-        return len(rows.in_file(table.io, path)) > 0
-    except FileNotFoundError:
-        return None
-
-
 def check_format(table: Table, file: DataFile) -> None:
     """Check that the rows of a file can be read.
 
@@ -82,7 +70,3 @@ def check_format(table: Table, file: DataFile) -> None:
             f"{file.file_format.value}, and rows can be erased from Parquet only",
             hint="rewrite the table's files as Parquet, and run the command again",
         )
-
-
-def _has_rows(file: DataFile) -> bool:
-    return file.file_format == FileFormat.PARQUET

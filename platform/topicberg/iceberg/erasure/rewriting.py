@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from topicberg.iceberg.erasure.matching import ROWS_AT_ONCE
-from topicberg.iceberg.manifests import new_file
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -29,10 +28,11 @@ def rewritten(table: Table, file: DataFile, dropped: NDArray[np.int64]) -> DataF
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from topicberg.iceberg.data_files import compression
+
     if len(dropped) >= file.record_count:
         return None
     path = table.location_provider().new_data_location(f"{uuid.uuid4()}-erased.parquet")
-    codec = table.properties.get("write.parquet.compression-codec", "zstd")
     with table.io.new_input(file.file_path).open() as source:
         parquet, first = pq.ParquetFile(source), 0
         with (
@@ -40,7 +40,7 @@ def rewritten(table: Table, file: DataFile, dropped: NDArray[np.int64]) -> DataF
             pq.ParquetWriter(
                 target,
                 parquet.schema_arrow.remove_metadata(),
-                compression="none" if codec == "uncompressed" else codec,
+                compression=compression(table.properties),
                 store_schema=False,
                 store_decimal_as_integer=True,  # as the Iceberg specification requires
             ) as writer,
@@ -60,10 +60,11 @@ def _described(
     """Return a written file with its statistics, in place of another one."""
     from pyiceberg.io.pyarrow import (
         compute_statistics_plan,
-        data_file_statistics_from_parquet_metadata,
         parquet_path_to_id_mapping,
         pyarrow_to_schema,
     )
+
+    from topicberg.iceberg.data_files import described
 
     inside = pyarrow_to_schema(arrow)
     # The table's properties name its columns; the file may have other names and narrower types.
@@ -74,19 +75,8 @@ def _described(
             for f in inside.fields
         )
     )
-    statistics = data_file_statistics_from_parquet_metadata(
-        parquet_metadata=metadata,
-        stats_columns=compute_statistics_plan(own, table.properties),
-        parquet_column_mapping=parquet_path_to_id_mapping(inside),
+    plan, paths = compute_statistics_plan(own, table.properties), parquet_path_to_id_mapping(inside)
+    written, order = table.io.new_input(path), file.sort_order_id
+    return described(
+        written, file.spec_id, file.partition, metadata, plan, paths, sort_order_id=order
     )
-    found = new_file(
-        content=DataFileContent.DATA,
-        file_path=path,
-        file_format=FileFormat.PARQUET,
-        partition=file.partition,
-        file_size_in_bytes=len(table.io.new_input(path)),
-        sort_order_id=file.sort_order_id,
-        **statistics.to_serialized_dict(),
-    )
-    found.spec_id = file.spec_id
-    return found

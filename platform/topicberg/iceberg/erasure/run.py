@@ -20,19 +20,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyiceberg.manifest import DataFile, DataFileContent
-from pyiceberg.table.refs import SnapshotRefType
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.table.update import SetSnapshotRefUpdate, TableUpdate
 from tenacity import wait_random
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg import read_tags
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.erasure.proof import all_files, check_format
 from topicberg.iceberg.erasure.rewriting import rewritten
@@ -60,10 +60,6 @@ from topicberg.iceberg.summaries import (
 )
 from topicberg.retry import conflicts, retry_conflicts
 
-if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
-    from pyiceberg.table import Table
-
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 20
@@ -76,6 +72,9 @@ READERS_SECONDS = 120.0
 PUBLISHED = ("published-", "publishing-")
 """Prefixes of the tags on what a published topic holds: without them it cannot continue."""
 _OWN = "topicberg."
+
+
+Note = Callable[[int], Mapping[str, str]]
 
 
 class PinnedError(TopicbergError):
@@ -136,7 +135,7 @@ def erase(
     rows: Rows,
     *,
     time_column: str | None = None,
-    note: Callable[[int], Mapping[str, str]] = lambda rows: {},
+    note: Note = lambda rows: {},
     before_expiry: Callable[[], None] = lambda: None,
     patience: float = READERS_SECONDS,
 ) -> Erased:
@@ -150,12 +149,20 @@ def erase(
     :raises CommitConflictError: others kept committing to the table
     :raises TopicbergError: a file cannot be read or rewritten
     """
-    return _Erasure(table, rows).erase(time_column, note, before_expiry, patience)
+    return _Erasure(table, rows, time_column, note, patience).erase(before_expiry)
 
 
 class _Erasure:
-    def __init__(self, table: Table, rows: Rows) -> None:
+    def __init__(
+        self,
+        table: Table,
+        rows: Rows,
+        time_column: str | None = None,
+        note: Note = lambda rows: {},
+        patience: float = 0,
+    ) -> None:
         self.table, self.rows = table, rows
+        self.time_column, self.note, self.patience = time_column, note, patience
         self.name = ".".join(table.name())
         self.done = Erased()
         self._positions: dict[str, NDArray[np.int64] | None] = {}  # files never change
@@ -179,9 +186,8 @@ class _Erasure:
         for path in live:
             found.rows += len(np.setdiff1d(self._at(path), deleted.get(path, _NOTHING)))
         expired = self._expirable()
-        found.snapshots, found.refs = len(expired.snapshots), tuple(sorted(expired.refs))
-        if (now := self.table.current_snapshot()) and now.snapshot_id in self._tainted():
-            found.snapshots += 1
+        found.snapshots = len(expired.snapshots) + self._is_head_tainted()
+        found.refs = tuple(sorted(expired.refs))
         return found
 
     def _at(self, path: str) -> NDArray[np.int64]:
@@ -194,15 +200,9 @@ class _Erasure:
 
     def _read(self, paths: Iterable[str]) -> None:
         """Read the files that are not known yet."""
-
-        def read(path: str) -> tuple[str, NDArray[np.int64] | None]:
-            try:
-                return path, self.rows.in_file(self.table.io, path)
-            except FileNotFoundError:
-                return path, None
-
         unknown = [p for p in dict.fromkeys(paths) if p not in self._positions and is_data(p)]
-        self._positions |= dict(in_parallel(read, unknown))
+        found = in_parallel(lambda path: self.rows.in_file(self.table.io, path), unknown)
+        self._positions |= zip(unknown, found, strict=True)
 
     def _check(self, files: Iterable[DataFile]) -> None:
         """:raises TopicbergError: the table has files that cannot be rewritten"""
@@ -219,9 +219,9 @@ class _Erasure:
     def _named(self) -> list[str]:
         """Return the paths of the files that manifests of any snapshot name."""
         held = manifests(self.table.io, self.table.metadata.snapshots)
-        named = [path for paths in self._paths(held).values() for path in paths]
+        named = dict.fromkeys(path for paths in self._paths(held).values() for path in paths)
         self._read(named)
-        return list(dict.fromkeys(named))
+        return list(named)
 
     def _paths(self, held: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
         """Return manifest → path of each file that it names, also of removed ones."""
@@ -249,10 +249,13 @@ class _Erasure:
                     found.add(snapshot.snapshot_id)
         return found
 
+    def _is_head_tainted(self) -> bool:
+        head = self.table.current_snapshot()
+        return head is not None and head.snapshot_id in self._tainted()
+
     def _is_bad(self, path: str) -> bool:
-        if not is_data(path):
-            return False
-        return self._positions.get(path, _NOTHING) is None or len(self._at(path)) > 0
+        at = self._positions.get(path, _NOTHING)
+        return is_data(path) and (at is None or len(at) > 0)
 
     def _expirable(self) -> Expirable:
         """Return all tainted snapshots but the head, and the refs that lead to them."""
@@ -265,22 +268,16 @@ class _Erasure:
 
     # --- erasing ---
 
-    def erase(
-        self,
-        time_column: str | None,
-        note: Callable[[int], Mapping[str, str]],
-        before_expiry: Callable[[], None],
-        patience: float,
-    ) -> Erased:
+    def erase(self, before_expiry: Callable[[], None]) -> Erased:
         if not self.find():
             return self.done
         for _ in range(ROUNDS):
-            while self._retried(lambda: self._replace(time_column, note)):
+            while self._retried(self._replace):
                 pass
             self._retried(lambda: trim_deletes(self.table.refresh()))
             self._retried(self._clean)
             before_expiry()
-            if self._retried(lambda: self._expire(time_column, note, patience)):
+            if self._retried(self._expire):
                 break
         else:
             raise CommitConflictError(
@@ -291,17 +288,14 @@ class _Erasure:
         return self.done
 
     def _retried(self, work: Callable[[], Any]) -> Any:
-        def attempt() -> Any:
-            with conflicts(f"table {self.name}"):
-                return work()
-
+        attempt = conflicts(f"table {self.name}")(work)
         exhausted = CommitConflictError(
             f"table {self.name}: {ATTEMPTS} times in a row another commit came first",
             hint="run the command again: it continues where it stopped",
         )
         return retry_conflicts(attempt, ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted)
 
-    def _replace(self, time_column: str | None, note: Callable[[int], Mapping[str, str]]) -> bool:
+    def _replace(self) -> bool:
         """Replace files of the head that have rows to erase; return False if there are none."""
         if self.table.refresh().current_snapshot() is None:
             return False
@@ -329,11 +323,9 @@ class _Erasure:
         change = SnapshotChange(self.table, operation)
         change.remove(file for file in files if file.file_path in replaced)
         change.add(file for file in replaced.values() if file is not None)
-        change.commit(note(rows))
-        if rows and time_column and time_column in self.table.schema().column_names:
-            written = self.table.refresh().snapshot_by_id(change.snapshot_id)
-            assert written is not None  # noqa: S101  it was just committed
-            self.done.hours += affected_hours(self.table, written, time_column)
+        written = change.commit(self.note(rows))
+        if rows and self.time_column and self.time_column in self.table.schema().column_names:
+            self.done.hours += affected_hours(self.table.refresh(), written, self.time_column)
         self.done.rows += rows
         self.done.files_rewritten += len(replaced)
         self.done.replaced |= replaced.keys()
@@ -353,19 +345,12 @@ class _Erasure:
             for key, value in summary(snapshot).items()
             if key.startswith(_OWN)
         }
-        if END_OFFSETS in properties:
+        has_offsets = END_OFFSETS in properties
+        if has_offsets:
             properties[START_OFFSETS] = properties[END_OFFSETS]
         change = SnapshotChange(self.table, Operation.REPLACE, properties=properties)
         change.forget_removed()
-        more: list[TableUpdate] = []
-        if END_OFFSETS in properties:
-            tag = {
-                "ref-name": CHECKPOINT_TAG,
-                "type": SnapshotRefType.TAG,
-                "snapshot-id": change.snapshot_id,
-            }
-            more.append(SetSnapshotRefUpdate.model_validate(tag))
-        change.commit(more=more)
+        change.commit(more=[set_ref(CHECKPOINT_TAG, change.snapshot_id)] if has_offsets else ())
 
     def _carried(self) -> dict[int, Any]:
         """Return the snapshots that say where the engine, and what computes the table, resume."""
@@ -379,17 +364,10 @@ class _Erasure:
                 found[newest.snapshot_id] = newest
         return found
 
-    def _expire(
-        self,
-        time_column: str | None,
-        note: Callable[[int], Mapping[str, str]],
-        patience: float,
-    ) -> bool:
+    def _expire(self) -> bool:
         """Expire what names erased files; return False if the head does."""
-        expired = self._without_readers(patience)
-        head = self.table.current_snapshot()
-        tainted = self._tainted()
-        if head is not None and head.snapshot_id in tainted:
+        expired = self._without_readers()
+        if self._is_head_tainted():
             return False
         if not expired:
             return True
@@ -401,21 +379,19 @@ class _Erasure:
                 hint=f"materialize kafka/{topics[0]}, and run the command again",
             )
         gone = {path for path, at in self._positions.items() if at is None or len(at)}
-        count = remove(self.table, expired, time_column, note(0))
+        self.done.files_deleted += remove(self.table, expired, self.time_column, self.note(0))
         self.done.snapshots_expired += len(expired.snapshots)
-        self.done.files_deleted += count
         self.done.refs += sorted(expired.refs)
         self.done.replaced |= gone
         return True
 
-    def _without_readers(self, patience: float) -> Expirable:
+    def _without_readers(self) -> Expirable:
         """Return what has to expire, after the readers of it ended."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + self.patience
         while True:
             self.table.refresh()
             expired = self._expirable()
-            now_ms = int(time.time() * 1000)
-            stale = read_tags.stale_tags(self.table, now_ms)
+            stale = read_tags.stale_tags(self.table, int(time.time() * 1000))
             readers = [r for r in expired.refs if r.startswith(read_tags.PREFIX) and r not in stale]
             if not readers or time.monotonic() > deadline:
                 return expired
@@ -442,16 +418,15 @@ class _Erasure:
             if records and "data_file" in records[0]
         }
         self._read(each for files in named.values() for each in files)
-        bad = {path for path, files in named.items() if any(self._is_bad(each) for each in files)}
+        bad = {path for path, files in named.items() if any(map(self._is_bad, files))}
         lists = {
             path
             for path, records in content.items()
             if any(record.get("manifest_path") in bad for record in records)
         }
         # Data files last: what a killed run leaves is then found by what it holds.
-        self.done.files_deleted += delete_files(self.table.io, lists)
-        self.done.files_deleted += delete_files(self.table.io, bad)
-        self.done.files_deleted += delete_files(self.table.io, data)
+        for paths in (lists, bad, data):
+            self.done.files_deleted += delete_files(self.table.io, paths)
         self.done.replaced |= data
 
 

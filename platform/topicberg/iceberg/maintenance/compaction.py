@@ -11,20 +11,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.file_facts import Files
 from topicberg.iceberg.maintenance.conflicts import call, literal, spark_sql
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, Policy
-from topicberg.iceberg.summaries import ancestry, summary
+from topicberg.iceberg.summaries import ancestry, operation_of, summary
 from topicberg.spark import quote
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +58,8 @@ def target_bytes(table: Table) -> int:
 
 def is_compaction(snapshot: Snapshot) -> bool:
     """Return whether it rewrites data files, and not only manifests or delete files."""
-    operation = snapshot.summary.operation if snapshot.summary else None
-    return operation == Operation.REPLACE and "deleted-data-files" in summary(snapshot)
+    rewrites = operation_of(snapshot) == Operation.REPLACE
+    return rewrites and "deleted-data-files" in summary(snapshot)
 
 
 def is_due(table: Table, policy: Policy, now_ms: int) -> bool:
@@ -115,19 +111,19 @@ def compact(
         or a failure of Spark costs only a part of it
     :raises CommitConflictError: another commit changed one of the files
     """
+    groups = 1
+    if bytes_to_write > target or apply_deletes:
+        # One task writes a group. It can take a minute, and is not interrupted for a batch of the
+        # engine, so half of the cores have none.
+        groups = max(1, _cores(endpoints, identifier) // 2)
     options: dict[str, object] = {
         "target-file-size-bytes": target,
         "min-file-size-bytes": tier.max_bytes,
         "max-file-size-bytes": max(target * 9 // 5, tier.max_bytes + 1),
         "min-input-files": tier.min_files,
         "max-file-group-size-bytes": target,
-        "max-concurrent-file-group-rewrites": 1,
+        "max-concurrent-file-group-rewrites": groups,
     }
-    if bytes_to_write > target or apply_deletes:
-        # One task writes a group. It can take a minute, and is not interrupted for a batch of the
-        # engine, so half of the cores have none.
-        half = max(1, _cores(endpoints, identifier) // 2)
-        options["max-concurrent-file-group-rewrites"] = half
     if has_deletes:
         options["remove-dangling-deletes"] = "true"
     if apply_deletes:
@@ -165,8 +161,8 @@ def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
 
     :raises CommitConflictError: another commit changed one of the files
     """
-    options = _options({"min-input-files": 2})
-    row = call(endpoints, identifier, "rewrite_position_delete_files", {"options": options})
+    arguments = {"options": _options({"min-input-files": 2})}
+    row = call(endpoints, identifier, "rewrite_position_delete_files", arguments)
     return int(row["rewritten_delete_files_count"])
 
 

@@ -10,9 +10,9 @@ from tenacity import wait_random_exponential
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.retry import conflicts, retry_conflicts
+from topicberg.retry import conflicts, first_line, retry_conflicts
 from topicberg.settings import settings
-from topicberg.spark import new_session
+from topicberg.spark import new_session, quote
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
@@ -30,11 +30,7 @@ def retried(name: str, work: Callable[[], Result]) -> Result:
     :param work: starts from the newest state of the table each time
     :raises CommitConflictError: every attempt conflicted with another commit
     """
-
-    def attempt() -> Result:
-        with conflicts(f"table {name}"):
-            return work()
-
+    attempt = conflicts(f"table {name}")(work)
     return retry_conflicts(attempt, ATTEMPTS, wait=wait_random_exponential(multiplier=0.5, max=15))
 
 
@@ -56,9 +52,7 @@ def spark_sql(
         with conflicts(f"table {table}"):
             rows: list[Row] = session.sql(statement).collect()
     except PySparkException as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        raise TopicbergError(f"table {table}: Spark failed: {reason}") from error
+        raise TopicbergError(f"table {table}: Spark failed: {first_line(error)}") from error
     finally:
         try:
             session.stop()
@@ -74,10 +68,8 @@ def call(
 
     :param arguments: name → SQL expression
     """
-    from topicberg.spark import quote
-
-    all_arguments = {"table": literal(quote(*identifier)), **arguments}
-    listed = ", ".join(f"{name} => {value}" for name, value in all_arguments.items())
+    arguments = {"table": literal(quote(*identifier)), **arguments}
+    listed = ", ".join(f"{name} => {value}" for name, value in arguments.items())
     statement = f"CALL {CATALOG}.system.{procedure}({listed})"
     (row,) = spark_sql(endpoints, ".".join(identifier), statement)
     return row

@@ -15,21 +15,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotRefUpdate,
     RemoveSnapshotsUpdate,
-    SetPropertiesUpdate,
     TableRequirement,
     TableUpdate,
 )
 
 from topicberg.iceberg import changes
 from topicberg.iceberg import read_tags as reading
+from topicberg.iceberg.commits import property_updates
 from topicberg.iceberg.files import delete_files, entries, manifests
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.shared_keys import delete_shared
@@ -43,16 +44,10 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
 
 @dataclass(frozen=True)
 class Expirable:
-    """What may be removed: snapshots, and refs (staging branches of killed engines, tags of killed
-    readers).
-    """
+    """What may be removed; refs: staging branches of killed engines, tags of killed readers."""
 
     snapshots: frozenset[int]
     refs: frozenset[str]
@@ -69,20 +64,16 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
     """
     known = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
 
-    def before(time_ms: float, age: timedelta) -> bool:
+    def older(time_ms: float, age: timedelta) -> bool:
         return now_ms - time_ms > age.total_seconds() * 1000
-
-    def older(snapshot: Snapshot, age: timedelta) -> bool:
-        return before(snapshot.timestamp_ms, age)
 
     stale = {
         name: ref.snapshot_id
         for name, ref in table.metadata.refs.items()
-        if name.startswith(STAGING_PREFIX) and before(_last_use_ms(table, ref), policy.staged_age)
+        if name.startswith(STAGING_PREFIX) and older(_last_use_ms(table, ref), policy.staged_age)
     }
     unused = {*stale, *reading.stale_tags(table, now_ms)}
-    keep: set[int] = set()
-    lines: set[int] = set()  # what the remaining branches and tags lead to
+    keep, lines = set[int](), set[int]()  # lines: what the remaining branches and tags lead to
     for name, ref in table.metadata.refs.items():
         if name in unused:
             continue
@@ -100,16 +91,17 @@ def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
         )
         minimum = max(policy.min_snapshots, *(place + 1 for place in newest))
         for place, snapshot in enumerate(line):
-            retained = place < policy.max_snapshots and not older(snapshot, policy.retention)
-            read = place < policy.max_young and not older(snapshot, policy.reader_age)
+            at = snapshot.timestamp_ms
+            retained = place < policy.max_snapshots and not older(at, policy.retention)
+            read = place < policy.max_young and not older(at, policy.reader_age)
             if place < minimum or retained or read:
                 keep.add(snapshot.snapshot_id)
     abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
-    for number, snapshot in known.items():
-        if number not in lines:
-            staged = WAP_ID in summary(snapshot) or number in abandoned
-            if not older(snapshot, policy.staged_age if staged else policy.retention):
-                keep.add(number)
+    for number in known.keys() - lines:
+        staged = WAP_ID in summary(known[number]) or number in abandoned
+        age = policy.staged_age if staged else policy.retention
+        if not older(known[number].timestamp_ms, age):
+            keep.add(number)
     return Expirable(frozenset(known.keys() - keep), frozenset(unused))
 
 
@@ -119,11 +111,11 @@ def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
     A branch without commits of its own may be new, on a head of any age; it is not needed any more
     once ``main`` has moved on.
     """
-    later: Snapshot | None = None
+    later_ms = math.inf
     for snapshot in ancestry(table):
         if snapshot.snapshot_id == ref.snapshot_id:
-            return later.timestamp_ms if later else math.inf
-        later = snapshot
+            return later_ms
+        later_ms = snapshot.timestamp_ms
     written = table.snapshot_by_id(ref.snapshot_id)
     return written.timestamp_ms if written else -math.inf
 
@@ -162,25 +154,23 @@ def remove(
         ),
     )
     updates: list[TableUpdate] = [
-        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(expired.refs)
+        RemoveSnapshotRefUpdate(ref_name=name) for name in sorted(expired.refs)
     ]
-    if properties:
-        updates.append(SetPropertiesUpdate(updates=dict(properties)))
+    updates += property_updates(table, properties, ())
     if expired.snapshots:
         on_main = table.current_snapshot() is not None  # a killed first batch is only staged
         if on_main and time is not None and time in table.schema().column_names:
             ledger = changes.noted(table, time, expired.snapshots).model_dump_json()
-            updates.append(SetPropertiesUpdate(updates={changes.LEDGER: ledger}))
-        updates.append(
-            RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(expired.snapshots)})
-        )
+            updates += property_updates(table, {changes.LEDGER: ledger}, ())
+        updates.append(RemoveSnapshotsUpdate(snapshot_ids=sorted(expired.snapshots)))
     table.catalog.commit_table(table, requirements, tuple(updates))
     table.refresh()
     removed = [s for s in before.snapshots if s.snapshot_id in expired.snapshots]
-    files = _only_of(removed, table)
-    for statistics in (*before.statistics, *before.partition_statistics):
-        if statistics.snapshot_id in expired.snapshots:
-            files.add(statistics.statistics_path)
+    files = _only_of(removed, table) | {
+        statistics.statistics_path
+        for statistics in (*before.statistics, *before.partition_statistics)
+        if statistics.snapshot_id in expired.snapshots
+    }
     # Data files last: what a killed run leaves is then found by what it holds.
     manifests_first = {path for path in files if path.endswith(".avro")}
     data = files - manifests_first
@@ -192,12 +182,9 @@ def remove(
 def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
     """Return files of removed snapshots that no snapshot of the table has."""
     kept = manifests(table.io, _beside(removed, table.metadata.snapshots))
-    dropped = {
-        path: manifest
-        for path, manifest in manifests(table.io, removed).items()
-        if path not in kept
-    }
-    sequence: dict[str, int] = {
+    found = manifests(table.io, removed)
+    dropped = {path: manifest for path, manifest in found.items() if path not in kept}
+    sequence = {
         entry.data_file.file_path: entry.sequence_number or 0
         for entry in entries(table.io, dropped.values())
     }
@@ -225,8 +212,4 @@ def _beside(removed: list[Snapshot], kept: list[Snapshot]) -> list[Snapshot]:
     """
     known = {snapshot.snapshot_id for snapshot in kept}
     parents = {snapshot.parent_snapshot_id for snapshot in removed}
-    return [
-        snapshot
-        for snapshot in kept
-        if snapshot.parent_snapshot_id not in known or snapshot.snapshot_id in parents
-    ]
+    return [s for s in kept if s.parent_snapshot_id not in known or s.snapshot_id in parents]

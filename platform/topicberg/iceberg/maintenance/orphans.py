@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.delta.log import LOG_FOLDER
-from topicberg.iceberg.files import delete_files, entries, manifests
+from topicberg.iceberg.files import delete_files, entries, folder, manifests
 from topicberg.iceberg.shared_keys import FOLDER as KEYS_FOLDER
 from topicberg.iceberg.shared_keys import place_of, shared_file
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 
 def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> int:
@@ -38,17 +36,13 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
 def listing(table: Table) -> Iterator[tuple[str, float]]:
     """Yield path and time of the last change (seconds since 1970) of everything in the folder."""
     from pyarrow.fs import FileSelector, FileType
-    from pyiceberg.io.pyarrow import PyArrowFileIO
 
-    if not isinstance(table.io, PyArrowFileIO):
+    if (place := folder(table)) is None:
         raise TopicbergError(
             f"table {'.'.join(table.name())}: its file system cannot be listed",
             hint="configure the catalog to return py-io-impl: pyiceberg.io.pyarrow.PyArrowFileIO",
         )
-    location = table.location().rstrip("/")
-    scheme, netloc, path = PyArrowFileIO.parse_location(location)
-    prefix = location.removesuffix(path)
-    files = table.io.fs_by_scheme(scheme, netloc)
+    files, path, prefix = place
     for info in files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True)):
         if f"/{LOG_FOLDER}/" in info.path:  # Delta's own files, which its log cleans up
             continue
@@ -61,8 +55,8 @@ def known_files(table: Table) -> Iterator[str]:
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)
-    yield from (file.statistics_path for file in metadata.statistics)
-    yield from (file.statistics_path for file in metadata.partition_statistics)
+    statistics = *metadata.statistics, *metadata.partition_statistics
+    yield from (file.statistics_path for file in statistics)
     yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
     found = manifests(table.io, metadata.snapshots)
     yield from found

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from topicberg.iceberg.summaries import summary
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 
 @dataclass(frozen=True)
@@ -25,17 +23,9 @@ class TableSize:
     def of(table: Table) -> TableSize:
         head = table.current_snapshot()
         facts = summary(head) if head else {}
-
-        def total(name: str) -> int:
-            return int(facts.get(f"total-{name}", 0))
-
-        return TableSize(
-            data_files=total("data-files"),
-            delete_files=total("delete-files"),
-            bytes=total("files-size"),
-            rows=total("records"),
-            snapshots=len(table.metadata.snapshots),
-        )
+        names = ("data-files", "delete-files", "files-size", "records")
+        data, deletes, size, rows = (int(facts.get(f"total-{name}", 0)) for name in names)
+        return TableSize(data, deletes, size, rows, len(table.metadata.snapshots))
 
 
 @dataclass(frozen=True)

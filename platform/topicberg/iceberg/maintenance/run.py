@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
@@ -24,12 +25,8 @@ from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.settings import Settings
+from topicberg.topics import TopicSpec
 from topicberg.topics.spec import PARTITION, RAW_KEY
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -92,13 +89,11 @@ def maintain_table(
     now_ms = int(now.timestamp() * 1000)
     before = TableSize.of(table)
     daily = now_ms - _listed_at_ms(table) >= _in_ms(policy.daily)
-    times = None if policy.data_retention is None else timestamp
-    run = _Run(table, endpoints, times)
+    run = _Run(table, endpoints, None if policy.data_retention is None else timestamp)
+    rows_expired = 0
     if timestamp is not None and policy.data_retention is not None:
         cutoff = now - policy.data_retention
         rows_expired = run.expire_rows(timestamp, cutoff, policy.data_slack, unknown=daily)
-    else:
-        rows_expired = 0
     files, deletes = run.compact(policy, now_ms, sort_by)
     if rows_expired or files:
         deletes += run.trim_deletes()
@@ -131,13 +126,11 @@ class _Run:
     """The steps on one table, and those of them that others' commits prevented."""
 
     def __init__(self, table: Table, endpoints: Endpoints, times: str | None) -> None:
-        """:param table: as it was loaded now
-
+        """
+        :param table: as it was loaded now
         :param times: the column whose bounds are needed
         """
-        self.table = table
-        self.endpoints = endpoints
-        self._times = times
+        self.table, self.endpoints, self._times = table, endpoints, times
         self._may_have_changed = False
         self.identifier = (table.name()[-2], table.name()[-1])
         self.name = ".".join(self.identifier)
@@ -166,53 +159,47 @@ class _Run:
             return 0
 
     def expire_rows(self, column: str, cutoff: datetime, slack: timedelta, *, unknown: bool) -> int:
-        found = ttl.expired(self.files(), cutoff, slack, unknown=unknown)
+        whole, partly = ttl.expired(self.files(), cutoff, slack, unknown=unknown)
         rows = 0
-        if found.whole.any():
-            rows += self.step("data TTL", lambda: ttl.drop_files(self.table, column, cutoff))
-        if found.partly:
-            rows += self.step(
-                "data TTL of mixed files",
-                lambda: ttl.delete_rows(self.endpoints, self.table, column, cutoff),
-            )
+        if whole.any():
+            rows += self.step("data TTL", partial(ttl.drop_files, self.table, column, cutoff))
+        if partly:
+            delete = partial(ttl.delete_rows, self.endpoints, self.table, column, cutoff)
+            rows += self.step("data TTL of mixed files", delete)
         return rows
 
     def compact(self, policy: Policy, now_ms: int, sort_by: Sequence[str]) -> tuple[int, int]:
         """Return the numbers of data files and delete files that were merged."""
         if not compaction.is_due(self.current, policy, now_ms):
             return 0, 0
-        files, deletes = self.files(), 0
+        files, data, deletes = self.files(), 0, 0
         if self.table.format_version > 2 and (files.is_position_delete & ~files.is_vector).any():
             # They are of version 2. Beside vectors, their rows count as deleted twice.
             deletes = self.trim_deletes()
             files = self.files()
         target = compaction.target_bytes(self.table)
-        merge = partial(compaction.compact, self.endpoints, self.identifier, target=target)
         has_deletes = not files.is_data.all()
         apply_deletes = compaction.deleted_share(files) >= compaction.DELETED_SHARE
         tiers: Iterable[compaction.Tier] = compaction.due_tiers(files, target)
         if apply_deletes and not tiers:
             tiers = compaction.tiers(target)[:1]
-        data = 0
         for tier in tiers:
-            small = int(files.size[files.size < tier.max_bytes].sum())
-            data += self.step(
-                "compaction",
-                partial(
-                    merge,
-                    tier=tier,
-                    sort_by=sort_by,
-                    has_deletes=has_deletes,
-                    apply_deletes=apply_deletes,
-                    bytes_to_write=small,
-                ),
+            merge = partial(
+                compaction.compact,
+                self.endpoints,
+                self.identifier,
+                tier,
+                target,
+                sort_by,
+                has_deletes=has_deletes,
+                apply_deletes=apply_deletes,
+                bytes_to_write=int(files.size[files.size < tier.max_bytes].sum()),
             )
+            data += self.step("compaction", merge)
             apply_deletes = False
         if has_deletes and compaction.many_deletes(self.files()):
-            deletes += self.step(
-                "compaction of delete files",
-                lambda: compaction.compact_deletes(self.endpoints, self.identifier),
-            )
+            merge = partial(compaction.compact_deletes, self.endpoints, self.identifier)
+            deletes += self.step("compaction of delete files", merge)
         return data, deletes
 
     def trim_deletes(self) -> int:
@@ -222,10 +209,8 @@ class _Run:
     def rewrite_manifests(self) -> int:
         if not compaction.many_manifests(self.current):
             return 0
-        return self.step(
-            "rewriting manifests",
-            lambda: compaction.rewrite_manifests(self.endpoints, self.identifier),
-        )
+        merge = partial(compaction.rewrite_manifests, self.endpoints, self.identifier)
+        return self.step("rewriting manifests", merge)
 
     def remove_orphans(self, policy: Policy, now_ms: int) -> int:
         removed = remove_orphans(self.table, policy.orphan_age)

@@ -11,13 +11,12 @@ Source: Confluent, "Configure Tableflow", "Data TTL".
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import CATALOG, Endpoints
@@ -26,39 +25,30 @@ from topicberg.iceberg.file_facts import Files, files_by_manifest
 from topicberg.iceberg.maintenance.conflicts import spark_sql
 from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.position_deletes import Deletes
+from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
 from topicberg.spark import quote
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
 
 CUTOFF = "topicberg.data-ttl-cutoff"
 
 
-@dataclass(frozen=True)
-class Expired:
-    """Which files have rows past the cutoff."""
-
-    whole: NDArray[np.bool_]
-    """For each file, whether it holds only such rows."""
-    partly: bool
-    """There are files to rewrite."""
-
-
-def expired(files: Files, cutoff: datetime, slack: timedelta, *, unknown: bool) -> Expired:
+def expired(
+    files: Files, cutoff: datetime, slack: timedelta, *, unknown: bool
+) -> tuple[NDArray[np.bool_], bool]:
     """Return where the rows are whose time is before ``cutoff``, by the bounds of the files.
 
     :param files: with the bounds of the column of times
     :param unknown: treat a file without bounds as one that has to be rewritten
+    :returns: for each file, whether it holds only such rows; whether there are files to rewrite
     """
-    last, overdue = map(_microseconds, (cutoff, cutoff - slack))
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    last, overdue = ((at - epoch) // timedelta(microseconds=1) for at in (cutoff, cutoff - slack))
     whole = files.is_data & files.has_bounds & (files.upper < last) & (files.nulls == 0)
     others = files.is_data & ~whole
     partly = bool((others & files.has_bounds & (files.lower < overdue)).any())
     if unknown:
         partly |= bool((others & ~files.has_bounds & (files.nulls != files.rows)).any())
-    return Expired(whole, partly)
+    return whole, partly
 
 
 def drop_files(table: Table, column: str, cutoff: datetime) -> int:
@@ -68,12 +58,10 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
     """
     note = _note(cutoff)
     field, head = table.refresh().schema().find_field(column), table.current_snapshot()
-    whole: list[DataFile] = []
-    deletes: list[DataFile] = []
-    for manifest, known in files_by_manifest(
-        table.io, head.manifests(table.io) if head else (), field
-    ):
-        holds = expired(known, cutoff, timedelta(0), unknown=False).whole
+    whole, deletes = list[DataFile](), list[DataFile]()
+    manifests = head.manifests(table.io) if head else ()
+    for manifest, known in files_by_manifest(table.io, manifests, field):
+        holds, _ = expired(known, cutoff, timedelta(0), unknown=False)
         if manifest.content == ManifestContent.DELETES or holds.any():
             files = [entry.data_file for entry in read_entries(table.io, manifest)]
             whole += [file for file, chosen in zip(files, holds, strict=True) if chosen]
@@ -113,20 +101,7 @@ def _note(cutoff: datetime) -> dict[str, str]:
 def _deleted_rows(table: Table, note: dict[str, str]) -> int:
     """Return the rows that the snapshot of this run removed, less those that it wrote again."""
     for snapshot in ancestry(table):
-        facts = summary(snapshot)
-        if facts.get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
-            out, again, new, old = (
-                int(facts.get(name, 0))
-                for name in (
-                    "deleted-records",
-                    "added-records",
-                    "added-position-deletes",
-                    "removed-position-deletes",
-                )
-            )
-            return out - again + new - old
+        if summary(snapshot).get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
+            found = report(snapshot)
+            return found.deleted_records - found.added_records
     return 0
-
-
-def _microseconds(time: datetime) -> int:
-    return int((time - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))

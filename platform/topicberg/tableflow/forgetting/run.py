@@ -178,7 +178,8 @@ class Forgetting:
         if not found.compacted or not {KEY, partition} <= set(schema.column_names):
             return found
         for path in erasure.data_files(table):
-            at = set(rows.in_file(table.io, path).tolist())
+            positions = rows.in_file(table.io, path)  # None: the file is deleted
+            at = set() if positions is None else set(positions.tolist())
             for batch, first in columns(table.io, path, schema, [KEY, partition]) if at else ():
                 dead, where = (batch.column(name).to_pylist() for name in (KEY, partition))
                 for number in at & set(range(first, first + batch.num_rows)):
