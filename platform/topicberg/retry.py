@@ -207,12 +207,6 @@ def retry_conflicts(
 # --- messages ---
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text that is not empty, or the error's type."""
-    lines = (line.strip() for line in str(error).splitlines())
-    return next(filter(None, lines), type(error).__name__)
-
-
 def unavailable_service(error: BaseException) -> str | None:
     """Return which service did not answer, of an error of a vendor's client; None: it is unknown.
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import wait_random_exponential
 
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.errors import TopicbergError
-from topicberg.retry import conflicts, first_line, retry_conflicts
+from topicberg.errors import TopicbergError, first_line
+from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import settings
 from topicberg.spark import new_session, quote
 
