@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
+from threading import Timer
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.kafka.transactions import transactional_producer
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
 from topicberg.testing import spark_session
@@ -312,6 +314,29 @@ def test_a_topic_whose_state_is_lost_is_not_sent_again(
     with pytest.raises(PublishError, match="no longer says which"):
         topic.publish(spark)
     assert len(topic.records()) == 3
+
+
+@pytest.mark.parametrize("topic", ["airline.flight"], indirect=True)
+def test_an_open_transaction_hides_no_state(
+    topic: Published_, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another topic's publisher that is killed leaves a transaction open in the state topic."""
+    other = transactional_producer(f"other-{uuid.uuid4()}", topic.stack, 60)
+
+    def send(*given: Any) -> tuple[int, int]:
+        other.begin_transaction()
+        other.produce(STATE_TOPIC, b"{}", b"other")
+        assert other.flush(30) == 0
+        monkeypatch.setattr(publishing, "_send", sent)
+        return sent(*given)
+
+    sent = publishing._send
+    topic.write([booked(1), booked(2)])
+    monkeypatch.setattr(publishing, "_send", send)
+    assert topic.publish(spark).records == 2
+    Timer(5, other.abort_transaction).start()
+    assert topic.publish(spark).records == 0
+    assert len(topic.records()) == 2
 
 
 CHILD = """

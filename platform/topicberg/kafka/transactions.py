@@ -79,6 +79,7 @@ def newest_states(
 ) -> dict[str, bytes]:
     """Return the newest value of each key of a state topic of one partition.
 
+    A key whose newest record is a tombstone is left out.
     Open transactions of others hide what was committed after they began, so this waits for them.
 
     :param wait_seconds: the longest wait; longer than the producers' ``timeout_seconds``
@@ -94,8 +95,7 @@ def newest_states(
             )
         time.sleep(0.5)
     first = kafka.beginning_offsets(endpoints, topic)[0]
-    states: dict[str, bytes] = {}
-    for message in messages(endpoints, topic, {0: (first, end)}):
-        if (key := message.key()) and (value := message.value()):
-            states[key.decode()] = value
-    return states
+    states = {
+        message.key(): message.value() for message in messages(endpoints, topic, {0: (first, end)})
+    }
+    return {key.decode(): value for key, value in states.items() if key and value}

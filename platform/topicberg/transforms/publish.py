@@ -40,6 +40,7 @@ from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.kafka.transactions import (
     WAIT_SECONDS,
     abort,
+    newest_states,
     transaction_errors,
     transactional_producer,
 )
@@ -371,7 +372,9 @@ def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
     :raises PublishError: it holds another table
     """
     topic_id, uuid = kafka.topic_id(endpoints, topic), str(table.metadata.table_uuid)
-    found = _states(endpoints).get(topic)
+    # The transactions of other topics' publishers are in the same topic.
+    state = newest_states(endpoints, STATE_TOPIC, TRANSACTION_SECONDS * 1.5).get(topic)
+    found = Progress.model_validate_json(state) if state else None
     if found is not None and found.topic_id == topic_id:
         if found.table_uuid != uuid:
             what = "holds the rows of another table of this name, which was dropped"
@@ -404,39 +407,6 @@ def _finished(progress: Progress) -> Progress:
         snapshot=progress.target,
         encoding=progress.attempt,
     )
-
-
-def _states(endpoints: Endpoints) -> dict[str, Progress]:
-    """Return the newest state of every topic."""
-    from confluent_kafka import Consumer, KafkaError, TopicPartition
-
-    consumer = Consumer(
-        {
-            "log_level": 2,
-            **endpoints.kafka_config(),
-            "group.id": "topicberg-publish",  # required by the client, but nothing is committed
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
-    states: dict[str, Progress] = {}
-    try:
-        consumer.assign([TopicPartition(STATE_TOPIC, 0, 0)])
-        while True:
-            message = consumer.poll(WAIT_SECONDS)
-            error = message.error() if message else None
-            if message is None or (error and error.code() != KafkaError._PARTITION_EOF):
-                why = error.str() if error else "no answer"
-                raise PublishError(f"topic {STATE_TOPIC} cannot be read: {why}")
-            if error:
-                return states
-            name = (message.key() or b"").decode()
-            states.pop(name, None)
-            if value := message.value():
-                states[name] = Progress.model_validate_json(value)
-    finally:
-        consumer.close()
 
 
 def _tag(table: Table, snapshot: int, name: str) -> None:
