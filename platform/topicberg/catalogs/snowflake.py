@@ -141,11 +141,11 @@ def find_table_path(
 
 
 def _has_database(connection: SnowflakeConnection, name: str) -> bool:
-    found = _records(connection, f"SHOW DATABASES LIKE {_like(name)}")
+    found = _records(connection, f"SHOW DATABASES LIKE {like(name)}")
     return any(row["name"] == name for row in found)
 
 
-def _like(name: str) -> str:
+def like(name: str) -> str:
     """Return the pattern of exactly this name, in any case."""
     return text(name.replace("\\", "\\\\").replace("_", "\\_").replace("%", "\\%"))
 
@@ -587,7 +587,7 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
     """
     from snowflake.connector.errors import ProgrammingError
 
-    show = f"SHOW ICEBERG TABLES LIKE {_like(path.table)} IN SCHEMA {path.within}"
+    show = f"SHOW ICEBERG TABLES LIKE {like(path.table)} IN SCHEMA {path.within}"
     try:
         found = _records(connection, show)
     except ProgrammingError as error:

@@ -18,7 +18,7 @@ from topicberg.checks.check import Probe, TableCheck, computation_remediation, d
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.snapshots import changes_since, held_hours
-from topicberg.iceberg.summaries import DATA_TTL_RUN, summary
+from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derived import Derivation
 from topicberg.transforms.unread import Known, SourceTable, unread
@@ -175,7 +175,7 @@ def check_merged(
 
 def _changes_rows(snapshot: Snapshot) -> bool:
     """Return whether the view changes with it: rows past their retention stay there."""
-    if snapshot.summary and snapshot.summary.operation == Operation.REPLACE:
+    if operation_of(snapshot) == Operation.REPLACE:
         return False
     facts = summary(snapshot)
     if DATA_TTL_RUN in facts:

@@ -31,6 +31,7 @@ from topicberg.catalogs.snowflake import quote
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.iceberg.snapshots import changed_files, changes_since
+from topicberg.iceberg.summaries import operation_of
 from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import Range, Rules, TopicSpec
 from topicberg.wording import count
@@ -248,7 +249,7 @@ def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Fin
         return None
     may_break = [_InclusiveMetricsEvaluator(table.schema(), rule.breaks) for rule in rules]
     for snapshot in changes.new:
-        if snapshot.summary is not None and snapshot.summary.operation == Operation.REPLACE:
+        if operation_of(snapshot) == Operation.REPLACE:
             continue  # compaction
         for file, added in changed_files(table, snapshot):
             is_new = added and file.content == DataFileContent.DATA
@@ -281,7 +282,7 @@ def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
     found: dict[str, datetime] = {}
     for each in changes.new:
         files = list(changed_files(table, each))
-        rewrites = each.summary is not None and each.summary.operation == Operation.REPLACE
+        rewrites = operation_of(each) == Operation.REPLACE
         if rewrites and not any(not added and file.file_path in found for file, added in files):
             continue  # compaction of files that were read already
         time = from_ms(each.timestamp_ms)

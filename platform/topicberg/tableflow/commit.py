@@ -25,7 +25,6 @@ from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
     RemoveSnapshotRefUpdate,
-    SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
 )
@@ -33,7 +32,7 @@ from pyiceberg.table.update import (
 from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.iceberg import summaries
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.commits import property_updates
+from topicberg.iceberg.commits import property_updates, set_ref
 from topicberg.iceberg.position_deletes import FileRows, add_deletes
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, MAIN, ancestry, summary
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
@@ -145,8 +144,8 @@ def publish(
         AssertRefSnapshotId(ref=MAIN, snapshot_id=head_id),
     )
     updates: list[TableUpdate] = [
-        _set_ref(MAIN, SnapshotRefType.BRANCH, staged.snapshot_id),
-        _set_ref(CHECKPOINT_TAG, SnapshotRefType.TAG, staged.snapshot_id),
+        set_ref(MAIN, staged.snapshot_id, SnapshotRefType.BRANCH),
+        set_ref(CHECKPOINT_TAG, staged.snapshot_id),
         *property_updates(table, properties, dropped),
     ]
     if branch is not None:
@@ -188,18 +187,13 @@ def add_files(
     change.add(files)
     if replaced:
         add_deletes(change, replaced)
-    checkpoint = _set_ref(CHECKPOINT_TAG, SnapshotRefType.TAG, change.snapshot_id)
+    checkpoint = set_ref(CHECKPOINT_TAG, change.snapshot_id)
     return change.commit(changed, dropped, [checkpoint])
 
 
 def _overtaken(table: Table) -> CommitConflictError:
     name = ".".join(table.name())
     return CommitConflictError(f"table {name}: another commit came before this batch")
-
-
-def _set_ref(name: str, kind: SnapshotRefType, snapshot_id: int) -> TableUpdate:
-    ref = {"ref-name": name, "type": kind, "snapshot-id": snapshot_id}
-    return SetSnapshotRefUpdate.model_validate(ref)
 
 
 def _lies_on(table: Table, staged: Snapshot, head_id: int | None, steps: int) -> bool:

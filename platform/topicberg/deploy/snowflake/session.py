@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from topicberg.catalogs.snowflake import NOT_THERE, _like, ask, logging_in, quote
+from topicberg.catalogs.snowflake import NOT_THERE, ask, like, logging_in, quote
 from topicberg.clients import trace
 from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.deploy.context import DeployContext
@@ -84,7 +84,7 @@ def show(
     context: DeployContext, objects: str, name: str, role: str, within: str = ""
 ) -> dict[str, Any] | None:
     """Return the row that SHOW has of the object with this name; None: there is none."""
-    rows = find(context, f"SHOW {objects} LIKE {_like(name)}{within}", role)
+    rows = find(context, f"SHOW {objects} LIKE {like(name)}{within}", role)
     return next((row for row in rows or [] if row["name"] == name), None)
 
 
