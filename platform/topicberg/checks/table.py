@@ -119,7 +119,8 @@ def judge_volume(
     series: Sequence[int], period: timedelta, start: datetime, factor: float
 ) -> Finding:
     """Return whether the last of the periods, which began at ``start``, is like those before it."""
-    unit = "hour" if period == timedelta(hours=1) else f"{period}"
+    minutes = f"{period.total_seconds() / 60:.0f} minutes"
+    unit = {timedelta(hours=1): "hour", timedelta(days=1): "day"}.get(period, minutes)
     if len(series) <= MIN_HISTORY:
         few = f"too little history to know what is usual: {len(series)} full periods ({unit})"
         return good(few)

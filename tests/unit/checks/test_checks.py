@@ -331,6 +331,18 @@ def test_volume(counts: list[int], good: bool) -> None:
     assert f"{counts[-1]:,} rows" in finding.what or len(counts) == MIN_HISTORY
 
 
+@pytest.mark.parametrize(
+    ("period", "text"),
+    [
+        (timedelta(minutes=10), "in the 10 minutes from"),
+        (timedelta(hours=1), "in the hour from"),
+        (timedelta(days=1), "in the day from"),
+    ],
+)
+def test_volume_names_the_period(period: timedelta, text: str) -> None:
+    assert text in judge_volume([10] * (MIN_HISTORY + 2), period, NOW, 4).what
+
+
 def test_volume_of_a_table_without_partitions(table: Table) -> None:
     append(table, {"side": "BUY"})
     assert check_volume(table, 4, datetime.now(UTC)).passed
