@@ -6,12 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from typing import Any
 
 import fastavro
 import pytest
 from kafka_topics import ORDER, Topic, avro
+from waiting import wait_until
 
 from topicberg import kafka
 from topicberg.errors import CommitConflictError, TableflowError
@@ -19,6 +21,7 @@ from topicberg.formats.subjects import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow import commit
+from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.engine import Ingestor
 from topicberg.topics.deadletters import dead_letter_spec
 
@@ -123,6 +126,39 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
     assert all(row["error_message"] for row in logged)
     table = dates.table()
     assert int(table.properties[summaries.ROWS_SKIPPED]) == len(broken)
+
+
+@pytest.mark.parametrize("dates", [{"mode": "LOG", "target": "again_errors"}], indirect=True)
+def test_new_table_and_new_topic_log_their_own_dead_letters(
+    dates: Topic, make_topic: Callable[..., Topic]
+) -> None:
+    """Also those of an engine that runs while the table, or the topic, is created again."""
+    other = make_topic()
+    for topic in (dates, other):
+        good(topic, 1)
+        topic.ingest()
+    dates.send_raw([b"bad"])
+    ends = kafka.end_offsets(dates.endpoints, dates.spec.name)
+    letters = DeadLetters(dates.spec, dates.endpoints, dates.config)
+    bad = [
+        record
+        for partition, end in ends.items()
+        if end and (record := letters.record((partition, end - 1), "why"))["value"] == b"bad"
+    ]
+    assert len(bad) == 1
+    for table, topic_id, logged in (
+        (dates.table(), "first", 1),
+        (dates.table(), "first", 1),
+        (other.table(), "first", 2),
+        (other.table(), "second", 3),
+    ):
+        letters.write(table, topic_id, {}, bad)
+        wait_until(partial(has_entries, dates, logged), 20)
+        assert len(entries(dates)) == logged
+
+
+def has_entries(topic: Topic, number: int) -> bool:
+    return len(entries(topic)) >= number
 
 
 def entries(topic: Topic) -> list[dict[str, Any]]:

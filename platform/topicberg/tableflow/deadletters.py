@@ -86,6 +86,8 @@ class _State(BaseModel):
 class _Session:
     """A producer that fenced off all others of its id, and the records it has logged since."""
 
+    producer_id: str
+    topic_id: str
     producer: Producer
     logged: Places
     prefix: bytes
@@ -120,12 +122,16 @@ class DeadLetters:
             hint=f"check the rights to write transactions to {self.target.name} and {STATE_TOPIC}; "
             "nothing of the batch was committed, the engine tries again",
         ):
-            if session is None:
-                session = self._open(table, topic_id)
+            producer_id = _producer_id(table)
+            if session is None or (session.producer_id, session.topic_id) != (
+                producer_id,
+                topic_id,
+            ):
+                session = self._open(producer_id, topic_id)
             session.logged.forget(held)
             try:
-                for some in self._new(session, topic_id, malformed):
-                    self._send(session, _producer_id(table), topic_id, some)
+                for some in self._new(session, malformed):
+                    self._send(session, some)
             finally:
                 abort(session.producer)
         self._session = session
@@ -143,7 +149,7 @@ class DeadLetters:
         known = {"partition": partition, "offset": offset, TIMESTAMP_MS: NO_TIMESTAMP}
         return {**dict.fromkeys(COLUMNS), **known, **problem}
 
-    def _open(self, table: Table, topic_id: str) -> _Session:
+    def _open(self, producer_id: str, topic_id: str) -> _Session:
         what = f"topic {self.spec.name}: dead-letter topic {self.target.name}"
         try:
             kafka.create_topic(self.target, self._endpoints, self._config)
@@ -154,7 +160,7 @@ class DeadLetters:
         allowed = kafka.topic_config(self._endpoints, self.target.name).get("max.message.bytes")
         max_bytes = int(allowed or _DEFAULT_MAX_BYTES)
         producer = transactional_producer(
-            _producer_id(table),
+            producer_id,
             self._endpoints,
             TRANSACTION_SECONDS,
             **{
@@ -163,10 +169,12 @@ class DeadLetters:
             },
         )
         wait = TRANSACTION_SECONDS * 1.5
-        found = newest_states(self._endpoints, STATE_TOPIC, wait).get(_producer_id(table))
+        found = newest_states(self._endpoints, STATE_TOPIC, wait).get(producer_id)
         state = _State.model_validate_json(found) if found else _State(topic_id=topic_id)
         logged = Places.load(state.logged) if state.topic_id == topic_id else Places()
-        return _Session(producer, logged, prefix, max_bytes - _RECORD_OVERHEAD)
+        return _Session(
+            producer_id, topic_id, producer, logged, prefix, max_bytes - _RECORD_OVERHEAD
+        )
 
     def _register(self) -> int:
         """Return the id of the dead letters' schema: in the topic's subject, or in its own subject.
@@ -204,9 +212,7 @@ class DeadLetters:
             return False
         return isinstance(parsed, dict) and parsed.get("name") == name
 
-    def _new(
-        self, session: _Session, topic_id: str, malformed: Iterable[Record]
-    ) -> Iterator[dict[Place, bytes]]:
+    def _new(self, session: _Session, malformed: Iterable[Record]) -> Iterator[dict[Place, bytes]]:
         """Yield the encoded dead letters that are not logged yet, one transaction's at a time."""
         some: dict[Place, bytes] = {}
         size = 0
@@ -215,7 +221,7 @@ class DeadLetters:
             if place in session.logged or place in some:
                 continue
             room = session.max_bytes - len(self._key(place))
-            some[place] = self._encoded(session.prefix, self._entry(record, topic_id), room)
+            some[place] = self._encoded(session.prefix, self._entry(record, session.topic_id), room)
             size += len(some[place])
             if len(some) >= _TRANSACTION_RECORDS or size >= _TRANSACTION_BYTES:
                 yield some
@@ -223,9 +229,7 @@ class DeadLetters:
         if some:
             yield some
 
-    def _send(
-        self, session: _Session, producer_id: str, topic_id: str, some: Mapping[Place, bytes]
-    ) -> None:
+    def _send(self, session: _Session, some: Mapping[Place, bytes]) -> None:
         """Commit dead letters and the record of them in one transaction."""
         from confluent_kafka import KafkaException
 
@@ -240,8 +244,10 @@ class DeadLetters:
         for place, value in some.items():
             kafka.produce(producer, self.target.name, value, self._key(place), delivered)
             session.logged.add(place)
-        state = _State(topic_id=topic_id, logged=session.logged.dump()).model_dump_json()
-        kafka.produce(producer, STATE_TOPIC, state.encode(), producer_id.encode(), delivered)
+        state = _State(topic_id=session.topic_id, logged=session.logged.dump()).model_dump_json()
+        kafka.produce(
+            producer, STATE_TOPIC, state.encode(), session.producer_id.encode(), delivered
+        )
         try:
             producer.commit_transaction(TRANSACTION_SECONDS)
         except KafkaException as error:
