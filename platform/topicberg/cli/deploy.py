@@ -346,7 +346,7 @@ def _compute_derived(context: DeployContext) -> None:
     from datetime import UTC, datetime
 
     from topicberg import kafka
-    from topicberg.cli.compute import Workers
+    from topicberg.cli.compute import materialize
     from topicberg.deploy.confluent.connect import Connector
     from topicberg.deploy.platform import resources
     from topicberg.deploy.wait import until
@@ -360,8 +360,7 @@ def _compute_derived(context: DeployContext) -> None:
 
         until(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
     echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
-    with Workers(context.config) as workers:
-        workers.materialize(datetime.now(UTC))
+    materialize(context.config, endpoints, datetime.now(UTC))
 
 
 def _compute_in_cloud(context: DeployContext) -> None:
