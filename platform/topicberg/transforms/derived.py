@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -159,26 +159,30 @@ def write_window(
     def attempt() -> Written:
         before = existing(catalog, derivation.target)
         sources = _load(catalog, derivation)
-        frame = _computed(spark, derivation, sources, window)
-        # Beside the main thread runs what takes as long as creating and removing the tags.
-        with ThreadPoolExecutor(1) as beside, conflicts(f"table {derivation.name}"):
-            analyzed = beside.submit(_columns, derivation, frame)
-            with reading(sources.values(), derivation.name):
-                version, columns = derivation.format_version, analyzed.result()
-                name = derivation.target
-                table = ensure_table(catalog, name, columns, partition, version, before)
-                if not any(map(_head, sources.values())) and not _has_rows(table):
-                    return Written()
-                summary_ = summary_of(derivation, table, sources, window)
-                properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
-                try:
-                    _overwrite(spark, table, derivation, window, frame, properties)
-                except Exception as error:
-                    if _OUTSIDE in str(error):
-                        raise _time_changed(derivation) from error
-                    raise
-                written = beside.submit(_written, derivation, table, sources, properties[WRITE_ID])
-            return written.result()
+        # Another thread creates and removes the tags: each takes as long as what is done meanwhile.
+        with (
+            conflicts(f"table {derivation.name}"),
+            ExitStack() as tags,
+            ThreadPoolExecutor(1) as beside,
+        ):
+            tagged = beside.submit(tags.enter_context, reading(sources.values(), derivation.name))
+            columns = _columns(spark, derivation, sources)
+            tagged.result()
+            table = ensure_table(
+                catalog, derivation.target, columns, partition, derivation.format_version, before
+            )
+            if not any(map(_head, sources.values())) and not _has_rows(table):
+                return Written()
+            summary_ = summary_of(derivation, table, sources, window)
+            properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
+            try:
+                _overwrite(spark, table, derivation, window, sources, columns.names, properties)
+            except Exception as error:
+                if _OUTSIDE in str(error):
+                    raise _time_changed(derivation) from error
+                raise
+            beside.submit(tags.close)
+            return _written(derivation, table, sources, properties[WRITE_ID])
 
     exhausted = CommitConflictError(
         f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of {window}",
@@ -266,9 +270,15 @@ def _computed(
     )
 
 
-def _columns(derivation: Derivation, computed: DataFrame) -> pa.Schema:
-    """Return the columns that the function returns, all of them optional."""
-    schema = described(computed)
+def _columns(
+    spark: SparkSession, derivation: Derivation, sources: Mapping[str, Table]
+) -> pa.Schema:
+    """Return the columns that the function returns, all of them optional.
+
+    With the sources' newest descriptions, which a read of a snapshot does not have.
+    """
+    frames = [spark.read.table(name_in_spark(sources[one.name])) for one in derivation.sources]
+    schema = described(derivation.transform(*frames))
     if derivation.target_time not in schema.names:
         raise TopicbergError(
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
@@ -404,13 +414,16 @@ def _overwrite(
     table: Table,
     derivation: Derivation,
     window: Window,
-    computed: DataFrame,
+    sources: Mapping[str, Table],
+    present: Collection[str],
     properties: dict[str, str],
 ) -> None:
+    """:param present: the columns that the function returns"""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
     time, target = derivation.target_time, spark_name(derivation.target)
+    computed = _computed(spark, derivation, sources, window)
     inside = window.condition(time, time_type(table, time))
     if derivation.lookback:
         frame = computed.filter(inside)
@@ -419,7 +432,7 @@ def _overwrite(
         frame = computed.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
     # Other columns are of an earlier version of the function.
     names = [field.name for field in table.schema().fields]
-    earlier = set(names) - set(computed.columns)
+    earlier = set(names) - set(present)
     columns = spark.table(target).schema if earlier else StructType()
     frame = frame.select(
         *(
