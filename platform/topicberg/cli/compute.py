@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from graphlib import TopologicalSorter
-from multiprocessing import get_context
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TopicbergError
 
@@ -37,125 +33,32 @@ def load_lake(config: Settings) -> Lake:
     return Lake(config, tuple(load_topics(config)), tuple(find_derived()))
 
 
-class Workers:
-    """Processes that run assets, those that do not depend on each other at the same time.
+def materialize(
+    config: Settings, endpoints: Endpoints, since: datetime
+) -> list[tuple[str, bool, str]]:
+    """Run every pipeline on the records since then; return its checks: name, passed, description.
 
-    They load the definitions of the assets at once, while the caller starts the stack. Threads of
-    one process cannot run assets: Dagster configures logging for each run, for the whole process.
+    :raises TopicbergError: a run failed
     """
-
-    def __init__(self, config: Settings, count: int = 2) -> None:
-        from topicberg.dagster import LIBRARIES
-
-        context = get_context("forkserver")
-        context.set_forkserver_preload([__name__, *LIBRARIES])
-        self._config = config
-        self._pool = ProcessPoolExecutor(count, context, _end_on_interrupt)
-        for _ in range(count):
-            self._pool.submit(_load, config)
-
-    def materialize(self, since: datetime) -> list[CheckResult]:
-        """Run every pipeline on the records since then; return its checks.
-
-        :raises TopicbergError: a run failed
-        """
-        try:
-            plan = self._pool.submit(_planned_runs, self._config, since).result()
-            futures = [self._pool.submit(_run, self._config, each) for each in plan]
-            return [check for future in futures for check in future.result()]
-        except BrokenProcessPool:
-            raise TopicbergError(
-                "a process that ran assets was killed",
-                hint="free some memory: the whole stack and two such processes need about 6 GB",
-            ) from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-
-class CheckResult(NamedTuple):
-    """What came of a check."""
-
-    name: str
-    passed: bool
-    description: str
-
-
-class _Assets(NamedTuple):
-    """Assets of a job that one run computes."""
-
-    job: str
-    keys: tuple[str, ...]
-    tags: dict[str, str]
-
-
-def _end_on_interrupt() -> None:
-    """End without a message at Ctrl-C, which all processes of a terminal get; runs are canceled."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _load(config: Settings) -> None:
-    with suppress(TopicbergError), _instance(config):
-        import definitions  # noqa: F401
-
-
-def _planned_runs(config: Settings, since: datetime) -> list[_Assets]:
-    """Return what to run, the largest one first."""
-    from topicberg.endpoints import load_endpoints
-
-    lake, endpoints, found = load_lake(config), load_endpoints(config), list[_Assets]()
-    with _instance(config):
+    lake, found = load_lake(config), []
+    with _instance(config) as instance:
         from definitions import defs
         from jobs import everything
 
         for name, topic in everything(lake).items():
-            tags = _partition_range(topic, lake, config, endpoints, since) if topic else {}
-            for keys in _independent(defs.resolve_job_def(name)):
-                texts = sorted(key.to_user_string() for key in keys)
-                found.append(_Assets(name, tuple(texts), tags))
-    return sorted(found, key=lambda each: -len(each.keys))
-
-
-def _run(config: Settings, assets: _Assets) -> list[CheckResult]:
-    """:raises TopicbergError: the run failed"""
-    with _instance(config) as instance:
-        import dagster as dg
-
-        from definitions import defs
-
-        result = defs.resolve_job_def(assets.job).execute_in_process(
-            instance=instance,
-            asset_selection=[dg.AssetKey.from_user_string(key) for key in assets.keys],
-            tags=assets.tags,
-            run_id=str(uuid.uuid4()),
-            raise_on_error=False,
-            run_config=_QUIET,
-        )
-        _raise_failure(result, assets.job)
-        return [
-            CheckResult(
-                f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or ""
+            result = defs.resolve_job_def(name).execute_in_process(
+                instance=instance,
+                tags=_partition_range(topic, lake, config, endpoints, since) if topic else {},
+                run_id=str(uuid.uuid4()),
+                raise_on_error=False,
+                run_config=_QUIET,
             )
-            for e in result.get_asset_check_evaluations()
-        ]
-
-
-def _independent(job: dg.JobDefinition) -> Iterator[set[dg.AssetKey]]:
-    """Yield the assets of a job in groups that do not depend on each other."""
-    layer = job.asset_layer
-    left = set(layer.selected_asset_keys)
-    while left:
-        group: set[dg.AssetKey] = set()
-        new = {left.pop()}
-        while new:
-            group |= new
-            nodes = [layer.asset_graph.get(key) for key in new]
-            new = left & {key for each in nodes for key in each.parent_keys | each.child_keys}
-            left -= new
-        yield group
+            _raise_failure(result, name)
+            found += [
+                (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
+                for e in result.get_asset_check_evaluations()
+            ]
+    return found
 
 
 def materialize_derived(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from topicberg.cli.compute import TOPIC, TOTALS, Workers, load_lake
+from topicberg.cli.compute import TOPIC, TOTALS, load_lake, materialize
 from topicberg.cli.output import cell
 from topicberg.cli.stack import start
 from topicberg.errors import TopicbergError
@@ -70,8 +70,7 @@ def demo(
     was_running = all(service.running for service in stack.status(config))
     steps = _Steps(console)
     try:
-        with Workers(config) as workers:
-            agree = _run(config, console, steps, records, workers)
+        agree = _run(config, console, steps, records)
     finally:
         if not (keep or was_running):
             with steps.step("stop the stack (its data stays in .topicberg)"):
@@ -90,7 +89,7 @@ def demo(
         )
 
 
-def _run(config: Settings, console: Console, steps: _Steps, records: int, workers: Workers) -> bool:
+def _run(config: Settings, console: Console, steps: _Steps, records: int) -> bool:
     from rich.markup import escape
 
     from topicberg import kafka
@@ -108,7 +107,7 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int, worker
         with steps.step(f"produce {amounts[spec.name]:,} records to {spec.name}"):
             run_here(config, spec.name, rate=0, count=amounts[spec.name])
     with steps.step("materialize the asset graph with Dagster and Spark"):
-        checks = workers.materialize(since)
+        checks = materialize(config, endpoints, since)
     for name, passed, description in checks:
         mark = "[green]✓[/]" if passed else "[red]✗[/]"
         console.print(f"  {mark} check {name}: {escape(terminal(description))}")

@@ -30,8 +30,25 @@ from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
 from dagster._utils import get_run_crash_explanation
 
-from topicberg.dagster import BACKGROUND, LIBRARIES
+from topicberg.dagster import BACKGROUND
 
+LIBRARIES = (
+    "avro.schema",
+    "boto3",
+    "confluent_kafka.admin",
+    "confluent_kafka.schema_registry",
+    "dagster._cli.api",
+    "dagster._core.storage.sqlite_storage",
+    "dagster._daemon.cli",
+    "dagster_pyspark",
+    "matplotlib.dates",
+    "matplotlib.figure",
+    "pydantic_settings",
+    "pyiceberg.catalog.rest",
+    "pyiceberg.io.fsspec",
+    "pyspark.sql.connect.session",
+)
+"""What runs import anyway, except modules that start a thread (Snowflake's connector)."""
 PROCESS = f"{HIDDEN_TAG_PREFIX}process"
 """Tag of a run: its process and the process's start, because a pid may be used again."""
 
