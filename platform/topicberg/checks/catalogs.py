@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any
 
 from pyiceberg.table import StaticTable
@@ -50,6 +51,28 @@ def place(table: Table, location: str | None) -> Place:
         if entry.metadata_file == location:
             return Place(known=True, behind_since=from_ms(superseded))
     return Place(known=False)
+
+
+def stale_since(table: Table, state: Table, here: Place, probe: Probe) -> datetime | None:
+    """Return when readers of an old state began to miss something; None: not for too long.
+
+    States in between in which readers see no difference, such as new tags, do not count: the
+    pointer stays at the first of them, maybe for long.
+
+    :param state: the table at the pointer
+    """
+    seen = glue.visible_state(state)
+    if here.lag(probe) is None or seen == glue.visible_state(table):
+        return None
+    since = from_ms(table.metadata.last_updated_ms)
+    log = table.metadata.metadata_log
+    newer = dropwhile(lambda entry: entry.metadata_file != state.metadata_location, log)
+    for entry in islice(newer, 1, None):
+        later = StaticTable.from_metadata(entry.metadata_file, table.io.properties)
+        if glue.visible_state(later) != seen:
+            since = from_ms(entry.timestamp_ms)
+            break
+    return since if Place(known=True, behind_since=since).lag(probe) else None
 
 
 # --- Glue ---
@@ -96,10 +119,11 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
         what += "for very long"
         return Finding(what, remediation, changed, facts=facts)
     state = StaticTable.from_metadata(location, table.io.properties)
-    if (lag := here.lag(probe)) and glue.visible_state(state) != glue.visible_state(table):
+    if since := stale_since(table, state, here, probe):
+        lag = age((probe.now - since).total_seconds())
         what = f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
         what += "later changes"
-        return Finding(what, remediation, here.behind_since, facts=facts)
+        return Finding(what, remediation, since, facts=facts)
     expected, found_columns = (
         {column["Name"]: column.get("Type") for column in columns}
         for columns in (glue.columns(state), found["StorageDescriptor"]["Columns"])
@@ -157,10 +181,11 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
         what = "Snowflake reads a state that is not one of the last ones of this table"
         return bad(what, cause=glue_is_wrong)
     state = StaticTable.from_metadata(seen.metadata_location, table.io.properties)
-    if (lag := here.lag(probe)) and glue.visible_state(state) != glue.visible_state(table):
+    if since := stale_since(table, state, here, probe):
+        lag = age((probe.now - since).total_seconds())
         other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
         what = f"the Snowflake table is stale: it reads a state that was superseded {lag} ago"
-        return bad(what + other, here.behind_since, glue_is_wrong)
+        return bad(what + other, since, glue_is_wrong)
     rows = count_rows(state)
     snapshot = state.current_snapshot()
     facts |= {

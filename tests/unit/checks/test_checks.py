@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.expressions import EqualTo
 from pyiceberg.schema import Schema
-from pyiceberg.table import Table
+from pyiceberg.table import StaticTable, Table
 from pyiceberg.types import (
     DecimalType,
     DoubleType,
@@ -40,7 +41,7 @@ from assets.checks.evaluations import finding_of
 from assets.registry import TopicTable
 from resources import RESOURCES
 from topicberg import retry
-from topicberg.checks.catalogs import check_pointer, place
+from topicberg.checks.catalogs import check_pointer, place, stale_since
 from topicberg.checks.check import Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
@@ -354,6 +355,25 @@ def test_the_median_is_always_usual(history: list[int], factor: float) -> None:
 
     low, high = usual_range(history, factor)
     assert low <= statistics.median(history) <= high
+
+
+def test_states_that_readers_do_not_see_are_no_lag(table: Table) -> None:
+    """A tag was created after the pointer moved, and much later rows were added."""
+    append(table, {"side": "BUY"})
+    location, head = table.metadata_location, table.current_snapshot()
+    assert head is not None
+    table.manage_snapshots().create_tag(head.snapshot_id, "topicberg-reading-1").commit()
+    tagged = table.metadata.last_updated_ms
+    time.sleep(0.05)
+    append(table, {"side": "BUY"})
+    added, patience = from_ms(table.metadata.last_updated_ms), timedelta(minutes=5)
+    assert added > from_ms(tagged)
+    state = StaticTable.from_metadata(location, table.io.properties)
+    for now, since in ((added + patience, None), (added + 2 * patience, added)):
+        probe: Any = SimpleNamespace(now=now, catalogs_patience=patience)
+        here = place(table, location)
+        assert here.lag(probe), "the tag is older than that"
+        assert stale_since(table, state, here, probe) == since
 
 
 def test_place_of_a_pointer(table: Table) -> None:
