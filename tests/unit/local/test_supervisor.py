@@ -84,7 +84,9 @@ def test_what_is_killed_comes_back(context: Context) -> None:
     assert first.running
     assert first.pid
     process = psutil.Process(first.pid)
-    wait_until(lambda: "python" in process.name(), 20)  # no shell any more, which makes the folder
+    # Neither supervisord before it runs the shell, nor the shell, which makes the folder.
+    code = steady.command[-1]
+    wait_until(lambda: "python" in process.name() and code in process.cmdline(), 20)
     left = context.temporary("little") / "left-by-a-killed-process"
     left.touch()
     process.kill()
@@ -103,7 +105,7 @@ def test_what_is_killed_comes_back(context: Context) -> None:
 
 
 def test_services_of_one_order_stop_at_the_same_time(context: Context) -> None:
-    """Each writes when it is told to stop, and a second later; others stop only after that."""
+    """Each writes at the signal to stop, and a second later; others stop only after that."""
     log, script = (context.config.state_dir / name for name in ("stops", "script.py"))
     script.write_text("""
 import signal, threading, time
