@@ -99,14 +99,14 @@ def wrong_field(error: ValidationError) -> Refusal:
     if first["type"] == "json_invalid":
         return bad_request("The body is not valid JSON.")
     pointer = "".join(f"/{part}" for part in first["loc"] if not _is_tag(part))
-    reason = _reason(first, "is no field that can be set: unknown, or read-only")
+    reason = _reason(first, "is not a field that can be set: unknown, or read-only")
     return invalid(f"The property '{pointer or '/'}': {reason}", pointer)
 
 
 def wrong_parameter(error: ValidationError) -> Refusal:
     first = error.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])
-    reason = _reason(first, "is no parameter of this operation")
+    reason = _reason(first, "is not a parameter of this operation")
     return bad_request(f"The parameter '{name}': {reason}", parameter=name)
 
 
@@ -116,7 +116,7 @@ def _reason(complaint: ErrorDetails, unknown: str) -> str:
 
 
 def _is_tag(part: int | str) -> bool:
-    """pydantic names the member of a union by its class, which is no field of the body."""
+    """pydantic names the member of a union by its class, which is not a field of the body."""
     return isinstance(part, str) and part[:1].isupper()
 
 

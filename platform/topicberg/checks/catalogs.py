@@ -34,12 +34,6 @@ class Place:
     behind_since: datetime | None = None
     """When the next state was committed; None: it is the newest."""
 
-    def lag(self, probe: Probe) -> str | None:
-        """Return how far behind it is, if that is more than allowed."""
-        if not self.behind_since or probe.now - self.behind_since <= probe.catalogs_patience:
-            return None
-        return age((probe.now - self.behind_since).total_seconds())
-
 
 def place(table: Table, location: str | None) -> Place:
     """Return the position of a metadata file among those in the table's log (the last 100)."""
@@ -53,6 +47,11 @@ def place(table: Table, location: str | None) -> Place:
     return Place(known=False)
 
 
+def is_late(since: datetime, probe: Probe) -> bool:
+    """Return whether Glue and Snowflake should have what was committed then."""
+    return probe.now - since > probe.catalogs_patience
+
+
 def stale_since(table: Table, state: Table, here: Place, probe: Probe) -> datetime | None:
     """Return when readers of an old state began to miss something; None: not for too long.
 
@@ -61,8 +60,10 @@ def stale_since(table: Table, state: Table, here: Place, probe: Probe) -> dateti
 
     :param state: the table at the pointer
     """
+    if here.behind_since is None or not is_late(here.behind_since, probe):
+        return None
     seen = glue.visible_state(state)
-    if here.lag(probe) is None or seen == glue.visible_state(table):
+    if seen == glue.visible_state(table):
         return None
     since = from_ms(table.metadata.last_updated_ms)
     log = table.metadata.metadata_log
@@ -72,7 +73,7 @@ def stale_since(table: Table, state: Table, here: Place, probe: Probe) -> dateti
         if glue.visible_state(later) != seen:
             since = from_ms(entry.timestamp_ms)
             break
-    return since if Place(known=True, behind_since=since).lag(probe) else None
+    return since if is_late(since, probe) else None
 
 
 # --- Glue ---
@@ -219,7 +220,7 @@ def _dropped(name: str, cause: str | None) -> Finding:
 
 def _missing(what: str, table: Table, probe: Probe) -> Finding:
     first = from_ms(min(snapshot.timestamp_ms for snapshot in table.metadata.snapshots))
-    if probe.now - first <= probe.catalogs_patience:
+    if not is_late(first, probe):
         return good(f"{what}, and the Iceberg table is new")
     return Finding(what, probe.table.sync, first)
 

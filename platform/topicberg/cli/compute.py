@@ -163,17 +163,14 @@ def _uncomputed_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> set
 
     That is the case after a killed run, and for a new derived table.
     """
-    from pyiceberg.exceptions import NoSuchTableError
-
     from topicberg.iceberg.snapshots import report
+    from topicberg.iceberg.tables import find_table
 
     catalog = endpoints.catalog(config)
 
     def rows(identifier: tuple[str, str]) -> int:
-        try:
-            head = catalog.load_table(identifier).current_snapshot()
-        except NoSuchTableError:
-            return 0
+        table = find_table(catalog, identifier)
+        head = table.current_snapshot() if table else None
         return report(head).total_records if head else 0
 
     trades, totals = (rows(lake.origin(name).identifier) for name in (TOPIC, TOTALS))

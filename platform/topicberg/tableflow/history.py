@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pyiceberg.exceptions import NoSuchTableError
-
+from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 
@@ -44,10 +43,7 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
     beside = config.model_copy(update={"bucket": config.derived_bucket})
     history = HistorySpec.model_validate(appended)
     catalog = endpoints.catalog(config)
-    try:
-        own = catalog.load_table(spec.table_identifier(config))
-    except NoSuchTableError:
-        own = None
+    own = find_table(catalog, spec.table_identifier(config))
     if own is not None and skips.requested(own):  # the command `tableflow skip` is for the topic
         skips.adopt(Ingestor(history, endpoints, beside).table(), own)
     run_once(history, endpoints, beside)

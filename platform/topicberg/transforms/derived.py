@@ -19,7 +19,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import (
-    NoSuchTableError,
     TableAlreadyExistsError,
     ValidationError,
 )
@@ -33,6 +32,7 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
+from topicberg.iceberg.tables import find_table
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
@@ -157,7 +157,7 @@ def write_window(
     partition = derivation.target_time, derivation.partitioned_by
 
     def attempt() -> Written:
-        before = existing(catalog, derivation.target)
+        before = find_table(catalog, derivation.target)
         sources = _load(catalog, derivation)
         # Another thread creates and removes the tags: each takes as long as what is done meanwhile.
         with (
@@ -240,13 +240,12 @@ def _load(catalog: Catalog, derivation: Derivation) -> dict[str, Table]:
     """
     tables: dict[str, Table] = {}
     for source in derivation.sources:
-        try:
-            tables[source.name] = catalog.load_table(source.table)
-        except NoSuchTableError:
+        if (found := find_table(catalog, source.table)) is None:
             raise TopicbergError(
                 f"table {derivation.name}: its source {source.name} does not exist yet",
                 hint="materialize the Iceberg asset of the source first",
-            ) from None
+            )
+        tables[source.name] = found
     return tables
 
 
@@ -312,14 +311,6 @@ def optional(columns: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in columns])
 
 
-def existing(catalog: Catalog, name: TableName) -> Table | None:
-    """Return a table as it is; None: there is none yet."""
-    try:
-        return catalog.load_table(name)
-    except NoSuchTableError:
-        return None
-
-
 def ensure_table(
     catalog: Catalog,
     name: TableName,
@@ -338,7 +329,7 @@ def ensure_table(
     :raises CommitConflictError: another run wrote since then, maybe from newer sources
     :raises TopicbergError: a column cannot have its new type
     """
-    head, table = _head(before) if before else None, before or existing(catalog, name)
+    head, table = _head(before) if before else None, before or find_table(catalog, name)
     if table is None:
         table = _create(catalog, name, columns, partition, format_version)
     else:

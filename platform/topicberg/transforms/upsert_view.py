@@ -20,13 +20,13 @@ from topicberg.errors import CommitConflictError
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since
 from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, operation_of, summary
+from topicberg.iceberg.tables import find_table
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.transforms.derived import (
     ATTEMPTS,
     TableName,
     ensure_table,
-    existing,
     name_in_spark,
     optional,
     spark_name,
@@ -68,7 +68,7 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
     """
 
     def attempt() -> Table:
-        before = existing(catalog, view.target)
+        before = find_table(catalog, view.target)
         source = catalog.load_table(view.source)
         columns = optional(source.schema().as_arrow())
         version = view.format_version

@@ -46,8 +46,8 @@ def sync(table: Table, spec: TopicSpec) -> DeltaVersion | None:
     more than :data:`CATCH_UP`, or if snapshots were rolled back or expired. If nothing changed, it
     writes nothing. It has to run before snapshots expire, or Delta refers to deleted files.
 
-    :param table: loaded again, after the log was read: if another process updates the log at the
-        same time, the log must not go back to a state that this one had loaded before
+    :param table: in any state: it is loaded again after the log was read. If another process
+        updates the log at the same time, the log must not go back to an older state
     :returns: the newest version; None: the spec does not request Delta
     :raises TopicbergError: the Delta log cannot be updated; the Iceberg table is unchanged
     """
@@ -70,7 +70,6 @@ def rebuild(table: Table, spec: TopicSpec) -> None:
 
     The statistics in the log may be values of rows that were erased.
 
-    :param table: freshly loaded
     :raises TopicbergError: the Delta log cannot be written
     """
     if "DELTA" in spec.tableflow.table_formats:

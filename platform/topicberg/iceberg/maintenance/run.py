@@ -64,7 +64,7 @@ def maintain(
         timestamp=spec.metadata_column("timestamp"),
         time=spec.event_time,
     )
-    delta.sync(table.refresh(), spec)
+    delta.sync(table, spec)
     return report
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.types import BinaryType, IcebergType, StructType
 
 from topicberg import kafka
@@ -22,6 +21,7 @@ from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import delta, erasure
 from topicberg.iceberg.erasure import Condition, Erased, Found, Proof, Rows
 from topicberg.iceberg.erasure.matching import columns
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow import keys
 from topicberg.tableflow.engine import run_once
@@ -143,10 +143,7 @@ class Forgetting:
 
     def table(self, target: Target) -> Table | None:
         """Return a table, or None if there is none."""
-        try:
-            return self._catalog.load_table(target.identifier)
-        except NoSuchTableError:
-            return None
+        return find_table(self._catalog, target.identifier)
 
     # --- Kafka ---
 

@@ -1,0 +1,19 @@
+"""The tables of a catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import NoSuchTableError
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+
+def find_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
+    """Return a table as it is now; None: there is none."""
+    try:
+        return catalog.load_table(identifier)
+    except NoSuchTableError:
+        return None
