@@ -700,10 +700,12 @@ def compile_all() -> None:
         from topicberg.formats.columnar.check import check
         from topicberg.kafka.fetch import compile_gather
         from topicberg.tableflow.key_hash import compile_hashes
+        from topicberg.tableflow.key_lookup import compile_lookup
 
         check()
         compile_gather()
         compile_hashes()
+        compile_lookup()
     except Exception as error:
         _failed.append(str(error))
         logger.warning("batches are decoded by Spark only: %s", error)

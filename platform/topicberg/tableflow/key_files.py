@@ -34,8 +34,6 @@ FORMAT = 2
 _FILTER_BYTES = 2
 """For each row."""
 _BLOCK_BYTES = 64
-_IN_BLOCK = np.uint64(8 * _BLOCK_BYTES - 1)
-_HALF = np.uint64(32)
 _CHECKSUM_BYTES = 16
 _TRAILER_BYTES = 8 + _CHECKSUM_BYTES
 """The number of rows, and the checksum. They come last, so a truncated file has others there."""
@@ -61,18 +59,18 @@ class Keys:
 
         Both must be sorted.
         """
-        if len(self.high) <= len(keys.high) // _FEW:
-            place, match = _meeting(self.high, keys.high)
-        else:
-            chosen = self._maybe(keys)
-            match, place = _meeting(keys.high[chosen], self.high)
-            match = chosen[match]
-        same = self.low[place] == keys.low[match]
-        return np.sort(self.position[place[same]])
+        from topicberg.tableflow.key_lookup import pairs
 
-    def _maybe(self, keys: Keys) -> NDArray[np.int64]:
-        """Return the places of those keys that may be among these."""
-        return np.arange(len(keys.high))
+        if len(self.high) <= len(keys.high) // _FEW:
+            place, _ = pairs(self.high, self.low, keys.high, keys.low)
+        else:
+            high, low = self._maybe(keys)
+            _, place = pairs(high, low, self.high, self.low)
+        return np.sort(self.position[place])
+
+    def _maybe(self, keys: Keys) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        """Return the hashes of those keys that may be among these."""
+        return keys.high, keys.low
 
 
 @dataclass(frozen=True)
@@ -84,16 +82,17 @@ class HeldKeys(Keys):
     @classmethod
     def of(cls, keys: Keys) -> Self:
         """:param keys: sorted, see :func:`merged`"""
-        bits = np.zeros(8 * _filter_bytes(len(keys.high)), np.bool_)
-        first = _first_bit(keys.high, len(bits))
-        bits[first] = bits[_second_bit(first, keys.low)] = True
-        return cls(keys.high, keys.low, keys.position, np.packbits(bits, bitorder="little"))
+        from topicberg.tableflow.key_lookup import fill
 
-    def _maybe(self, keys: Keys) -> NDArray[np.int64]:
-        first = _first_bit(keys.high, 8 * len(self.filter))
-        found = np.flatnonzero(bits_of(self.filter, first))
-        second = _second_bit(first[found], keys.low[found])
-        return found[bits_of(self.filter, second)]
+        bits = np.zeros(_filter_bytes(len(keys.high)), np.uint8)
+        fill(bits, keys.high, keys.low)
+        return cls(keys.high, keys.low, keys.position, bits)
+
+    def _maybe(self, keys: Keys) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        from topicberg.tableflow.key_lookup import passing
+
+        chosen = passing(self.filter, keys.high, keys.low)
+        return keys.high[chosen], keys.low[chosen]
 
 
 def merged(parts: Sequence[Keys]) -> Keys:
@@ -137,34 +136,6 @@ def _filter_bytes(rows: int) -> int:
     return -(-_FILTER_BYTES * rows // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-def _first_bit(high: NDArray[np.uint64], bits: int) -> NDArray[np.uint64]:
-    """Return a bit of the filter for each hash; those of sorted hashes are sorted."""
-    return ((high >> _HALF) * np.uint64(bits)) >> _HALF
-
-
-def _second_bit(first: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return another bit of the same block."""
-    return first ^ (low & _IN_BLOCK)
-
-
-def _meeting(
-    few: NDArray[np.uint64], many: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the places of all pairs of equal numbers, in both.
-
-    :param many: sorted
-    """
-    if not len(many):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    first = np.searchsorted(many, few, side="left")
-    found = np.flatnonzero(many[np.minimum(first, len(many) - 1)] == few)
-    first = first[found]
-    count = np.searchsorted(many, few[found], side="right") - first
-    of_few = np.repeat(found, count)
-    nth = np.arange(len(of_few)) - np.repeat(np.cumsum(count) - count, count)
-    return of_few, np.repeat(first, count) + nth
-
-
 # --- files ---
 
 
@@ -196,7 +167,8 @@ def read(path: Path) -> HeldKeys | None:
     :raises TopicbergError: it cannot be read
     """
     try:
-        content = np.memmap(path, dtype=np.uint8, mode="r")
+        # As writable arrays are, so that one compiled lookup has all: the file is not changed.
+        content = np.memmap(path, dtype=np.uint8, mode="c")
     except (FileNotFoundError, ValueError):  # ValueError: the file is empty
         return None
     except OSError as error:

@@ -1,0 +1,113 @@
+"""The lookup of sorted keys among the sorted keys of a data file.
+
+Hashes are spread evenly, so the place of one is guessed from its value, and found a few steps away.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from topicberg.formats.columnar.memory import compiled
+
+BLOCK_BITS = 512
+"""Of the filter's blocks: both bits of a key are in one."""
+_HALF = np.uint64(32)
+_IN_BLOCK = np.uint64(BLOCK_BITS - 1)
+
+_INLINE = njit(inline="always")
+
+
+@_INLINE
+def _first_bit(high, size):  # type: ignore[no-untyped-def]
+    """Return a bit of the filter; those of sorted hashes are sorted."""
+    return ((high >> _HALF) * np.uint64(size)) >> _HALF
+
+
+@_INLINE
+def _second_bit(first, low):  # type: ignore[no-untyped-def]
+    """Return another bit of the same block."""
+    return first ^ (low & _IN_BLOCK)
+
+
+@compiled
+def fill(bits, high, low):  # type: ignore[no-untyped-def]
+    """Set the bits of these keys in a filter.
+
+    :param bits: whole blocks
+    """
+    for number in range(len(high)):
+        first = _first_bit(high[number], 8 * len(bits))
+        for one in (first, _second_bit(first, low[number])):
+            bits[one >> np.uint64(3)] |= np.uint8(1) << np.uint8(one & np.uint64(7))
+
+
+@compiled
+def passing(bits, high, low):  # type: ignore[no-untyped-def]
+    """Return the places of the keys whose bits are set. No branch: they cannot be predicted."""
+    found = np.empty(len(high), np.int64)
+    count: Any = 0
+    for number in range(len(high)):
+        first = _first_bit(high[number], 8 * len(bits))
+        second = _second_bit(first, low[number])
+        one = bits[first >> np.uint64(3)] >> np.uint8(first & np.uint64(7))
+        other = bits[second >> np.uint64(3)] >> np.uint8(second & np.uint64(7))
+        found[count] = number
+        count += np.int64(one & other & np.uint8(1))
+    return found[:count]
+
+
+@_INLINE
+def _place(sorted_hashes, wanted):  # type: ignore[no-untyped-def]
+    """Return the place of the first hash that is not smaller."""
+    size = len(sorted_hashes)
+    guess: Any = np.int64(_first_bit(wanted, size))
+    step: Any = np.int64(64)
+    if guess < size and sorted_hashes[guess] < wanted:
+        begin, end = guess + 1, min(guess + step, size)
+        while end < size and sorted_hashes[end] < wanted:
+            begin, step = end + 1, 2 * step
+            end = min(end + step, size)
+    else:
+        begin, end = max(guess - step, 0), guess
+        while begin > 0 and sorted_hashes[begin - 1] >= wanted:
+            end, step = begin, 2 * step
+            begin = max(begin - step, 0)
+    while begin < end:
+        middle = (begin + end) // 2
+        if sorted_hashes[middle] < wanted:
+            begin = middle + 1
+        else:
+            end = middle
+    return begin
+
+
+@compiled
+def pairs(few_high, few_low, many_high, many_low):  # type: ignore[no-untyped-def]
+    """Return the places of all pairs of equal keys, in both: two arrays.
+
+    :param many_high: sorted, as ``many_low`` is by it
+    """
+    of_few, of_many = np.empty(1024, np.int64), np.empty(1024, np.int64)
+    count = 0
+    for number in range(len(few_high)):
+        place = _place(many_high, few_high[number])
+        while place < len(many_high) and many_high[place] == few_high[number]:
+            if many_low[place] == few_low[number]:
+                if count == len(of_few):
+                    of_few = np.append(of_few, np.empty(3 * count, np.int64))
+                    of_many = np.append(of_many, np.empty(3 * count, np.int64))
+                of_few[count], of_many[count] = number, place
+                count += 1
+            place += 1
+    return of_few[:count], of_many[:count]
+
+
+def compile_lookup() -> None:
+    """Compile the lookup, or load it from disk."""
+    hashes, bits = np.arange(4, dtype=np.uint64), np.zeros(BLOCK_BITS // 8, np.uint8)
+    fill(bits, hashes, hashes)
+    passing(bits, hashes, hashes)
+    pairs(hashes, hashes, hashes, hashes)

@@ -1,0 +1,59 @@
+"""The lookup finds what a dictionary finds, however the hashes are spread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topicberg.tableflow.key_files import HeldKeys, Keys, merged
+from topicberg.tableflow.key_lookup import pairs, passing
+
+NEAR = st.integers(0, 8) | st.integers(2**63 - 2, 2**63 + 2) | st.integers(2**64 - 4, 2**64 - 1)
+HASH = st.tuples(NEAR | st.integers(0, 2**64 - 1), st.integers(0, 2))
+"""Many are equal in one half or in both."""
+
+
+def keys(hashes: Sequence[tuple[int, int]]) -> Keys:
+    high, low = (np.array([each[half] for each in hashes], np.uint64) for half in (0, 1))
+    return merged([Keys(high, low, np.arange(len(hashes), dtype=np.uint32))])
+
+
+@given(st.lists(HASH, max_size=200), st.lists(HASH, max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_all_pairs_of_equal_keys_are_found(
+    few: list[tuple[int, int]], many: list[tuple[int, int]]
+) -> None:
+    one, other = keys(few), keys(many)
+    of_few, of_many = pairs(one.high, one.low, other.high, other.low)
+    found = sorted(zip(one.position[of_few], other.position[of_many], strict=True))
+    assert found == [
+        (first, second)
+        for first, key in enumerate(few)
+        for second, held in enumerate(many)
+        if key == held
+    ]
+
+
+def test_more_pairs_than_expected_are_found() -> None:
+    same = keys([(7, 7)] * 100)
+    of_few, of_many = pairs(same.high, same.low, same.high, same.low)
+    assert len({*zip(of_few.tolist(), of_many.tolist(), strict=True)}) == 10_000
+
+
+@given(st.lists(HASH, max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_filter_passes_all_of_its_keys(listed: list[tuple[int, int]]) -> None:
+    held = HeldKeys.of(keys(listed))
+    assert len(passing(held.filter, held.high, held.low)) == len(listed)
+
+
+@pytest.mark.parametrize("size", [1, 1_000, 100_000])
+def test_keys_are_found_where_hashes_are_not_spread(size: int) -> None:
+    high = np.arange(size, dtype=np.uint64)
+    of_few, of_many = pairs(high[::3], high[::3], high, high)
+    assert np.array_equal(of_many, np.arange(0, size, 3))
+    assert np.array_equal(of_few, np.arange(len(of_many)))
