@@ -19,20 +19,25 @@ PATIENCE_SECONDS = 30.0
 def ingest(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
 ) -> Table:
-    """Make the topic and its table if they are missing, and wait for the engine.
+    """Make the topic and its table if they are missing, and let the engine commit what there is.
 
     An engine that is silent for too long is helped out by one in this process: of two engines the
     second to commit plans its batch anew.
     """
     from topicberg import kafka
+    from topicberg.tableflow import control
     from topicberg.tableflow.engine import Ingestor, run_once
     from topicberg.tableflow.wait import wait_for
+
+    def missing(records: int) -> None:
+        control.commit_soon(config, spec.name)
+        on_progress(records)
 
     kafka.ensure_topic(spec, endpoints, config)
     table = Ingestor(spec, endpoints, config).table()
     target = kafka.end_offsets(endpoints, spec.name)
     patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
-    if not wait_for(table, target, patience, on_progress):
+    if not wait_for(table, target, patience, missing):
         run_once(spec, endpoints, config)
     return table.refresh()
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
-from topicberg.local import jars, state
+from topicberg.local import class_data, jars, state
 from topicberg.local.service import (
     KAFKA_USER,
     Context,
@@ -81,7 +81,8 @@ def service(context: Context) -> Service:
         scratch = write_file(folder / "format.properties", _properties(context, aside))
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         arguments = ["format", f"--cluster-id={cluster}", "--config", str(scratch)]
-        tool = java(context, "kafka", options, ["kafka.tools.StorageTool"], class_path)
+        main = [class_data.NOT_WRITTEN, "kafka.tools.StorageTool"]
+        tool = java(context, "kafka", options, main, class_path)
         done = subprocess.run([*tool, *arguments], capture_output=True, text=True, check=False)
         if done.returncode:
             reason = (done.stderr or done.stdout).strip().splitlines()

@@ -16,6 +16,7 @@ from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.files import replace_file
+from topicberg.local import class_data
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security import peers
@@ -211,7 +212,7 @@ def java(
     :param options: JVM options
     :param main: main class and arguments
     """
-    lines = [*options, f"-Djava.io.tmpdir={context.temporary(name)}"]
+    lines = [*options, f"-Djava.io.tmpdir={context.temporary(name)}", *class_data.options(name)]
     if class_path:
         lines += ["-cp", os.pathsep.join(str(path) for path in class_path)]
     text = "".join(f"{quoted(line)}\n" for line in lines)

@@ -16,6 +16,7 @@ from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypas
 from topicberg.errors import StackError
 from topicberg.local import (
     access_proxy,
+    class_data,
     health,
     iceberg_rest,
     jars,
@@ -117,6 +118,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
     supervisor.end(supervisor.stack_processes(config.state_dir))  # left over after a kill -9
     state.check_resources(config.state_dir)
     jars.ensure(report)
+    class_data.prepare()
     shutil.rmtree(config.state_dir / "tmp", ignore_errors=True)
     before = state.load_ports(config)
     context = Context(config, ports.choose(config.ports, before), state.credentials(config))

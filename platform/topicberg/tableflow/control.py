@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Container
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
@@ -80,6 +83,30 @@ def resume(config: Settings, topic: str) -> None:
         )
     before = read_request(config, topic) or Request(topic=topic, enabled=True)
     write_request(config, before.model_copy(update={"resumed_at": time.time()}))
+
+
+def commit_soon(config: Settings, topic: str) -> None:
+    """Let the engine commit what the topic has before its commit interval has passed.
+
+    The topic's spec applies if no engine on this machine has the topic.
+    """
+    with suppress(OSError):
+        replace_file(topic_file(_awaited_folder(config), topic), "{}")
+
+
+def awaited(config: Settings, topics: Container[str]) -> list[str]:
+    """Return those of an engine's topics that are to commit soon, once."""
+    found = []
+    with suppress(FileNotFoundError):
+        for path in _awaited_folder(config).glob("[!.]*.json"):
+            if path.stem in topics:
+                path.unlink(missing_ok=True)
+                found.append(path.stem)
+    return found
+
+
+def _awaited_folder(config: Settings) -> Path:
+    return config.state_dir / "tableflow" / "awaited"
 
 
 def enabled_topics(config: Settings) -> dict[str, TopicSpec]:

@@ -191,6 +191,8 @@ def serve(
             pool.wake(name)
         until = time.monotonic() + SPECS_SECONDS
         while time.monotonic() < until and not share.changed.is_set():
+            for name in control.awaited(config, pool.topics):
+                pool.wake(name)
             if stopping.wait(TICK_SECONDS):
                 break
         share.changed.clear()

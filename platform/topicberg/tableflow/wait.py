@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
     from topicberg.topics.spec import TopicSpec
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 0.5
 
 
 def noted_offsets(table: Table) -> Offsets:

@@ -160,7 +160,8 @@ def publish(
             progress = progress.model_copy(update={"target": target, "attempt": attempt})
             changes = _changes(spark, table, spec, progress, time)
             counts = _send(producer, spec, _ordered(spec, changes, progress), progress, batch)
-            deleted = 0 if spec.write_mode == "upsert" else _deleted(changes)
+            has_deletes = progress.snapshot is not None and spec.write_mode != "upsert"
+            deleted = _deleted(changes) if has_deletes else 0
             done = done[0] + counts[0], done[1] + counts[1], done[2] + deleted
             progress = _finished(progress)
             _tag(table, target, f"published-{spec.name}")
@@ -305,10 +306,11 @@ def _changes(
     if keys_of_base == attempt.key:
         affected = _affected(table, base, progress.target, time)
     changes = rows(progress.target, attempt.key, 1)
-    if base is not None:
-        changes = changes.unionByName(rows(base, keys_of_base, -1))
+    if base is None:
+        return changes
     return (
-        changes.groupBy("key", "value", "time")
+        changes.unionByName(rows(base, keys_of_base, -1))
+        .groupBy("key", "value", "time")
         .agg(F.sum("copies").alias("copies"))
         .filter("copies != 0")
     )

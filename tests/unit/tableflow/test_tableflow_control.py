@@ -176,6 +176,15 @@ def test_requests_are_read_again_only_after_a_change(
     assert requested.topics() == ({}, {})
 
 
+def test_an_awaited_topic_commits_once_by_the_engine_that_has_it(config: Settings) -> None:
+    assert control.awaited(config, {"orders"}) == []
+    for _ in range(2):
+        control.commit_soon(config, "orders")
+    assert control.awaited(config, {"views"}) == []
+    assert control.awaited(config, {"views", "orders"}) == ["orders"]
+    assert control.awaited(config, {"orders"}) == []
+
+
 def test_a_topic_is_not_its_own_dead_letter_topic(config: Settings) -> None:
     for name, target in (("orders", "orders"), ("error_log", None)):
         with pytest.raises(SpecError, match="cannot be its own dead-letter topic"):
