@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.iceberg.data_files import Placed
-from topicberg.tableflow.key_files import HeldKeys, Keys, newest
+from topicberg.tableflow.key_files import HeldKeys, Keys, in_order, is_last
 
 
 class Run(NamedTuple):
@@ -60,35 +60,42 @@ class BatchKeys:
 
     def newest(self) -> tuple[Keys, dict[str, NDArray[np.uint32]]]:
         """Return the keys, sorted, and for each file the rows that a later record replaces."""
-        order, last = self._order
-        kept, replaced = order[last], order[~last]
-        rows = {path: np.sort(keys.position) for path, keys in self._by_file(replaced)}
-        return Keys(self.high[kept], self.low[kept], kept.astype(np.uint32)), rows
+        last = is_last(self._sorted)
+        rows = {path: np.sort(keys.position) for path, keys in self._by_file(~last)}
+        return _chosen(self._sorted, last), rows
 
     def of_files(self) -> Iterator[tuple[str, HeldKeys]]:
         """Yield each file's path, and the keys of all its rows."""
-        for path, keys in self._by_file(self._order[0]):
+        for path, keys in self._by_file(np.ones(len(self.high), np.bool_)):
             yield path, HeldKeys.of(keys)
 
     @cached_property
-    def _order(self) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        return newest(self.high, self.low)
+    def _sorted(self) -> Keys:
+        return in_order(self.high, self.low)
 
-    def _by_file(self, places: NDArray[np.intp]) -> Iterator[tuple[str, Keys]]:
-        """Yield each file's path, and the keys of its rows among these records, in their order."""
-        if not len(places):
+    def _by_file(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, Keys]]:
+        """Yield each file's path, and the keys of its rows among some records, sorted.
+
+        :param chosen: of the sorted records
+        """
+        keys = _chosen(self._sorted, chosen)
+        if not len(keys.high):
             return
         paths = {run.path: number for number, run in enumerate(self.runs) if run.path is not None}
         counts = [run.length for run in self.runs]
         numbers = [paths[run.path] if run.path is not None else -1 for run in self.runs]
-        file = np.repeat(np.array(numbers, np.int32), counts)
+        file = np.repeat(np.array(numbers, np.int32), counts)[keys.position]
         starts = np.cumsum(counts, dtype=np.int64) - counts
-        firsts = np.array([run.first for run in self.runs], np.int64) - starts
-        position = (np.arange(len(self.high)) + np.repeat(firsts, counts)).astype(np.uint32)
+        firsts = np.repeat(np.array([run.first for run in self.runs], np.int64) - starts, counts)
+        position = (keys.position + firsts[keys.position]).astype(np.uint32)
         for path, number in paths.items():
-            inside = places[file[places] == number]
+            inside = np.flatnonzero(file == number)
             if len(inside):
-                yield path, Keys(self.high[inside], self.low[inside], position[inside])
+                yield path, Keys(keys.high[inside], keys.low[inside], position[inside])
+
+
+def _chosen(keys: Keys, which: NDArray[np.bool_]) -> Keys:
+    return Keys(keys.high[which], keys.low[which], keys.position[which])
 
 
 class WrittenKeys:

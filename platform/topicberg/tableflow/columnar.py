@@ -348,8 +348,7 @@ def _upsert(
     hashed = hash_keys(
         plan.upserts, *(columns[plan.columns[name]] for name in (RAW_KEY, PARTITION))
     )
-    order, last = newest(hashed.high, hashed.low)
-    kept = np.sort(order[last])
+    kept = np.sort(newest(hashed.high, hashed.low))
     rows = kept[has_value[kept]]
     keys.add_deleted(hashed, kept[~has_value[kept]])
     if len(rows) == len(has_value):

@@ -102,27 +102,34 @@ def merged(parts: Sequence[Keys]) -> Keys:
         np.concatenate([getattr(part, name) for part in (empty, *parts)])
         for name in ("high", "low", "position")
     )
-    order = np.argsort(high)
-    return Keys(high[order], low[order], position[order])
+    found = in_order(high, low)
+    return Keys(found.high, found.low, position[found.position])
 
 
-def newest(
-    high: NDArray[np.uint64], low: NDArray[np.uint64]
-) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return the places of all records, sorted by key, and which are the last ones of their key.
+def in_order(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> Keys:
+    """Return the keys of records, sorted; ``position`` is the place of the record.
 
     Records of one key stay in their order.
     """
-    order = np.argsort(high)
-    ordered = high[order]
-    repeated = ordered[1:] == ordered[:-1]
-    if repeated.any():
-        within = np.append(repeated, False) | np.append(False, repeated)
-        some = order[within]
-        order[within] = some[np.lexsort((some, low[some], high[some]))]
-    ordered_low = low[order]
-    last = ~repeated | (ordered_low[1:] != ordered_low[:-1])
-    return order, np.append(last, True)[: len(order)]
+    from topicberg.tableflow.key_lookup import ordered
+
+    # One compiled function has all arrays: some are read-only, or columns of records.
+    highs, lows, places = ordered(
+        *(np.require(half, requirements=["C", "W"]) for half in (high, low))
+    )
+    return Keys(highs, lows, places.astype(np.uint32))
+
+
+def is_last(keys: Keys) -> NDArray[np.bool_]:
+    """Return which of the sorted keys are not followed by an equal one."""
+    differs = (keys.high[1:] != keys.high[:-1]) | (keys.low[1:] != keys.low[:-1])
+    return np.append(differs, True)[: len(keys.high)]
+
+
+def newest(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> NDArray[np.intp]:
+    """Return the places of the last records of each key, sorted by key."""
+    keys = in_order(high, low)
+    return keys.position[is_last(keys)].astype(np.intp)
 
 
 def bits_of(bits: NDArray[np.uint8], numbers: NDArray[np.unsignedinteger]) -> NDArray[np.bool_]:

@@ -1,6 +1,7 @@
-"""The lookup of sorted keys among the sorted keys of a data file.
+"""Sorting keys, and the lookup of sorted keys among the sorted keys of a data file.
 
-Hashes are spread evenly, so the place of one is guessed from its value, and found a few steps away.
+Hashes are spread evenly: their first bits nearly sort them, and the place of one is guessed from
+its value and found a few steps away.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from topicberg.formats.columnar.memory import compiled
 BLOCK_BITS = 512
 """Of the filter's blocks: both bits of a key are in one."""
 _HALF = np.uint64(32)
+_BUCKET_KEYS = 16
 _IN_BLOCK = np.uint64(BLOCK_BITS - 1)
 
 _INLINE = njit(inline="always")
@@ -30,6 +32,36 @@ def _first_bit(high, size):  # type: ignore[no-untyped-def]
 def _second_bit(first, low):  # type: ignore[no-untyped-def]
     """Return another bit of the same block."""
     return first ^ (low & _IN_BLOCK)
+
+
+@compiled
+def ordered(high, low):  # type: ignore[no-untyped-def]
+    """Return the keys in ascending order, and the place of each; equal keys stay in their order.
+
+    They are put into buckets of a few, by their first bits, and moved within them.
+    """
+    count = len(high)
+    bits = 0
+    while count >> bits > _BUCKET_KEYS:
+        bits += 1
+    shift = np.uint64(64 - bits)
+    ends = np.zeros((1 << bits) + 1, np.int64)
+    for number in range(count):
+        ends[(high[number] >> shift if bits else np.uint64(0)) + np.uint64(1)] += 1
+    ends = np.cumsum(ends)
+    highs, lows, places = np.empty_like(high), np.empty_like(low), np.empty(count, np.int64)
+    for number in range(count):
+        bucket = high[number] >> shift if bits else np.uint64(0)
+        to = ends[bucket]
+        ends[bucket] = to + 1
+        highs[to], lows[to], places[to] = high[number], low[number], number
+    for number in range(1, count):
+        one, other, place, to = highs[number], lows[number], places[number], number
+        while to > 0 and (highs[to - 1] > one or (highs[to - 1] == one and lows[to - 1] > other)):
+            highs[to], lows[to], places[to] = highs[to - 1], lows[to - 1], places[to - 1]
+            to -= 1
+        highs[to], lows[to], places[to] = one, other, place
+    return highs, lows, places
 
 
 @compiled
@@ -106,8 +138,9 @@ def pairs(few_high, few_low, many_high, many_low):  # type: ignore[no-untyped-de
 
 
 def compile_lookup() -> None:
-    """Compile the lookup, or load it from disk."""
+    """Compile the functions of this module, or load them from disk."""
     hashes, bits = np.arange(4, dtype=np.uint64), np.zeros(BLOCK_BITS // 8, np.uint8)
+    ordered(hashes, hashes)
     fill(bits, hashes, hashes)
     passing(bits, hashes, hashes)
     pairs(hashes, hashes, hashes, hashes)

@@ -80,8 +80,8 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
 def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
     """Return the last record of each key, of ``held`` and ``more``, which were read later."""
     both = np.concatenate([held, more])
-    order, last = newest(both["high"], both["low"])
-    return both[order[last]]
+    found: NDArray[Any] = both[newest(both["high"], both["low"])]
+    return found
 
 
 def _kept(records: NDArray[Any], held: Offsets) -> Keys:

@@ -39,8 +39,7 @@ def test_newest_record_of_each_key_stays(parts: list[list[list[Record]]], random
             keys = keys_of(chunk)
             offsets = np.arange(offset, offset + len(chunk))
             offset += len(chunk)
-            order, is_last = newest(keys.high, keys.low)
-            kept = np.sort(order[is_last])
+            kept = np.sort(newest(keys.high, keys.low))
             has_value = np.array([one[2] for one in chunk], np.bool_)
             stay = kept[has_value[kept]]
             collected.add_deleted(keys, kept[~has_value[kept]])

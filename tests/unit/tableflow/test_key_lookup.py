@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topicberg.tableflow.key_files import HeldKeys, Keys, merged
+from topicberg.tableflow.key_files import HeldKeys, Keys, in_order, is_last, merged
 from topicberg.tableflow.key_lookup import pairs, passing
 
 NEAR = st.integers(0, 8) | st.integers(2**63 - 2, 2**63 + 2) | st.integers(2**64 - 4, 2**64 - 1)
@@ -20,6 +20,29 @@ HASH = st.tuples(NEAR | st.integers(0, 2**64 - 1), st.integers(0, 2))
 def keys(hashes: Sequence[tuple[int, int]]) -> Keys:
     high, low = (np.array([each[half] for each in hashes], np.uint64) for half in (0, 1))
     return merged([Keys(high, low, np.arange(len(hashes), dtype=np.uint32))])
+
+
+@given(st.lists(HASH, max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_keys_are_sorted_and_records_of_one_key_keep_their_order(
+    listed: list[tuple[int, int]],
+) -> None:
+    high, low = (np.array([each[half] for each in listed], np.uint64) for half in (0, 1))
+    found = in_order(high, low)
+    assert found.position.tolist() == sorted(range(len(listed)), key=lambda at: listed[at])
+    assert (found.high == high[found.position]).all()
+    assert (found.low == low[found.position]).all()
+    last = {key: at for at, key in enumerate(listed)}
+    assert found.position[is_last(found)].tolist() == [last[key] for key in sorted(last)]
+
+
+@pytest.mark.parametrize("size", [100, 3_000, 200_000])
+def test_many_keys_are_sorted(size: int) -> None:
+    random = np.random.default_rng(size)
+    high, low = (random.integers(0, 2**64, size, np.uint64) for _ in range(2))
+    high[::30] = high[0]
+    low[::60] = low[0]
+    assert np.array_equal(in_order(high, low).position, np.lexsort((np.arange(size), low, high)))
 
 
 @given(st.lists(HASH, max_size=200), st.lists(HASH, max_size=200))
