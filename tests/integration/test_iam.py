@@ -12,7 +12,7 @@ import pytest
 import requests
 from moto.server import ThreadedMotoServer
 
-from topicberg.clients.catalog import VendedFileIO
+from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.logins.catalog import CatalogLogin, role_keys, role_session
 from topicberg.tableflow.failures import explain

@@ -7,27 +7,24 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, cast
 from urllib.parse import unquote
 
 import requests
-from pyarrow.fs import FileSystem
 from pydantic import ValidationError
 from pyiceberg.catalog import BOTOCORE_SESSION, Catalog
 from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.catalog.rest.auth import AuthManager, AuthManagerAdapter
 from pyiceberg.exceptions import ForbiddenError, NamespaceAlreadyExistsError, RESTError
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Identifier, Properties
 
 from topicberg.clients.answers import unusable
+from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TableFormatError
 from topicberg.logins.catalog import (
     DELEGATION,
@@ -57,8 +54,6 @@ TIMEOUT_SECONDS = (10.0, 30.0)
 """To connect, and to wait for a response's next byte. PyIceberg would wait for ever; Dagster gives
 a sensor a minute.
 """
-VENDED_SECONDS = 900.0
-"""How long keys are valid if the catalog does not say: the shortest that AWS's STS gives out."""
 _OF_LOGIN = re.compile(r"expired|signature|security token|clock|skew", re.IGNORECASE)
 """What AWS says with status 403 of credentials, not of rights."""
 _TABLE = re.compile(r"/namespaces/([^/]+)/tables(?:/([^/]+))?$")
@@ -180,36 +175,6 @@ class SplitCatalog(CheckedCatalog):
         own = [one for one in super().list_namespaces(namespace) if not self._of_topics(one)]
         found = self.topics.list_namespaces(namespace)
         return [*(one for one in found if self._of_topics(one)), *own]
-
-
-class VendedFileIO(PyArrowFileIO):
-    """Reads and writes with keys that the catalog gave out, and requests others in time."""
-
-    renew: Callable[[], Properties] | None = None
-    """Returns the properties with the newest keys."""
-
-    def __init__(self, properties: Properties) -> None:
-        super().__init__(properties)
-        self._lock = threading.Lock()
-        self._renew_at = _renewal(properties)
-        self.fs_by_scheme = self._file_system
-        self._cached = lru_cache(self._initialize_fs)
-
-    def _file_system(self, scheme: str, netloc: str | None = None) -> FileSystem:
-        with self._lock:
-            if self.renew is not None and time.time() >= self._renew_at:
-                self.properties = self.renew()
-                self._renew_at = _renewal(self.properties)
-                self._cached = lru_cache(self._initialize_fs)
-            return self._cached(scheme, netloc)
-
-
-def _renewal(properties: Properties) -> float:
-    """Return when (seconds since 1970) to request new keys: after two thirds of their life."""
-    now = time.time()
-    stated = properties.get("s3.session-token-expires-at-ms")
-    left = float(stated) / 1000 - now if stated else VENDED_SECONDS
-    return now + max(0.0, left * 2 / 3)
 
 
 def ensure_namespace(catalog: Catalog, namespace: str) -> None:

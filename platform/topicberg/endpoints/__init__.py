@@ -164,9 +164,11 @@ class LakeEndpoints(HoldsSecrets):
 
     def _store(self, login: CatalogLogin) -> dict[str, str]:
         """Return PyIceberg's properties of the object store."""
-        found: dict[str, str] = {}
+        from topicberg.clients.file_io import LakeFileIO
+
+        found = {"py-io-impl": f"{LakeFileIO.__module__}.{LakeFileIO.__name__}"}
         if self.s3:
-            found = {"s3.endpoint": self.s3, "s3.force-virtual-addressing": "false"}
+            found |= {"s3.endpoint": self.s3, "s3.force-virtual-addressing": "false"}
         if login.vends:
             pass  # the catalog's own keys come with each table
         elif self.s3_access_key and self.s3_secret_key:
