@@ -145,8 +145,20 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
                 hint="set the address of your Kafka",
             )
         return cloud.kafka_bootstrap, login, None
-    if cloud.kafka_bootstrap and login.api_key and login.api_secret:
+    given: dict[str, object] = {
+        "BOOTSTRAP": cloud.kafka_bootstrap,
+        "API_KEY": login.api_key,
+        "API_SECRET": login.api_secret,
+    }
+    missing = [f"TOPICBERG_KAFKA_{name}" for name, value in given.items() if not value]
+    if cloud.kafka_bootstrap and not missing:
         return cloud.kafka_bootstrap, login, None
+    if len(missing) < len(given):  # the keys of the deployment are not for another Kafka
+        raise TopicbergError(
+            f"the login to Kafka is incomplete: there is no {' and no '.join(missing)}",
+            hint="set the address, the key and its secret; or none of them, to use the keys that "
+            "`topicberg deploy` created",
+        )
     roles = ("app_manager",) if config.own_engine else ("app_consumer", "app_producer")
     paths = [f"kafka_cluster/{role}/python_client" for role in roles]
     instead = "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET"

@@ -195,6 +195,26 @@ def test_what_is_missing_is_named(account: Any) -> None:
     assert "TOPICBERG_KAFKA_BOOTSTRAP" in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (["BOOTSTRAP"], "no TOPICBERG_KAFKA_API_KEY and no TOPICBERG_KAFKA_API_SECRET"),
+        (["API_KEY", "API_SECRET"], "no TOPICBERG_KAFKA_BOOTSTRAP"),
+        (["BOOTSTRAP", "API_KEY"], "no TOPICBERG_KAFKA_API_SECRET"),
+    ],
+)
+def test_a_login_is_not_completed_with_keys_of_the_deployment(
+    account: Any, monkeypatch: pytest.MonkeyPatch, given: list[str], missing: str
+) -> None:
+    key = {"sasl.username": "K", "sasl.password": "S", "bootstrap.servers": "broker:9092"}
+    for role in ("app_consumer", "app_producer"):
+        _store(account, KAFKA.format(role), key)
+    for name in given:
+        monkeypatch.setenv(f"TOPICBERG_KAFKA_{name}", "value")
+    with pytest.raises(TopicbergError, match=missing):
+        cloud.connect(Settings())
+
+
 def test_any_kafka_wants_an_address(account: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICBERG_KAFKA_SECURITY_PROTOCOL", "PLAINTEXT")
     monkeypatch.setenv("TOPICBERG_KAFKA_BOOTSTRAP", "")  # as example.env has it
