@@ -201,6 +201,7 @@ class _Evaluation:
             run_requests=self.requests,
             asset_events=self.events,
             cursor=position.model_dump_json(exclude_defaults=True),
+            skip_reason=self._idle() if idle else None,
         )
 
     def _due(self, now: float, looks_back: bool) -> Iterator[Watch]:

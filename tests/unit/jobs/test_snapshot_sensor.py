@@ -296,6 +296,18 @@ def test_failed_run_is_repeated_for_what_it_left(fleet: Fleet) -> None:
     assert fleet.live(2) == [names(2)], "the next snapshot resumes it"
 
 
+def test_given_up_runs_are_told_at_every_tick(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.commit(2)
+    fleet.failing = names(2)
+    fleet.live(8)
+    monkeypatch.setattr("jobs.sensors.LOOKING_BACK_SECONDS", 0)
+    looked_back = fleet.tick()
+    assert looked_back.cursor != fleet.cursor
+    assert "3 runs failed for t02_snapshots" in looked_back.skip_message
+
+
 def test_broken_table_stops_no_other(fleet: Fleet) -> None:
     fleet.catalog.broken = {"t01": ValueError("its metadata is not JSON")}
     fleet.commit(1, 2)
