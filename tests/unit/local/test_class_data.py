@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_incomplete_archives_are_written_again(runtime: Path, content: bytes) ->
 def test_services_start_without_archives_if_none_can_be_written(
     runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(class_data.os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "access", lambda *_: False)
     class_data.prepare()
     assert class_data.options("one") == []
     assert "shared objects" not in loaded(runtime)
