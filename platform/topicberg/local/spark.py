@@ -145,6 +145,7 @@ def service(context: Context) -> Service:
         url=f"sc://localhost:{port}",
         port=port,
         start_order=30,
+        stop_seconds=60,  # at its first end it writes the archive of its classes
         healthy=lambda endpoints: check_spark(endpoints.spark_connect, 2),
     )
 

@@ -51,7 +51,7 @@ SERVICES: dict[str, Callable[[Context], Service]] = {
 OTHERS_SECONDS = 900.0
 """How long :func:`ensure_running` waits for another process that starts the stack, which may have
 to download everything first."""
-STOP_SECONDS = 60.0
+STOP_SECONDS = 120.0
 
 
 def up(config: Settings, report: Report | None = None) -> Endpoints:
