@@ -97,7 +97,7 @@ def commit_soon(config: Settings, topic: str) -> None:
 def awaited(config: Settings, topics: Container[str]) -> list[str]:
     """Return those of an engine's topics that are to commit soon, once."""
     found = []
-    with suppress(FileNotFoundError):
+    with suppress(OSError):  # the interval applies
         for path in _awaited_folder(config).glob("[!.]*.json"):
             if path.stem in topics:
                 path.unlink(missing_ok=True)

@@ -183,6 +183,8 @@ def test_an_awaited_topic_commits_once_by_the_engine_that_has_it(config: Setting
     assert control.awaited(config, {"views"}) == []
     assert control.awaited(config, {"views", "orders"}) == ["orders"]
     assert control.awaited(config, {"orders"}) == []
+    (config.state_dir / "tableflow" / "awaited" / "views.json").mkdir()
+    assert control.awaited(config, {"views"}) == []
 
 
 def test_a_topic_is_not_its_own_dead_letter_topic(config: Settings) -> None:
