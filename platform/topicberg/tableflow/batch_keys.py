@@ -61,24 +61,21 @@ class BatchKeys:
     def newest(self) -> tuple[Keys, dict[str, NDArray[np.uint32]]]:
         """Return the keys, sorted, and for each file the rows that a later record replaces."""
         last = is_last(self._sorted)
-        rows = {path: np.sort(keys.position) for path, keys in self._by_file(~last)}
+        replaced = self._by_file(_chosen(self._sorted, ~last))
+        rows = {path: np.sort(keys.position) for path, keys in replaced}
         return _chosen(self._sorted, last), rows
 
     def of_files(self) -> Iterator[tuple[str, HeldKeys]]:
         """Yield each file's path, and the keys of all its rows."""
-        for path, keys in self._by_file(np.ones(len(self.high), np.bool_)):
+        for path, keys in self._by_file(self._sorted):
             yield path, HeldKeys.of(keys)
 
     @cached_property
     def _sorted(self) -> Keys:
         return in_order(self.high, self.low)
 
-    def _by_file(self, chosen: NDArray[np.bool_]) -> Iterator[tuple[str, Keys]]:
-        """Yield each file's path, and the keys of its rows among some records, sorted.
-
-        :param chosen: of the sorted records
-        """
-        keys = _chosen(self._sorted, chosen)
+    def _by_file(self, keys: Keys) -> Iterator[tuple[str, Keys]]:
+        """Yield each file's path, and the keys of its rows among these records, in their order."""
         if not len(keys.high):
             return
         paths = {run.path: number for number, run in enumerate(self.runs) if run.path is not None}
@@ -91,10 +88,10 @@ class BatchKeys:
         for path, number in paths.items():
             inside = np.flatnonzero(file == number)
             if len(inside):
-                yield path, Keys(keys.high[inside], keys.low[inside], position[inside])
+                yield path, _chosen(Keys(keys.high, keys.low, position), inside)
 
 
-def _chosen(keys: Keys, which: NDArray[np.bool_]) -> Keys:
+def _chosen(keys: Keys, which: NDArray[np.bool_] | NDArray[np.intp]) -> Keys:
     return Keys(keys.high[which], keys.low[which], keys.position[which])
 
 

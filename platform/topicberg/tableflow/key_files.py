@@ -34,6 +34,7 @@ FORMAT = 2
 _FILTER_BYTES = 2
 """For each row."""
 _BLOCK_BYTES = 64
+BLOCK_BITS = 8 * _BLOCK_BYTES
 _CHECKSUM_BYTES = 16
 _TRAILER_BYTES = 8 + _CHECKSUM_BYTES
 """The number of rows, and the checksum. They come last, so a truncated file has others there."""
@@ -54,24 +55,6 @@ class Keys:
         """Return one hash as 32 hexadecimal digits."""
         return f"{int(self.high[number]):016x}{int(self.low[number]):016x}"
 
-    def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
-        """Return the positions, ascending, of the rows that have one of these keys.
-
-        Both must be sorted.
-        """
-        from topicberg.tableflow.key_lookup import pairs
-
-        if len(self.high) <= len(keys.high) // _FEW:
-            place, _ = pairs(self.high, self.low, keys.high, keys.low)
-        else:
-            high, low = self._maybe(keys)
-            _, place = pairs(high, low, self.high, self.low)
-        return np.sort(self.position[place])
-
-    def _maybe(self, keys: Keys) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Return the hashes of those keys that may be among these."""
-        return keys.high, keys.low
-
 
 @dataclass(frozen=True)
 class HeldKeys(Keys):
@@ -85,14 +68,22 @@ class HeldKeys(Keys):
         from topicberg.tableflow.key_lookup import fill
 
         bits = np.zeros(_filter_bytes(len(keys.high)), np.uint8)
-        fill(bits, keys.high, keys.low)
+        fill(bits, BLOCK_BITS, keys.high, keys.low)
         return cls(keys.high, keys.low, keys.position, bits)
 
-    def _maybe(self, keys: Keys) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        from topicberg.tableflow.key_lookup import passing
+    def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
+        """Return the positions, ascending, of the rows that have one of these keys.
 
-        chosen = passing(self.filter, keys.high, keys.low)
-        return keys.high[chosen], keys.low[chosen]
+        :param keys: sorted
+        """
+        from topicberg.tableflow.key_lookup import pairs, passing
+
+        if len(self.high) <= len(keys.high) // _FEW:
+            place, _ = pairs(self.high, self.low, keys.high, keys.low)
+        else:
+            maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
+            _, place = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
+        return np.sort(self.position[place])
 
 
 def merged(parts: Sequence[Keys]) -> Keys:
@@ -117,7 +108,7 @@ def in_order(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> Keys:
     highs, lows, places = ordered(
         *(np.require(half, requirements=["C", "W"]) for half in (high, low))
     )
-    return Keys(highs, lows, places.astype(np.uint32))
+    return Keys(highs, lows, places)
 
 
 def is_last(keys: Keys) -> NDArray[np.bool_]:

@@ -13,11 +13,8 @@ from numba import njit
 
 from topicberg.formats.columnar.memory import compiled
 
-BLOCK_BITS = 512
-"""Of the filter's blocks: both bits of a key are in one."""
 _HALF = np.uint64(32)
 _BUCKET_KEYS = 16
-_IN_BLOCK = np.uint64(BLOCK_BITS - 1)
 
 _INLINE = njit(inline="always")
 
@@ -29,9 +26,9 @@ def _first_bit(high, size):  # type: ignore[no-untyped-def]
 
 
 @_INLINE
-def _second_bit(first, low):  # type: ignore[no-untyped-def]
+def _second_bit(first, low, block):  # type: ignore[no-untyped-def]
     """Return another bit of the same block."""
-    return first ^ (low & _IN_BLOCK)
+    return first ^ (low & np.uint64(block - 1))
 
 
 @compiled
@@ -41,17 +38,17 @@ def ordered(high, low):  # type: ignore[no-untyped-def]
     They are put into buckets of a few, by their first bits, and moved within them.
     """
     count = len(high)
-    bits = 0
+    bits = 1
     while count >> bits > _BUCKET_KEYS:
         bits += 1
     shift = np.uint64(64 - bits)
     ends = np.zeros((1 << bits) + 1, np.int64)
     for number in range(count):
-        ends[(high[number] >> shift if bits else np.uint64(0)) + np.uint64(1)] += 1
+        ends[(high[number] >> shift) + np.uint64(1)] += 1
     ends = np.cumsum(ends)
-    highs, lows, places = np.empty_like(high), np.empty_like(low), np.empty(count, np.int64)
+    highs, lows, places = np.empty_like(high), np.empty_like(low), np.empty(count, np.uint32)
     for number in range(count):
-        bucket = high[number] >> shift if bits else np.uint64(0)
+        bucket = high[number] >> shift
         to = ends[bucket]
         ends[bucket] = to + 1
         highs[to], lows[to], places[to] = high[number], low[number], number
@@ -65,25 +62,29 @@ def ordered(high, low):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def fill(bits, high, low):  # type: ignore[no-untyped-def]
+def fill(bits, block, high, low):  # type: ignore[no-untyped-def]
     """Set the bits of these keys in a filter.
 
     :param bits: whole blocks
+    :param block: bits of a block, a power of two: both bits of a key are in one
     """
     for number in range(len(high)):
         first = _first_bit(high[number], 8 * len(bits))
-        for one in (first, _second_bit(first, low[number])):
+        for one in (first, _second_bit(first, low[number], block)):
             bits[one >> np.uint64(3)] |= np.uint8(1) << np.uint8(one & np.uint64(7))
 
 
 @compiled
-def passing(bits, high, low):  # type: ignore[no-untyped-def]
-    """Return the places of the keys whose bits are set. No branch: they cannot be predicted."""
+def passing(bits, block, high, low):  # type: ignore[no-untyped-def]
+    """Return the places of the keys whose bits are set. No branch: they cannot be predicted.
+
+    :param bits: see :func:`fill`
+    """
     found = np.empty(len(high), np.int64)
     count: Any = 0
     for number in range(len(high)):
         first = _first_bit(high[number], 8 * len(bits))
-        second = _second_bit(first, low[number])
+        second = _second_bit(first, low[number], block)
         one = bits[first >> np.uint64(3)] >> np.uint8(first & np.uint64(7))
         other = bits[second >> np.uint64(3)] >> np.uint8(second & np.uint64(7))
         found[count] = number
@@ -139,8 +140,8 @@ def pairs(few_high, few_low, many_high, many_low):  # type: ignore[no-untyped-de
 
 def compile_lookup() -> None:
     """Compile the functions of this module, or load them from disk."""
-    hashes, bits = np.arange(4, dtype=np.uint64), np.zeros(BLOCK_BITS // 8, np.uint8)
+    hashes, bits = np.arange(4, dtype=np.uint64), np.zeros(1, np.uint8)
     ordered(hashes, hashes)
-    fill(bits, hashes, hashes)
-    passing(bits, hashes, hashes)
+    fill(bits, 8, hashes, hashes)
+    passing(bits, 8, hashes, hashes)
     pairs(hashes, hashes, hashes, hashes)

@@ -156,13 +156,13 @@ class KeyIndex:
         :raises TopicbergError: the state directory cannot be written
         """
 
-        def others(held: Keys) -> NDArray[np.uint32]:
+        def others(held: HeldKeys) -> NDArray[np.uint32]:
             return np.setdiff1d(held.position, held.positions_of(kept))
 
         return self._rows(table, head, others)
 
     def _rows(
-        self, table: Table, head: Snapshot, choose: Callable[[Keys], NDArray[np.uint32]]
+        self, table: Table, head: Snapshot, choose: Callable[[HeldKeys], NDArray[np.uint32]]
     ) -> list[FileRows]:
         files = self._live(table, head)
         data = [file for file in files if file.content == DataFileContent.DATA]
@@ -248,7 +248,7 @@ class KeyIndex:
             )
             self._shares = False
 
-    def _keys_of(self, table: Table, file: DataFile) -> Keys:
+    def _keys_of(self, table: Table, file: DataFile) -> HeldKeys:
         path = self._path(file)
         if (held := key_files.read(path)) is not None:
             return held

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topicberg.tableflow.key_files import HeldKeys, Keys, in_order, is_last, merged
+from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, in_order, is_last, merged
 from topicberg.tableflow.key_lookup import pairs, passing
 
 NEAR = st.integers(0, 8) | st.integers(2**63 - 2, 2**63 + 2) | st.integers(2**64 - 4, 2**64 - 1)
@@ -71,7 +71,7 @@ def test_more_pairs_than_expected_are_found() -> None:
 @settings(max_examples=100, deadline=None)
 def test_filter_passes_all_of_its_keys(listed: list[tuple[int, int]]) -> None:
     held = HeldKeys.of(keys(listed))
-    assert len(passing(held.filter, held.high, held.low)) == len(listed)
+    assert len(passing(held.filter, BLOCK_BITS, held.high, held.low)) == len(listed)
 
 
 @pytest.mark.parametrize("size", [1, 1_000, 100_000])

@@ -47,7 +47,7 @@ from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow import keys as key_index
 from topicberg.tableflow.commit import publish
 from topicberg.tableflow.engine import Staged
-from topicberg.tableflow.key_files import HeldKeys, Keys, merged
+from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, merged
 from topicberg.tableflow.key_lookup import passing
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.table import drop
@@ -665,5 +665,5 @@ def test_filter_passes_few_keys_that_a_file_does_not_have() -> None:
     held = HeldKeys.of(merged([Keys(hashes[0], hashes[1], rows)]))
     assert len(held.filter) == 40_000
     others = merged([Keys(hashes[2], hashes[3], rows)])
-    passed = passing(held.filter, others.high, others.low)
+    passed = passing(held.filter, BLOCK_BITS, others.high, others.low)
     assert 0 < len(passed) < 0.03 * len(rows)
