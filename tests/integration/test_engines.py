@@ -26,7 +26,7 @@ from waiting import wait_until
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.formats.subjects import wire_prefix
-from topicberg.kafka.group import holders
+from topicberg.kafka.group import PARTITIONS, holders, partition_of
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.tableflow.identity import engine_group
@@ -38,6 +38,21 @@ PATIENCE_SECONDS = 180
 TAKE_OVER_SECONDS = 30
 
 
+def spread_names(topics: int) -> tuple[str, list[str]]:
+    """Return a new mark, and names with it of which each of two engines has some.
+
+    An engine gets the first half of the partitions or the second one, or every other one. Of four
+    names that are not chosen, one engine has all in an eighth of the runs.
+    """
+    while True:
+        mark = uuid.uuid4().hex[:6]
+        names = [f"shared_{mark}_{number:02}" for number in range(topics)]
+        places = [partition_of(name, PARTITIONS) for name in names]
+        halves = {place < PARTITIONS // 2 for place in places}
+        if len(halves) == len({place % 2 for place in places}) == 2:
+            return mark, names
+
+
 class Load(threading.Thread):
     """Records of many topics, until it is stopped; of one topic every 50th one is malformed."""
 
@@ -46,9 +61,8 @@ class Load(threading.Thread):
         :param interval: seconds between two commits of a topic
         """
         super().__init__(daemon=True)
-        mark = uuid.uuid4().hex[:6]
         self.endpoints, self._rate = endpoints, rate
-        self.names = [f"shared_{mark}_{number:02}" for number in range(topics)]
+        mark, self.names = spread_names(topics)
         self.upsert, self.logged = self.names[1], self.names[0]
         self.error_log = f"errors_{mark}"
         self.sent = 0
