@@ -13,7 +13,9 @@ import os
 import resource
 import runpy
 import signal
+import sys
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 import psutil
@@ -52,9 +54,23 @@ def preload() -> None:
         columnar.compile_all()
 
 
+def drop_archives() -> None:
+    """Take Spark's own archives from the path: their Python modules are installed.
+
+    Before each task, a worker lets all importers forget what they know
+    (``importlib.invalidate_caches``). Those of archives read the whole directory again, in Python:
+    for Spark's two archives and a jar, a sixth of the time of a task that ingests 500,000 records.
+    """
+    home = Path(os.environ.get("SPARK_HOME", os.devnull))
+    for path in [path for path in sys.path if home in Path(path).parents and Path(path).is_file()]:
+        sys.path.remove(path)
+        sys.path_importer_cache.pop(path, None)
+
+
 def main(look_seconds: float = LOOK_SECONDS) -> None:
     """Run Spark's daemon; ends the process."""
     limit_memory()
+    drop_archives()
     preload()
     # Workers are forks, and do not inherit the timer.
     signal.signal(signal.SIGALRM, _Idle().look)
