@@ -14,11 +14,13 @@ from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from fuzz_protobuf import schema_and_records
 from kafka_topics import Row, Topic, avro, encode
+from pyarrow.fs import FileSelector
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats.subjects import wire_prefix
+from topicberg.iceberg import files, shared_keys
 from topicberg.iceberg.summaries import WAP_ID, summary
-from topicberg.tableflow import columnar, engine
+from topicberg.tableflow import columnar, engine, keys
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.keys import KeyIndex
 
@@ -322,6 +324,30 @@ def test_parts_of_an_upsert_batch_replace_each_other(
     found = in_order(topic)
     assert sorted(row["id"] for row in found) == list(range(1_070, 1_200))
     assert found == by_spark(topic)
+
+
+def test_key_files_are_shared_once_no_records_wait(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(KEPT, write_mode="upsert", partitions=1)
+    prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
+    monkeypatch.setattr(keys, "SHARED_ROWS", 1)
+    monkeypatch.setattr(engine, "MAX_RECORDS", {"append": 10, "upsert": 10})
+    producer, rng = Producer(topic.endpoints.kafka_config()), random.Random(4)
+    for number in range(30):
+        value = prefix + encode(parsed, make_row(rng, number))
+        producer.produce(topic.spec.name, value, f"key {number}".encode(), partition=0)
+    producer.flush(30)
+    ingestor, shared = engine.Ingestor(topic.spec, topic.endpoints, topic.config), list[int]()
+    for backlog in (True, True, False):
+        assert ingestor.step().backlog is backlog
+        ingestor.close()  # waits for the key files
+        place = files.folder(topic.table(), shared_keys.FOLDER)
+        assert place is not None
+        found = place[0].get_file_info(FileSelector(place[1], allow_not_found=True))
+        shared.append(len(found))
+    assert shared == [0, 0, 3]
+    assert len(in_order(topic)) == 30
 
 
 def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(

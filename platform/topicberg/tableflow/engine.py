@@ -35,7 +35,6 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.spark import F, check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
-from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
 from topicberg.tableflow.columnar import Columnar, Written, delete, ingest, ingest_by_spark
 from topicberg.tableflow.current_rows import Target
@@ -67,7 +66,6 @@ from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
-    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
     from pyspark.errors import PySparkException
@@ -228,8 +226,8 @@ class Ingestor:
         self._tag = f"topicberg-{uuid.uuid4().hex}"
         """Of this topic's jobs in Spark."""
         self._index: KeyIndex | None = None
-        self._holding: Thread | None = None
-        """Writes the key files of the last batch."""
+        self._keeping: Thread | None = None
+        """Writes and shares key files after a batch."""
         self._dead_letters: DeadLetters | None = None
         if spec.tableflow.error_handling.mode == "LOG":
             self._dead_letters = DeadLetters(spec, endpoints, config)
@@ -267,8 +265,7 @@ class Ingestor:
     def close(self) -> None:
         """Discard the sessions that only this topic uses, and what is known of the table."""
         self._discard(others=True)
-        if self._holding is not None:
-            self._holding.join()
+        self._await_keys()
 
     def forget(self) -> None:
         """Read everything about the table and its schemas again in the next step."""
@@ -400,8 +397,15 @@ class Ingestor:
         )
         return self._committed(plan, snapshot, changed)
 
-    def _committed(self, plan: Plan, snapshot: Snapshot, changed: Mapping[str, str]) -> Commit:
+    def _committed(
+        self,
+        plan: Plan,
+        snapshot: Snapshot,
+        changed: Mapping[str, str],
+        written: Written | None = None,
+    ) -> Commit:
         """Learn from a batch that was committed."""
+        self._keep_keys(plan, written)
         done = self._result(plan, snapshot, changed)
         self._size = self._size.committed(plan.batch.records, plan.size, done.bytes)
         self._is_suspect, self._careful = False, max(0, self._careful - 1)
@@ -464,9 +468,7 @@ class Ingestor:
         snapshot = commit.add_files(
             table, plan.planned_on, written.files, replaced, summary, changed, dropped
         )
-        if written.keys is not None:
-            self._hold_keys(table, written.keys, written.files)
-        return self._committed(plan, snapshot, changed)
+        return self._committed(plan, snapshot, changed, written)
 
     def _replaced(self, table: Table, written: Written) -> list[FileRows]:
         """Return the rows that a batch replaces, of the table and of its own files."""
@@ -479,19 +481,36 @@ class Ingestor:
             FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
         ]
 
-    def _hold_keys(self, table: Table, keys: BatchKeys, files: Sequence[DataFile]) -> None:
-        """Keep the keys of new files, while the next batch is read."""
-        index, of_path = self._key_index(table), {one.file_path: one for one in files}
+    def _keep_keys(self, plan: Plan, written: Written | None) -> None:
+        """Keep the keys of new files while the next batch is read; after the last one, share them.
 
-        def hold() -> None:
+        Sharing takes as long as writing them, which records that wait do not have to wait for.
+        """
+        table = plan.table
+        keys = written.keys if written is not None else None
+        index = self._index if keys is None else self._key_index(table)
+        if index is None:
+            return
+        self._await_keys()
+        files = written.files if written is not None else ()
+        of_path = {one.file_path: one for one in files}
+
+        def keep() -> None:
             try:
-                for path, held in keys.of_files():
-                    index.hold(table, of_path[path], held)
+                for path, held in keys.of_files() if keys is not None else ():
+                    index.hold(of_path[path], held)
+                if not plan.backlog:
+                    index.share(table)
             except Exception as error:  # they are computed when they are needed
                 logger.warning("topic %s: key files are not written: %s", self.spec.name, error)
 
-        self._holding = Thread(target=hold, name="keys", daemon=True)
-        self._holding.start()
+        if keys is not None or (index.has_unshared and not plan.backlog):
+            self._keeping = Thread(target=keep, name="keys", daemon=True)
+            self._keeping.start()
+
+    def _await_keys(self) -> None:
+        if self._keeping is not None:
+            self._keeping.join()
 
     def _plan(
         self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[Place]
@@ -886,8 +905,7 @@ class Ingestor:
 
     def _key_index(self, table: Table, decoded: Sequence[str] = ()) -> KeyIndex:
         """:param decoded: the columns of a decoded key; none: keys are raw"""
-        if self._holding is not None:
-            self._holding.join()
+        self._await_keys()
         columns = tuple(decoded) or upsert.key_columns(self.spec)
         uuid_ = table.metadata.table_uuid
         if self._index is None or self._index.of != (uuid_, columns):

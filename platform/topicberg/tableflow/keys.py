@@ -102,6 +102,7 @@ class KeyIndex:
         self._format = f"{self.table_uuid}-{self._probe()}"
         self._folder = folder / self._format
         self._shares = True
+        self._unshared: dict[str, DataFile] = {}  # by path; see share()
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
         self._deleted: dict[str, NDArray[np.uint8]] = {}  # by data file: a bit for each row
         self._read: set[str] = set()  # the delete files in _deleted
@@ -166,6 +167,7 @@ class KeyIndex:
     ) -> list[FileRows]:
         files = self._live(table, head)
         data = [file for file in files if file.content == DataFileContent.DATA]
+        self._unshared = {one.file_path: one for one in data if one.file_path in self._unshared}
         self._read_deletes(table, files)
         self._fetch(table, data)
         found = []
@@ -254,17 +256,30 @@ class KeyIndex:
             return held
         columns = _key_columns(table, file, self._key_ids, self._key_types)
         keys = HeldKeys.of(merged([self.hashes(*each) for each in columns]))
-        self.hold(table, file, keys)
+        self.hold(file, keys)
         return keys
 
-    def hold(self, table: Table, file: DataFile, keys: HeldKeys) -> None:
+    def hold(self, file: DataFile, keys: HeldKeys) -> None:
         """Keep the keys of a new data file, so that it is not read for them.
 
         :raises TopicbergError: the state directory cannot be written
         """
         key_files.write(self._path(file), keys, self._seal(file))
-        if self._shares and _is_shared(file):
-            self._upload(table, file)
+        if _is_shared(file):
+            self._unshared[file.file_path] = file
+
+    @property
+    def has_unshared(self) -> bool:
+        """Whether there is something to :meth:`share`."""
+        return self._shares and bool(self._unshared)
+
+    def share(self, table: Table) -> None:
+        """Copy the key files that were written since the last time to the table's folder.
+
+        An engine that takes over before computes them from the data files.
+        """
+        while self.has_unshared:
+            self._upload(table, self._unshared.popitem()[1])
 
     def _seal(self, file: DataFile) -> Seal:
         return Seal(self._format, file.file_path)

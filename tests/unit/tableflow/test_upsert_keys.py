@@ -112,6 +112,7 @@ class Upserted:
             publish(self.table, staged, head.snapshot_id, branch=branch)
         self.table.refresh()
         self.rows = {key: v for key, v in self.rows.items() if key not in changes} | added
+        self.index.share(self.table)
 
     def key_files_lost(self) -> None:
         for path in self.folder.rglob("*.keys"):
@@ -609,6 +610,25 @@ def test_shared_key_files_go_with_their_data_files(catalog: SqlCatalog, tmp_path
     remove_orphans(one.table.refresh(), timedelta(0), time.time() + 60)
     assert shared_files(one) == kept
     one.check()
+
+
+@pytest.mark.usefixtures("_shared")
+def test_key_files_of_replaced_data_files_are_not_shared(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(catalog, tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(KeyIndex, "share", lambda *_: None)
+        for value in range(3):
+            one.batch({(b"%d" % value, 0): value})
+        one.batch({(b"none", 0): None})
+        assert one.index.has_unshared
+        one.compaction()
+        one.batch({(b"none", 0): None})
+        assert not shared_files(one)
+    one.index.share(one.table)
+    assert shared_files(one) == names_of_data_files(one)
+    assert not one.index.has_unshared
 
 
 @pytest.mark.usefixtures("_shared")
