@@ -121,15 +121,19 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     keys = _described([], index)
     reached = kafka.beginning_offsets(endpoints, spec.name)
 
-    def attempt() -> Reread:
+    def read() -> None:
+        """Read what the topic has by now."""
         nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
         unread = _records(endpoints, spec.name, {p: (reached.get(p, 0), end[p]) for p in end})
         while some := list(islice(unread, CHUNK)):
             keys, records = _newest(keys, _described(some, index)), records + len(some)
         reached = end
-        table.refresh()
-        if (head := table.current_snapshot()) is None:
+
+    def attempt() -> Reread:
+        head = table.refresh().current_snapshot()
+        read()  # after the refresh: the rows of the head are of records that the topic has by now
+        if head is None:
             return Reread(by=current_user(), at_ms=started_ms, records=records, rows=0)
         rows = index.rows_without(table, head, _kept(keys, committed(table, head).offsets))
         count = sum(len(of_file.positions) for of_file in rows)
@@ -142,6 +146,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         f"topic {spec.name}: {ATTEMPTS} times in a row another commit came first",
         hint="run the command again; nothing was changed",
     )
+    read()  # takes long; an attempt reads only what came meanwhile
     return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 

@@ -1,0 +1,65 @@
+"""A reread of an upsert topic, without Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from topicberg import kafka
+from topicberg.iceberg.summaries import END_OFFSETS
+from topicberg.kafka.offsets import Ranges, dump_offsets
+from topicberg.settings import Settings
+from topicberg.tableflow import reread as module
+from topicberg.tableflow.upsert import key_columns
+from topicberg.topics import TopicSpec
+
+SPEC = TopicSpec.model_validate(
+    {
+        **{"name": "orders", "pipeline": "shop", "partitions": 1},
+        **{"schema": {"format": "none"}, "write_mode": "upsert"},
+    }
+)
+RAW_KEY, PARTITION = key_columns(SPEC)
+COLUMNS = pa.schema([(RAW_KEY, pa.binary()), (PARTITION, pa.int32())])
+
+
+def test_rows_committed_while_the_topic_is_read_are_kept(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: list[bytes] = []
+    table = catalog.create_table("shop.orders", COLUMNS)
+
+    def commit(*keys: bytes, end: int) -> None:
+        rows = [{RAW_KEY: key, PARTITION: 0} for key in keys]
+        catalog.load_table("shop.orders").append(
+            pa.Table.from_pylist(rows, COLUMNS),
+            snapshot_properties={END_OFFSETS: dump_offsets({0: end})},
+        )
+
+    def message(offset: int) -> Any:
+        fields = {"key": log[offset], "value": b"", "partition": 0, "offset": offset}
+        return SimpleNamespace(
+            **{name: lambda value=value: value for name, value in fields.items()}
+        )
+
+    def messages(_endpoints: object, _topic: str, ranges: Ranges) -> Iterator[Any]:
+        yield from map(message, range(*ranges[0]))
+        if len(log) < 4:  # meanwhile, an engine commits what a producer sent
+            log.append(b"new%d" % len(log))
+            commit(log[-1], end=len(log))
+
+    log.append(b"old")
+    commit(b"old", b"missed delete", end=1)
+    monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: 0})
+    monkeypatch.setattr(kafka, "end_offsets", lambda *_: {0: len(log)})
+    monkeypatch.setattr(module, "messages", messages)
+    config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
+    done = module.reread(SPEC, table, cast(Any, None), config)
+    assert (done.rows, done.records) == (1, 4)
+    assert sorted(table.refresh().scan().to_arrow()[RAW_KEY].to_pylist()) == sorted(log)
