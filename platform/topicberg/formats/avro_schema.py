@@ -309,7 +309,7 @@ class _Parser:
                     self.type(each["type"], inside),
                     each.get("default", NO_DEFAULT),
                     tuple(each.get("aliases", ())),
-                    each.get("doc"),
+                    doc if isinstance(doc := each.get("doc"), str) else None,
                 )
             )
         return found

@@ -133,6 +133,24 @@ class _Share:
                     write_status(self._config, known.model_copy(update=changes))
 
 
+def _usable(
+    requested: control.Requested, known: Mapping[str, TopicSpec]
+) -> tuple[Mapping[str, TopicSpec], dict[str, str]]:
+    """Return the topics to materialize, and the errors of those whose spec is invalid.
+
+    An invalid spec stops neither its own topic nor any other.
+
+    :param known: the topics that are ingested now
+    """
+    try:
+        specs, wrong = requested.topics()
+    except (TopicbergError, OSError) as error:
+        return known, {"": str(error)}
+    except Exception as error:  # what is in one topic's files must not end the others
+        return known, {"": repr(error)}
+    return specs | {name: spec for name, spec in known.items() if name in wrong}, wrong
+
+
 def serve(
     config: Settings,
     stopping: threading.Event,
@@ -174,12 +192,7 @@ def serve(
     complaints: dict[str, str] = {}
     while not stopping.is_set():
         known = {name: topic.spec for name, topic in pool.topics.items()}
-        try:
-            specs, wrong = requested.topics()
-            # An invalid spec stops neither its own topic nor any other.
-            specs = specs | {name: spec for name, spec in known.items() if name in wrong}
-        except (TopicbergError, OSError) as error:
-            specs, wrong = known, {"": str(error)}
+        specs, wrong = _usable(requested, known)
         for name, reason in wrong.items() - complaints.items():
             logger.error(
                 "topic %s: the spec is invalid, the last valid one stays in use: %s",

@@ -9,15 +9,20 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import wraps
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import Changes, changed_columns
+from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema
+
+P = ParamSpec("P")
+Columns = dict[str, str]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MAX_REASON = 200
@@ -25,9 +30,24 @@ _PROTOBUF = re.compile(r"^\s*(syntax\s*=|edition\s*=|message\s+\w+\s*\{)", re.MU
 _JSON_SCHEMA = {"$schema", "properties", "$ref", "$defs", "definitions", "oneOf", "allOf", "anyOf"}
 
 
-def avro_columns(
-    name: str, text: str, changes: Changes | Literal["key"] | None = None
-) -> dict[str, str]:
+def _refusing(
+    function: Callable[Concatenate[str, P], Columns],
+) -> Callable[Concatenate[str, P], Columns]:
+    """Let a function of a named schema raise SpecError for whatever a parser raises."""
+
+    @wraps(function)
+    def call(name: str, /, *arguments: P.args, **named: P.kwargs) -> Columns:
+        try:
+            with refused(name):
+                return function(name, *arguments, **named)
+        except TableflowError as error:
+            raise SpecError(error.message, hint=error.hint) from None
+
+    return call
+
+
+@_refusing
+def avro_columns(name: str, text: str, changes: Changes | Literal["key"] | None = None) -> Columns:
     """Return top-level columns of an Avro record.
 
     :param changes: the records are changes of a database's table, or their keys
@@ -90,13 +110,14 @@ def _check_names(file: str, schema: Any) -> None:
                 _check_names(file, schema.get(inner))
 
 
+@_refusing
 def json_columns(
     name: str,
     text: str,
     changes: Changes | Literal["key"] | None = None,
     *,
     parses_times: bool = False,
-) -> dict[str, str]:
+) -> Columns:
     """Return top-level columns of a JSON Schema.
 
     :param changes: the records are changes of a database's table, or their keys
@@ -111,7 +132,8 @@ def json_columns(
     return _columns(name, schema, json_schema.fields, changes)
 
 
-def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str]:
+@_refusing
+def protobuf_columns(name: str, text: str, message: str | None) -> Columns:
     """Return top-level columns of a Protobuf message; imports of Google's own types are known.
 
     :raises SpecError: protoc refuses it, no such message, or it contains itself
@@ -119,10 +141,7 @@ def protobuf_columns(name: str, text: str, message: str | None) -> dict[str, str
     from topicberg.formats.protobuf import file_fields
 
     _check_format(name, text, "protobuf")
-    try:
-        return {field.name: _kind(field.field_type) for field in file_fields(name, text, message)}
-    except TableflowError as error:
-        raise SpecError(error.message, hint=error.hint) from None
+    return {field.name: _kind(field.field_type) for field in file_fields(name, text, message)}
 
 
 def _columns(
@@ -130,14 +149,11 @@ def _columns(
     schema: RegisteredSchema,
     fields: Callable[[str, RegisteredSchema, Iterator[int]], list[NestedField]],
     changes: Changes | Literal["key"] | None = None,
-) -> dict[str, str]:
+) -> Columns:
     """Return the columns that the Tableflow engine derives from a schema."""
-    try:
-        found = fields(name, with_connect_types(schema) if changes else schema, count(1))
-        if changes in ("rows", "changes"):
-            found = changed_columns(name, found, changes)
-    except TableflowError as error:
-        raise SpecError(error.message, hint=error.hint) from None
+    found = fields(name, with_connect_types(schema) if changes else schema, count(1))
+    if changes in ("rows", "changes"):
+        found = changed_columns(name, found, changes)
     return {field.name: _kind(field.field_type) for field in found}
 
 

@@ -235,3 +235,31 @@ def test_not_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(SpecError, match="cannot be read"):
         read_schema(path, "avro")
+
+
+def nested(kind: str, depth: int) -> str:
+    """A schema of so many records in each other."""
+    opening, closing = (
+        (
+            "".join(
+                f'{{"type":"record","name":"R{n}","fields":[{{"name":"f","type":'
+                for n in range(depth)
+            ),
+            "}]}",
+        )
+        if kind == "avro"
+        else ('{"type":"object","properties":{"f":' * depth, "}}")
+    )
+    return f'{opening}{{"type":"string"}}{closing * depth}'
+
+
+@pytest.mark.parametrize("kind", ["avro", "json"])
+@pytest.mark.parametrize("depth", [60, 400, 5_000])
+def test_schema_of_any_depth_is_refused(tmp_path: Path, kind: str, depth: int) -> None:
+    with pytest.raises(SpecError, match="nested too deeply"):
+        columns(tmp_path, kind, nested(kind, depth))
+
+
+@pytest.mark.parametrize("doc", [5, ["a"], {"a": 1}, None])
+def test_avro_doc_that_is_not_text_is_ignored(tmp_path: Path, doc: Any) -> None:
+    assert columns(tmp_path, "avro", record(field("a", "int", doc=doc))) == {"a": "int"}

@@ -16,7 +16,7 @@ from topicberg.errors import TableflowError, TopicbergError, UnreachableError
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow import ingestion, service
+from topicberg.tableflow import control, ingestion, service
 from topicberg.tableflow.engine import Commit
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.pool import Pool
@@ -310,6 +310,18 @@ def test_disabled_topic_writes_no_status_any_more(config: Settings, spec: TopicS
     topic._report(phase="FAILED")
     assert read_status(config, spec.name).phase == "PENDING"
     write_status(config, topic.status)
+
+
+def test_unexpected_error_of_a_spec_keeps_the_topics(
+    config: Settings, spec: TopicSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Settings) -> None:
+        raise TypeError("a parser failed")
+
+    monkeypatch.setattr(control, "usable_topics", fails)
+    known = {spec.name: spec}
+    specs, wrong = service._usable(control.Requested(config), known)
+    assert (specs, wrong) == (known, {"": "TypeError('a parser failed')"})
 
 
 def test_unreadable_table_is_not_a_failure_of_delta(config: Settings, spec: TopicSpec) -> None:

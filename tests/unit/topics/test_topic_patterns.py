@@ -184,6 +184,16 @@ def test_one_topic_that_does_not_fit_stops_no_other(config: Settings) -> None:
     assert control.usable_topics(config)[1].keys() == {"orders.us"}
 
 
+@pytest.mark.parametrize("text", ["{", "[" * 10_000], ids=["no JSON", "deep"])
+def test_unreadable_schema_of_one_topic_stops_no_other(config: Settings, text: str) -> None:
+    write(config, "shop", PATTERN)
+    found(config, "orders.eu", "orders.us")
+    schema_file(config, "orders.us", "value", "avro").write_text(text)
+    specs, wrong = control.usable_topics(config)
+    assert list(specs) == ["orders.eu"]
+    assert list(wrong) == ["orders.us"]
+
+
 def test_topics_that_would_be_one_table_concern_only_themselves(config: Settings) -> None:
     write(config, "shop", PATTERN)
     found(config, "orders.a.b", "orders.a_b", "orders.c")
