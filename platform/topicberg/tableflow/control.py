@@ -164,14 +164,21 @@ def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
 
 
 def _resumed_at(config: Settings) -> dict[str, float]:
-    """Return when each topic was last resumed.
+    """Return when each topic was last resumed."""
+    return {name: each.resumed_at for name, each in _readable_requests(config)[0].items()}
 
-    Unreadable requests are ignored here; they are reported elsewhere.
-    """
-    try:
-        return {name: each.resumed_at for name, each in read_requests(config).items()}
-    except (TopicbergError, OSError):
-        return {}
+
+def _readable_requests(config: Settings) -> tuple[dict[str, Request], dict[str, str]]:
+    """Return the requests, by topic, and the errors of those that cannot be read."""
+    found: dict[str, Request] = {}
+    wrong: dict[str, str] = {}
+    for topic in requested_topics(config):
+        try:
+            if (request := read_request(config, topic)) is not None:
+                found[request.topic] = request
+        except TopicbergError as error:
+            wrong[topic] = str(error)
+    return found, wrong
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
@@ -181,13 +188,8 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
     """
     good, problems = check_topics(config)
     wrong = {name: str(each) for each in reversed(problems) for name in each.names}
-    requests = {}
-    for topic in requested_topics(config):
-        try:
-            if (request := read_request(config, topic)) is not None:
-                requests[request.topic] = request
-        except TopicbergError as error:
-            wrong[topic] = str(error)
+    requests, unreadable = _readable_requests(config)
+    wrong |= unreadable
     found = _enabled({spec.name: spec for spec in good}, requests, wrong)
     return {name: spec for name, spec in found.items() if name not in wrong}, wrong
 

@@ -124,13 +124,14 @@ class _Share:
         self._reported = error
         now = int(time.time() * 1000)
         for name in specs.keys() - self.pool.topics.keys():
-            known = read_status(self._config, name)
-            if known.engine in (None, self.engine):
+            with suppress(OSError):
+                known = read_status(self._config, name)
+                if known.engine not in (None, self.engine):
+                    continue
                 since = known.failing_since_ms or now
                 changes = {"phase": "PENDING", "suspended": False, "failing_since_ms": since}
                 changes |= {"error_message": str(error)}
-                with suppress(OSError):
-                    write_status(self._config, known.model_copy(update=changes))
+                write_status(self._config, known.model_copy(update=changes))
 
 
 def _usable(

@@ -105,7 +105,7 @@ def write_status(config: Settings, status: TopicStatus) -> None:
 def read_status(config: Settings, topic: str) -> TopicStatus:
     """Return the last status that an engine wrote, or PENDING if there is none."""
     try:
-        return TopicStatus.model_validate_json(status_file(config, topic).read_text())
+        return TopicStatus.model_validate_json(status_file(config, topic).read_bytes())
     except (FileNotFoundError, ValidationError):
         return TopicStatus(topic=topic)
 
@@ -142,8 +142,8 @@ def give_up_status(config: Settings, status: TopicStatus) -> None:
 
     Another engine may have written its own status already, which then stays.
     """
-    if read_status(config, status.topic).engine == status.engine:
-        with suppress(OSError):  # e.g. a full disk
+    with suppress(OSError):  # e.g. a full disk
+        if read_status(config, status.topic).engine == status.engine:
             write_status(config, status.given_up())
 
 

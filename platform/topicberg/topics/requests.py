@@ -55,14 +55,23 @@ def topic_created(config: Settings, topic: str) -> None:
 
 
 def read_request(config: Settings, topic: str) -> Request | None:
-    """Return the last request, or None if there is none."""
+    """Return the last request, or None if there is none.
+
+    :raises TopicbergError: the file is damaged, or cannot be read
+    """
+    path = _file(config, topic)
     try:
-        return Request.model_validate_json(_file(config, topic).read_text())
+        return Request.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
         raise TopicbergError(
-            f"{_file(config, topic)} is damaged", hint="remove it, so that the topic spec decides"
+            f"{path} is damaged", hint="remove it, so that the topic spec decides"
+        ) from error
+    except OSError as error:
+        raise TopicbergError(
+            f"{path} cannot be read: {error.strerror}",
+            hint="run the commands and the engine as the same user, or remove the file",
         ) from error
 
 

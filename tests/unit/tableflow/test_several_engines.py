@@ -18,7 +18,13 @@ from topicberg.tableflow.identity import Identity, engine_group
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.pool import Pool, poll_seconds
-from topicberg.tableflow.status import TopicStatus, give_up_status, read_status, write_status
+from topicberg.tableflow.status import (
+    TopicStatus,
+    give_up_status,
+    read_status,
+    status_file,
+    write_status,
+)
 from topicberg.topics import TopicSpec, load_topic
 
 NOTHING = cast("Any", None)
@@ -123,6 +129,20 @@ def test_status_of_another_engine_is_not_given_up(config: Settings) -> None:
     give_up_status(config, mine)
     status = read_status(config, "orders")
     assert (status.engine, status.phase, status.error_message) == (None, "PENDING", None)
+
+
+def test_status_that_cannot_be_read_is_not_given_up(config: Settings, spec: TopicSpec) -> None:
+    """Another user wrote it, for example; a folder stands for it here."""
+    status_file(config, "orders").mkdir(parents=True)
+    share = service._Share(cast("Any", Endpoints()), config)
+    share.member.error = UnreachableError("Kafka does not answer")
+    orders = spec.model_copy(update={"name": "orders"})
+    share.converge({"orders": orders, spec.name: spec})
+    assert read_status(config, spec.name).error_message == "Kafka does not answer"
+    share.member.holds = lambda name: False  # type: ignore[method-assign]
+    share.member._set(frozenset())
+    share.converge({"orders": orders})
+    assert status_file(config, "orders").is_dir()
 
 
 def test_engine_without_kafka_reports_it_for_its_topics(config: Settings, spec: TopicSpec) -> None:

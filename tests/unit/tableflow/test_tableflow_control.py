@@ -136,23 +136,36 @@ def test_damaged_request_is_reported(config: Settings) -> None:
     path.write_text("{")
     with pytest.raises(TopicbergError, match="damaged"):
         control.enabled_topics(config)
+    path.write_bytes(b"\xff")
+    with pytest.raises(TopicbergError, match="damaged"):
+        control.enabled_topics(config)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(TopicbergError, match="cannot be read: Is a directory"):
+        control.enabled_topics(config)
 
 
 def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
-    """A spec, a damaged request, and a request whose settings are no good any more."""
-    for name in ("clicks", "views", "wrong"):
+    """A spec, damaged requests, and a request whose settings are no good any more."""
+    for name in ("bytes", "clicks", "views", "wrong"):
         (config.topics_dir / f"{name}.yaml").write_text(SPEC.replace("orders", name))
     control.enable(config, "clicks")
     control.enable(config, "views")
     folder = config.state_dir / "tableflow" / "requests"
     (folder / "clicks.json").write_text("{")
+    (folder / "bytes.json").write_bytes(b"\xff")
+    (folder / "folder.json").mkdir()
     unusable = requests.Request(topic="views", enabled=True, tableflow={"retention_ms": 1})
     (folder / "views.json").write_text(unusable.model_dump_json())
     (config.topics_dir / "wrong.yaml").write_text("name: wrong\n")
     usable, wrong = control.usable_topics(config)
     assert set(usable) == {"orders"}
-    assert set(wrong) == {"clicks", "views", "wrong"}
+    assert set(wrong) == {"bytes", "clicks", "folder", "views", "wrong"}
     assert "retention_ms" in wrong["views"]
+    requested = control.Requested(config)
+    requests.write_request(config, requests.Request(topic="orders", enabled=True, resumed_at=1.0))
+    requested.topics()
+    assert requested.resumed() == ["orders"]
 
 
 def test_requests_are_read_again_only_after_a_change(
