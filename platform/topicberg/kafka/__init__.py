@@ -220,13 +220,19 @@ def produce(
 
 def topic_config(endpoints: Endpoints, topic: str) -> dict[str, str | None]:
     """Return the topic's configuration, with the broker's defaults; uses the writers' account."""
-    return dict(topic_configs(endpoints, [topic]))[topic]
+    ((_, found),) = topic_configs(endpoints, [topic])
+    if isinstance(found, TopicbergError):
+        raise found
+    return found
 
 
 def topic_configs(
     endpoints: Endpoints, topics: Sequence[str]
-) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Yield each topic with what :func:`topic_config` returns of it."""
+) -> Iterator[tuple[str, dict[str, str | None] | TopicbergError]]:
+    """Yield each topic with what :func:`topic_config` returns of it, or why Kafka refuses that.
+
+    :raises UnreachableError: Kafka does not answer
+    """
     admin = admin_client(endpoints, writes=True)
     for start in range(0, len(topics), _CONFIGS_AT_ONCE):
         some = topics[start : start + _CONFIGS_AT_ONCE]
@@ -234,8 +240,15 @@ def topic_configs(
         futures = admin.describe_configs(resources, request_timeout=TIMEOUT_SECONDS)
         for resource, future in futures.items():
             what = f"describe the configuration of {resource.name}"
-            entries = result_of(future, endpoints, what)
-            yield str(resource.name), {name: entry.value for name, entry in entries.items()}
+            found: dict[str, str | None] | TopicbergError
+            try:
+                entries = result_of(future, endpoints, what)
+                found = {name: entry.value for name, entry in entries.items()}
+            except UnreachableError:
+                raise
+            except TopicbergError as error:
+                found = error
+            yield str(resource.name), found
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -75,9 +75,7 @@ def find_topics(
     specs, problems = check_topics(config)
     known = {spec.name for spec in specs} | {name for one in problems for name in one.names}
     new = sorted(there.keys() - known)
-    compacted = _compacted(new, endpoints)
-    found = {n: FoundTopic(partitions=there[n], is_compacted=n in compacted) for n in new}
-    return found, sorted(there.keys() & known)
+    return _configured(new, there, endpoints), sorted(there.keys() & known)
 
 
 def find_topic(name: str, endpoints: Endpoints) -> FoundTopic | None:
@@ -88,7 +86,8 @@ def find_topic(name: str, endpoints: Endpoints) -> FoundTopic | None:
     partitions = list_topics(endpoints).get(name)
     if partitions is None:
         return None
-    return FoundTopic(partitions=partitions, is_compacted=bool(_compacted([name], endpoints)))
+    policy = kafka.topic_config(endpoints, name).get("cleanup.policy")
+    return FoundTopic(partitions=partitions, is_compacted=kafka.is_compacted(policy))
 
 
 def discover(
@@ -96,7 +95,8 @@ def discover(
 ) -> tuple[list[str], list[str]]:
     """Look for the topics of patterns, and write what is found for the definitions.
 
-    If a service does not answer, the last discovery stays.
+    If a service does not answer, the last discovery stays. So does what is known of a topic that
+    cannot be read; a new one has the reason.
 
     :param sweep: how many known topics are read again; None: all
     :returns: the topics that are new, and those that are not there any more
@@ -116,7 +116,15 @@ def discover(
     read = {*(n for n in names if n not in known), *hasty, *oldest[:sweep]}
     found = {name: known[name] for name in names if name in known}
     if read:
-        found |= _read(sorted(read), there, endpoints, config)
+        now = time.time()
+        for name, topic in _read(sorted(read), there, endpoints, config).items():
+            if topic.problem is None or name not in known or known[name].problem is not None:
+                found[name] = topic
+            else:
+                logger.warning(
+                    "the last discovery of topic %s stays in use: %s", name, topic.problem
+                )
+            found[name].looked_at = now
     for name, topic in found.items():
         topic.partitions = there[name]
     write_discovery(config, Discovery(topics=dict(sorted(found.items()))))
@@ -130,23 +138,24 @@ def discover(
 def _read(
     names: list[str], partitions: dict[str, int], endpoints: Endpoints, config: Settings
 ) -> dict[str, FoundTopic]:
-    compacted = _compacted(names, endpoints)
+    found = _configured(names, partitions, endpoints)
     registry = endpoints.schema_registry_client()
     with registry_errors("the subjects"):
         subjects = set(registry.get_subjects())
-    now = time.time()
 
-    def of(name: str) -> FoundTopic:
-        return FoundTopic(
-            partitions=partitions[name],
-            is_compacted=name in compacted,
-            value=_schema(name, "value", subjects, registry, config),
-            key=_schema(name, "key", subjects, registry, config),
-            looked_at=now,
-        )
+    def read(name: str) -> None:
+        topic = found[name]
+        try:
+            topic.value = _schema(name, "value", subjects, registry, config)
+            topic.key = _schema(name, "key", subjects, registry, config)
+        except UnreachableError:
+            raise
+        except (TopicbergError, OSError, ValueError) as error:  # e.g. the file's name is too long
+            topic.problem = str(error)
 
     with ThreadPoolExecutor(_READERS) as pool:
-        return dict(zip(names, pool.map(of, names), strict=True))
+        list(pool.map(read, (name for name in names if found[name].problem is None)))
+    return found
 
 
 def _schema(
@@ -177,10 +186,18 @@ def _schema(
     )
 
 
-def _compacted(names: list[str], endpoints: Endpoints) -> set[str]:
-    """Return the topics whose cleanup policy compacts."""
-    configs = kafka.topic_configs(endpoints, names)
-    return {name for name, found in configs if kafka.is_compacted(found.get("cleanup.policy"))}
+def _configured(
+    names: list[str], partitions: Mapping[str, int], endpoints: Endpoints
+) -> dict[str, FoundTopic]:
+    """Return the topics with what their configurations say."""
+    found = {}
+    for name, settings in kafka.topic_configs(endpoints, names):
+        topic = found[name] = FoundTopic(partitions=partitions[name], is_compacted=False)
+        if isinstance(settings, TopicbergError):
+            topic.problem = settings.message
+        else:
+            topic.is_compacted = kafka.is_compacted(settings.get("cleanup.policy"))
+    return found
 
 
 class Discoverer(threading.Thread):
@@ -205,5 +222,7 @@ class Discoverer(threading.Thread):
                 if str(error) != reported:
                     reported = str(error)
                     logger.warning("the last discovery of topics stays in use: %s", error)
+            except Exception:  # the next one may succeed
+                logger.exception("the last discovery of topics stays in use")
             if self._stop_requested.wait(INTERVAL_SECONDS):
                 return

@@ -39,6 +39,8 @@ class FoundTopic(BaseModel):
     key: FoundSchema | None = None
     looked_at: float = 0.0
     """When its configuration and its schemas were read, in seconds since 1970."""
+    problem: str | None = None
+    """Why they cannot be read."""
 
 
 class Discovery(BaseModel):

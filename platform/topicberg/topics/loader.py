@@ -211,6 +211,9 @@ def _by_pattern(
             )
             problems.append(Problem(file, f"topic {name}", reason, topics))
             continue
+        if topic.problem is not None:
+            problems.append(Problem(file, f"topic {name}", topic.problem, topics))
+            continue
         pipeline = re.sub(r"[^a-z0-9_]", "_", Path(file).stem.lower())
         document = document_of(pattern, pipeline, name, topic, config.own_engine)
         if document is None:

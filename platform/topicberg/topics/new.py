@@ -78,6 +78,9 @@ def new_topics(
     with registry_errors("the subjects"):
         subjects = set(endpoints.schema_registry_client().get_subjects())
     for name, has in names.items():
+        if has.problem is not None:
+            refused[name] = has.problem
+            continue
         if f"{name}-value" not in subjects:
             refused[name] = f"the registry has no subject {name}-value"
             continue
@@ -274,15 +277,16 @@ def is_envelope(text: str) -> bool:
     """Return whether an Avro or JSON Schema is Debezium's envelope of a table's changes."""
     try:
         schema = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
-    if not isinstance(schema, dict):
-        return False
-    names = set(schema.get("properties", ()))
-    if schema.get("type") == "record":
-        fields = (field for field in schema.get("fields", ()) if isinstance(field, dict))
-        names = {field.get("name") for field in fields}
-    return names >= {BEFORE, AFTER, SOURCE, OPERATION}
+    match schema:
+        case {"type": "record", "fields": list(fields)}:
+            names = [field.get("name") for field in fields if isinstance(field, dict)]
+        case {"properties": dict(properties)}:
+            names = list(properties)
+        case _:
+            return False
+    return all(name in names for name in (BEFORE, AFTER, SOURCE, OPERATION))
 
 
 def _key_schema(subject: str, endpoints: Endpoints, kind: str) -> str | None:

@@ -96,6 +96,21 @@ def test_envelope_captured_schema_is_recognized(number: int, expected: bool) -> 
     assert is_envelope(json.dumps(schemas()[number])) is expected
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "record", "name": "R", "fields": [], "properties": 5}',
+        '{"type": "record", "name": "R", "fields": 5}',
+        '{"type": "record", "name": "R", "fields": [{"name": ["before"]}]}',
+        '{"properties": [{}]}',
+        "[" * 10_000 + "]" * 10_000,
+    ],
+    ids=["other properties", "no list", "no name", "no object", "deep"],
+)
+def test_envelope_schema_of_another_shape_is_none(text: str) -> None:
+    assert not is_envelope(text)
+
+
 def test_order_time_decides_before_position() -> None:
     """After a failover, positions may start again at lower numbers."""
     earlier, later = order_of(1_000, 900), order_of(2_000, 5)

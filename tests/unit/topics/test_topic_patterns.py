@@ -184,6 +184,15 @@ def test_one_topic_that_does_not_fit_stops_no_other(config: Settings) -> None:
     assert control.usable_topics(config)[1].keys() == {"orders.us"}
 
 
+def test_topic_that_cannot_be_read_is_reported(config: Settings) -> None:
+    write(config, "shop", PATTERN)
+    found(config, "orders.eu")
+    found(config, "orders.us", problem="Kafka refused", value=None)
+    specs, (problem,) = check_topics(config)
+    assert [spec.name for spec in specs] == ["orders.eu"]
+    assert str(problem) == "platform/topics/shop.yaml: topic orders.us: Kafka refused"
+
+
 @pytest.mark.parametrize("text", ["{", "[" * 10_000], ids=["no JSON", "deep"])
 def test_unreadable_schema_of_one_topic_stops_no_other(config: Settings, text: str) -> None:
     write(config, "shop", PATTERN)
