@@ -114,9 +114,11 @@ class Half:
             return
         latest = self.subject.latest
         for older in reversed([*self.subject.schemas.values()]):
-            if older == latest or older.schema_type != latest.schema_type or is_union(older):
+            if older == latest or older.schema_type != latest.schema_type:
                 continue
             try:
+                if is_union(older):
+                    continue
                 names = format_of(older).written(older, latest, self.message)
                 found = self._written(self.subject, older, ids)
                 found = self._columns([field for field in found if field.name in names])

@@ -104,6 +104,17 @@ def test_version_without_a_table_has_no_columns() -> None:
     assert columns("AVRO", recursive, '["string", "int"]', avro(a="int")) == {"a": "int"}
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"), [("", "more than 1048576 characters"), ("[" * 5_000, None)]
+)
+def test_version_that_cannot_be_read_has_no_columns(text: str, problem: str | None) -> None:
+    newest = RegisteredSchema(2, "AVRO", avro(a="int"))
+    older = RegisteredSchema(1, "AVRO", text, problem=problem)
+    value = Half("value", Subject("s", {1: older, 2: newest}, newest))
+    fields = table_schema(spec(), Layout(half("key", "AVRO", ()), value)).fields
+    assert [one.name for one in fields][:2] == ["key", "a"]
+
+
 def test_key_comes_before_dropped_fields_of_values() -> None:
     values = avro(user_id="string", a="int"), avro(a="int")
     found = columns("AVRO", *values, keys=(avro(gone="int", user_id="long"), avro(user_id="long")))
