@@ -147,7 +147,8 @@ class Pool:
     def remove(self, name: str, seconds: float) -> None:
         """Stop to ingest a topic, and wait a while for its turn if it has one."""
         with self._changed:
-            topic = self._topics.pop(name)
+            if (topic := self._topics.pop(name, None)) is None:
+                return  # it was given up meanwhile
             topic.is_stopped = True
             self._changed.wait_for(lambda: not topic.is_running, seconds)
 
