@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from topicberg.errors import TopicbergError
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import serve
 from topicberg.settings import settings
@@ -100,9 +101,16 @@ def serve_metrics(
     :param host: address to listen on; a scrape must name the host by it, or by an address of the
         machine if it is another one than the default
     :param engine: the name of this engine
+    :raises TopicbergError: the port is in use, or is not allowed
     """
     registry = CollectorRegistry()
     registry.register(StatusCollector(statuses, engine))
     # In production, Prometheus may scrape as another user of the machine.
     guard = Guard(same_user=settings().deployment == "local", any_address=host != LOOPBACK)
-    serve(make_wsgi_app(registry), port, guard, host)
+    try:
+        serve(make_wsgi_app(registry), port, guard, host)
+    except OSError as error:
+        raise TopicbergError(
+            f"the metrics endpoint cannot listen on {host}, port {port}: {error.strerror}",
+            hint="choose another port with --metrics-port, or end the process that has it",
+        ) from error

@@ -164,12 +164,20 @@ def serve(
 
     :param metrics_port: port of the metrics endpoint; None: no endpoint
     :param metrics_host: address on which the endpoint listens
+    :raises TopicbergError: the endpoint cannot listen
     """
     endpoints = _wait_for_endpoints(config, stopping)
     if endpoints is None:
         return
     share = _Share(endpoints, config)
     pool = share.pool
+    if metrics_port is not None:  # an engine that cannot listen must not take topics from others
+        serve_metrics(
+            metrics_port,
+            lambda: [topic.status for topic in pool.topics.values()],
+            host=metrics_host,
+            engine=share.engine,
+        )
     share.member.start()
     # Import it before any worker does: of two concurrent imports, one may see it incomplete.
     import pyspark.errors.utils as calls
@@ -177,13 +185,6 @@ def serve(
 
     # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
     calls._enable_debugging_cache = False  # type: ignore[assignment]
-    if metrics_port is not None:
-        serve_metrics(
-            metrics_port,
-            lambda: [topic.status for topic in pool.topics.values()],
-            host=metrics_host,
-            engine=share.engine,
-        )
     keeper = Keeper(endpoints, config, pool)
     discoverer = Discoverer(endpoints, config)
     pool.start()
@@ -218,7 +219,7 @@ def serve(
 def main(metrics_port: int | None, metrics_host: str = LOOPBACK) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    :raises TopicbergError: settings of the deployment are missing
+    :raises TopicbergError: settings of the deployment are missing, or see :func:`serve`
     """
     log_to_stderr(
         logging.INFO,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 from topicberg.errors import TableflowError, TopicbergError, UnreachableError
 from topicberg.kafka.ends import Ends
+from topicberg.kafka.group import Member
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import control, ingestion, service
@@ -322,6 +324,19 @@ def test_unexpected_error_of_a_spec_keeps_the_topics(
     known = {spec.name: spec}
     specs, wrong = service._usable(control.Requested(config), known)
     assert (specs, wrong) == (known, {"": "TypeError('a parser failed')"})
+
+
+def test_engine_that_cannot_listen_does_not_join_the_others(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[Member] = []
+    monkeypatch.setattr(Member, "start", joined.append)
+    monkeypatch.setattr(service, "load_endpoints", lambda _: Endpoints())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(TopicbergError, match=f"port {port}: Address already in use"):
+            service.serve(config, threading.Event(), port)
+    assert joined == []
 
 
 def test_unreadable_table_is_not_a_failure_of_delta(config: Settings, spec: TopicSpec) -> None:
