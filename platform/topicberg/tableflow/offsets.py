@@ -36,7 +36,8 @@ class Batch:
 
     def until(self, end: Mapping[int, int]) -> Batch:
         """Return the same batch with earlier ends."""
-        return Batch(self.start, {**self.end, **end}, self.skipped)
+        ends = {**self.end, **end}
+        return Batch(self.start, ends, frozenset(p for p in self.skipped if p[1] < ends[p[0]]))
 
 
 def plan_batch(

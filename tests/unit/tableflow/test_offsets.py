@@ -38,6 +38,14 @@ def test_batches_tile_the_log(log: dict[int, tuple[int, int]], limit: int) -> No
     assert read == {p: list(range(beginning[p], latest[p])) for p in log}
 
 
+def test_shorter_batch_has_only_its_own_skips() -> None:
+    batch = plan_batch("t", {}, {0: 0, 1: 0}, {0: 9, 1: 9}, 100, [(0, 0), (1, 0), (1, 1)])
+    shorter = batch.until({0: 0, 1: 1})
+    assert shorter.skipped == {(1, 0)}
+    following = plan_batch("t", shorter.end, {0: 0, 1: 0}, {0: 9, 1: 9}, 100, [(0, 0), (1, 1)])
+    assert shorter.skipped | following.skipped == batch.skipped
+
+
 def test_new_partition_starts_at_its_beginning() -> None:
     batch = plan_batch("t", {0: 5}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100)
     assert batch.ranges == {1: (3, 9)}
