@@ -17,6 +17,8 @@ CHECKPOINT_TAG = "tableflow"
 
 FIRST_OFFSETS = "topicberg.first-offsets"
 """Table property: where the topic's records begin for this table."""
+FIRST_TOPIC_ID = "topicberg.first-topic-id"
+"""Table property: the id of the topic whose offsets these are."""
 TOPIC = "topicberg.topic"
 TOPIC_ID = "topicberg.topic-id"
 START_OFFSETS = "topicberg.start-offsets"

@@ -346,7 +346,7 @@ class Ingestor:
                 hint=start_again(name),
             )
         now_ms = int(time.time() * 1000)
-        first = {**beginning, **self._first_offsets(table, held, beginning, latest)}
+        first = {**beginning, **self._first_offsets(table, held, log)}
         start = {**beginning, **(held.offsets or first)}
         if not self._knows_size:
             learnt, most = held.batch_size, self.spec.tableflow.commit_max_bytes
@@ -627,9 +627,7 @@ class Ingestor:
         if staged is not None:
             table.maintenance.expire_snapshots().by_id(staged.snapshot_id).commit()
 
-    def _first_offsets(
-        self, table: Table, held: commit.Committed, beginning: Offsets, latest: Offsets
-    ) -> Offsets:
+    def _first_offsets(self, table: Table, held: commit.Committed, log: kafka.TopicLog) -> Offsets:
         """Return the topic's start offsets, fixed in the table before the first commit.
 
         Otherwise a table that starts at the latest offset would start later at every attempt.
@@ -637,15 +635,23 @@ class Ingestor:
         position = self.spec.tableflow.start_position
         if position == "earliest" or held.offsets:
             return {}
-        if (known := table.properties.get(summaries.FIRST_OFFSETS)) is not None:
-            return {p: max(o, beginning.get(p, o)) for p, o in parse_offsets(known).items()}
+        known = table.properties.get(summaries.FIRST_OFFSETS)
+        # Earlier versions of topicberg noted no id.
+        known_id = table.properties.get(summaries.FIRST_TOPIC_ID, log.topic_id)
+        if known is not None and known_id == log.topic_id:
+            return {p: max(o, log.beginning.get(p, o)) for p, o in parse_offsets(known).items()}
         if position == "latest":
-            first = latest
+            # All records of a topic that was created again are later than the start.
+            first = log.end if known is None else log.beginning
         else:
             found = kafka.offsets_at(self.endpoints, self.spec.name, position)
-            first = {p: latest[p] if offset < 0 else offset for p, offset in found.items()}
+            first = {p: log.end[p] if offset < 0 else offset for p, offset in found.items()}
+        note = {
+            summaries.FIRST_OFFSETS: dump_offsets(first),
+            summaries.FIRST_TOPIC_ID: log.topic_id,
+        }
         with table.transaction() as transaction:
-            transaction.set_properties({summaries.FIRST_OFFSETS: dump_offsets(first)})
+            transaction.set_properties(note)
         return first
 
     def _table(self, layout: Layout) -> Table:

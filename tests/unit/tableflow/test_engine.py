@@ -1,0 +1,68 @@
+"""Steps of the engine before a topic's first record, without Kafka and Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, NestedField
+
+from topicberg import kafka
+from topicberg.iceberg.summaries import FIRST_TOPIC_ID
+from topicberg.kafka import TopicLog
+from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
+from topicberg.tableflow.commit import Committed
+from topicberg.tableflow.engine import Ingestor
+from topicberg.topics import TopicSpec
+
+
+def ingestor_of(catalog: SqlCatalog, folder: Path, **tableflow: Any) -> Ingestor:
+    """Return the engine of a topic whose table has only the column of the partition."""
+    fields = {"name": "orders", "pipeline": "shop", "schema": {"format": "none"}}
+    spec = TopicSpec.model_validate({**fields, "tableflow": tableflow})
+    config = Settings(project_root=folder, state_dir=folder / "state")
+    identifier = spec.table_identifier(config)
+    catalog.create_namespace_if_not_exists(identifier[0])
+    partition = NestedField(1, "$$partition", IntegerType(), required=False)
+    catalog.create_table_if_not_exists(identifier, Schema(partition))
+    endpoints = SimpleNamespace(
+        catalog=lambda _: catalog, schema_registry_client=lambda: None, spark_connect=""
+    )
+    return Ingestor(spec, cast(Any, endpoints), config)
+
+
+@pytest.mark.parametrize("has_id", [True, False])
+def test_start_at_the_latest_is_that_of_the_first_attempt(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_id: bool
+) -> None:
+    ingestor = ingestor_of(catalog, tmp_path, start_position="latest")
+    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("id", {0: 3}, {0: 7}))
+    assert ingestor.step().end_offsets == {0: 7}
+    if not has_id:  # as earlier versions left it
+        with ingestor.table().transaction() as transaction:
+            transaction.remove_properties(FIRST_TOPIC_ID)
+    log = TopicLog("id", {0: 3}, {0: 9})
+    assert ingestor._first_offsets(ingestor.table(), Committed(), log) == {0: 7}
+
+
+@pytest.mark.parametrize(("position", "first"), [("latest", {0: 0}), (1_000, {0: 2})])
+def test_topic_created_again_before_its_first_commit_loses_nothing(
+    catalog: SqlCatalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    position: str | int,
+    first: Offsets,
+) -> None:
+    ingestor = ingestor_of(catalog, tmp_path, start_position=position)
+    monkeypatch.setattr(kafka, "offsets_at", lambda *_: {0: 7})
+    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("old", {0: 0}, {0: 7}))
+    assert ingestor.step().end_offsets == {0: 7}
+    monkeypatch.setattr(kafka, "offsets_at", lambda *_: {0: 2})
+    new = TopicLog("new", {0: 0}, {0: 9})
+    for _ in range(2):
+        assert ingestor._first_offsets(ingestor.table(), Committed(), new) == first
