@@ -31,7 +31,7 @@ from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
-from topicberg.retry import retry_conflicts
+from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
 from topicberg.spark import F, check_spark, quote
 from topicberg.tableflow import commit, failures, skips, tombstones, upsert
@@ -298,7 +298,10 @@ class Ingestor:
         try:
             # The wait lets the other engine finish.
             return retry_conflicts(
-                self._attempt, CONFLICT_ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted
+                conflicts(f"topic {self.spec.name}")(self._attempt),
+                CONFLICT_ATTEMPTS,
+                wait=wait_random(0, 1),
+                exhausted=exhausted,
             )
         except TopicbergError:
             raise  # the session is as good as before, or discarded already

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField
 
 from topicberg import kafka
@@ -66,3 +67,23 @@ def test_topic_created_again_before_its_first_commit_loses_nothing(
     new = TopicLog("new", {0: 0}, {0: 9})
     for _ in range(2):
         assert ingestor._first_offsets(ingestor.table(), Committed(), new) == first
+
+
+def test_step_beside_another_engine_that_adds_columns(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("id", {0: 0}, {0: 0}))
+    one, two = (ingestor_of(catalog, tmp_path) for _ in range(2))
+    load = catalog.load_table
+    others = [two.table]
+
+    def loading(name: Any) -> Table:
+        table = load(name)
+        if others:
+            others.pop()()
+        return table
+
+    monkeypatch.setattr(catalog, "load_table", loading)
+    assert one.step().records == 0
+    assert others == []
+    assert "value" in one.table().schema().column_names
