@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -23,7 +23,7 @@ from topicberg.datagen.producer import GeneratorRun
 from topicberg.datagen.status import (
     ALIVE,
     DatagenStatus,
-    all_statuses,
+    known_topics,
     process_of,
     read_status,
     status_file,
@@ -177,19 +177,38 @@ def stop(config: Settings, topic: str) -> DatagenStatus:
             f"no generator of {topic} is running"
             + (f": the last one {status.state}" if status else "")
         )
-    process.terminate()
     try:
-        process.wait(STOP_SECONDS)
-    except psutil.TimeoutExpired:
-        process.kill()
-        process.wait(STOP_SECONDS)
+        _end(process)
+    except psutil.Error as error:
+        raise DatagenError(
+            f"the generator of {topic} (pid {status.pid}) does not end: {error}",
+            hint="end the process as the user who started it",
+        ) from error
     return read_status(config, topic) or status
 
 
-def stop_all(config: Settings | None = None) -> list[DatagenStatus]:
-    """End every running generator; return those that were ended."""
-    config = config or settings()
-    return [stop(config, status.topic) for status in all_statuses(config) if status.state in ALIVE]
+def _end(process: psutil.Process) -> None:
+    """:raises psutil.Error: it does not end, or is another user's"""
+    with suppress(psutil.NoSuchProcess):  # it has ended by itself
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_SECONDS)
+
+
+def stop_all(config: Settings) -> list[DatagenStatus]:
+    """End every running generator, as far as possible; return those that were ended."""
+    ended = []
+    for topic in known_topics(config):
+        try:
+            status = read_status(config, topic)
+            if status is not None and status.state in ALIVE:
+                ended.append(stop(config, topic))
+        except TopicbergError as error:
+            logger.warning("%s", error.message)
+    return ended
 
 
 @contextmanager

@@ -86,10 +86,17 @@ def read_status(config: Settings, topic: str) -> DatagenStatus | None:
 
 
 def all_statuses(config: Settings) -> list[DatagenStatus]:
-    """Return the statuses of every topic that ever had a generator, by name."""
-    files = sorted((config.state_dir / "datagen").glob("*.json"))
-    statuses = (read_status(config, path.stem) for path in files)
+    """Return the statuses of every topic that ever had a generator, by name.
+
+    :raises TopicbergError: the file of one is damaged
+    """
+    statuses = (read_status(config, topic) for topic in known_topics(config))
     return [status for status in statuses if status]
+
+
+def known_topics(config: Settings) -> list[str]:
+    """Return the topics that ever had a generator."""
+    return [path.stem for path in sorted((config.state_dir / "datagen").glob("*.json"))]
 
 
 def process_of(status: DatagenStatus) -> psutil.Process | None:

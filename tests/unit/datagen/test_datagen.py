@@ -7,7 +7,10 @@ import json
 import os
 import re
 import struct
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
@@ -22,13 +25,19 @@ from fastavro import parse_schema, schemaless_reader
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topicberg.datagen import kind_names, kinds, record_generator
+from topicberg.datagen import kind_names, kinds, record_generator, runner
 from topicberg.datagen.airlines import AIRPORTS, MAX_PRICE, MIN_PRICE, TIME_FORMAT, flyers
 from topicberg.datagen.kinds.stock_trades import ACCOUNTS, PRICE, QUANTITY, SIDES, SYMBOLS, USERS
 from topicberg.datagen.pace import Pace
 from topicberg.datagen.producer import avro_encoder, json_encoder, random_of
-from topicberg.datagen.runner import stop
-from topicberg.datagen.status import DatagenStatus, read_status, status_file, write_status
+from topicberg.datagen.runner import stop, stop_all
+from topicberg.datagen.status import (
+    DatagenStatus,
+    process_of,
+    read_status,
+    status_file,
+    write_status,
+)
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topic
@@ -189,6 +198,38 @@ def test_a_damaged_file_is_named(config: Settings) -> None:
     path.write_text("{")
     with pytest.raises(TopicbergError, match=r"stock_trades\.json is damaged"):
         read_status(config, "stock_trades")
+
+
+@pytest.fixture
+def generator(config: Settings) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that the status of a generator names."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write_status(config, running(process.pid, psutil.Process(process.pid).create_time()))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_generator_that_ends_before_the_signal_is_stopped(
+    config: Settings, generator: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(status: DatagenStatus) -> psutil.Process | None:
+        found = process_of(status)
+        generator.kill()
+        generator.wait()
+        return found
+
+    monkeypatch.setattr(runner, "process_of", ends)
+    assert stop(config, "stock_trades").state == "killed"
+
+
+def test_damaged_status_of_one_generator_lets_the_others_end(
+    config: Settings, generator: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    status_file(config, "another").write_text("{")
+    assert [status.topic for status in stop_all(config)] == ["stock_trades"]
+    assert not psutil.pid_exists(generator.pid)
+    assert "another.json is damaged" in caplog.text
 
 
 @pytest.mark.parametrize("airline", ["sunset", "skyone"])
