@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TopicbergError
 from topicberg.kafka.discovery import Discoverer
 from topicberg.kafka.group import Member
+from topicberg.logins.kafka import KafkaLogin
+from topicberg.logins.registry import RegistryLogin
 from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
@@ -42,6 +45,8 @@ GIVE_UP_SECONDS = 20.0
 """How long a running batch may take when its topic moves to another engine."""
 SPECS_SECONDS = 2.0
 TICK_SECONDS = 0.2
+LOGINS_SECONDS = 300.0
+"""How often the deployment's keys are read again."""
 
 
 def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoints | None:
@@ -51,6 +56,33 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
         except StackError as error:
             logger.debug("%s", error)
     return None
+
+
+class _Logins(threading.Thread):
+    """Finds whether `topicberg deploy rotate` replaced keys that this process uses.
+
+    Its clients keep the keys that they began with, which are revoked a period after the rotation.
+    """
+
+    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
+        super().__init__(name="tableflow-logins", daemon=True)
+        self._endpoints = endpoints
+        self._config = config
+        self.are_replaced = False
+
+    def run(self) -> None:
+        while not self.are_replaced:
+            time.sleep(LOGINS_SECONDS)
+            try:
+                found = load_endpoints(self._config)
+            except TopicbergError as error:
+                logger.warning("the keys of the deployment cannot be read again: %s", error)
+            else:
+                self.are_replaced = _logins(found) != _logins(self._endpoints)
+
+
+def _logins(endpoints: Endpoints) -> tuple[KafkaLogin, RegistryLogin]:
+    return endpoints.kafka_login, endpoints.registry_login
 
 
 class _Share:
@@ -157,18 +189,19 @@ def serve(
     stopping: threading.Event,
     metrics_port: int | None = None,
     metrics_host: str = LOOPBACK,
-) -> None:
+) -> bool:
     """Run until ``stopping``; new and changed specs and requests take effect at once.
 
     Several engines share the topics: see :mod:`topicberg.kafka.group`.
 
     :param metrics_port: port of the metrics endpoint; None: no endpoint
     :param metrics_host: address on which the endpoint listens
+    :returns: whether the process has to start again, as keys of the deployment were replaced
     :raises TopicbergError: the endpoint cannot listen
     """
     endpoints = _wait_for_endpoints(config, stopping)
     if endpoints is None:
-        return
+        return False
     share = _Share(endpoints, config)
     pool = share.pool
     if metrics_port is not None:  # an engine that cannot listen must not take topics from others
@@ -190,9 +223,12 @@ def serve(
     pool.start()
     keeper.start()
     discoverer.start()
+    logins = _Logins(endpoints, config)
+    if config.deployment == "cloud":
+        logins.start()
     requested = control.Requested(config)
     complaints: dict[str, str] = {}
-    while not stopping.is_set():
+    while not (stopping.is_set() or logins.are_replaced):
         known = {name: topic.spec for name, topic in pool.topics.items()}
         specs, wrong = _usable(requested, known)
         for name, reason in wrong.items() - complaints.items():
@@ -211,9 +247,14 @@ def serve(
             if stopping.wait(TICK_SECONDS):
                 break
         share.changed.clear()
+    if logins.are_replaced:
+        logger.info(
+            "keys of the deployment were replaced; the engine starts again with the new ones"
+        )
     discoverer.stop()
     keeper.stop()
     share.stop()
+    return logins.are_replaced and not stopping.is_set()
 
 
 def main(metrics_port: int | None, metrics_host: str = LOOPBACK) -> None:
@@ -229,7 +270,8 @@ def main(metrics_port: int | None, metrics_host: str = LOOPBACK) -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    serve(settings(), stopping, metrics_port, metrics_host)
+    if serve(settings(), stopping, metrics_port, metrics_host):
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  this program
     # A worker may be waiting for a long Spark job; leaving it is safe, see commit.py.
     os._exit(0)
 
