@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from topicberg import kafka
 from topicberg.datagen import record_generator
 from topicberg.datagen.pace import Pace
+from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.topics.schema import read_schema
 from topicberg.wording import count
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
+LOGIN_SECONDS = 300.0
 STOP_FLUSH_SECONDS = 10.0
 PRODUCER_CONFIG: dict[str, Any] = {
     "acks": "all",
@@ -154,7 +156,7 @@ class GeneratorRun:
         report(0)
         pace = Pace(self._rate)
         produced = 0
-        reported_at = time.monotonic()
+        reported_at = login_at = time.monotonic()
         while not self._stop.is_set() and self._failure is None:
             due = pace.allowed()
             if self._count is not None:
@@ -166,9 +168,23 @@ class GeneratorRun:
             if time.monotonic() - reported_at >= REPORT_SECONDS:
                 report(produced - len(producer))
                 reported_at = time.monotonic()
+            if time.monotonic() - login_at >= LOGIN_SECONDS:
+                self._renew_login(producer)
+                login_at = time.monotonic()
             self._stop.wait(pace.pause())
         self.sent = self._flush(producer, produced, report)
         return self.sent
+
+    def _renew_login(self, producer: Producer) -> None:
+        """Let later connections use the deployment's newest key: earlier ones are revoked."""
+        if not self._endpoints.kafka_deployed:
+            return
+        try:
+            login = load_endpoints(self._config).kafka_config(writes=True)
+        except TopicbergError as error:
+            logger.warning("the key of the deployment cannot be read again: %s", error)
+        else:
+            producer.set_sasl_credentials(login["sasl.username"], login["sasl.password"])
 
     def _encoder(self) -> Encoder:
         ensured = kafka.ensure_topic(self.spec, self._endpoints, self._config, recreate=True)

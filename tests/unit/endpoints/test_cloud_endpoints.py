@@ -6,7 +6,8 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import boto3
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from topicberg import endpoints
 from topicberg.cli import app
 from topicberg.clients.secrets import Secrets
+from topicberg.datagen.producer import GeneratorRun
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints
 from topicberg.errors import TopicbergError, UnreachableError
@@ -187,6 +189,27 @@ def test_own_engine_manages_the_cluster(account: Any, monkeypatch: pytest.Monkey
     found = cloud.connect(Settings())
     assert found.kafka_config() == found.kafka_config(writes=True)
     assert found.kafka_config()["sasl.username"] == "K"
+
+
+def test_generator_takes_the_key_of_a_rotation(
+    account: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SCHEMA_REGISTRY_URL", "SNOWFLAKE_ACCOUNT", "SNOWFLAKE_USER"):
+        monkeypatch.setenv(f"TOPICBERG_{name}", "http://localhost:1")
+    monkeypatch.setenv("TOPICBERG_SCHEMA_REGISTRY_API_KEY", "R")
+    monkeypatch.setenv("TOPICBERG_SCHEMA_REGISTRY_API_SECRET", "x")
+    monkeypatch.setenv("TOPICBERG_SNOWFLAKE_PASSWORD", "x")
+    key = {"sasl.password": "S", "bootstrap.servers": "broker:9092"}
+    for role in ("app_consumer", "app_producer"):
+        _store(account, KAFKA.format(role), {"sasl.username": f"{role}-1", **key})
+    spec = load_topic("stock_trades")
+    run = GeneratorRun(spec, cloud.connect(Settings()), Settings(), rate=1, count=None, seed=1)
+    _store(account, KAFKA.format("app_producer"), {"sasl.username": "app_producer-2", **key})
+    cloud._read.clear()
+    taken: list[tuple[str, str]] = []
+    producer = SimpleNamespace(set_sasl_credentials=lambda *login: taken.append(login))
+    run._renew_login(cast(Any, producer))
+    assert taken == [("app_producer-2", "S")]
 
 
 def test_what_is_missing_is_named(account: Any) -> None:
