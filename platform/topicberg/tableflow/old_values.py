@@ -18,6 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
+from topicberg.formats.limits import UNREADABLE
 from topicberg.kafka.offsets import Offsets, Place
 from topicberg.spark import F, quote
 from topicberg.tableflow.changes import CHANGE, LIVE, READ
@@ -398,7 +399,7 @@ class OldValues:
             types = target.types(target.keys)
             values = [parsed[name] for name in target.keys]
             arrays = [pa.array([v]).cast(t) for v, t in zip(values, types, strict=True)]
-        except (ValueError, KeyError, TypeError, AttributeError, pa.ArrowException):
+        except (*UNREADABLE, RecursionError, pa.ArrowException):
             return None
         return tuple(array[0].as_py() for array in arrays)
 
