@@ -30,8 +30,9 @@ from pydantic import BaseModel, Field
 from topicberg import kafka
 from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.errors import TopicbergError
-from topicberg.formats.subjects import NOT_FOUND, wire_prefix
+from topicberg.errors import TableflowError, TopicbergError
+from topicberg.formats import format_of
+from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema, wire_prefix
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, Place
 from topicberg.kafka.transactions import (
@@ -206,11 +207,11 @@ class DeadLetters:
                 if error.http_status_code != NOT_FOUND:
                     raise
                 return True
+        schema = RegisteredSchema(0, "AVRO", latest.schema.schema_str or "")
         try:
-            parsed: Any = fastavro.parse_schema(json.loads(latest.schema.schema_str or ""))
-        except (ValueError, fastavro.schema.SchemaParseException):
+            return format_of(schema).identity(schema) == name
+        except TableflowError:  # it is another writer's, of whatever format
             return False
-        return isinstance(parsed, dict) and parsed.get("name") == name
 
     def _new(self, session: _Session, malformed: Iterable[Record]) -> Iterator[dict[Place, bytes]]:
         """Yield the encoded dead letters that are not logged yet, one transaction's at a time."""
