@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import NoSuchTableError
@@ -68,26 +67,14 @@ class Keeper(threading.Thread):
         while not self._stop_requested.wait(PAUSE_SECONDS):
             topics = self._pool.topics
             self._kept = {name: kept for name, kept in self._kept.items() if name in topics}
-            waiting: SimpleQueue[Ingestion] = SimpleQueue()
-            for topic in topics.values():
-                waiting.put(topic)
-            others = [
-                threading.Thread(target=self._maintain_all, args=(waiting,), daemon=True)
-                for _ in range(max(1, self._config.engine_workers // WORKERS_PER_TABLE) - 1)
-            ]
-            for each in others:
-                each.start()
-            self._maintain_all(waiting)
-            for each in others:
-                each.join()
-
-    def _maintain_all(self, waiting: SimpleQueue[Ingestion]) -> None:
-        with suppress(Empty):
-            while not self._stop_requested.is_set():
-                self._maintain(waiting.get_nowait())
+            workers = max(1, self._config.engine_workers // WORKERS_PER_TABLE)
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(self._maintain, topics.values()))
 
     def _maintain(self, topic: Ingestion) -> None:
         """Do what is due for a table, if it may have changed since the last time."""
+        if self._stop_requested.is_set():
+            return
         name, now = topic.spec.name, time.monotonic()
         state = topic.spec, topic.status.snapshot_id
         before = self._kept.get(name)
