@@ -29,15 +29,12 @@ def flyers(seed: int) -> list[str]:
     return [f"{_letters(random, 5)}@email.com" for _ in range(FLYERS)]
 
 
-def bookings(
-    random: Random, seed: int, prefix: str, now: datetime | None = None
-) -> Iterator[dict[str, Any]]:
+def bookings(random: Random, seed: int, prefix: str) -> Iterator[dict[str, Any]]:
     """Yield endless bookings of flights that depart within a year.
 
     :param prefix: begins flight numbers and confirmation codes
-    :param now: the first day with flights; default: today, in UTC
     """
-    today = (now or datetime.now(UTC)).replace(hour=0, minute=0, second=0, microsecond=0)
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     emails = flyers(seed)
     while True:
         departure_airport = random.choice(AIRPORTS)

@@ -1,16 +1,7 @@
-"""Bookings of the airline Sunset."""
+"""Bookings of the airline Sunset; the flyers depend only on the seed."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from random import Random
-from typing import Any
+from functools import partial
 
 from topicberg.datagen.airlines import bookings
 
-PREFIX = "SUN"
-
-
-def records(random: Random, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield endless bookings; the flyers depend only on the seed."""
-    return bookings(random, seed, PREFIX)
+records = partial(bookings, prefix="SUN")
