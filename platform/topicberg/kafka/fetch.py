@@ -347,13 +347,13 @@ class Fetcher:
     def _text(self, code: int) -> str:
         return str(self._library.rd_kafka_err2str(code).decode())
 
-    def fill(self, records: Records, seconds: float = READ_SECONDS) -> Iterator[Records]:
+    def fill(self, records: Records) -> Iterator[Records]:
         """Yield the records in parts that fit the arrays, in the order of each partition.
 
         :raises NotCoveredError: Kafka returns an error, no record in time, or a record that does
             not fit into the arrays
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + READ_SECONDS
         records.clear()
         while (self._ends >= 0).any() or self._next < self._held:
             if self._next == self._held:
@@ -364,18 +364,18 @@ class Fetcher:
                 )
                 self._held = max(0, self._held)
             if time.monotonic() > deadline:
-                raise NotCoveredError(f"Kafka returned no record for {seconds:.0f} s")
+                raise NotCoveredError(f"Kafka returned no record for {READ_SECONDS:.0f} s")
             before = records.count
             why = self._gather(records)
             if records.count > before:
                 self._left -= records.count - before
-                deadline = time.monotonic() + seconds
+                deadline = time.monotonic() + READ_SECONDS
             if why == _FULL:
                 if not records.count:
                     raise NotCoveredError("a record is too large")
                 yield records
                 records.clear()
-                deadline = time.monotonic() + seconds
+                deadline = time.monotonic() + READ_SECONDS
             elif why == _EVENT:
                 self._handle()
             elif why == _REFUSED:

@@ -74,9 +74,7 @@ def abort(producer: Producer) -> None:
         producer.abort_transaction(WAIT_SECONDS)
 
 
-def newest_states(
-    endpoints: Endpoints, topic: str, wait_seconds: float = WAIT_SECONDS
-) -> dict[str, bytes]:
+def newest_states(endpoints: Endpoints, topic: str, wait_seconds: float) -> dict[str, bytes]:
     """Return the newest value of each key of a state topic of one partition.
 
     A key whose newest record is a tombstone is left out.

@@ -244,7 +244,7 @@ class Forgetting:
         held = self._held(target)
         return Found() if held is None else erasure.find(*held)
 
-    def erase(self, target: Target, patience: float = erasure.READERS_SECONDS) -> Erased:
+    def erase(self, target: Target) -> Erased:
         """Erase the rows of the key from a table; what is not there is left as it is."""
         if (held := self._held(target)) is None:
             return Erased()
@@ -260,7 +260,6 @@ class Forgetting:
             time_column=target.time,
             note=lambda number: self._note(table, number),
             before_expiry=rebuild_delta,
-            patience=patience,
         )
         if spec is not None:
             keys.forget_files(self.config, spec.name, table, done.replaced)
