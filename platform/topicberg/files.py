@@ -28,6 +28,12 @@ def replace_file(path: Path, text: str) -> None:
         stream.write(text.encode())
 
 
+def update_file(path: Path, text: str) -> None:
+    """Write a file as :func:`replace_file` does, unless it has this text."""
+    if not path.exists() or path.read_bytes() != text.encode():
+        replace_file(path, text)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file, mode 0600, which replaces ``path`` at the end; it is deleted on failure."""

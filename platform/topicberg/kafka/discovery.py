@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from topicberg import kafka
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import SpecError, TopicbergError, UnreachableError
-from topicberg.files import replace_file
+from topicberg.files import update_file
 from topicberg.topics.discovery import (
     Discovery,
     FoundSchema,
@@ -178,8 +178,8 @@ def _schema(
     path = schema_file(config, topic, part, kind)
     if schema.references:  # columns of other subjects are not known
         path.unlink(missing_ok=True)
-    elif not path.exists() or path.read_text() != text:
-        replace_file(path, text)
+    else:
+        update_file(path, text)
     is_change = kind == "avro" and is_envelope(text)
     return FoundSchema.model_validate(
         {"format": kind, "version": newest.version or 0, "is_envelope": is_change}

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
-from topicberg.files import replace_file
+from topicberg.files import update_file
 from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def read_discovery(config: Settings) -> Discovery:
     """Return the last discovery; it is empty if there was none."""
     path = index_file(config)
     try:
-        return Discovery.model_validate_json(path.read_text())
+        return Discovery.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return Discovery()
     except (OSError, ValidationError) as error:
@@ -73,10 +73,7 @@ def read_discovery(config: Settings) -> Discovery:
 
 def write_discovery(config: Settings, found: Discovery) -> None:
     """Replace the last discovery, if it differs."""
-    text = found.model_dump_json(exclude_defaults=True)
-    path = index_file(config)
-    if not path.exists() or path.read_text() != text:
-        replace_file(path, text)
+    update_file(index_file(config), found.model_dump_json(exclude_defaults=True))
 
 
 def _folder(config: Settings) -> Path:

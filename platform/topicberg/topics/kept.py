@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.files import replace_file
+from topicberg.files import update_file
 from topicberg.settings import Settings
 from topicberg.topics.deadletters import dead_letter_specs
 from topicberg.topics.loader import Problem, check_topics
@@ -99,8 +99,7 @@ def _read(config: Settings) -> dict[str, TopicSpec]:
 def _write(config: Settings, specs: list[TopicSpec]) -> None:
     text = json.dumps([spec.model_dump(mode="json", by_alias=True) for spec in specs])
     try:
-        if not _file(config).exists() or _file(config).read_text() != text:
-            replace_file(_file(config), text)
+        update_file(_file(config), text)
     except OSError as error:  # e.g. a full disk
         logger.warning("the valid topic specs cannot be saved: %s", error)
 

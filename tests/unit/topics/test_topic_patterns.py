@@ -255,10 +255,13 @@ def test_invalid_pattern_takes_no_topic_away(config: Settings, text: str) -> Non
     assert not is_wanted("orders.new")
 
 
-def test_discovery_that_is_damaged_is_empty(config: Settings) -> None:
+@pytest.mark.parametrize("damage", [b"{", b"\xff"])
+def test_discovery_that_is_damaged_is_empty(config: Settings, damage: bytes) -> None:
     found(config, "orders.eu")
-    index_file(config).write_text("{")
+    index_file(config).write_bytes(damage)
     assert read_discovery(config) == Discovery()
+    found(config, "orders.us")
+    assert read_discovery(config).topics.keys() == {"orders.us"}
 
 
 def test_engine_reads_a_new_discovery(config: Settings) -> None:
