@@ -17,7 +17,6 @@ import typer
 
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import cell, echo, echo_json
-from topicberg.errors import TopicbergError
 from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
@@ -93,10 +92,7 @@ def deleted_topics(sql: str, config: Settings) -> Iterator[str]:
     """Return a note for each table in a query whose topic was deleted."""
     from topicberg.topics.requests import read_requests
 
-    try:
-        requests = read_requests(config)
-    except (TopicbergError, OSError):  # perhaps of another topic; `tableflow status` reports it
-        return
+    requests, _ = read_requests(config)  # `tableflow status` reports those that cannot be read
     words = {re.sub(r"\W", "_", word.lower()) for word in re.findall(r"[\w.-]+", sql)}
     for name, request in requests.items():
         if request.deleted and re.sub(r"\W", "_", name.lower()) in words:

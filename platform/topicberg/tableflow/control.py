@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from topicberg.errors import SpecError, TopicbergError
+from topicberg.errors import SpecError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, check_topics
@@ -27,7 +27,6 @@ from topicberg.topics.requests import (
     command_settings,
     read_request,
     read_requests,
-    requested_topics,
     requests_folder,
     write_request,
 )
@@ -76,12 +75,12 @@ def resume(config: Settings, topic: str) -> None:
     :raises SpecError: Tableflow is not enabled for the topic
     """
     _specs(config, topic)
+    before = read_request(config, topic) or Request(topic=topic, enabled=True)
     if topic not in enabled_topics(config):
         raise SpecError(
             f"Tableflow is not enabled for topic {topic}",
             hint=f"run `topicberg tableflow enable {topic}`",
         )
-    before = read_request(config, topic) or Request(topic=topic, enabled=True)
     write_request(config, before.model_copy(update={"resumed_at": time.time()}))
 
 
@@ -112,10 +111,10 @@ def _awaited_folder(config: Settings) -> Path:
 def enabled_topics(config: Settings) -> dict[str, TopicSpec]:
     """Return the topics to materialize, by their specs and the requests.
 
-    A topic in error mode LOG brings its dead-letter topic with it. A topic whose spec is invalid is
-    left out and does not affect the others.
+    A topic in error mode LOG brings its dead-letter topic with it. A topic whose spec is invalid,
+    or whose request cannot be read, is left out and does not affect the others.
     """
-    return _enabled(_specs(config), read_requests(config), None)
+    return usable_topics(config)[0]
 
 
 class Requested:
@@ -165,20 +164,7 @@ def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
 
 def _resumed_at(config: Settings) -> dict[str, float]:
     """Return when each topic was last resumed."""
-    return {name: each.resumed_at for name, each in _readable_requests(config)[0].items()}
-
-
-def _readable_requests(config: Settings) -> tuple[dict[str, Request], dict[str, str]]:
-    """Return the requests, by topic, and the errors of those that cannot be read."""
-    found: dict[str, Request] = {}
-    wrong: dict[str, str] = {}
-    for topic in requested_topics(config):
-        try:
-            if (request := read_request(config, topic)) is not None:
-                found[request.topic] = request
-        except TopicbergError as error:
-            wrong[topic] = str(error)
-    return found, wrong
+    return {name: each.resumed_at for name, each in read_requests(config)[0].items()}
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
@@ -188,16 +174,16 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
     """
     good, problems = check_topics(config)
     wrong = {name: str(each) for each in reversed(problems) for name in each.names}
-    requests, unreadable = _readable_requests(config)
+    requests, unreadable = read_requests(config)
     wrong |= unreadable
     found = _enabled({spec.name: spec for spec in good}, requests, wrong)
     return {name: spec for name, spec in found.items() if name not in wrong}, wrong
 
 
 def _enabled(
-    specs: dict[str, TopicSpec], requests: dict[str, Request], wrong: dict[str, str] | None
+    specs: dict[str, TopicSpec], requests: dict[str, Request], wrong: dict[str, str]
 ) -> dict[str, TopicSpec]:
-    """:param wrong: topic → what is wrong with its request; None: raise the error"""
+    """:param wrong: topic → what is wrong with its request; this adds to it"""
     found = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
     for name, request in requests.items():
         if not _is_enabled(request, specs.get(name)):
@@ -206,8 +192,6 @@ def _enabled(
         try:
             found[name] = _applied(request, specs.get(name))
         except SpecError as error:
-            if wrong is None:
-                raise
             wrong.setdefault(name, str(error))
     logs = dead_letter_specs(found.values(), {*found, *specs, *requests})
     return found | {spec.name: spec for spec in logs}

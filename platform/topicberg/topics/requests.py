@@ -75,10 +75,17 @@ def read_request(config: Settings, topic: str) -> Request | None:
         ) from error
 
 
-def read_requests(config: Settings) -> dict[str, Request]:
-    """Return every request, by topic."""
-    requests = (read_request(config, name) for name in requested_topics(config))
-    return {request.topic: request for request in requests if request is not None}
+def read_requests(config: Settings) -> tuple[dict[str, Request], dict[str, str]]:
+    """Return every request by its topic, and the errors of those that cannot be read."""
+    found: dict[str, Request] = {}
+    wrong: dict[str, str] = {}
+    for topic in requested_topics(config):
+        try:
+            if (request := read_request(config, topic)) is not None:
+                found[request.topic] = request
+        except TopicbergError as error:
+            wrong[topic] = str(error)
+    return found, wrong
 
 
 def command_settings(config: Settings, topic: str) -> dict[str, Any]:

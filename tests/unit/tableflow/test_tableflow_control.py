@@ -135,14 +135,22 @@ def test_damaged_request_is_reported(config: Settings) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_text("{")
     with pytest.raises(TopicbergError, match="damaged"):
-        control.enabled_topics(config)
+        control.find_topic(config, "orders")
     path.write_bytes(b"\xff")
     with pytest.raises(TopicbergError, match="damaged"):
-        control.enabled_topics(config)
+        control.resume(config, "orders")
     path.unlink()
     path.mkdir()
     with pytest.raises(TopicbergError, match="cannot be read: Is a directory"):
-        control.enabled_topics(config)
+        control.resume(config, "orders")
+
+
+def test_damaged_request_of_another_topic_does_not_affect_commands(config: Settings) -> None:
+    (config.topics_dir / "clicks.yaml").write_text(SPEC.replace("orders", "clicks"))
+    control.enable(config, "clicks")
+    (config.state_dir / "tableflow" / "requests" / "clicks.json").write_text("{")
+    control.resume(config, "orders")
+    assert set(control.enabled_topics(config)) == {"orders"}
 
 
 def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
