@@ -114,6 +114,8 @@ class Member(threading.Thread):
             except TopicbergError as error:
                 self._hold_everything(error)
                 return
+            except Exception as error:  # of Kafka's client, or of what gives up topics
+                self._failed(TopicbergError(f"consumer group {self._group}: {error!r}"))
             self._stop_requested.wait(RETRY_SECONDS)
 
     def _failed(self, error: TopicbergError) -> None:

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import wait_until
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.group import PARTITIONS, Member, partition_of
@@ -111,3 +112,13 @@ def test_member_creates_a_deleted_topic_again() -> None:
     member._check(cast("Any", KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
     assert member._is_topicless
     assert not member._is_replaced
+
+
+def test_member_tries_again_whatever_fails() -> None:
+    member = member_of(Consumer())  # its endpoints have nothing of what it needs
+    member.start()
+    wait_until(lambda: member.error is not None, 10)
+    assert "AttributeError" in str(member.error)
+    assert member.is_alive()
+    member.stop()
+    assert not member.is_alive()
