@@ -44,6 +44,7 @@ from jobs.snapshot_cursor import (
     is_moved,
     move,
     register,
+    settle_registration,
     wants_move,
     wants_registration,
 )
@@ -171,11 +172,10 @@ class _Evaluation:
         with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
             for first in range(0, len(due), AT_ONCE):
                 watched = due[first : first + AT_ONCE]
-                befores = map(self._before, watched)
-                for watch, look in zip(
-                    watched, pool.map(self._look, watched, befores, repeat(now)), strict=True
-                ):
-                    self._note_look(watch, look)
+                befores = [self._before(watch) for watch in watched]
+                looks = pool.map(self._look, watched, befores, repeat(now))
+                for watch, before, look in zip(watched, befores, looks, strict=True):
+                    self._note_look(watch, before, look)
                 silent = sum(classify(error) is not None for error in self.problems.values())
                 if silent >= MAX_SILENT or time.monotonic() - began > BATCH_SECONDS:
                     break
@@ -252,15 +252,26 @@ class _Evaluation:
         except Exception as error:
             return error
 
-    def _note_look(self, watch: Watch, found: Tick | Exception | None) -> None:
+    def _note_look(
+        self,
+        watch: Watch,
+        before: tuple[Cursor, Mapping[str, RunState]],
+        found: Tick | Exception | None,
+    ) -> None:
         """Take note of it; what is wrong with a table stops no other."""
-        if isinstance(found, Exception):
-            self.problems[watch.name] = found
-        elif found is not None:
+        if isinstance(found, Tick):
             self.events += found.events
             if found.computation:
                 self.requests += _computations(found.computation, found.runs, watch)
             self._note(watch.name, found.cursor)
+            return
+        cursor = settle_registration(*before)
+        if found is None:
+            cursor = cursor.replace(dirty=False)
+        else:
+            self.problems[watch.name] = found
+        if watch.name in self.cursors:
+            self._note(watch.name, cursor)
 
     def _note(self, name: str, cursor: Cursor) -> None:
         if cursor != self.cursors.get(name):

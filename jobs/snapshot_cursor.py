@@ -106,7 +106,7 @@ def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
 
     A run that is missing was never launched: what it was to do is to be done again.
     """
-    request, registration = cursor.request, cursor.registration
+    request = cursor.request
     if request and _ended(request, states):
         failed = [key for key in request.ranges if states[key] != "succeeded"]
         cursor = cursor.replace(
@@ -114,6 +114,12 @@ def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
             pending=_merged(cursor.pending, (request.ranges[key] for key in failed)),
             failures=cursor.failures + 1 if failed else 0,
         )
+    return settle_registration(cursor, states)
+
+
+def settle_registration(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
+    """Do so for the run that registers the table, whether or not the table can be read."""
+    registration = cursor.registration
     if registration and _ended(registration, states):
         failed = [key for key in registration.ranges if states[key] != "succeeded"]
         cursor = cursor.replace(

@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, TimestamptzType
 from snapshot_daemon import execute_requested
@@ -31,7 +32,7 @@ from jobs.watches import watches
 from resources import RESOURCES
 from resources.lakehouse import Lakehouse
 from topicberg import kafka
-from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
 from topicberg.settings import Settings
 from topicberg.tableflow.status import TopicStatus, write_status
 from topicberg.topics import load_topics
@@ -319,6 +320,28 @@ def test_broken_table_stops_no_other(fleet: Fleet) -> None:
     assert fleet.live(1) == [names(3)]
     fleet.catalog.broken = {}
     assert fleet.live(2) == [names(1)]
+
+
+@pytest.mark.parametrize("error", [NoSuchTableError(), TableFormatError("version 4")])
+def test_table_lost_in_a_run_stops_no_other(fleet: Fleet, error: Exception) -> None:
+    fleet.commit(1)
+    tick = fleet.tick()
+    assert tables(*tick.run_requests) == names(1)
+    fleet.catalog.broken = {"t01": error}
+    fleet.keep(tick)
+    fleet.commit(2)
+    assert fleet.live(1) == [names(2)]
+
+
+def test_dropped_table_is_not_registered(fleet: Fleet) -> None:
+    fleet.commit(1)
+    fleet.failing = names(1)
+    assert fleet.live(1) == [names(1)]
+    fleet.catalog.broken = {"t01": NoSuchTableError()}
+    assert fleet.live(3) == []
+    fleet.catalog.broken, fleet.failing = {}, set()
+    fleet.commit(1)
+    assert fleet.live(1) == [names(1)], "it was recreated"
 
 
 def test_silent_catalog_skips_the_tick(fleet: Fleet) -> None:
