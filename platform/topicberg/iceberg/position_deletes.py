@@ -16,6 +16,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,9 @@ from topicberg.iceberg.files import live_files, partition_of
 from topicberg.iceberg.manifests import is_vector, new_file, referenced_file
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _PATH, _POSITION = "file_path", "pos"
 _FIELD_IDS = {_PATH: 2147483546, _POSITION: 2147483545}
 """Reserved by the Iceberg spec."""
@@ -41,6 +45,15 @@ class FileRows:
 
     file: DataFile
     positions: NDArray[np.uint32]
+
+
+def has_deletes(arrow: pa.Schema) -> bool:
+    """Return whether a Parquet file is a position delete file.
+
+    Its columns are known by their ids: a table may have columns with the same names.
+    """
+    ids = {(field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
+    return ids >= {str(number).encode() for number in _FIELD_IDS.values()}
 
 
 def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uint32]]]:

@@ -184,6 +184,21 @@ def test_erase_keeps_snapshots_that_never_had_the_row(make: Make) -> None:
     assert holders(table) == []
 
 
+def test_erase_columns_named_as_position_deletes(make: Make) -> None:
+    names = ("email", StringType()), ("file_path", StringType()), ("pos", LongType())
+    table = make(Schema(*(NestedField(n, *column) for n, column in enumerate(names, 1))))
+    for email in (SECRET, "bob"):
+        content = [{"email": email, "file_path": f"/home/{email}", "pos": 1}]
+        table.append(pa.Table.from_pylist(content, schema=table.schema().as_arrow()))
+    (file, _) = live_files(table.refresh())
+    delete_rows(table, [FileRows(file, np.array([0], np.uint32))], {}, [])
+    assert find(table, secret(table)).live == 1
+    assert prove(table, secret(table)).holders
+    erase(table, secret(table))
+    assert not prove(table, secret(table)).holders
+    assert holders(table) == []
+
+
 def test_erase_partitioned_by_the_key_leaves_no_path(make: Make) -> None:
     spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "email"))
     table = make(partition_spec=spec)

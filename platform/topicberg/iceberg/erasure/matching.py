@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.files import names_in_file
+from topicberg.iceberg.position_deletes import has_deletes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +92,7 @@ def columns(
         with io.new_input(path).open() as stream:
             parquet = pq.ParquetFile(stream)
             arrow = parquet.schema_arrow
-            if {"file_path", "pos"} <= set(arrow.names):
+            if has_deletes(arrow):
                 return
             names = names_in_file(arrow, {schema.find_field(n).field_id: n for n in wanted})
             if not names:
