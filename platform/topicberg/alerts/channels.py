@@ -35,8 +35,16 @@ ALERTS_FILE = "alerts.jsonl"
 KEPT = timedelta(days=1)
 """How long a notice is kept for a channel that does not accept it."""
 MAX_WAITING = 200
+_REFUSALS = (400, 413, 422)
+_SLACK_LINE = 800
+"""Characters of a line: Slack refuses a section of more than 3,000. The longest notice has three
+long lines: the subject, what is wrong, and the fix."""
 MAX_FILE_BYTES = 5_000_000
 """A file of this size becomes ``alerts.jsonl.1``."""
+
+
+class RefusedNoticeError(TopicbergError):
+    """A channel refuses this notice, and may accept others: the same notice is refused again."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +71,30 @@ def deliver(
     """
     at = datetime.now(UTC)
     fresh = changes(now, state.alerts, at)
-    problems: dict[str, str] = {}
+    problems: list[str] = []
     undelivered: list[tuple[str, Notice]] = []
     for channel in to:
         waiting = [notice for name, notice in state.undelivered if name == channel.name]
+        is_down = False
         for notice in [*waiting, *fresh]:
             if channel.least == "error" and notice.alert.severity == "warning":
                 continue
-            try:
-                if channel.name not in problems:
+            if not is_down:
+                try:
                     channel.send(notice)
                     continue
-            except TopicbergError as error:
-                problems[channel.name] = str(error)
-            except Exception as error:  # no failure of a channel may silence the others
-                problems[channel.name] = str(_undelivered(channel.name, type(error).__name__))
+                except RefusedNoticeError as error:
+                    problems.append(str(error))
+                    continue
+                except TopicbergError as error:
+                    problems.append(str(error))
+                except Exception as error:  # no failure of a channel may silence the others
+                    problems.append(str(_undelivered(channel.name, type(error).__name__)))
+                is_down = True
             if at - notice.at < KEPT:
                 undelivered.append((channel.name, notice))
     update = {"alerts": after(state.alerts, fresh), "undelivered": undelivered[-MAX_WAITING:]}
-    return state.model_copy(update=update), list(problems.values())
+    return state.model_copy(update=update), problems
 
 
 def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
@@ -91,13 +104,13 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
         url = chosen.webhook_url
         yield Channel(
             "webhook",
-            lambda notice: _post("webhook", url, notice.model_dump(mode="json")),
+            lambda notice: _post("webhook", url, notice, notice.model_dump(mode="json")),
             chosen.least,
         )
     if chosen.slack_url:
         hook = chosen.slack_url
         yield Channel(
-            "slack", lambda notice: _post("slack", hook, _for_slack(notice)), chosen.least
+            "slack", lambda notice: _post("slack", hook, notice, _for_slack(notice)), chosen.least
         )
     if chosen.email_to:
         yield Channel("email", lambda notice: _mail(chosen, notice), chosen.least)
@@ -117,11 +130,17 @@ def _to_file(path: Path, notice: Notice) -> None:
         ) from None
 
 
-def _post(name: str, url: SecretStr, body: object) -> None:
+def _post(name: str, url: SecretStr, notice: Notice, body: object) -> None:
     try:
         response = requests.post(url.get_secret_value(), json=body, timeout=TIMEOUT_SECONDS)
     except requests.RequestException as error:  # its text contains the address
         raise _undelivered(name, type(error).__name__) from None
+    if response.status_code in _REFUSALS:
+        raise RefusedNoticeError(
+            f"the alert channel {name} refuses a notice: {notice.subject}: "
+            f"HTTP status {response.status_code}",
+            hint=f"it is not sent again; the file {ALERTS_FILE} has it",
+        )
     if not response.ok:
         raise _undelivered(name, f"HTTP status {response.status_code}")
 
@@ -131,12 +150,18 @@ def _for_slack(notice: Notice) -> dict[str, object]:
 
     Source: Slack, "Composition objects", ``verbatim``: no word becomes a link or a mention.
     """
-    subject, lines = slack(notice.subject), slack(notice.text).splitlines()
+    subject, *lines = map(_shortened, slack(f"{notice.subject}\n{notice.text}").splitlines())
     if re.fullmatch(r"https?://[^\s<>|]+", notice.alert.link):
         lines[-1] = f"<{lines[-1]}>"
     text = "\n".join([f"*{subject}*", *lines])
     section = {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
     return {"text": text, "blocks": [section], "unfurl_links": False, "unfurl_media": False}
+
+
+def _shortened(line: str) -> str:
+    if len(line) <= _SLACK_LINE:
+        return line
+    return re.sub("&[a-z]*$", "", line[:_SLACK_LINE]) + " […]"  # no part of an entity is left
 
 
 def message_of(chosen: AlertSettings, notice: Notice) -> EmailMessage:

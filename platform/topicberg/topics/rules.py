@@ -36,6 +36,8 @@ TRANSFORM_TYPES = {
 }
 """Source types of Iceberg's transforms (table spec, "Partition Transforms")."""
 
+_SUGGESTED = 30
+"""Known names that are listed for one that is not known."""
 _COLUMN_SOURCES = (
     *("schema", "key.format", "key.file", "key.message", "key.date_times"),
     "tableflow.metadata_column_naming_scheme",
@@ -105,7 +107,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}?"
-    return f"; there are {', '.join(names)}" if names else ""
+    more = f" and {len(names) - _SUGGESTED} more" if len(names) > _SUGGESTED else ""
+    return f"; there are {', '.join(names[:_SUGGESTED])}{more}" if names else ""
 
 
 # --- within the spec ---

@@ -538,14 +538,17 @@ class Hook(ThreadingHTTPServer):
     def __init__(self) -> None:
         self.got: list[dict[str, Any]] = []
         self.status = 200
+        self.most = 100_000
+        """Characters that it takes at most."""
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if hook.status == 200:
+                status = 400 if len(body) > hook.most else hook.status
+                if status == 200:
                     hook.got.append(json.loads(body))
-                self.send_response(hook.status)
+                self.send_response(status)
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
@@ -617,6 +620,28 @@ def test_mail_of_any_fault_is_plain_text_to_the_team(what: str) -> None:
         *("Content-Type", "Content-Transfer-Encoding"),
     }
     assert mail.as_bytes()
+
+
+def test_slack_message_of_a_long_fault_is_short(tmp_path: Path, hook: Hook) -> None:
+    chosen = AlertSettings(slack_url=hook.url)
+    long = "it costs > 5 & < 6, " * 500
+    fault = FAULT.model_copy(update={"what": long, "title": long, "remediation": long})
+    deliver(AlertState(), {"k": fault}, channels(Settings(state_dir=tmp_path), chosen))
+    text = hook.got[0]["blocks"][0]["text"]["text"]
+    assert len(text) <= 3000, "Slack's limit for a section"
+    assert [line[:5] for line in text.splitlines()] == ["*[top", "it co", "since", "fix: ", "<http"]
+    assert set(re.findall("&[^ ]*", text)) == {"&gt;", "&amp;", "&lt;"}
+
+
+def test_notice_that_is_refused_holds_back_no_other(tmp_path: Path, hook: Hook) -> None:
+    config, chosen = Settings(state_dir=tmp_path), AlertSettings(webhook_url=hook.url)
+    hook.most = 1000
+    long = FAULT.model_copy(update={"key": "long", "title": "long", "what": "w" * 1000})
+    faults = {"long": long, "k": FAULT}
+    reported, (problem,) = deliver(AlertState(), faults, channels(config, chosen))
+    assert [body["alert"]["key"] for body in hook.got] == ["k"]
+    assert "ERROR: long: HTTP status 400" in problem
+    assert deliver(reported, faults, channels(config, chosen)) == (reported, [])
 
 
 def test_file_that_cannot_be_written_stops_no_channel(tmp_path: Path, hook: Hook) -> None:
