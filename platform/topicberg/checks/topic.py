@@ -146,6 +146,8 @@ def lag_of(table: Table, spec: TopicSpec, endpoints: Endpoints) -> int:
     """Return how many records the table does not hold yet, those of open transactions included."""
     end = kafka.high_watermarks(endpoints, spec.name)
     held = held_offsets(table, spec, endpoints, end)
+    if end.keys() - held.keys():
+        held = {**kafka.beginning_offsets(endpoints, spec.name), **held}
     return sum(max(0, offset - held.get(p, 0)) for p, offset in end.items())
 
 
@@ -215,13 +217,16 @@ def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Find
     """Return whether rows were added recently; if not, whether Kafka or the engine is the cause."""
     engine, table, endpoints = probe.engine_fault(spec), probe.iceberg, probe.endpoints
     last = last_commit(table)
-    if last is None:
-        return good("the topic has no records yet")
-    seconds = (probe.now - last).total_seconds()
+    since = last or _oldest_state(table)
+    seconds = (probe.now - since).total_seconds()
     facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1)}
     if seconds <= freshness.warn_minutes * 60:
+        if last is None:
+            return good(f"no rows were added since the oldest known state, {age(seconds)} ago")
         return good(f"the newest rows were added {age(seconds)} ago", **facts)
     lag = lag_of(table, spec, endpoints)
+    if last is None and not lag and not _has_rows(table):
+        return good("the topic has no records yet")
     if lag:
         what = f"the table is stale: {count(lag, 'record')} waiting in Kafka, no row was added for "
         what += age(seconds)
@@ -241,7 +246,19 @@ def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Find
         )
     severity: Severity = "error" if seconds > freshness.fail_minutes * 60 else "warning"
     cause = engine if lag else None
-    return Finding(what, remediation, last, severity, cause, {**facts, "lag_records": lag})
+    return Finding(what, remediation, since, severity, cause, {**facts, "lag_records": lag})
+
+
+def _has_rows(table: Table) -> bool:
+    head = table.current_snapshot()
+    return head is not None and report(head).total_records > 0
+
+
+def _oldest_state(table: Table) -> datetime:
+    """Return the time of the oldest snapshot; without one, that of the table's creation."""
+    metadata = table.metadata
+    states = metadata.snapshots or metadata.metadata_log
+    return from_ms(min((s.timestamp_ms for s in states), default=metadata.last_updated_ms))
 
 
 def history_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:

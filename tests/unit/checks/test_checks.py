@@ -40,7 +40,7 @@ from assets.checks.adapter import definition, result
 from assets.checks.evaluations import finding_of
 from assets.registry import TopicTable
 from resources import RESOURCES
-from topicberg import retry
+from topicberg import kafka, retry
 from topicberg.checks.catalogs import check_pointer, is_late, place, stale_since
 from topicberg.checks.check import Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
@@ -72,11 +72,14 @@ from topicberg.checks.topic import (
     acknowledge,
     check_deletes,
     check_engine,
+    check_freshness,
     check_history,
     check_skipped,
+    last_commit,
 )
 from topicberg.cli import app
 from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
+from topicberg.iceberg.erasure import Rows, erase
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
 from topicberg.kafka.offsets import dump_offsets
@@ -84,6 +87,7 @@ from topicberg.settings import settings
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed
 from topicberg.topics import Rules, TopicSpec, load_topic, load_topics
+from topicberg.topics.spec import Freshness
 
 NOW = datetime(2026, 3, 4, 12, 30, tzinfo=UTC)
 SCHEMA = Schema(
@@ -427,6 +431,57 @@ def test_skipped_rows_in_each_mode_says_where_they_are(table: Table, mode: str, 
     finding = check_skipped(TopicSpec.model_validate(document), table)
     assert says in finding.what
     assert finding.facts["error_handling"] == mode
+
+
+class Topic:
+    """A topic with one partition, and the judgement of its table so many minutes from now."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begin, self.end = 0, 0
+        monkeypatch.setattr(kafka, "beginning_offsets", lambda *_: {0: self.begin})
+        for name in ("high_watermarks", "end_offsets"):
+            monkeypatch.setattr(kafka, name, lambda *_: {0: self.end})
+
+    def freshness(self, table: Table, minutes: float) -> Finding:
+        now, limits = (
+            datetime.now(UTC) + timedelta(minutes=minutes),
+            Freshness(warn_minutes=10, fail_minutes=60),
+        )
+        probe = SimpleNamespace(iceberg=table, endpoints=None, now=now, engine_fault=lambda _: None)
+        return check_freshness(load_topic("stock_trades"), limits, cast("Probe", probe))
+
+
+def test_freshness_of_a_table_without_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = Topic(monkeypatch)
+    assert topic.freshness(table, 90).passed, "the topic has no records"
+    topic.end = 5
+    assert topic.freshness(table, 5).passed
+    assert topic.freshness(table, 30).severity == "warning"
+    late = topic.freshness(table, 90)
+    assert not late.passed
+    assert late.severity == "error"
+    assert "5 records waiting in Kafka" in late.what
+    assert late.since
+    topic.begin = 5
+    assert topic.freshness(table, 90).passed, "Kafka has deleted them"
+
+
+def test_freshness_whose_snapshots_expired_counts_from_the_oldest(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(monkeypatch)
+    topic.end = 2
+    rows = pa.Table.from_pylist([{"side": "buy"}, {"side": "sell"}], schema=SCHEMA.as_arrow())
+    table.append(rows, snapshot_properties={END_OFFSETS: dump_offsets({0: 2})})
+    assert "newest rows" in topic.freshness(table.refresh(), 5).what
+    erase(table, Rows(table.schema(), ({("side",): ("buy",)},)))
+    assert last_commit(table.refresh()) is None
+    assert topic.freshness(table, 5).passed
+    assert "no record was produced" in topic.freshness(table, 90).what
+    topic.end = 5
+    late = topic.freshness(table, 90)
+    assert not late.passed
+    assert "3 records waiting in Kafka" in late.what
 
 
 def test_a_history_that_stays_behind_its_topic(catalog: SqlCatalog, table: Table) -> None:
