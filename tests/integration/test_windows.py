@@ -214,3 +214,24 @@ def test_writer_with_older_sources_does_not_win(
     write(Overtaken(catalog, source, other))
     found = [row["version"] for row in spark.table(spark_name(target)).collect()]
     assert sorted(found) == ([2] if "view" in kind else [0, 1, 2])
+
+
+@pytest.mark.parametrize("kind", ["window", "view"])
+def test_source_with_a_new_column_and_no_newer_snapshot(
+    stack: Endpoints, spark: SparkSession, kind: str
+) -> None:
+    """The engine adds a column before it commits records that have it; a quiet topic has none."""
+    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
+    frame = spark.createDataFrame([(START, 1, (2,))], "at timestamp, id long, in struct<a:int>")
+    create_table(spark, frame, source, "at")
+    spark.sql(f"ALTER TABLE {spark_name(source)} ADD COLUMNS (note string, in.b string)")
+    if kind == "view":
+        refresh(spark, catalog, UpsertView(source, target, keys=("id",), order=("at",)))
+    else:
+        same = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
+        write_window(spark, catalog, same, window(0, 0))
+    (row,) = spark.table(spark_name(target)).collect()
+    assert row.asDict(recursive=True).items() >= {"id": 1, "note": None}.items()
+    assert row["in"].asDict() == {"a": 2, "b": None}

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
     from pyspark.sql.types import DataType
 
 logger = logging.getLogger(__name__)
@@ -435,26 +435,47 @@ def _overwrite(
     )
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  see ensure_table
+    writer = serializable(frame.writeTo(target), head.snapshot_id, properties)
+    writer.overwrite(inside)
+
+
+def serializable(
+    writer: DataFrameWriterV2, validated_from: int, properties: Mapping[str, str]
+) -> DataFrameWriterV2:
+    """Return a writer whose commit is refused if others wrote the same rows since a snapshot.
+
+    :param properties: added to the summary of its snapshot
+    """
     options = {
         "isolation-level": "serializable",
-        "validate-from-snapshot-id": str(head.snapshot_id),
+        "validate-from-snapshot-id": str(validated_from),
         **{f"snapshot-property.{key}": value for key, value in properties.items()},
     }
-    writer = frame.writeTo(target)
     for key, value in options.items():
         writer = writer.option(key, value)
-    writer.overwrite(inside)
+    return writer
 
 
 def _rows(spark: SparkSession, source: Source, table: Table, window: Window) -> DataFrame:
     """Return the rows of a source that a window may read, as of the snapshot that was loaded."""
-    name, head = name_in_spark(table), _head(table)
-    if head is None:
-        return spark.read.table(name).limit(0)
-    frame = spark.read.option("versionAsOf", str(head)).table(name)
+    frame = rows_at_head(spark, table)
     if source.time is None or source.whole:
         return frame
     return frame.filter(window.condition(source.time, time_type(table, source.time)))
+
+
+def rows_at_head(spark: SparkSession, table: Table) -> DataFrame:
+    """Return the rows of the snapshot that was loaded, with the newest columns of the table.
+
+    A read of a snapshot has its own columns; those that were added since are null.
+    """
+    name, head = name_in_spark(table), table.current_snapshot()
+    if head is None:
+        return spark.read.table(name).limit(0)
+    frame = spark.read.option("versionAsOf", str(head.snapshot_id)).table(name)
+    if head.schema_id == table.metadata.current_schema_id:
+        return frame
+    return frame.to(spark.read.table(name).schema)
 
 
 def time_type(table: Table, column: str) -> DataType:

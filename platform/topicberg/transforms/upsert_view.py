@@ -29,6 +29,8 @@ from topicberg.transforms.derived import (
     ensure_table,
     name_in_spark,
     optional,
+    rows_at_head,
+    serializable,
     spark_name,
 )
 from topicberg.transforms.windows import computations
@@ -147,18 +149,10 @@ def _replace(
 ) -> None:
     from pyspark.sql import functions as F
 
-    name, head = name_in_spark(source), source.current_snapshot()
-    if head is None:  # the source was created again, and has no records yet
-        rows = spark.read.table(name).limit(0)
-    else:
-        rows = spark.read.option("versionAsOf", str(head.snapshot_id)).table(name)
     before = target.current_snapshot()
     assert before is not None  # noqa: S101  see ensure_table
-    writer = _newest(rows, view).writeTo(spark_name(view.target))
-    writer = writer.option("isolation-level", "serializable")
-    writer = writer.option("validate-from-snapshot-id", str(before.snapshot_id))
-    for key, value in note.items():
-        writer = writer.option(f"snapshot-property.{key}", value)
+    rows = _newest(rows_at_head(spark, source), view)
+    writer = serializable(rows.writeTo(spark_name(view.target)), before.snapshot_id, note)
     writer.overwrite(F.lit(True))
 
 
