@@ -18,6 +18,7 @@ from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError
 from real_servers import oauth_server
 
 from resources import confluent
+from topicberg.checks.rules import check_unique
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.query import run_query
@@ -133,6 +134,9 @@ def test_graph_reads_topics_and_writes_derived_tables_in_open_catalog(
             engine,
         )
         assert joined.scalar() == 3, engine
+    for identifier in ((TOPICS, "orders"), NEWEST.target):
+        unique = check_unique(catalog.load_table(identifier), ("id",), deployment, settings())
+        assert unique.passed is (identifier == NEWEST.target), unique.what
 
 
 def test_topics_catalog_refuses_what_only_tableflow_does(deployment: Endpoints) -> None:

@@ -32,6 +32,7 @@ from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.iceberg.summaries import operation_of
+from topicberg.iceberg.tables import attached_catalog
 from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import Range, Rules, TopicSpec
 from topicberg.wording import count
@@ -342,9 +343,9 @@ def check_unique(
     from topicberg.query import run_query
 
     names = ", ".join(quote(column) for column in columns)
-    namespace, name = table.name()
+    path = f"{attached_catalog(table)}.{quote(*table.name())}"
     found = run_query(
-        f"SELECT {names}, count(*) AS rows FROM lake.{quote(namespace)}.{quote(name)} "  # noqa: S608  quoted
+        f"SELECT {names}, count(*) AS rows FROM {path} "  # noqa: S608  quoted
         "GROUP BY ALL HAVING count(*) > 1 ORDER BY rows DESC",
         "duckdb",
         endpoints,

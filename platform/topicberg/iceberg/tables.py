@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import NoSuchTableError
 
+from topicberg.endpoints import CATALOG, TOPICS_CATALOG
+
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
@@ -17,3 +19,8 @@ def find_table(catalog: Catalog, identifier: tuple[str, str]) -> Table | None:
         return catalog.load_table(identifier)
     except NoSuchTableError:
         return None
+
+
+def attached_catalog(table: Table) -> str:
+    """Return the name that the table's catalog has in Spark and in DuckDB."""
+    return TOPICS_CATALOG if table.catalog.name == TOPICS_CATALOG else CATALOG

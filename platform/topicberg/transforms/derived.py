@@ -25,14 +25,14 @@ from pyiceberg.exceptions import (
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.table.snapshots import Operation
 
-from topicberg.endpoints import CATALOG, TOPICS_CATALOG
+from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
-from topicberg.iceberg.tables import find_table
+from topicberg.iceberg.tables import attached_catalog, find_table
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
@@ -501,5 +501,4 @@ def spark_name(table: TableName) -> str:
 
 def name_in_spark(table: Table) -> str:
     """Return the name in Spark SQL of any table, also of one in the topics' own catalog."""
-    catalog = TOPICS_CATALOG if table.catalog.name == TOPICS_CATALOG else CATALOG
-    return f"{catalog}.{quote(*table.name())}"
+    return f"{attached_catalog(table)}.{quote(*table.name())}"
