@@ -35,6 +35,8 @@ NOT_ALLOWED = 3001
 LIBRARY = "snowflake.connector"
 QUERY_ROLE = "query_role"
 """The role that can only read, as ``topicberg deploy`` creates it for ``topicberg query``."""
+READ_ATTEMPTS = 5
+"""How often a table is read again that is refreshed in between."""
 DISCOVERY_POLL_SECONDS = 2.0
 DISCOVERY_SECONDS = 180.0
 """How long to wait at most for a table that the next discovery should find."""
@@ -571,13 +573,20 @@ def read_back(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTabl
 
 
 def _read(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
-    name = path.sql
-    look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(name)})"
-    information = parsed(_value(connection, look), look)
-    rows = _value(connection, f"SELECT COUNT(*) FROM {name}")  # noqa: S608  quoted above
-    described = _records(connection, f"DESCRIBE ICEBERG TABLE {name}")
+    name, location = path.sql, _metadata_location(connection, path)
+    for _ in range(READ_ATTEMPTS):
+        rows = int(_value(connection, f"SELECT COUNT(*) FROM {name}"))  # noqa: S608  quoted above
+        described = _records(connection, f"DESCRIBE ICEBERG TABLE {name}")
+        before, location = location, _metadata_location(connection, path)
+        if location == before:
+            break  # else it was refreshed meanwhile
     columns = (SnowflakeColumn(c["name"], c["type"], c.get("comment")) for c in described)
-    return SnowflakeTable(name, int(rows), information["metadataLocation"], tuple(columns))
+    return SnowflakeTable(name, rows, location, tuple(columns))
+
+
+def _metadata_location(connection: SnowflakeConnection, path: TablePath) -> str:
+    look = f"SELECT SYSTEM$GET_ICEBERG_TABLE_INFORMATION({text(path.sql)})"
+    return str(parsed(_value(connection, look), look)["metadataLocation"])
 
 
 def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:

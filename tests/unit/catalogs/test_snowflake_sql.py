@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,3 +86,43 @@ def test_nothing_that_is_there_is_made_anew() -> None:
             assert "IF NOT EXISTS" in statement
     assert "STORAGE_AWS_EXTERNAL_ID = 'demo'" in snowflake.create_volume(CONFIG)
     assert "AUTO_REFRESH = TRUE" in snowflake.create_table(names, "T", "db", "t", auto_refresh=True)
+
+
+class Refreshed:
+    """A connection to a table that is refreshed ``left`` times, each time before its rows count."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.state = left, 0
+        self.description: list[Any] = []
+        self.found: list[tuple[Any, ...]] = []
+
+    def cursor(self) -> Refreshed:
+        return self
+
+    def execute(self, statement: str) -> None:
+        names, self.found = ["value"], [(self.state,)]
+        if statement.startswith("SHOW"):
+            names, self.found = ["name", "external_volume_name"], [("T", "v")]
+        elif statement.startswith("DESCRIBE"):
+            names, self.found = ["name", "type"], [("ID", "NUMBER")]
+        elif "INFORMATION" in statement:
+            self.found = [(f'{{"metadataLocation": "state {self.state}"}}',)]
+        elif self.left:
+            self.left, self.state = self.left - 1, self.state + 1
+            self.found = [(self.state,)]
+        self.description = [SimpleNamespace(name=name) for name in names]
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        return self.found
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+def test_rows_are_those_of_the_metadata_file(times: int) -> None:
+    connection: Any = Refreshed(times)
+    seen = snowflake.read_back(connection, snowflake.TablePath("D", "S", "T"))
+    assert (seen.metadata_location, seen.rows) == (f"state {times}", times)
+
+
+def test_table_that_is_refreshed_all_the_time_is_read() -> None:
+    connection: Any = Refreshed(1000)
+    assert snowflake.read_back(connection, snowflake.TablePath("D", "S", "T")).rows
