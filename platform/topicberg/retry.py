@@ -58,8 +58,14 @@ CONFLICT = Kind("another commit came first", retries=5, first_wait_seconds=1)
 UNREACHABLE = Kind("a service does not answer", retries=4, first_wait_seconds=5)
 THROTTLED = Kind("a service throttles requests", retries=5, first_wait_seconds=10)
 
-_CONFLICT = re.compile("ValidationException|CommitFailedException|Cannot commit")
-"""What Iceberg's library in Spark says; Spark Connect and py4j pass it on as text."""
+_CONFLICT = re.compile(
+    r"ValidationException(?!\)?:? Cannot delete file where some)"
+    r"|CommitFailedException|Cannot commit"
+)
+"""What Iceberg's library in Spark says; Spark Connect and py4j pass it on as text.
+
+A file that an overwrite would have to split is no conflict: the table's partitions are too long.
+"""
 _THROTTLING = re.compile(
     r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|status.?code.?429|"
     r"AWS Error (SLOW_DOWN|THROTTLING)"

@@ -78,6 +78,13 @@ def test_wrong_column_of_a_pipeline_shows_the_cause() -> None:
             ),
             CONFLICT,
         ),
+        (
+            SparkConnectGrpcException(
+                "(org.apache.iceberg.exceptions.ValidationException) Cannot delete file where some,"
+                " but not all, rows match filter"
+            ),
+            None,
+        ),
         (Py4JError("org.apache.iceberg.exceptions.CommitFailedException: x"), CONFLICT),
         (ValueError("CommitFailedException, says a user's text"), None),
         (UnreachableError("x"), UNREACHABLE),

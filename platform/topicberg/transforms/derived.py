@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
+_TRANSFORMS = ("hour", "day", "month", "year")
+"""Iceberg's transforms of a time, the shortest first."""
 _OUTSIDE = "topicberg-outside-of-the-window"
 _RETENTION_MARGIN = timedelta(hours=1)
 """A requested window is computed within this time; later it may be past its retention."""
@@ -327,7 +329,7 @@ def ensure_table(
     :param format_version: of a new table
     :param before: the table as it was before its sources were loaded; None: there was none
     :raises CommitConflictError: another run wrote since then, maybe from newer sources
-    :raises TopicbergError: a column cannot have its new type
+    :raises TopicbergError: a column cannot have its new type, or the partitions are longer
     """
     head, table = _head(before) if before else None, before or find_table(catalog, name)
     if table is None:
@@ -335,6 +337,7 @@ def ensure_table(
     else:
         _evolve(table, columns)
         if partition:
+            _check_partition(table, *partition)
             keep_bounds(table, partition[:1])
     if table.current_snapshot() is None:  # new, or the run that created it was killed
         with suppress(CommitConflictError):  # another run was faster
@@ -343,6 +346,23 @@ def ensure_table(
     if _head(table) != head and (head is not None or _has_rows(table)):
         raise CommitConflictError(f"table {'.'.join(name)}: another run wrote to it")
     return table
+
+
+def _check_partition(table: Table, column: str, transform: str) -> None:
+    """Check that windows of a transform can be replaced in the files of a table.
+
+    A file may have the rows of a whole partition. Partitions may be shorter than windows, not
+    longer; another partition spec of the table would not change files that exist.
+    """
+    source = table.schema().find_field(column).field_id
+    found = {str(each.transform) for each in table.spec().fields if each.source_id == source}
+    longer = {*_TRANSFORMS[_TRANSFORMS.index(transform) + 1 :]}
+    if found and found <= longer:
+        raise TopicbergError(
+            f"table {'.'.join(table.name())} is partitioned by {', '.join(sorted(found))} of "
+            f"{column}, and cannot be computed by {transform}: a file may have rows of several",
+            hint="set the granularity to what it was, or drop the table and backfill it",
+        )
 
 
 def _evolve(table: Table, columns: pa.Schema) -> None:

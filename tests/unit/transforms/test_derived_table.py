@@ -20,12 +20,13 @@ from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.checks.table import check_equality_deletes, check_volume
 from topicberg.clients.catalog import READ_ONLY, TABLES
-from topicberg.errors import CommitConflictError
+from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.maintenance.report import TableSize
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
+from topicberg.retry import classify
 from topicberg.transforms.derived import ensure_table
 from topicberg.transforms.publish import Progress, _target
 from topicberg.transforms.unread import SourceTable, unread
@@ -69,6 +70,19 @@ def test_ensure_table_creates_it_within_glues_limits(glue: GlueCatalog, tmp_path
     assert table.location().startswith(f"file://{tmp_path}/shop/v1/")
     assert len(table.snapshots()) == 1
     assert ensure(glue).metadata_location == table.metadata_location
+
+
+def test_ensure_table_with_longer_partitions_is_refused(glue: GlueCatalog) -> None:
+    ensure_table(glue, NAME, COLUMNS, ("at", "day"))
+    with pytest.raises(TopicbergError, match="is partitioned by day of at") as refused:
+        ensure_table(glue, NAME, COLUMNS, ("at", "hour"))
+    assert classify(refused.value) is None
+
+
+def test_ensure_table_with_shorter_partitions_keeps_them(glue: GlueCatalog) -> None:
+    ensure_table(glue, NAME, COLUMNS, ("at", "hour"))
+    (field,) = ensure_table(glue, NAME, COLUMNS, ("at", "day")).spec().fields
+    assert field.transform == HourTransform()
 
 
 @pytest.fixture
