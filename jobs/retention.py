@@ -12,6 +12,7 @@ import dagster as dg
 
 from assets.checks.adapter import COMPUTATION, REGISTRATION
 from topicberg.dagster import BACKGROUND
+from topicberg.errors import safe
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
@@ -37,7 +38,7 @@ def forget(context: dg.OpExecutionContext) -> int:
                 try:
                     instance.compute_log_manager.delete_logs(prefix=[run_id])
                 except Exception as error:  # the store is the deployment's own: S3, or any other
-                    refused = str(error)
+                    refused = str(safe(error))
                 instance.delete_run(run_id)
                 forgotten += 1
     context.log.info(f"{forgotten:,} runs are forgotten")

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 import dagster as dg
 
 from resources import Lakehouse
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, safe
 
 UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 
@@ -39,7 +39,7 @@ Found = TypeVar("Found")
 def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
     """Skip the tick of a sensor, instead of failing it, while a service does not answer.
 
-    The checks report the service once; otherwise each sensor would as well.
+    The checks report the service once; otherwise each sensor would as well. No secret is shown.
     """
 
     @wraps(tick)
@@ -50,8 +50,8 @@ def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.Skip
             return tick(*args, **kwargs)
         except Exception as error:
             if classify(error) is None:
-                raise
-            return dg.SkipReason(str(with_service(error)))
+                raise safe(error)  # noqa: B904  a cause would show what was taken out
+            return dg.SkipReason(str(safe(with_service(error))))
 
     return skipping
 

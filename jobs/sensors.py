@@ -110,7 +110,7 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
             signals = lakehouse.signals(lake.topics)
             return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
         except (TopicbergError, OSError) as error:
-            return dg.SkipReason(str(error))
+            return dg.SkipReason(str(safe(error)))
 
     return snapshots
 
@@ -183,7 +183,7 @@ class _Evaluation:
         registrations = self.position.registrations + self._register()
         position = self._check(now)
         for name, error in self.problems.items():
-            self.context.log.error(f"{name}: {error}")
+            self.context.log.error(f"{name}: {safe(error)}")
         idle = not (self.changed or self.events or self.requests)
         if idle and self.problems:
             raise next(iter(self.problems.values()))

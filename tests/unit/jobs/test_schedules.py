@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 import pytest
+from dagster._utils.error import serializable_error_info_from_exc_info
 
-from jobs.schedules import schedule_unless_busy
+from jobs.schedules import schedule_unless_busy, skip_if_unavailable
 from resources import Lakehouse
 from topicberg.alerts.observation import CHECKED_WITHIN, CHECKS_REST, CheckRuns
+from topicberg.errors import TopicbergError
 
 JOB = "look"
 
@@ -62,3 +64,27 @@ def test_checks_that_took_long_are_overdue_later() -> None:
     late = CHECKED_WITHIN + CHECKS_REST * took + timedelta(seconds=1)
     assert CheckRuns("job", "schedule", True, False, now - late, took).overdue(now)
     assert not CheckRuns("job", "schedule", False, False, now - late, took).overdue(now)
+
+
+def test_skipped_tick_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_PASSWORD", "never-in-a-tick")
+
+    def tick() -> None:
+        raise ConnectionError("refused: Authorization: never-in-a-tick")
+
+    skipped = skip_if_unavailable(tick)()
+    assert isinstance(skipped, dg.SkipReason)
+    assert "Authorization: [redacted]" in (skipped.skip_message or "")
+
+
+def test_failed_tick_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_PASSWORD", "never-in-a-tick")
+
+    def tick() -> None:
+        raise ValueError("refused: Authorization: never-in-a-tick")
+
+    with pytest.raises(TopicbergError) as failed:
+        skip_if_unavailable(tick)()
+    shown = str(serializable_error_info_from_exc_info((failed.type, failed.value, failed.tb)))
+    assert "Authorization: [redacted]" in shown
+    assert "never-in-a-tick" not in shown
