@@ -12,7 +12,7 @@ import uuid
 
 import dagster as dg
 from pydantic import BaseModel
-from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import StaticTable, Table
 
 from assets import Lake
@@ -20,7 +20,9 @@ from assets.tables import LakeTable
 from jobs.schedules import UNFINISHED, run_with_key, skip_if_unavailable, under_way
 from resources import Lakehouse
 from topicberg.catalogs import glue
-from topicberg.errors import TableFormatError, TopicbergError
+from topicberg.errors import TableFormatError, TopicbergError, safe
+from topicberg.iceberg.tables import find_table
+from topicberg.retry import classify
 
 INTERVAL_SECONDS = 60
 MAX_ATTEMPTS = 3
@@ -81,42 +83,56 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
             requests=before.requests,
         )
         behind: list[LakeTable] = []
+        problems: list[Exception] = []
         try:
             catalog = lakehouse.peek().catalog(lakehouse.config)
             for table in tables:
                 try:
-                    iceberg = catalog.load_table(table.identifier)
-                except NoSuchTableError:
-                    continue
-                except TableFormatError as error:  # it stops no other table
-                    context.log.error(str(error))
-                    continue
-                if iceberg.current_snapshot() is None:  # its first run has not written yet
-                    continue
-                name, state = table.name, glue.registered_state(iceberg)
-                failures = before.failures.get(name, 0)
-                if state == before.settled.get(name):
-                    continue
-                given_up = failures >= MAX_ATTEMPTS and state == before.requested[name]
-                if given_up or (not failures and _in_glue(lakehouse, table, iceberg)):
-                    after.settled[name] = state
-                elif failures or state == before.seen.get(name):
-                    after.requested[name], after.failures[name] = state, failures
-                    behind.append(table)
-                else:
-                    after.seen[name] = state
+                    if _is_behind(lakehouse, catalog, table, before, after):
+                        behind.append(table)
+                except Exception as error:  # it stops no other table
+                    if classify(error) is not None:
+                        raise
+                    context.log.error(f"{table.name}: {safe(error)}")
+                    if not isinstance(error, TableFormatError):  # which a check reports
+                        problems.append(error)
+            idle = not behind and after.model_copy(update={"life": stored.life}) == stored
+            if idle and problems:
+                raise problems[0]
         except (TopicbergError, OSError) as error:
-            return dg.SkipReason(str(error))
+            return dg.SkipReason(str(safe(error)))
+        if idle:
+            return dg.SkipReason("Glue has the newest metadata of every table")
         requests = []
         if behind:
             after.run_key = f"catalogs:{after.life}-{after.requests}"
             after.requests += 1
             requests.append(_request(behind, after.run_key))
-        elif after.model_copy(update={"life": stored.life}) == stored:
-            return dg.SkipReason("Glue has the newest metadata of every table")
         return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
 
     return catalogs
+
+
+def _is_behind(
+    lakehouse: Lakehouse, catalog: Catalog, table: LakeTable, before: Cursor, after: Cursor
+) -> bool:
+    """Return whether a table is to be registered; ``after`` takes note of its state."""
+    iceberg = find_table(catalog, table.identifier)
+    if iceberg is None or iceberg.current_snapshot() is None:  # its first run has not written yet
+        return False
+    name, state = table.name, glue.registered_state(iceberg)
+    failures = before.failures.get(name, 0)
+    if state == before.settled.get(name):
+        return False
+    given_up = failures >= MAX_ATTEMPTS and state == before.requested[name]
+    if given_up or (not failures and _in_glue(lakehouse, table, iceberg)):
+        after.settled[name] = state
+    elif failures or state == before.seen.get(name):
+        after.requested[name], after.failures[name] = state, failures
+        return True
+    else:
+        after.seen[name] = state
+    return False
 
 
 def _in_glue(lakehouse: Lakehouse, table: LakeTable, iceberg: Table) -> bool:

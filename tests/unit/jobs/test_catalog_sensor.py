@@ -9,6 +9,7 @@ from typing import Any
 import boto3
 import dagster as dg
 import pytest
+from botocore.exceptions import ClientError
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
@@ -99,3 +100,29 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
         with table.refresh().transaction() as transaction:
             transaction.set_properties({"changed": "again"})
         assert [ticks.tick() for _ in range(2)] == [False, True]
+
+
+def test_table_that_fails_stops_no_other(
+    catalog: SqlCatalog, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace, names = NAME[0], ("flagged_stock_trades", NAME[1])
+    catalog.create_namespace(namespace)
+    for name in names:
+        table = catalog.create_table((namespace, name), Schema(NestedField(1, "id", LongType())))
+        table.append(table.schema().as_arrow().empty_table())
+    get_table = client.get_table
+
+    def refuse(**asked: Any) -> Any:
+        if asked["Name"] == names[0]:
+            raise ClientError({"Error": {"Code": "AccessDeniedException"}}, "GetTable")
+        return get_table(**asked)
+
+    monkeypatch.setattr(client, "get_table", refuse)
+    with dg.instance_for_test() as instance:
+        ticks = Ticks(instance)
+        assert [ticks.tick() for _ in range(2)] == [False, True]
+        glue.register(client, catalog.load_table(NAME), *NAME)
+        ticks.ran(dg.DagsterRunStatus.SUCCESS)
+        ticks.tick()
+        with pytest.raises(ClientError, match="AccessDenied"):  # which is an alert
+            ticks.tick()
