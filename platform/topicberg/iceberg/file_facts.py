@@ -86,6 +86,10 @@ class Files:
     def is_data(self) -> NDArray[np.bool_]:
         return np.asarray(self.content == DataFileContent.DATA.value)
 
+    def is_data_below(self, size: int) -> NDArray[np.bool_]:
+        """Return whether it is a data file of fewer bytes; vectors have the size of their file."""
+        return self.is_data & (self.size < size)
+
     @property
     def is_position_delete(self) -> NDArray[np.bool_]:
         """Whether it is a position delete file, or a deletion vector."""

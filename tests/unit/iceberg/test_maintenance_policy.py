@@ -30,7 +30,7 @@ from pyiceberg.types import LongType, NestedField
 
 from topicberg.iceberg import file_facts, files, manifests
 from topicberg.iceberg.file_facts import Files, live
-from topicberg.iceberg.maintenance.compaction import due_tiers, many_deletes, tiers
+from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
 from topicberg.iceberg.maintenance.expiry import _only_of, expirable
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.report import MaintenanceReport
@@ -80,6 +80,12 @@ def test_partitions_are_apart() -> None:
     assert many_deletes(Files.of(deletes))
     assert not many_deletes(Files.of(deletes[:18]))
     assert due_tiers(Files.of(deletes), TARGET) == []
+
+
+def test_bytes_to_merge_are_those_of_data_files() -> None:
+    vectors = [file(90 * MB, 0, DataFileContent.POSITION_DELETES)] * 50
+    small, full = file(5 * MB), file(TARGET)
+    assert bytes_to_merge(Files.of([small, small, full, *vectors]), tiers(TARGET)[0]) == 10 * MB
 
 
 @given(st.lists(st.integers(1, 4 * TARGET), max_size=40))

@@ -79,10 +79,15 @@ def due_tiers(files: Files, target: int) -> list[Tier]:
     """Return the tiers in which some partition has files to merge."""
 
     def is_due(tier: Tier) -> bool:
-        count, size = files.by_partition(files.is_data & (files.size < tier.max_bytes))
+        count, size = files.by_partition(files.is_data_below(tier.max_bytes))
         return bool(((count >= tier.min_files) | ((count > 1) & (size > target))).any())
 
     return [tier for tier in tiers(target) if is_due(tier)]
+
+
+def bytes_to_merge(files: Files, tier: Tier) -> int:
+    """Return the bytes of the data files of a tier."""
+    return int(files.size[files.is_data_below(tier.max_bytes)].sum())
 
 
 def deleted_share(files: Files) -> float:

@@ -193,7 +193,7 @@ class _Run:
                 sort_by,
                 has_deletes=has_deletes,
                 apply_deletes=apply_deletes,
-                bytes_to_write=int(files.size[files.size < tier.max_bytes].sum()),
+                bytes_to_write=compaction.bytes_to_merge(files, tier),
             )
             data += self.step("compaction", merge)
             apply_deletes = False
