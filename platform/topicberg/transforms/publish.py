@@ -29,7 +29,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
-from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg import kafka
 from topicberg.errors import TopicbergError
@@ -37,6 +36,7 @@ from topicberg.formats.json_nodes import read_node
 from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 from topicberg.iceberg.hours import Hours, coarse, union
 from topicberg.iceberg.snapshots import affected_hours, changes_since
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka.transactions import (
     WAIT_SECONDS,
     abort,
@@ -140,9 +140,7 @@ def publish(
     :raises PublishError: the topic holds records of another table, or a key has several rows
     :raises CommitConflictError: another publisher of this topic took over
     """
-    try:
-        table = catalog.load_table(table_name)
-    except NoSuchTableError:
+    if (table := find_table(catalog, table_name)) is None:
         return Published(None)
     ensured = kafka.ensure_topic(spec, endpoints, config)
     kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
