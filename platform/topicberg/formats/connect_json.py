@@ -64,13 +64,13 @@ def json_schema(schema: dict[str, Any]) -> str:
     """
     try:
         found = _converted(schema)
+        return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **found})
     except RecursionError:
         raise limits.too_deep("the schema of the record") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise TableflowError(
             f"the schema of the record is not one of Kafka Connect: {type(error).__name__} {error}"
         ) from None
-    return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **found})
 
 
 def _converted(schema: dict[str, Any]) -> dict[str, Any]:

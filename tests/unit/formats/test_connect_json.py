@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -85,6 +86,17 @@ def test_json_schema_of_connect_has_the_type(schema: dict[str, Any], expected: s
 def test_json_schema_of_another_schema_is_refused(schema: dict[str, Any]) -> None:
     with pytest.raises(TableflowError, match="the schema of the record"):
         json_schema(schema)
+
+
+def test_json_schema_of_any_depth_is_read_or_refused() -> None:
+    """Reading a schema and writing it may differ by a few in the depth that they reach."""
+    for depth in range(500, 1_100):
+        parameters = '{"a":' * depth + "1" + "}" * depth
+        text = f'{{"schema":{{"type":"int32","parameters":{parameters}}},"payload":1}}'
+        found = opening(text.encode())
+        if found is not None and found.schema is not None:
+            with suppress(TableflowError):
+                json_schema(found.schema)
 
 
 @pytest.mark.parametrize(
