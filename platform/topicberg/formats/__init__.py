@@ -173,12 +173,14 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
     when it is read (``RegisteredSchema.wrapped_as``). Protobuf has only messages. A schema that
     cannot be read is returned as it is: its format reports why.
     """
-    if schema.schema_type == "PROTOBUF":
-        return schema
     try:
-        parsed = _parsed(schema)
-    except TableflowError:
+        return schema if schema.schema_type == "PROTOBUF" else _wrapped(schema, name)
+    except (TableflowError, RecursionError):
         return schema
+
+
+def _wrapped(schema: RegisteredSchema, name: str) -> RegisteredSchema:
+    parsed = _parsed(schema)
     if schema.schema_type == "AVRO":
         if isinstance(parsed, list) or (
             isinstance(parsed, dict) and parsed.get("type") == "record"

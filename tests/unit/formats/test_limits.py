@@ -231,6 +231,13 @@ def test_unreadable_key_schema_is_left_to_its_format() -> None:
         is_union(registered("JSON", "[" * 100_000))
 
 
+def test_key_schema_of_any_depth_is_a_record_or_left() -> None:
+    """Reading a schema and writing it may differ by a few in the depth that they reach."""
+    for depth in range(300, 1_100):
+        as_record(registered("JSON", '{"not":' * depth + "{}" + "}" * depth), "key")
+        as_record(registered("AVRO", '{"type":' * depth + '"int"' + "}" * depth), "key")
+
+
 def test_protoc_has_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     greedy = protoc._LIMITED.replace("runpy.run_module", "bytearray(2**31); runpy.run_module")
     monkeypatch.setattr(protoc, "_LIMITED", greedy)
