@@ -149,9 +149,10 @@ def is_union(schema: RegisteredSchema) -> bool:
         return isinstance(parsed, list)
     if not isinstance(parsed, dict) or "properties" in parsed:
         return False
-    choice = parsed.get("oneOf") or parsed.get("anyOf") or []
-    branches = [branch for branch in choice if branch != {"type": "null"}]
-    return len(branches) > 1
+    choice = parsed.get("oneOf") or parsed.get("anyOf")
+    if not isinstance(choice, list):
+        return False
+    return sum(branch != {"type": "null"} for branch in choice) > 1
 
 
 def _parsed(schema: RegisteredSchema) -> Any:

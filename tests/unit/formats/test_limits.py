@@ -231,6 +231,12 @@ def test_unreadable_key_schema_is_left_to_its_format() -> None:
         is_union(registered("JSON", "[" * 100_000))
 
 
+@pytest.mark.parametrize("choice", [5, True, "ab", {"a": {}, "b": {}}])
+def test_choice_that_is_not_a_list_is_not_a_union(choice: Any) -> None:
+    assert not is_union(registered("JSON", {"oneOf": choice}))
+    assert not is_union(registered("JSON", {"anyOf": choice}))
+
+
 def test_key_schema_of_any_depth_is_a_record_or_left() -> None:
     """Reading a schema and writing it may differ by a few in the depth that they reach."""
     for depth in range(300, 1_100):
