@@ -67,7 +67,8 @@ def remembered(function: Callable[P, Result]) -> Callable[P, Result]:
         try:
             return function(*arguments, **named)
         except TableflowError as error:
-            return error
+            # Its traceback would keep what was parsed in memory.
+            return TableflowError(error.message, hint=error.hint)
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Result:

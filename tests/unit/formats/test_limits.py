@@ -7,6 +7,7 @@ import json
 import resource
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +30,7 @@ from topicberg.formats import (
     protoc,
     subjects,
 )
-from topicberg.formats.limits import MAX_DEPTH, MAX_FIELDS
+from topicberg.formats.limits import MAX_DEPTH, MAX_FIELDS, remembered
 from topicberg.formats.protobuf import reader
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
 from topicberg.local import python_daemon
@@ -257,6 +258,26 @@ def test_protoc_has_limits_of_time_and_memory(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(TableflowError, match="protoc needs more than"):
         protoc.compiled("slow.proto", f"{HEAD} message M {{}}")
     assert time.monotonic() - began < SECONDS
+
+
+class Parsed:
+    """What a schema was parsed to."""
+
+
+def test_remembered_error_does_not_keep_the_parsed_schema() -> None:
+    parsed: list[weakref.ref[Parsed]] = []
+
+    @remembered
+    def refuse(_: str) -> None:
+        schema = Parsed()
+        parsed.append(weakref.ref(schema))
+        raise TableflowError("too large", hint="split it")
+
+    for _ in range(2):
+        with pytest.raises(TableflowError, match="too large") as refused:
+            refuse("a")
+        assert refused.value.hint == "split it"
+    assert [one() for one in parsed] == [None]
 
 
 class Registry:
