@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pyiceberg import types as T
@@ -133,6 +134,7 @@ def explain(payload: bytes, pairing: Pairing) -> str:
     return f"the record does not fit schema {pairing.writer.schema_id}"
 
 
+@lru_cache(maxsize=64)
 def _row(pairing: Pairing) -> Row:
     return Reader().row(*_records(pairing.writer, pairing.latest), pairing.fields)
 

@@ -86,7 +86,9 @@ def _check(
             if number in unknown:
                 problem = f"its enum has no number {unknown[number]}"
             raise MalformedError(f"{_label(field, path)}: {problem}")
-        if field.column is not None:
+        # The value of a map's entry is read even if it is absent, which is an empty message.
+        is_read = found[number] or (field.message is not None and field.absent)
+        if field.column is not None and is_read:
             _check_field(payload, field, found[number], path)
 
 

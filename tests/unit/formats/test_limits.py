@@ -386,6 +386,35 @@ def test_daemon_limits_the_memory_of_its_workers() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
+WIDE: dict[SchemaType, tuple[RegisteredSchema, bytes]] = {
+    "AVRO": (registered("AVRO", avro_record("R", *["string"] * 5_000)), b"\x05"),
+    "JSON": (
+        registered("JSON", json_object(**{f"f{n}": {"type": "string"} for n in range(5_000)})),
+        b'{"f4999": 1}',
+    ),
+    "PROTOBUF": (
+        registered(
+            "PROTOBUF",
+            f"{HEAD} message M {{ {' '.join(f'string f{n} = {n};' for n in range(1, 3_000))} }}",
+        ),
+        b"\x00\xba\xbb\x01\x01\xff",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_short_record_of_a_wide_schema_is_explained_soon(kind: SchemaType) -> None:
+    """A batch may have millions of them."""
+    schema, record = WIDE[kind]
+    form = format_of(schema)
+    pairing = Pairing(schema, schema, form.fields("s", schema, itertools.count(1)))
+    assert "field f" in form.explain(record, pairing)
+    began = time.process_time()
+    for _ in range(5):
+        form.explain(record, pairing)
+    assert time.process_time() - began < 0.5
+
+
 # --- turns at Spark ---
 
 

@@ -562,6 +562,11 @@ def test_unusable_files_are_refused(references: Any, reason: str) -> None:
             "value year: 2021, month: 2, day: 29 is not a date",
         ),
         (
+            "map<string, google.type.Date> f = 1;",
+            b"\x0a\x03\x0a\x01k",
+            "value year: 0, month: 0, day: 0 is not a date",
+        ),
+        (
             "google.protobuf.Timestamp f = 1;",
             b"\x0a\x06\x10\x80\x94\xeb\xdc\x03",
             "seconds: 0, nanos: 1000000000 has nanos that are not between 0 and 999999999",
