@@ -152,7 +152,7 @@ def is_union(schema: RegisteredSchema) -> bool:
     choice = parsed.get("oneOf") or parsed.get("anyOf")
     if not isinstance(choice, list):
         return False
-    return sum(branch != {"type": "null"} for branch in choice) > 1
+    return len([branch for branch in choice if branch != {"type": "null"}]) > 1
 
 
 def _parsed(schema: RegisteredSchema) -> Any:
