@@ -12,6 +12,7 @@ from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
+from topicberg.formats.reasons import shortened
 from topicberg.formats.subjects import RegisteredSchema
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
@@ -99,8 +100,8 @@ class Type:
         if self.logical == "decimal":
             return f"decimal({self.precision},{self.scale})"
         if self.kind == "union":
-            return f"union of {', '.join(map(str, self.branches))}"
-        return " ".join(filter(None, (self.logical or self.kind, self.name)))
+            return shortened(f"union of {', '.join(map(str, self.branches))}")
+        return " ".join(filter(None, (self.logical or self.kind, shortened(self.name))))
 
 
 @dataclass(eq=False)

@@ -374,20 +374,28 @@ def scan_branches(scans: Sequence[Scan | None]) -> Scan:
     """Return how a union is read; a scan of None: null."""
 
     def scan(cursor: Cursor, path: str) -> None:
-        where = f"field {path} (union)"
-        index = cursor.number(where)
-        if not 0 <= index < len(scans):
-            raise MalformedError(f"{where}: there is no branch {index}, the union has {len(scans)}")
-        if (branch := scans[index]) is not None:
+        if (branch := scans[_branch(cursor, path, len(scans))]) is not None:
             branch(cursor, path)
 
     return scan
+
+
+def _branch(cursor: Cursor, path: str, count: int) -> int:
+    """Read which branch of a union follows."""
+    where = f"field {path} (union)"
+    index = cursor.number(where)
+    if not 0 <= index < count:
+        raise MalformedError(f"{where}: there is no branch {index}, the union has {count}")
+    return index
 
 
 def scan_of(kind: Type) -> Scan:
     """Return how a type is read whose values have no column."""
 
     def scan(cursor: Cursor, path: str) -> None:
+        if kind.kind == "union":
+            branch = kind.branches[_branch(cursor, path, len(kind.branches))]
+            return scan_of(branch)(cursor, path)
         where = field_at(path, kind)
         match kind.kind:
             case "boolean" | "float" | "double" | "fixed":
@@ -409,8 +417,7 @@ def scan_of(kind: Type) -> Scan:
                     each(cursor, f"{path}[{index}]")
 
                 cursor.blocks(where, item)
-            case "union":
-                scan_branches([scan_of(branch) for branch in kind.branches])(cursor, path)
+        return None
 
     return scan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from io import BytesIO
 from typing import Any
 
@@ -159,3 +160,23 @@ def test_a_decimal_that_its_fixed_cannot_hold_is_refused() -> None:
     kind = {"type": "fixed", "name": "D", "size": 2, "logicalType": "decimal", "precision": 9}
     with pytest.raises(TableflowError, match="a precision from 1 to 4"):
         columns(record(field("d", kind)))
+
+
+def test_union_without_a_column_is_read_in_a_time_of_its_length() -> None:
+    """Whatever the number of its branches is."""
+    union = [record(field("a", "int"), name=f"I{number}") for number in range(200)]
+    writer = record(field("x", {"type": "array", "items": union}), field("a", "string"))
+    count = 20_000
+    payload = encoded(writer, {"x": [("shop.I0", {"a": 0})] * count, "a": ""})[:-1] + b"\x02\xff"
+    pair = pairing(writer, record(field("a", "string")))
+    avro.explain(b"", pair)
+    began = time.process_time()
+    assert avro.explain(payload, pair).startswith("field a (string)")
+    assert time.process_time() - began < 1
+
+
+def test_long_type_is_shortened_in_the_reason() -> None:
+    union = [{"type": "fixed", "name": f"{'F' * 1_000}{number}", "size": 1} for number in range(50)]
+    found = reason({"type": "array", "items": union}, b"\x02\x00\x00\x00", latest="int")
+    assert found.startswith("field f (int): a value of the type array does not fit")
+    assert len(str(Type("union", branches=tuple(Type("fixed", name="F" * 99) for _ in union)))) < 99
