@@ -31,7 +31,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
@@ -84,6 +84,11 @@ class Node:
     doc: str | None = None
     name: str | None = None
     opening: str = ""
+
+    @cached_property
+    def texts(self) -> dict[str, None]:
+        """The JSON texts of the constants, in their order, as Spark writes them."""
+        return dict.fromkeys(map(_json_text, self.constants))
 
 
 @dataclass(frozen=True)
@@ -524,6 +529,12 @@ def _constants(parts: Iterable[_Part]) -> list[Any] | None:
         if isinstance(values := part.schema.get("enum"), list):
             return values
     return None
+
+
+def _json_text(constant: Any) -> str:
+    if isinstance(constant, float) and constant.is_integer():
+        constant = int(constant)
+    return json.dumps(constant, ensure_ascii=False)
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:

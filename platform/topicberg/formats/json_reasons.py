@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from decimal import Context, Decimal
 from typing import Any
@@ -21,7 +21,14 @@ from topicberg.formats import json_sql
 from topicberg.formats.connect_values import TEXTS, check_decimal, is_text
 from topicberg.formats.json_nodes import Kind, Node, join
 from topicberg.formats.json_plan import SCALARS, Plan
-from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
+from topicberg.formats.reasons import (
+    MAX_LENGTH,
+    MalformedError,
+    byte,
+    field_at,
+    shortened,
+    shown,
+)
 
 MAX_DEPTH = 998
 """Jackson's limit of 1000, without the two levels around the record."""
@@ -49,6 +56,12 @@ _FLOATS = ("float", "any-float")
 _DOUBLES = ("double", "any-double")
 _NUMBERS = (*json_sql.RANGES, *_FLOATS, *_DOUBLES, "decimal")
 _EXACT = Context(prec=2 * MAX_NUMBER)
+_MIN_CHECKS, _CHECKS = 500_000, 4
+"""The most checks of values in a record, and more of them for each of its characters."""
+
+
+class _TooManyError(Exception):
+    """A schema of unions in unions requires too many checks of the same values."""
 
 
 class _Number(str):
@@ -58,12 +71,16 @@ class _Number(str):
 
 
 class _Object(dict[str, Any]):
-    """An object; ``earlier``: the values of names that are repeated later."""
+    """An object; ``earlier``: the values of names that are repeated later, by name."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
-        last = {name: place for place, (name, _) in enumerate(pairs)}
-        self.earlier = [pair for place, pair in enumerate(pairs) if last[pair[0]] != place]
+        self.earlier: dict[str, list[Any]] = {}
+        if len(self) < len(pairs):
+            last = {name: place for place, (name, _) in enumerate(pairs)}
+            for place, (name, value) in enumerate(pairs):
+                if last[name] != place:
+                    self.earlier.setdefault(name, []).append(value)
 
 
 def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
@@ -86,6 +103,8 @@ def reason(payload: bytes, plan: Plan, wrapped_as: str | None) -> str | None:
         return _syntax(text, error)
     except RecursionError:
         return "the record has too many nested arrays and objects"
+    except _TooManyError:
+        return "the record has too many values for the unions of its schema to find the reason"
     except MalformedError as malformed:
         return str(malformed)
     return None
@@ -131,8 +150,8 @@ def _inside(value: Any) -> Iterator[Any]:
     if isinstance(value, _Object):
         yield from value
         yield from value.values()
-        for name, earlier in value.earlier:
-            yield from (name, earlier)
+        for earlier in value.earlier.values():  # the names are those above
+            yield from earlier
     elif isinstance(value, list):
         yield from value
 
@@ -156,11 +175,15 @@ class _Checker:
         self.many_digits = bool(re.search(json_sql.inexact(json_sql.DIGITS), bare))
         self.more_digits = bool(re.search(json_sql.inexact(json_sql.TEXT_DIGITS), bare))
         self.infinite = bool(re.search(json_sql.INFINITE, bare))
+        self.left = _MIN_CHECKS + _CHECKS * len(text)
 
     def check(self, value: Any, plan: Plan, path: str) -> None:
         """Raise the reason if a value does not fit; null never fits."""
         if value is None and path:
             return
+        self.left -= 1
+        if self.left < 0:
+            raise _TooManyError
         match plan.kind:
             case "struct" if isinstance(value, _Object):
                 self.struct(value, plan, path)
@@ -168,8 +191,10 @@ class _Checker:
                 for place, one in enumerate(value):
                     self.check(one, plan.children["element"], f"{path}[{place}]")
             case "map" if isinstance(value, _Object):
-                for name, one in (*value.earlier, *value.items()):
-                    self.check(one, plan.children["value"], f"{path}.{name}")
+                for name, last in value.items():
+                    inner = f"{path}.{shortened(name)}"
+                    for one in (*value.earlier.get(name, ()), last):
+                        self.check(one, plan.children["value"], inner)
             case "entries" if isinstance(value, list):
                 for place, one in enumerate(value):
                     self.entry(one, plan, f"{path}[{place}]")
@@ -181,9 +206,9 @@ class _Checker:
     def struct(self, value: _Object, plan: Plan, path: str) -> None:
         for name, child in plan.children.items():
             inner = join(path, name)
-            for earlier, one in value.earlier:  # Spark reads it too, if it needs a type
-                if earlier == name and child.kind not in json_sql.INEXACT:
-                    self.check(one, child, inner)
+            if child.kind not in json_sql.INEXACT:  # Spark reads it too, if it needs a type
+                for earlier in value.earlier.get(name, ()):
+                    self.check(earlier, child, inner)
             self.check(value.get(name), child, inner)
 
     def entry(self, value: Any, plan: Plan, path: str) -> None:
@@ -382,21 +407,30 @@ def _is_time(text: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    return shortened(value if isinstance(value, _Number) else _rendered(value))
+    return shortened(value if isinstance(value, _Number) else _rendered(value, MAX_LENGTH))
 
 
-def _rendered(value: Any) -> str:
-    """Return a value as JSON text, with numbers as the decoder writes them."""
+def _rendered(value: Any, most: float = float("inf")) -> str:
+    """Return a value as JSON text, with numbers as the decoder writes them.
+
+    :param most: characters that are needed; arrays and objects are not read further
+    """
     if isinstance(value, _Number):
         exact = _decimal(value)
         if exact is not None:
             return _plain(exact)
         return str(float(value)).replace("inf", "Infinity").replace("e", "E")
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{_rendered(k)}:{_rendered(v)}' for k, v in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_rendered, value))}]"
-    return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    pieces: list[str] = []
+    for one in value:
+        if most < 0:
+            break
+        name = f"{_rendered(one)}:" if isinstance(value, dict) else ""
+        pieces.append(name + _rendered(value[one] if name else one, most))
+        most -= len(pieces[-1])
+    text = ",".join(pieces)
+    return f"{{{text}}}" if isinstance(value, dict) else f"[{text}]"
 
 
 def _plain(number: Decimal) -> str:
@@ -432,19 +466,18 @@ def _declares(value: Any, node: Node) -> bool:
 
 def _discriminated(value: Any, node: Node) -> bool:
     """Return whether a value has what a member of a union requires besides types."""
-    if node.constants and node.kind in json_sql.COMPARED and not _one_of(value, node.constants):
+    if node.constants and node.kind in json_sql.COMPARED and not _one_of(value, node):
         return False
     if node.kind != "struct":
         return True
     if not isinstance(value, dict):
         return False
     return all(name in value for name in node.required) and all(
-        _one_of(value[name], (None, *child.constants))
+        value[name] is None or _one_of(value[name], child)
         for name, child in node.children.items()
         if child.constants and child.kind in json_sql.COMPARED and name in value
     )
 
 
-def _one_of(value: Any, constants: Sequence[Any]) -> bool:
-    texts = {json.dumps(json_sql.plain(one), ensure_ascii=False) for one in constants}
-    return _rendered(value) in texts
+def _one_of(value: Any, node: Node) -> bool:
+    return not isinstance(value, dict | list) and _rendered(value) in node.texts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pyiceberg.types import DecimalType, IcebergType, StructType
 
@@ -679,24 +679,18 @@ def _declares(fields: str, node: Node) -> str:
 def _discriminated(variant: str, fields: str, node: Node) -> str:
     """Return whether a value has what a member of a union requires besides types."""
 
-    def one_of(value: str, constants: Sequence[object]) -> str:
-        texts = (sql.text(json.dumps(plain(one), ensure_ascii=False)) for one in constants)
-        return f"to_json({value}) IN ({', '.join(texts)})"
+    def one_of(value: str, texts: Iterable[str]) -> str:
+        return f"to_json({value}) IN ({', '.join(map(sql.text, texts))})"
 
     found: list[str] = []
     if node.constants and node.kind in COMPARED:
-        found.append(one_of(variant, node.constants))
+        found.append(one_of(variant, node.texts))
     if node.kind == "struct":
         found += [f"{_at(fields, name)} IS NOT NULL" for name in sorted(node.required)]
         found += [
             # Null is accepted, as everywhere: the schema may allow it beside the constants.
-            f"coalesce({one_of(_at(fields, name), [None, *child.constants])}, true)"
+            f"coalesce({one_of(_at(fields, name), ['null', *child.texts])}, true)"
             for name, child in node.children.items()
             if child.constants and child.kind in COMPARED
         ]
     return f"({' AND '.join(found)})" if found else "true"
-
-
-def plain(constant: object) -> object:
-    """Return a number as a variant writes it."""
-    return int(constant) if isinstance(constant, float) and constant.is_integer() else constant

@@ -9,7 +9,8 @@ from pyiceberg import types as T
 
 UNEXPLAINED = "the record does not fit its schema"
 """The decoder refuses a record in which no reason is found."""
-_MAX_LENGTH = 80
+MAX_LENGTH = 80
+"""Characters of a value in a message."""
 _NESTED: dict[type, str] = {T.StructType: "struct", T.ListType: "list", T.MapType: "map"}
 
 
@@ -20,9 +21,9 @@ class MalformedError(Exception):
 def shown(value: Any) -> str:
     """Return a value for a message: text in quotes, bytes in hex, long ones shortened."""
     if isinstance(value, str):
-        return shortened(json.dumps(value[: _MAX_LENGTH + 1], ensure_ascii=False))
+        return shortened(json.dumps(value[: MAX_LENGTH + 1], ensure_ascii=False))
     if isinstance(value, bytes):
-        return shortened(f"0x{value[:_MAX_LENGTH].hex()}")
+        return shortened(f"0x{value[:MAX_LENGTH].hex()}")
     return shortened(str(value))
 
 
@@ -41,4 +42,4 @@ def field_at(path: str, kind: object) -> str:
 
 
 def shortened(text: str) -> str:
-    return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}…"
+    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}…"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from typing import Any
 
 import pytest
@@ -241,3 +242,59 @@ def test_choice_of_anything_has_no_constants(anything: Any) -> None:
     ] * 3
     (column,) = json_schema.fields("s", registered(schema), itertools.count(1))
     assert str(column.field_type) == "string"
+
+
+def seconds_to_explain(schema: Any, record: str) -> float:
+    assert explain(schema, "{}") == UNEXPLAINED  # the plan is remembered
+    began = time.process_time()
+    assert explain(schema, record).startswith("field z (string)")
+    return time.process_time() - began
+
+
+LARGE = {
+    "constants": (
+        {"oneOf": [{"enum": [f"symbol{n}" for n in range(10_000)]}, properties(a=WHOLE)]},
+        json.dumps(["symbol1"] * 1_000),
+    ),
+    "repeated names": (
+        properties(**{f"p{n}": TEXT for n in range(1_000)}),
+        '{"x": 1' + ',"x": 1' * 50_000 + "}",
+    ),
+    "a long key": (
+        {"type": "object", "additionalProperties": {"type": "array", "items": TEXT}},
+        json.dumps({"k" * 200_000: [""] * 100_000}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_record_is_explained_in_a_time_of_its_own_length(name: str) -> None:
+    kind, value = LARGE[name]
+    schema = properties(f={"type": "array", "items": kind} if value[0] == "[" else kind, z=TEXT)
+    assert seconds_to_explain(schema, f'{{"f": {value}, "z": 1}}') < 0.4
+
+
+def test_long_key_is_shortened_in_the_reason() -> None:
+    schema = properties(f={"type": "object", "additionalProperties": WHOLE})
+    assert len(explain(schema, f'{{"f": {{"{"k" * 100_000}": "x"}}}}')) < 200
+
+
+def test_large_value_is_shortened_in_the_reason() -> None:
+    schema = properties(f={"oneOf": [WHOLE, FLAG]})
+    values = ",".join(["[1,2]"] * 100)
+    found = explain(schema, f'{{"f": {{"a": [{values}]}}}}')
+    text = f'{{"a":[{values}]}}'
+    assert found == f"field f (struct): value {text[:80]}… is none of its 2 types"
+
+
+def test_search_in_unions_of_unions_ends() -> None:
+    lists: Any = WHOLE
+    for number in (0, 1):
+        choices = [{"title": f"t{number}{n}", "type": "array", "items": lists} for n in range(60)]
+        lists = {"oneOf": choices}
+    schema = properties(f=lists)
+    record = f'{{"f": [[{"1," * 5_000}"x"]]}}'
+    explain(schema, "{}")
+    began = time.process_time()
+    assert "too many values for the unions" in explain(schema, record)
+    assert time.process_time() - began < 5
