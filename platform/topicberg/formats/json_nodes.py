@@ -29,6 +29,7 @@ Everything that has no type in a table is a string with the JSON text: a schema 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -88,7 +89,7 @@ class Node:
     @cached_property
     def texts(self) -> dict[str, None]:
         """The JSON texts of the constants, in their order, as Spark writes them."""
-        return dict.fromkeys(map(_json_text, self.constants))
+        return dict.fromkeys(map(json_text, self.constants))
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,7 @@ _DEBEZIUM: dict[Any, tuple[tuple[str, ...], Kind]] = {
 }
 """Title → the JSON types that it is for, and the kind."""
 _CHOICES = ("oneOf", "anyOf")
+_ESCAPE = re.compile(r"\\(?:u(....)|.)")
 _NOT_KEYS = ("list", "map", "entries", "struct", "union")
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     "object": ("properties", "additionalProperties"),
@@ -531,10 +533,12 @@ def _constants(parts: Iterable[_Part]) -> list[Any] | None:
     return None
 
 
-def _json_text(constant: Any) -> str:
-    if isinstance(constant, float) and constant.is_integer():
-        constant = int(constant)
-    return json.dumps(constant, ensure_ascii=False)
+def json_text(value: Any) -> str:
+    """Return a constant, or another simple value, as JSON text that is equal to Spark's."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return _ESCAPE.sub(lambda found: f"\\u{found[1].upper()}" if found[1] else found[0], text)
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:

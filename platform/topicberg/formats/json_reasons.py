@@ -19,7 +19,7 @@ from pyiceberg import types as T
 
 from topicberg.formats import json_sql
 from topicberg.formats.connect_values import TEXTS, check_decimal, is_text
-from topicberg.formats.json_nodes import Kind, Node, join
+from topicberg.formats.json_nodes import Kind, Node, join, json_text
 from topicberg.formats.json_plan import SCALARS, Plan
 from topicberg.formats.reasons import (
     MAX_LENGTH,
@@ -421,7 +421,7 @@ def _rendered(value: Any, most: float = float("inf")) -> str:
             return _plain(exact)
         return str(float(value)).replace("inf", "Infinity").replace("e", "E")
     if not isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        return json_text(value)
     pieces: list[str] = []
     for one in value:
         if most < 0:

@@ -11,6 +11,7 @@ import pytest
 
 from topicberg.errors import TableflowError
 from topicberg.formats import Pairing, json_schema
+from topicberg.formats.json_nodes import Node
 from topicberg.formats.json_plan import Plan
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.reasons import UNEXPLAINED
@@ -298,3 +299,19 @@ def test_search_in_unions_of_unions_ends() -> None:
     began = time.process_time()
     assert "too many values for the unions" in explain(schema, record)
     assert time.process_time() - began < 5
+
+
+def test_constant_has_the_text_that_spark_writes() -> None:
+    constants = ("\x1f", "\\u001f", "\n\x7f\u2028\u00e9", 1.0, True, None)
+    expected = [
+        r'"\u001F"',
+        r'"\\u001f"',
+        '"\\n\x7f\u2028\u00e9"',
+        "1",
+        "true",
+        "null",
+    ]
+    assert list(Node("string", constants=constants).texts) == expected
+    schema = properties(f={"oneOf": [{"const": "\x1f"}, WHOLE]})
+    assert explain(schema, r'{"f": "\u001f"}') == UNEXPLAINED
+    assert explain(schema, r'{"f": "\u001e"}') != UNEXPLAINED
