@@ -192,7 +192,7 @@ FIELDS: dict[str, Any] = {
             {"type": "null"},
             typed("string"),
             typed("integer"),
-            typed("object", properties={"k": {"const": "A"}, "v": {}}, required=["v"]),
+            typed("object", properties={"k": {"enum": ["A", "\x1f"]}, "v": {}}, required=["v"]),
             typed("object", properties={"k": typed("string"), "w": typed("array", items={})}),
         ]
     },
@@ -245,6 +245,7 @@ VALUES: list[tuple[str, Any]] = [
     ('{"union": 5}', {"connect_union_field_1": 5}),
     ('{"union": {"v": 1}}', {"connect_union_field_2": {"k": None, "v": "1"}}),
     ('{"union": {"k": null, "v": 1}}', {"connect_union_field_2": {"k": None, "v": "1"}}),
+    (r'{"union": {"k": "\u001f", "v": 1}}', {"connect_union_field_2": {"k": "\x1f", "v": "1"}}),
     ('{"union": {"k": "B", "v": 1}}', {"connect_union_field_3": {"k": "B", "w": None}}),
     *((f'{{"{name}": null}}', None) for name in FIELDS),
 ]  # fmt: skip

@@ -216,6 +216,7 @@ class _Measure:
         if kind.kind == "record":
             return self.record(kind)
         if kind.kind == "union":
+            limits.check_members(self.where, len(kind.members))
             inner = [self.after_bytes(branch) for branch in kind.branches]
             own = len(kind.members) if kind.has_members else 0
             return _together(inner, own)

@@ -86,6 +86,9 @@ class Node:
     name: str | None = None
     opening: str = ""
 
+    def __hash__(self) -> int:
+        return hash((self.kind, frozenset(self.children), self.required, tuple(self.texts)))
+
     @cached_property
     def texts(self) -> dict[str, None]:
         """The JSON texts of the constants, in their order, as Spark writes them."""
@@ -306,10 +309,10 @@ class _Reader:
         if kind is None:
             rest, branches = self.choice(parts, where)
             if branches:
-                return _union([self.node((*branch, *rest), where) for branch in branches])
+                return self.union([self.node((*branch, *rest), where) for branch in branches])
             kinds = _types(parts)
             if len(kinds) > 1:
-                return _union([self.node(parts, where, one) for one in kinds])
+                return self.union([self.node(parts, where, one) for one in kinds])
             kind = kinds[0] if kinds else None
         constants = _constants(parts)
         doc = _get(parts, "description")
@@ -442,8 +445,16 @@ class _Reader:
     def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
         """Return the type of a property that several branches declare."""
         nodes = [self.node(parts, where) for parts in choices]
-        plain = [replace(node, doc=None, name=None) for node in nodes]
-        return _union([node for n, node in enumerate(nodes) if plain[n] not in plain[:n]])
+        different: dict[Node, Node] = {}
+        for node in nodes:
+            different.setdefault(replace(node, doc=None, name=None), node)
+        return self.union(list(different.values()))
+
+    def union(self, members: Sequence[Node]) -> Node:
+        found = _union(members)
+        if found.kind == "union":
+            limits.check_members(self.subject, len(found.children))
+        return found
 
     def struct(
         self, parts: Sequence[_Part], properties: dict[str, list[tuple[_Part, ...]]], where: str

@@ -14,6 +14,7 @@ from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from topicberg.errors import TableflowError
+from topicberg.formats.reasons import shortened
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES, RegisteredSchema
 
 P = ParamSpec("P")
@@ -26,6 +27,11 @@ MAX_DEPTH = 50
 MAX_COLLECTIONS = 8
 """Nested Avro arrays and maps: each one may claim millions of items in a few bytes, for which
 Avro's reader reserves memory."""
+MAX_MEMBERS = 200
+"""Types of a union: the SQL of its value has the columns of all types for each of them."""
+MAX_NAME = 255
+"""Characters of a field's name: the limit of AWS Glue and Snowflake. The SQL of a nested field has
+the names of all fields around it."""
 _SUBSTITUTION = "${"
 UNREADABLE = (
     ArithmeticError,
@@ -111,13 +117,28 @@ def check_unicode(where: str, contents: Any) -> None:
 
 
 def check_name(where: str, name: str) -> None:
-    """Refuse a name that Spark's variable substitution would replace if it were enabled.
+    """Refuse a long name, and one that Spark's substitution would replace if it were enabled.
 
-    :raises TableflowError: the name contains ``${``
+    :raises TableflowError: the name has too many characters, or contains ``${``
     """
+    if len(name) > MAX_NAME:
+        raise TableflowError(
+            f"{where}: the name of field {shortened(name)} has {len(name)} characters, the limit "
+            f"is {MAX_NAME}",
+            hint="rename the field",
+        )
     if _SUBSTITUTION in name:
         raise TableflowError(
             f"{where}: the name of a field contains {_SUBSTITUTION}", hint="rename the field"
+        )
+
+
+def check_members(where: str, count: int) -> None:
+    """:raises TableflowError: a union has too many types"""
+    if count > MAX_MEMBERS:
+        raise TableflowError(
+            f"{where}: a union has {count} types, the limit is {MAX_MEMBERS}",
+            hint="split the schema",
         )
 
 

@@ -370,6 +370,7 @@ def message_fields(
     limits.check_depth(where, len(inside))
     columns = []
     for field in message.fields:
+        limits.check_name(where, field.name)
         number = next(ids)
         kind = _column_type(where, field, ids, inside)
         if kind is not None:

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from pyiceberg.types import StructType
 from pyspark.errors import PySparkException
 
 from topicberg.errors import TableflowError, TopicbergError
@@ -30,7 +31,13 @@ from topicberg.formats import (
     protoc,
     subjects,
 )
-from topicberg.formats.limits import MAX_DEPTH, MAX_FIELDS, remembered
+from topicberg.formats.limits import (
+    MAX_DEPTH,
+    MAX_FIELDS,
+    MAX_MEMBERS,
+    MAX_NAME,
+    remembered,
+)
 from topicberg.formats.protobuf import reader
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
 from topicberg.local import python_daemon
@@ -150,6 +157,32 @@ BOMBS = {
             ],
         },
     ),
+    "avro, union of many": registered(
+        "AVRO", avro_record("R", [avro_record(f"I{n}", "int") for n in range(MAX_MEMBERS + 1)])
+    ),
+    "json, union of many": registered(
+        "JSON", {"oneOf": [json_object(**{f"a{n}": {}}) for n in range(4_900)]}
+    ),
+    "json, property of many types": registered(
+        "JSON",
+        {
+            **json_object(x={}),
+            "anyOf": [json_object(p=json_object(**{f"a{n}": {}})) for n in range(MAX_MEMBERS + 1)],
+        },
+    ),
+    "avro, long name": registered(
+        "AVRO",
+        {
+            "type": "record",
+            "name": "R",
+            "fields": [{"name": "n" * (MAX_NAME + 1), "type": "int"}],
+        },
+    ),
+    "json, long name": registered("JSON", json_object(a=json_object(**{"n" * 50_000: {}}))),
+    "protobuf, long name": registered(
+        "PROTOBUF",
+        f"{HEAD} message M {{ I i = 1; message I {{ int32 {'n' * (MAX_NAME + 1)} = 1; }} }}",
+    ),
     "protobuf, wide": registered(
         "PROTOBUF",
         f"{HEAD} message M {{ {' '.join(f'int32 f{n} = {n};' for n in range(1, 12_000))} }}",
@@ -181,6 +214,46 @@ def test_schema_beyond_the_limits_is_refused(name: str) -> None:
 def test_schema_within_the_limits_has_a_table(name: str) -> None:
     for schema in (TREES[name](10, 2), TREES[name](MAX_DEPTH - 5, 1)):
         assert len(format_of(schema).fields("s", schema, itertools.count(1))) >= 1
+
+
+LARGEST: dict[str, tuple[RegisteredSchema, int]] = {
+    "avro, union": (
+        registered(
+            "AVRO", avro_record("R", ["null", *(avro_record(f"I{n}", "int") for n in range(200))])
+        ),
+        MAX_MEMBERS,
+    ),
+    "json, union": (
+        registered(
+            "JSON", json_object(f={"oneOf": [json_object(**{f"a{n}": {}}) for n in range(200)]})
+        ),
+        MAX_MEMBERS,
+    ),
+    "json, constants of branches": (
+        registered(
+            "JSON",
+            {
+                **json_object(x={}),
+                "anyOf": [json_object(p={"const": f"v{n}"}) for n in range(4_000)],
+            },
+        ),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_largest_union_is_read_soon(name: str) -> None:
+    schema, count = LARGEST[name]
+    began = time.process_time()
+    columns = format_of(schema).fields("s", schema, itertools.count(1))
+    format_of(schema).explain(b"", Pairing(schema, schema, columns))
+    found = [
+        columns,
+        *(c.field_type.fields for c in columns if isinstance(c.field_type, StructType)),
+    ]
+    assert count in map(len, found)
+    assert time.process_time() - began < 3
 
 
 @given(
