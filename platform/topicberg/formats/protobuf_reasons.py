@@ -162,11 +162,20 @@ def _check_field(payload: bytes, field: wire.Field, found: Sequence[_Found], pat
     while field.repeated and len(values) > 1:
         first, second = values[: len(values) // 2], values[len(values) // 2 :]
         values = second if _decoded(payload, field, first) is not None else first
+    if _decoded(payload, field, values) is not None:  # none of them is malformed by itself
+        raise _too_large(field, path)
     if field.message is None:
         raise _scalar(payload, field, values[0], path)
     pieces = [(one.begin, one.stop) for one in values]
     _check(payload, pieces, field.message, f"{path}{field.name}.")
+    if field.special is None:
+        raise _too_large(field, path)
     raise _special(payload, field, values, path)
+
+
+def _too_large(field: wire.Field, path: str) -> MalformedError:
+    size = wire.PART_MEMORY // 2**20
+    return MalformedError(f"{_label(field, path)}: its value needs more than {size} MiB of memory")
 
 
 def _decoded(payload: bytes, field: wire.Field, found: Sequence[_Found]) -> dict[str, Any] | None:
@@ -238,6 +247,8 @@ def _scalar(payload: bytes, field: wire.Field, found: _Found, path: str) -> Malf
     natural = pa.uint64() if field.kind in ("uint64", "fixed64") else pa.int64()
     kind = pa.list_(natural) if field.repeated else natural
     row = None
+    if field.kind == "enum" and _decoded(payload, replace(field, kind="int32", type=kind), [found]):
+        return _too_large(field, path)
     if pa.types.is_integer(column) or pa.types.is_decimal(column):
         row = _decoded(payload, replace(field, type=kind), [found])
     if row is None:

@@ -103,6 +103,16 @@ class _Batch:
 
     def __init__(self, data: Any) -> None:
         self.bytes = data
+        self.left = PART_MEMORY
+
+    def expand(self, size: int) -> None:
+        """Count text that the records do not have themselves: names of enums, and defaults.
+
+        :raises MemoryError: it needs more memory than a part may
+        """
+        self.left -= size
+        if self.left < 0:
+            raise MemoryError
 
     def append(self, more: list[bytes]) -> Any:
         """Append bytes to the batch; return where each of them begins."""
@@ -176,7 +186,7 @@ def _in_memory(
         rows = _decode(payload, message, prefixes, decoded)
         if rows.nbytes <= PART_MEMORY:
             return [rows]
-    except MemoryError:
+    except (MemoryError, pa.ArrowException):  # e.g. text of more than Arrow's offsets can address
         pass
     if count > 1:
         halves = payload.slice(0, count // 2), payload.slice(count // 2)
@@ -505,6 +515,8 @@ def _singular(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
         takes = np.cumsum(present) - 1
         values = values.take(pa.array(takes, mask=~present))
         if field.absent is not None:
+            if isinstance(field.absent, str | bytes):
+                batch.expand((count - len(found.row)) * len(field.absent))
             values = pc.fill_null(values, pa.scalar(field.absent, values.type))
     return values
 
@@ -585,7 +597,7 @@ def _values(batch: _Batch, field: Field, found: _Places) -> tuple[Any, Any]:
     elif field.kind in _FIXED:
         values = pa.array(batch.fixed(found.begin.astype(np.int64), *_FIXED[field.kind]))
     elif field.kind == "enum":
-        values = _enum(_integer("int32", found.begin), field.symbols or {})
+        values = _enum(batch, _integer("int32", found.begin), field.symbols or {})
     else:
         values = pa.array(_integer(field.kind, found.begin))
     if values.type != kind and not field.is_map:
@@ -643,10 +655,11 @@ def _is_known(field: Field, values: Any) -> Any:
     return np.isin(_integer("int32", values), np.array(list(field.symbols or ()), np.int32))
 
 
-def _enum(numbers: Any, symbols: Mapping[int, str]) -> Any:
+def _enum(batch: _Batch, numbers: Any, symbols: Mapping[int, str]) -> Any:
     """Return the names; a number without a name stays a number, as in Protobuf's JSON."""
     distinct, codes = np.unique(numbers, return_inverse=True)
     names = [symbols.get(number, str(number)) for number in distinct.tolist()]
+    batch.expand(int(np.array(list(map(len, names)), np.int64)[codes].sum()))
     return pa.array(names, pa.string()).take(pa.array(codes))
 
 

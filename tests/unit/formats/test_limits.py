@@ -435,6 +435,47 @@ def test_protobuf_record_that_expands_is_malformed() -> None:
     assert protobuf_rows(schema, [b"\x0a\x00", b"\x0a\x00" * 20_000, b""]) == [True, False, True]
 
 
+LONG = "x" * 50_000
+TEXTS = {
+    "enum": (
+        f"{HEAD} message M {{ repeated E e = 1; enum E {{ {LONG} = 0; }} }}",
+        b"\x0a\x80\x80\x04" + bytes(65_536),
+        "field e (enum)",
+    ),
+    "enum that is not packed": (
+        f"{HEAD} message M {{ repeated E e = 1 [packed = false]; enum E {{ {LONG} = 0; }} }}",
+        b"\x08\x00" * 6_000,
+        "field e (enum)",
+    ),
+    "default": (
+        'syntax = "proto2"; message M { repeated E e = 1; message E { optional string s = 1 '
+        f'[default = "{LONG}"]; }} }}',
+        b"\x0a\x00" * 50_000,
+        "field e (message)",
+    ),
+    "defaults": (
+        'syntax = "proto2"; message M { repeated E e = 1; message E { '
+        + " ".join(f'optional string s{n} = {n} [default = "{LONG}"];' for n in range(1, 11))
+        + " } }",
+        b"\x0a\x00" * 4_000,
+        "field e (message)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_protobuf_record_of_long_names_or_defaults_is_malformed(name: str) -> None:
+    """Two bytes of a record become the text of the schema."""
+    text, record, where = TEXTS[name]
+    schema, memory = registered("PROTOBUF", text), peak()
+    assert protobuf_rows(schema, [b"", record, b""]) == [True, False, True]
+    assert peak() - memory < 2 * protobuf_wire.PART_MEMORY // 2**20
+    form = format_of(schema)
+    pairing = Pairing(schema, schema, form.fields("s", schema, itertools.count(1)))
+    reason = form.explain(b"\x00" + record, pairing)
+    assert reason == f"{where}: its value needs more than 256 MiB of memory"
+
+
 def test_protobuf_parts_are_decoded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = registered("PROTOBUF", f"{HEAD} message M {{ string a = 1; }}")
     records = [b"\x0a%c" % size + b"x" * size for size in (1, 50, 0, 100, 100, 3)] * 3
