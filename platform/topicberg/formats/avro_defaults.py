@@ -55,15 +55,11 @@ def _plain_constant(kind: Type, value: Any, column: T.IcebergType) -> str | None
             return sql.text(value)
         case T.BinaryType() | T.StringType() if kind.kind in ("bytes", "fixed"):
             data = _latin(value)
-            return None if data is None else f"X'{data.hex()}'"
+            if data is None or (isinstance(column, T.StringType) and not _is_utf8(data)):
+                return None
+            return f"X'{data.hex()}'"
         case T.DecimalType() if kind.is_decimal:
-            data = _latin(value)
-            if not data:
-                return None
-            number = int.from_bytes(data, "big", signed=True)
-            if number.bit_length() > MAX_DECIMAL_BITS:
-                return None
-            return f"'{Decimal(number).scaleb(-kind.scale, EXACT):f}'"
+            return _decimal_constant(_latin(value), kind.scale, column)
         case T.DateType() if kind.logical == "date" and is_number:
             days = _whole_constant(value, *DAYS)
             return days and f"date_from_unix_date({days})"
@@ -92,7 +88,18 @@ def _plain_constant(kind: Type, value: Any, column: T.IcebergType) -> str | None
 
 
 def _whole_constant(value: Any, low: int, high: int) -> str | None:
-    return f"{int(value)}L" if value == int(value) and low <= value <= high else None
+    return f"{int(value)}L" if low <= value <= high and value == int(value) else None
+
+
+def _decimal_constant(data: bytes | None, scale: int, column: T.DecimalType) -> str | None:
+    number = int.from_bytes(data or b"", "big", signed=True)
+    if not data or number.bit_length() > MAX_DECIMAL_BITS:
+        return None
+    value = Decimal(number).scaleb(-scale, EXACT)
+    shifted = value.scaleb(column.scale, EXACT)
+    if shifted.copy_abs() >= 10**column.precision or shifted != shifted.to_integral_value():
+        return None  # Spark's cast fails, or rounds
+    return f"'{value:f}'"
 
 
 def _moment_constant(logical: str, value: Any, column: T.IcebergType) -> str | None:
@@ -113,3 +120,11 @@ def _latin(value: Any) -> bytes | None:
         return value.encode("latin-1") if isinstance(value, str) else None
     except UnicodeEncodeError:
         return None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
