@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -80,26 +80,14 @@ _SCALARS: dict[str, Callable[[], T.IcebergType]] = {
     "enum": T.StringType,
 }
 _WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+_DECIMAL = "confluent.type.Decimal"
 _SPECIAL: dict[str, tuple[str, Callable[[], T.IcebergType]]] = {
     "google.protobuf.Timestamp": ("timestamp", T.TimestamptzType),
     "google.type.Date": ("date", T.DateType),
     "google.type.TimeOfDay": ("time", T.LongType),
-    **{
-        f"google.protobuf.{name}Value": ("wrapper", _SCALARS[name.lower()])
-        for name in [
-            "Double",
-            "Float",
-            "Int64",
-            "UInt64",
-            "Int32",
-            "UInt32",
-            "Bool",
-            "String",
-            "Bytes",
-        ]
-    },
+    **{f"google.protobuf.{name}Value": ("wrapper", _SCALARS[name.lower()]) for name in _WRAPPED},
 }
-_DECIMAL = "confluent.type.Decimal"
+"""Well-known messages, but for :data:`_DECIMAL`: the kind, and the column."""
 _WHOLE = (T.IntegerType, T.LongType, T.DecimalType)
 _TEXT = {"string", "bytes"}
 _FILE = "schema.proto"
@@ -403,10 +391,10 @@ def _value_type(
     message = field.message_type
     if message is None:
         return _SCALARS[_kind(field)]()
+    if _special(where, message) == "decimal":
+        return _decimal(where, field)
     if message.full_name in _SPECIAL:
         return _SPECIAL[message.full_name][1]()
-    if message.full_name == _DECIMAL:
-        return _decimal(where, field)
     if message.full_name in above:
         raise TableflowError(
             f"{where}: field {field.full_name} refers to {message.full_name}, which contains it",
@@ -414,6 +402,41 @@ def _value_type(
         )
     inner = message_fields(where, message, ids, above)
     return T.StructType(*inner) if inner else None
+
+
+def _special(where: str, message: Any) -> str | None:
+    """Return the kind of a well-known message; None: it is another one.
+
+    :raises TableflowError: it has the name of a well-known message, but other fields
+    """
+    name = message.full_name
+    if name not in _SPECIAL and name != _DECIMAL:
+        return None
+    if _layout(message) != _layout(_known(name)):
+        raise TableflowError(
+            f"{where}: {name} is not defined as in its library",
+            hint="import the library's file, or give the message a name of your own",
+        )
+    return "decimal" if name == _DECIMAL else _SPECIAL[name][0]
+
+
+@cache
+def _known(name: str) -> Any:
+    """Return the descriptor of a well-known message, as its library defines it."""
+    from confluent_kafka.schema_registry.confluent.type import decimal_pb2
+    from google.protobuf import timestamp_pb2, wrappers_pb2
+    from google.type import date_pb2, timeofday_pb2
+
+    files = (decimal_pb2, timestamp_pb2, wrappers_pb2, date_pb2, timeofday_pb2)
+    messages: Any = (m for f in files for m in f.DESCRIPTOR.message_types_by_name.values())
+    return next(one for one in messages if one.full_name == name)
+
+
+def _layout(message: Any) -> list[tuple[Any, ...]]:
+    return sorted(
+        (one.number, one.name, one.type, one.is_repeated, one.has_presence)
+        for one in message.fields
+    )
 
 
 def _decimal(where: str, field: Any) -> T.DecimalType:
@@ -565,21 +588,22 @@ def _inner(
 ) -> tuple[protobuf_wire.Message, str | None]:
     """Return how a message's values are read, and the kind of a well-known message."""
     inner = field.message_type
-    if inner.full_name in _SPECIAL or inner.full_name == _DECIMAL:
-        special = "decimal" if inner.full_name == _DECIMAL else _SPECIAL[inner.full_name][0]
-        if special == "wrapper":
-            own = [T.NestedField(1, "value", column, required=False)]
-            try:
-                return _message(inner, None, own), special
-            except _MisfitError as misfit:
-                raise misfit.of_inner(field) from None
+    special = _special("the writer's schema", inner)
+    if special == "wrapper":
+        own = [T.NestedField(1, "value", column, required=False)]
+        try:
+            return _message(inner, None, own), special
+        except _MisfitError as misfit:
+            raise misfit.of_inner(field) from None
+    if special is not None:
         natural = _value_type("the writer's schema", field, itertools.count(1), ())
         assert natural is not None  # noqa: S101  it is of the table above
         _check_fits(field, natural, column)
-        own = message_fields(inner.full_name, inner, itertools.count(1))
-        if special == "decimal":
-            own = [one for name in ("value", "scale") for one in own if one.name == name]
-        return _message(inner, None, own), special
+        parts = {one.name: one for one in message_fields("", inner, itertools.count(1))}
+        names = (
+            ("value", "scale") if special == "decimal" else _known(inner.full_name).fields_by_name
+        )
+        return _message(inner, None, [parts[name] for name in names]), special
     if not isinstance(column, T.StructType):
         raise _MisfitError(field, f"is a message, its column a {column}")
     twin_message = None if twin is None else twin.message_type

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -629,3 +630,56 @@ def test_recursive_version_fills_no_columns() -> None:
     writer = registered('syntax = "proto3"; message Order { int32 id = 1; Order again = 2; }')
     with pytest.raises(TableflowError, match=r"contains itself|recursive"):
         protobuf.written(writer, latest)
+
+
+LIBRARY = {
+    "google.protobuf.Timestamp": "google/protobuf/timestamp.proto",
+    "google.protobuf.StringValue": "google/protobuf/wrappers.proto",
+    "google.protobuf.Int64Value": "google/protobuf/wrappers.proto",
+    "google.type.Date": "google/type/date.proto",
+    "google.type.TimeOfDay": "google/type/timeofday.proto",
+    "confluent.type.Decimal": "confluent/type/decimal.proto",
+}
+KNOWN = {
+    "google.protobuf.Timestamp": [
+        "int64 seconds = 1;",
+        "optional int64 seconds = 1; optional int32 nanos = 2;",
+        "string seconds = 1; int32 nanos = 2;",
+        "int64 seconds = 1; int32 nanos = 2; string zone = 3;",
+        "",
+    ],
+    "google.type.Date": ["string year = 1; int32 month = 2; int32 day = 3;"],
+    "google.type.TimeOfDay": ["int32 hours = 1; int32 minutes = 2; int32 seconds = 3;"],
+    "google.protobuf.StringValue": ["string other = 1;", "repeated string value = 1;"],
+    "google.protobuf.Int64Value": ["int64 value = 2;"],
+    "confluent.type.Decimal": ["string value = 1; uint32 precision = 2; int32 scale = 3;"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [(name, body) for name, bodies in KNOWN.items() for body in bodies]
+)
+def test_known_message_with_other_fields_is_refused(name: str, body: str) -> None:
+    package, _, short = name.rpartition(".")
+    options = '[(confluent.field_meta) = {params: [{key: "precision", value: "9"}]}]'
+    used = f"{name} f = 1 {options};" if short == "Decimal" else f"{name} f = 1;"
+    file = f'syntax = "proto3"; package {package}; message {short} {{ {body} }}'
+    imports = 'import "own.proto"; import "confluent/meta.proto";'
+    text = f'syntax = "proto3"; {imports} message M {{ {used} }}'
+    schema = registered(text, references=(("own.proto", file),))
+    with pytest.raises(TableflowError, match=f"{name} is not defined as in its library"):
+        protobuf.fields("s", schema, itertools.count(1))
+    latest = registered(text.replace("own.proto", LIBRARY[name]), 2)
+    columns = protobuf.fields("s", latest, itertools.count(1))
+    with pytest.raises(TableflowError, match=f"{name} is not defined as in its library"):
+        protobuf.reader(Pairing(schema, latest, columns))
+
+
+def test_known_message_in_another_order_is_the_same() -> None:
+    file = """syntax = "proto3"; package google.protobuf;
+    message Timestamp { int32 nanos = 2; int64 seconds = 1; }"""
+    text = 'syntax = "proto3"; import "own.proto"; message M { google.protobuf.Timestamp f = 1; }'
+    schema = registered(text, references=(("own.proto", file),))
+    assert decode([b"\x00\x0a\x02\x08\x05"], schema) == [
+        {"f": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}
+    ]
