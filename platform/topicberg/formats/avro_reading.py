@@ -429,9 +429,9 @@ class Reader:
             case T.BooleanType() if kind == "boolean":
                 return values.boolean(column)
             case T.IntegerType() if kind == "int" and means_the_same:
-                return values.whole(column)
+                return values.whole(column, kind)
             case T.LongType() if is_whole and means_the_same:
-                return values.whole(column)
+                return values.whole(column, kind)
             case T.FloatType() if is_whole or kind == "float":
                 return values.floating(column, kind)
             case T.DoubleType() if is_whole or kind in ("float", "double"):
@@ -445,7 +445,7 @@ class Reader:
             case T.DateType() if kind == "int" and (meaning or new) == "date":
                 return values.date(column)
             case T.TimestamptzType() | T.TimestampType() if is_whole:
-                return values.timestamp(column, meaning or new or "")
+                return values.timestamp(column, kind, meaning or new or "")
             case T.DecimalType() if kind in ("bytes", "fixed"):
                 scaled = writer if meaning else latest
                 if scaled is not None and scaled.is_decimal:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from decimal import Context, Decimal
 from functools import partial
 from typing import Any, Literal
@@ -33,6 +34,9 @@ UNITS = {"millis": 1_000, "micros": 1}
 EXACT = Context(prec=10_000)
 INT = -(2**31), 2**31 - 1
 LONG = -(2**63), 2**63 - 1
+MAX_INT_BYTES = 5
+"""What Avro's reader skips as an int."""
+_BOUNDS = {"int": INT, "long": LONG}
 _SHOWN = 60
 
 
@@ -218,26 +222,32 @@ def boolean(column: T.IcebergType) -> Reading:
     return Reading("long", "long", scan, cast(column), (between(-1, 0),), is_cast=True, emit=emit)
 
 
-def whole(column: T.IcebergType) -> Reading:
-    is_long = isinstance(column, T.LongType)
-    bounds = LONG if is_long else INT
+def whole(column: T.IcebergType, kind: str) -> Reading:
+    """Return a reading of numbers of the writer's kind, int or long."""
+    bounds = _BOUNDS[kind]
 
     def scan(cursor: Cursor, path: str) -> None:
         where = field_at(path, column)
         _within(cursor.number(where), bounds, where, "is out of range")
 
-    if is_long:
-        return Reading("long", "long", scan, emit=operation(AvroOp.LONG, *bounds, 1))
+    checks = (between(*bounds),) if kind == "int" else ()
+    if isinstance(column, T.LongType):
+        emit = operation(AvroOp.LONG, *bounds, 1)
+        return Reading("long", "long", scan, checks=checks, emit=emit)
     emit = operation(AvroOp.INT, *bounds)
-    return Reading("long", "long", scan, cast(column), (between(*bounds),), True, emit)
+    return Reading("long", "long", scan, cast(column), checks, is_cast=True, emit=emit)
 
 
 def floating(column: T.IcebergType, kind: str) -> Reading:
     """Return a reading that promotes integers as Avro does, to the nearest float or double."""
     is_double = isinstance(column, T.DoubleType)
-    if kind in ("int", "long"):
+    if kind in _BOUNDS:
         near = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
-        return Reading("long", str(column), whole(T.LongType()).scan, emit=operation(near))
+        emit = operation(near, *_BOUNDS[kind])
+        found = whole(column, kind)
+        if kind == "long":
+            return Reading("long", str(column), found.scan, emit=emit)
+        return replace(found, emit=emit)
     size = struct.calcsize(kind[0])
 
     def scan(cursor: Cursor, path: str) -> None:
@@ -351,23 +361,31 @@ def date(column: T.IcebergType) -> Reading:
     return Reading("long", "long", scan, convert, (between(*DAYS),), emit=emit)
 
 
-def timestamp(column: T.IcebergType, meaning: str) -> Reading | None:
-    """:param meaning: the logical type; None is returned if it is not of the column's kind"""
+def timestamp(column: T.IcebergType, kind: str, meaning: str) -> Reading | None:
+    """Return a reading of numbers of the writer's kind, int or long.
+
+    :param meaning: the logical type; None is returned if it is not of the column's kind
+    """
     is_local = isinstance(column, T.TimestampType)
     place, _, unit = meaning.rpartition("timestamp-")
     if unit not in UNITS or place != ("local-" if is_local else ""):
         return None
-    bounds = MICROS[0] // UNITS[unit], MICROS[1] // UNITS[unit]
+    years = (bound // UNITS[unit] for bound in MICROS)
+    low, high = INT if kind == "int" else years
 
     def scan(cursor: Cursor, path: str) -> None:
         where = field_at(path, column)
-        _within(cursor.number(where), bounds, where, f"({meaning}) is not of the years 1 to 9999")
+        number = cursor.number(where)
+        problem = "out of range" if kind == "int" else "not of the years 1 to 9999"
+        _within(number, (low, high), where, f"({meaning}) is {problem}")
 
-    kind, zone = ("TIMESTAMP_NTZ", "") if is_local else ("TIMESTAMP", "Z")
-    ends = (f"{kind}'0001-01-01 00:00:00{zone}'", f"{kind}'9999-12-31 23:59:59.999999{zone}'")
+    def end(number: int) -> str:
+        moment = datetime(1970, 1, 1) + timedelta(microseconds=number * UNITS[unit])
+        return f"TIMESTAMP_NTZ'{moment}'" if is_local else f"TIMESTAMP'{moment}Z'"
+
     read = {"type": "long", "logicalType": meaning}
-    emit = operation(AvroOp.LONG, *bounds, UNITS[unit])
-    return Reading("long", read, scan, checks=(between(*ends),), emit=emit)
+    emit = operation(AvroOp.LONG, low, high, UNITS[unit])
+    return Reading("long", read, scan, checks=(between(end(low), end(high)),), emit=emit)
 
 
 def scan_branches(scans: Sequence[Scan | None]) -> Scan:
@@ -401,7 +419,10 @@ def scan_of(kind: Type) -> Scan:
             case "boolean" | "float" | "double" | "fixed":
                 cursor.take(least_bytes(kind), where)
             case "int" | "long" | "enum":
+                begin = cursor.at
                 cursor.number(where)
+                if kind.kind == "int" and cursor.at - begin > MAX_INT_BYTES:
+                    raise MalformedError(f"{where}: the number at byte {begin} is out of range")
             case "bytes" | "string":
                 cursor.text(where)
             case "record":

@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import Any
 
 import fastavro
+import numpy as np
 import pytest
 from pyiceberg.types import DecimalType, NestedField
 
@@ -16,7 +17,10 @@ from topicberg.errors import TableflowError
 from topicberg.formats import Pairing, avro
 from topicberg.formats.avro_schema import Type
 from topicberg.formats.avro_values import decimal
-from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.columnar.columns import Buffers
+from topicberg.formats.columnar.decoding import decode
+from topicberg.formats.columnar.program import Code, Programs, Shape
+from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
 Json = dict[str, Any]
 PRICE = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
@@ -180,3 +184,39 @@ def test_long_type_is_shortened_in_the_reason() -> None:
     found = reason({"type": "array", "items": union}, b"\x02\x00\x00\x00", latest="int")
     assert found.startswith("field f (int): a value of the type array does not fit")
     assert len(str(Type("union", branches=tuple(Type("fixed", name="F" * 99) for _ in union)))) < 99
+
+
+def is_covered(pair: Pairing, payload: bytes) -> bool:
+    """Whether the compiled program accepts a record; Spark decodes the others."""
+    shape, code = Shape(pair.fields), Code()
+    avro.program(code, {place.name: place for place in shape.places}, pair)
+    programs, buffers = Programs.of(code, [(1, 0)], "AVRO"), Buffers(shape, 1, 1024)
+    data = np.frombuffer(wire_prefix(1) + payload, np.uint8).copy()
+    offsets = np.array([0, len(data)], np.int64)
+    return decode(programs, buffers, data, offsets, np.ones(1, np.uint8)) == 1
+
+
+PROMOTED = ["int", "long", "float", "double", MOMENT, ["null", "double"]]
+
+
+@pytest.mark.parametrize("latest", PROMOTED)
+def test_int_of_more_than_32_bits_has_a_reason(latest: Any) -> None:
+    """Whatever its column is now."""
+    pair = pairing(record(field("f", "int")), record(field("f", latest)))
+    for value in (0, 2**31 - 1, -(2**31)):
+        payload = encoded(record(field("f", "long")), {"f": value})
+        assert avro.explain(payload, pair) == "the record does not fit schema 1"
+        assert is_covered(pair, payload)
+    for value in (2**31, -(2**31) - 1, 2**40):
+        payload = encoded(record(field("f", "long")), {"f": value})
+        assert "out of range" in avro.explain(payload, pair)
+        assert not is_covered(pair, payload)
+
+
+def test_int_without_a_column_is_skipped_as_spark_does() -> None:
+    """By its bytes: five of them may have more than 32 bits."""
+    writer, newest = record(field("old", "int"), field("id", "int")), record(field("id", "int"))
+    for value, expected in ((2**34 - 1, ""), (2**34, "field old (int): the number at byte 0 is")):
+        payload = encoded(record(field("f", "long"), field("id", "int")), {"f": value, "id": 1})
+        found = avro.explain(payload, pairing(writer, newest))
+        assert found.startswith(expected or "the record does not fit schema")

@@ -214,7 +214,7 @@ def execute(  # type: ignore[no-untyped-def]
                     at += 4
                 elif op in (_NEAREST_FLOAT, _NEAREST_DOUBLE):
                     found, at = _number(data, at, end)
-                    if at < 0:
+                    if at < 0 or found < a or found > b:
                         return record
                     if op == _NEAREST_FLOAT:
                         near = np.array([found], np.int64).astype(np.float32).view(np.int32)[0]

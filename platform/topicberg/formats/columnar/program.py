@@ -175,8 +175,9 @@ class AvroOp(IntEnum):
     WIDER = 10
     """A float as a double."""
     NEAREST_FLOAT = 11
-    """A whole number."""
+    """[least, most]; a whole number."""
     NEAREST_DOUBLE = 12
+    """[least, most]"""
     TEXT = 13
     FIXED = 14
     """[bytes]"""
