@@ -101,13 +101,15 @@ class SubjectReader:
             except SchemaRegistryError as error:
                 if error.http_status_code != NOT_FOUND:
                     raise
+                versions = []
+            if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
+                raise unusable(f"the schema registry (subject {name})", "a list of versions")
+            if not versions:
                 raise TableflowError(
                     f"subject {name} does not exist in the schema registry",
                     hint="run `topicberg topics register TOPIC`, let the producer register its "
                     "schema, or write a topic spec with `schema: {format: none}`",
-                ) from None
-            if not isinstance(versions, list) or not all(isinstance(v, int) for v in versions):
-                raise unusable(f"the schema registry (subject {name})", "a list of versions")
+                )
             schemas = self._newest(name, sorted(versions))
         return Subject(
             name=name, schemas={schema.schema_id: schema for schema in schemas}, latest=schemas[-1]

@@ -403,6 +403,13 @@ def test_subject_with_many_versions_keeps_the_newest() -> None:
     assert len(reader._versions) <= 10
 
 
+def test_subject_without_versions_does_not_exist() -> None:
+    """Its last version may have been deleted."""
+    registry: Any = Registry(versions=0, size=10)
+    with pytest.raises(TableflowError, match="subject s does not exist"):
+        SubjectReader(registry).read("s")
+
+
 @pytest.mark.parametrize("size", [10, subjects.MAX_SCHEMA_BYTES + 1])
 def test_schema_with_endless_references_is_not_read(size: int) -> None:
     """Each schema refers to two others, which exist whatever their number is."""
