@@ -176,9 +176,10 @@ def _final(code: Code, field: Field, number: int, place: Place | None) -> list[i
         return [code.emit(ProtobufOp.DEFAULT_TEXT, place, number, code.text([text]))]
     if place.store is Store.INT128 and not 0 <= value < 2**63:
         raise NotCoveredError(f"the field {field.name} has the default {value}")
-    bits = int(value)
     if isinstance(place.column, T.FloatType):
         (bits,) = struct.unpack("<i", struct.pack("<f", value))
     elif isinstance(place.column, T.DoubleType):
         (bits,) = struct.unpack("<q", struct.pack("<d", value))
+    else:
+        bits = int(value)
     return [code.emit(ProtobufOp.DEFAULT_NUMBER, place, number, bits, int(place.store))]

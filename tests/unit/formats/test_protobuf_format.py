@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from fuzz_protobuf import comparable, fill, row, schema_and_records, versions
@@ -16,9 +17,12 @@ from google.protobuf import message_factory
 
 from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, Pairing, format_of, protobuf, protobuf_wire, protoc
+from topicberg.formats.columnar import decoding as compiled
+from topicberg.formats.columnar.columns import Buffers
+from topicberg.formats.columnar.program import Code, Programs, Shape
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.reasons import UNEXPLAINED
-from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.subjects import RegisteredSchema, wire_prefix
 
 HEAD = """
 import "confluent/meta.proto";
@@ -683,3 +687,17 @@ def test_known_message_in_another_order_is_the_same() -> None:
     assert decode([b"\x00\x0a\x02\x08\x05"], schema) == [
         {"f": datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)}
     ]
+
+
+def test_program_has_defaults_that_are_not_finite() -> None:
+    body = "optional double d = 1 [default = inf]; optional float f = 2 [default = -inf];"
+    schema = registered(f'syntax = "proto2"; message M {{ {body} }}')
+    fields = protobuf.fields("s", schema, itertools.count(1))
+    shape, code = Shape(fields), Code()
+    places = {place.name: place for place in shape.places}
+    protobuf.program(code, places, Pairing(schema, schema, fields))
+    programs, buffers = Programs.of(code, [(1, 0)], "PROTOBUF"), Buffers(shape, 1, 1024)
+    data = np.frombuffer(wire_prefix(1) + b"\x00", np.uint8).copy()
+    offsets = np.array([0, len(data)], np.int64)
+    assert compiled.decode(programs, buffers, data, offsets, np.ones(1, np.uint8)) == 1
+    assert [column.to_pylist() for column in buffers.arrays()] == [[float("inf")], [-float("inf")]]
