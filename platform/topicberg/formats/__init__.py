@@ -173,6 +173,9 @@ def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
     An Avro value has the same bytes as a record of one field. A JSON value is put into an object
     when it is read (``RegisteredSchema.wrapped_as``). Protobuf has only messages. A schema that
     cannot be read is returned as it is: its format reports why.
+
+    Only the top of the schema decides whether it is a record, as in ``{"$ref": …}``: the columns of
+    tables depend on it.
     """
     try:
         return schema if schema.schema_type == "PROTOBUF" else _wrapped(schema, name)

@@ -305,6 +305,24 @@ def test_unreadable_key_schema_is_left_to_its_format() -> None:
         is_union(registered("JSON", "[" * 100_000))
 
 
+KEY = json_object(id={"type": "integer"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        registered("JSON", {"$ref": "#/definitions/K", "definitions": {"K": KEY}}),
+        registered("JSON", {"allOf": [KEY]}),
+        registered("AVRO", {"type": avro_record("K", "int")}),
+    ],
+)
+def test_key_that_leads_to_a_record_is_one_column(schema: RegisteredSchema) -> None:
+    """Tables have this column; an object itself is one column for each property."""
+    (column,) = format_of(schema).fields("s", as_record(schema, "key"), itertools.count(1))
+    assert column.name == "key"
+    assert isinstance(column.field_type, StructType)
+
+
 @pytest.mark.parametrize("choice", [5, True, "ab", {"a": {}, "b": {}}])
 def test_choice_that_is_not_a_list_is_not_a_union(choice: Any) -> None:
     assert not is_union(registered("JSON", {"oneOf": choice}))
