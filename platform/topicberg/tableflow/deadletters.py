@@ -16,6 +16,7 @@ in ``platform/schemas/error_log.avsc``.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -58,8 +59,8 @@ STATE_TOPIC = "topicberg.dead-letters"
 CANNOT_DECODE = 1
 PROCESSOR = "topicberg.tableflow"
 TRANSACTION_SECONDS = 60
-EXPLAINED_BYTES = 16 * 1024 * 1024
-"""Bytes of malformed records of one batch whose reasons are found."""
+EXPLAINED_BYTES, EXPLAINED_SECONDS = 16 * 1024 * 1024, 60
+"""Bytes of malformed records of one batch whose reasons are found, and the time for that."""
 _TRANSACTION_RECORDS, _TRANSACTION_BYTES = 5_000, 16_000_000
 _DEFAULT_MAX_BYTES = 1_000_000
 _MIN_CLIENT_BYTES = 4_000_000
@@ -332,18 +333,21 @@ def logged_records(decoding: Decoding) -> Iterator[Record]:
     """Yield the malformed records of a batch, each with its reason.
 
     Reasons are found in Python, which takes up to seconds for each megabyte, and slows down other
-    topics. Beyond :data:`EXPLAINED_BYTES` in a batch, records have the reason that Spark gives.
+    topics. Beyond :data:`EXPLAINED_BYTES` or :data:`EXPLAINED_SECONDS` in a batch, records have the
+    reason that Spark gives.
     """
     malformed = decoding.frame.filter(f"{PROBLEM} IS NOT NULL").select(*COLUMNS)
-    left = EXPLAINED_BYTES
+    left, seconds = EXPLAINED_BYTES, float(EXPLAINED_SECONDS)
     for row in malformed.toLocalIterator():
         record = row.asDict()
         size = len(record["key"] or b"") + len(record["value"] or b"")
         found = record[PROBLEM]
-        reason = f"{found['reason']}; the batch has too many such bytes to find the reason"
-        if size <= left:
+        reason = f"{found['reason']}; the batch has too many such records to find the reason"
+        if size <= left and seconds > 0:
             left -= size
+            began = time.monotonic()
             reason = decoding.reason(record)
+            seconds -= time.monotonic() - began
         yield record | {PROBLEM: {"reason": reason, "schema_id": found["schema_id"]}}
 
 
