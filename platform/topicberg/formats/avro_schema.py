@@ -231,6 +231,8 @@ class _Measure:
             own = 1 if kind.kind == "array" else 2
             fields, depth, collections, _ = inner_size
             return _Size(fields + own, depth + 1, collections + 1)
+        for symbol in kind.symbols:
+            limits.check_length(f"{self.where}: a symbol of {kind}", symbol)
         if kind.kind == "fixed" and not 0 <= kind.size <= MAX_FIXED_BYTES:
             raise TableflowError(
                 f"{self.where}: {kind} has {kind.size} bytes, the limit is {MAX_FIXED_BYTES}",

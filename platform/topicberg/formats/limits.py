@@ -31,7 +31,7 @@ MAX_MEMBERS = 200
 """Types of a union: the SQL of its value has the columns of all types for each of them."""
 MAX_NAME = 255
 """Characters of a field's name: the limit of AWS Glue and Snowflake. The SQL of a nested field has
-the names of all fields around it."""
+the names of all fields around it. Also of a symbol of an Avro enum: a byte of a record names it."""
 _SUBSTITUTION = "${"
 UNREADABLE = (
     ArithmeticError,
@@ -121,15 +121,19 @@ def check_name(where: str, name: str) -> None:
 
     :raises TableflowError: the name has too many characters, or contains ``${``
     """
-    if len(name) > MAX_NAME:
-        raise TableflowError(
-            f"{where}: the name of field {shortened(name)} has {len(name)} characters, the limit "
-            f"is {MAX_NAME}",
-            hint="rename the field",
-        )
+    check_length(f"{where}: the name of a field", name)
     if _SUBSTITUTION in name:
         raise TableflowError(
             f"{where}: the name of a field contains {_SUBSTITUTION}", hint="rename the field"
+        )
+
+
+def check_length(what: str, name: str) -> None:
+    """:raises TableflowError: the name has too many characters"""
+    if len(name) > MAX_NAME:
+        raise TableflowError(
+            f"{what} has {len(name)} characters, the limit is {MAX_NAME}: {shortened(name)}",
+            hint="use a shorter name",
         )
 
 

@@ -178,6 +178,10 @@ BOMBS = {
             "fields": [{"name": "n" * (MAX_NAME + 1), "type": "int"}],
         },
     ),
+    "avro, long symbol": registered(
+        "AVRO",
+        avro_record("R", {"type": "enum", "name": "E", "symbols": ["A", "n" * (MAX_NAME + 1)]}),
+    ),
     "json, long name": registered("JSON", json_object(a=json_object(**{"n" * 50_000: {}}))),
     "protobuf, long name": registered(
         "PROTOBUF",
