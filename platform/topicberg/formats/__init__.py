@@ -227,7 +227,9 @@ class _Guarded:
         self, subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
     ) -> list[NestedField]:
         with refused(f"subject {subject}"):
-            return self.module.fields(subject, schema, ids, message)
+            found = self.module.fields(subject, schema, ids, message)
+            limits.check_paths(f"subject {subject}", found)
+            return found
 
     def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
         with refused(f"schema {schema.schema_id}"):

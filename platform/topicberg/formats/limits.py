@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
+
+from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats.reasons import shortened
@@ -32,6 +34,8 @@ MAX_MEMBERS = 200
 MAX_NAME = 255
 """Characters of a field's name: the limit of AWS Glue and Snowflake. The SQL of a nested field has
 the names of all fields around it. Also of a symbol of an Avro enum: a byte of a record names it."""
+MAX_PATHS = 8 * 1024 * 1024
+"""Characters of the paths of all columns: Spark's SQL names each nested field with those around."""
 _SUBSTITUTION = "${"
 UNREADABLE = (
     ArithmeticError,
@@ -144,6 +148,29 @@ def check_members(where: str, count: int) -> None:
             f"{where}: a union has {count} types, the limit is {MAX_MEMBERS}",
             hint="split the schema",
         )
+
+
+def check_paths(where: str, columns: Sequence[T.NestedField]) -> None:
+    """:raises TableflowError: the names of nested fields are too long together"""
+    size = _paths(T.StructType(*columns), 0)
+    if size > MAX_PATHS:
+        raise TableflowError(
+            f"{where}: the paths of all fields have {size} characters, the limit is {MAX_PATHS}",
+            hint="use shorter names, or flatten the schema",
+        )
+
+
+def _paths(kind: T.IcebergType, around: int) -> int:
+    """:param around: characters of the path to the type"""
+    match kind:
+        case T.StructType():
+            ends = [(one.field_type, around + len(one.name) + 1) for one in kind.fields]
+            return sum(end + _paths(inner, end) for inner, end in ends)
+        case T.ListType():
+            return _paths(kind.element_type, around)
+        case T.MapType():
+            return _paths(kind.key_type, around) + _paths(kind.value_type, around)
+    return 0
 
 
 def check_depth(where: str, depth: int) -> None:

@@ -95,6 +95,20 @@ TREES: dict[str, Callable[[int, int], RegisteredSchema]] = {
 }
 
 
+def avro_path(kind: Any, levels: int) -> Any:
+    """A type inside of records of one field with a long name."""
+    for level in range(levels):
+        fields = [{"name": "n" * MAX_NAME, "type": kind}]
+        kind = {"type": "record", "name": f"P{level}", "fields": fields}
+    return kind
+
+
+def json_path(schema: Any, levels: int) -> Any:
+    for _ in range(levels):
+        schema = json_object(**{"n" * MAX_NAME: schema})
+    return schema
+
+
 def peak() -> int:
     """The most memory that this process has had, in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -183,6 +197,10 @@ BOMBS = {
         avro_record("R", {"type": "enum", "name": "E", "symbols": ["A", "n" * (MAX_NAME + 1)]}),
     ),
     "json, long name": registered("JSON", json_object(a=json_object(**{"n" * 50_000: {}}))),
+    "avro, long paths": registered("AVRO", avro_path(avro_record("I", *["int"] * 5_000), 40)),
+    "json, long paths": registered(
+        "JSON", json_path(json_object(**{f"f{n}": {"type": "string"} for n in range(5_000)}), 40)
+    ),
     "protobuf, long name": registered(
         "PROTOBUF",
         f"{HEAD} message M {{ I i = 1; message I {{ int32 {'n' * (MAX_NAME + 1)} = 1; }} }}",
