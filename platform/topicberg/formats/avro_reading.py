@@ -26,7 +26,7 @@ from topicberg.formats.avro_defaults import default
 from topicberg.formats.avro_schema import Field, Type
 from topicberg.formats.avro_values import UTF8, Cursor, Reading, Scan
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place
-from topicberg.formats.reasons import MalformedError, field_at
+from topicberg.formats.reasons import MalformedError, field_at, shortened
 from topicberg.spark import quote
 
 _PROMOTED = {
@@ -401,7 +401,7 @@ class Reader:
 
             def entry(_: int) -> None:
                 key = values.utf8(cursor.text(where), f"field {path} (key of a map)")
-                inner.scan(cursor, f"{path}[{values.shown(key)}]")
+                inner.scan(cursor, f"{path}[{shortened(key)}]")
 
             cursor.blocks(where, entry)
 

@@ -20,7 +20,7 @@ from pyiceberg import types as T
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
 from topicberg.formats.columnar.program import AvroOp, Code, Emit, NotCoveredError, Place, Skip
-from topicberg.formats.reasons import MalformedError, field_at
+from topicberg.formats.reasons import MalformedError, field_at, shortened
 from topicberg.spark import quote
 
 MAX_PRECISION = 38
@@ -37,7 +37,6 @@ LONG = -(2**63), 2**63 - 1
 MAX_INT_BYTES = 5
 """What Avro's reader skips as an int."""
 _BOUNDS = {"int": INT, "long": LONG}
-_SHOWN = 60
 
 
 class Cursor:
@@ -191,18 +190,12 @@ def cast(column: T.IcebergType) -> Callable[[str], str]:
     return lambda raw: f"try_cast({raw} AS {kind})"
 
 
-def shown(value: object) -> str:
-    """Return a value for a reason, shortened to a readable length."""
-    text = str(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
 def utf8(data: bytes, where: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         raise MalformedError(
-            f"{where}: value {shown(data)} is not UTF-8 at its byte {error.start}"
+            f"{where}: value {shortened(str(data))} is not UTF-8 at its byte {error.start}"
         ) from None
 
 
@@ -318,9 +311,9 @@ def decimal(writer: Type, name: str, scale: int, column: T.DecimalType) -> Readi
             raise MalformedError(f"{where}: the value has {len(data)} bytes, exceeds the precision")
         value = Decimal(number).scaleb(-scale, EXACT)
         if value.copy_abs() >= limit:
-            raise MalformedError(f"{where}: value {shown(value)} exceeds the precision")
+            raise MalformedError(f"{where}: value {shortened(str(value))} exceeds the precision")
         if value != EXACT.quantize(value, Decimal(1).scaleb(-column.scale)):
-            raise MalformedError(f"{where}: value {shown(value)} exceeds the scale")
+            raise MalformedError(f"{where}: value {shortened(str(value))} exceeds the scale")
 
     emit: Emit | None = None
     if scale == column.scale:

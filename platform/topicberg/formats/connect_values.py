@@ -21,7 +21,7 @@ from topicberg.formats import avro_values as values
 from topicberg.formats import sql
 from topicberg.formats.avro_schema import Type
 from topicberg.formats.avro_values import Check, Cursor, Reading
-from topicberg.formats.reasons import MalformedError, field_at
+from topicberg.formats.reasons import MalformedError, field_at, shortened
 
 MAX_DECIMAL_BYTES, MAX_SCALE = 65_536, 20_000
 """Limits of a decimal that becomes text. PostgreSQL's longest numbers have 61,232 bytes, of which
@@ -115,7 +115,7 @@ def _text(kind: Text, column: IcebergType) -> Reading:
         where = field_at(path, column)
         found = values.utf8(cursor.text(where), where)
         if not is_text(kind, found):
-            raise MalformedError(f'{where}: value "{values.shown(found)}" is not {kind.what}')
+            raise MalformedError(f'{where}: value "{shortened(found)}" is not {kind.what}')
 
     def convert(raw: str) -> str:
         return text_value(kind, raw)

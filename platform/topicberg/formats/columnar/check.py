@@ -14,10 +14,10 @@ from pyiceberg.types import DoubleType, NestedField, StringType
 from topicberg.formats import Format, Pairing, avro, json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
-from topicberg.formats.columnar.program import Code, Language, Programs, Shape
+from topicberg.formats.columnar.program import Code, Programs, Shape
 from topicberg.formats.protobuf_program import emit_record
 from topicberg.formats.protobuf_wire import Field, Message
-from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+from topicberg.formats.subjects import RegisteredSchema, SchemaType, wire_prefix
 
 _DOUBLE = 1.7976931348623157
 _FIELDS = (
@@ -48,7 +48,7 @@ def check() -> None:
 
 
 def _of_format(its_format: Format, schema: object, code: Code, shape: Shape) -> None:
-    language: Language = "AVRO" if its_format is avro else "JSON"
+    language: SchemaType = "AVRO" if its_format is avro else "JSON"
     registered = RegisteredSchema(1, language, json.dumps(schema))
     places = {place.name: place for place in shape.places}
     its_format.program(code, places, Pairing(registered, registered, _FIELDS))
@@ -62,7 +62,7 @@ def _of_message(code: Code, shape: Shape) -> None:
     emit_record(code, Message(fields, ("a", "b"), types), [b"\0"], places, len(fields))
 
 
-def _check(language: Language, program: Callable[[Code, Shape], None], payload: bytes) -> None:
+def _check(language: SchemaType, program: Callable[[Code, Shape], None], payload: bytes) -> None:
     shape, code = Shape(_FIELDS), Code()
     program(code, shape)
     programs, buffers = Programs.of(code, [(1, 0)], language), Buffers(shape, 1, 1024)

@@ -12,9 +12,6 @@ from pyiceberg import types as T
 
 from topicberg.formats.columnar.program import Place, Shape, Store
 
-MAX_BYTES = 2**30
-"""The most bytes of records that are decoded at once: Arrow's offsets have 32 bits."""
-
 _SCALARS: dict[type[T.IcebergType], pa.DataType] = {
     T.BinaryType: pa.binary(),
     T.BooleanType: pa.bool_(),

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from topicberg.formats.columnar import avro, json_reader, protobuf_reader
 from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.program import Language, Programs
+from topicberg.formats.columnar.program import Programs
+from topicberg.formats.subjects import SchemaType
 
-_EXECUTORS: dict[Language, Callable[..., Any]] = {
+_EXECUTORS: dict[SchemaType, Callable[..., Any]] = {
     "AVRO": avro.execute,
     "JSON": json_reader.execute,
     "PROTOBUF": protobuf_reader.execute,

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pyiceberg import types as T
+
+from topicberg.formats.subjects import SchemaType
 
 WIDTH = 6
 """Numbers of an instruction: operation, slot, domain, and three arguments."""
@@ -23,10 +24,6 @@ WIDTH = 6
 
 MAX_NESTED = 16
 """Arrays in arrays."""
-
-
-Language = Literal["AVRO", "JSON", "PROTOBUF"]
-"""The formats that have programs."""
 
 
 class NotCoveredError(Exception):
@@ -244,9 +241,6 @@ class Shape:
     def _all(self, places: Sequence[Place]) -> Sequence[Place]:
         return [one for place in places for one in (place, *self._all(place.inside))]
 
-    def place(self, name: str) -> Place:
-        return next(place for place in self.places if place.name == name)
-
     def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return what is written where a value of a domain ends, so that offsets are never absent.
 
@@ -316,10 +310,10 @@ class Programs:
     """Offsets and bytes of the constant texts."""
     writers: NDArray[np.int64]
     """Rows of a schema id and where its program begins."""
-    language: Language
+    language: SchemaType
 
     @classmethod
-    def of(cls, code: Code, writers: Sequence[tuple[int, int]], language: Language) -> Programs:
+    def of(cls, code: Code, writers: Sequence[tuple[int, int]], language: SchemaType) -> Programs:
         offsets = np.cumsum([0, *map(len, code.texts)], dtype=np.int64)
         return cls(
             np.array(code.instructions, np.int64).reshape(-1, WIDTH),
