@@ -155,11 +155,11 @@ def _check_wire_type(field: wire.Field, found: _Found, path: str) -> None:
 def _check_field(payload: bytes, field: wire.Field, found: Sequence[_Found], path: str) -> None:
     """Raise the reason if a field's values cannot be in its column."""
     values = list(found)
-    if not field.repeated and field.message is None:
+    if not field.repeated and field.message is None and field.kind != "string":
         values = values[-1:]
     if _decoded(payload, field, values) is not None:
         return
-    while field.repeated and len(values) > 1:
+    while (field.repeated or field.kind == "string") and len(values) > 1:
         first, second = values[: len(values) // 2], values[len(values) // 2 :]
         values = second if _decoded(payload, field, first) is not None else first
     if _decoded(payload, field, values) is not None:  # none of them is malformed by itself

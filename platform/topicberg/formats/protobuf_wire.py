@@ -498,7 +498,11 @@ def _singular(batch: _Batch, field: Field, found: _Places, bad: Any) -> Any:
     present = chosen >= 0
     if field.required:
         bad |= ~present
-    if field.message is not None and len(found.row) > present.sum():
+    is_repeated = len(found.row) > present.sum()
+    if field.kind == "string" and is_repeated:  # also earlier values are UTF-8
+        _, broken = _text(_slices(batch, found.begin.astype(np.int64), found.end))
+        bad[found.row[broken]] = True
+    if field.message is not None and is_repeated:
         found = _merged(batch, found)
         chosen[found.row] = np.arange(len(found.row))
     if field.message is not None and field.absent:

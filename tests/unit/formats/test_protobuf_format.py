@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from fuzz_protobuf import comparable, fill, row, schema_and_records, versions
 from google.protobuf import message_factory
+from google.protobuf.message import DecodeError
 
 from topicberg.errors import TableflowError
 from topicberg.formats import DECODED, Pairing, format_of, protobuf, protobuf_wire, protoc
@@ -701,3 +702,20 @@ def test_program_has_defaults_that_are_not_finite() -> None:
     offsets = np.array([0, len(data)], np.int64)
     assert compiled.decode(programs, buffers, data, offsets, np.ones(1, np.uint8)) == 1
     assert [column.to_pylist() for column in buffers.arrays()] == [[float("inf")], [-float("inf")]]
+
+
+@pytest.mark.parametrize("body", ["string f = 1;", "optional string f = 1;"])
+def test_text_that_is_overridden_is_utf8_too(body: str) -> None:
+    schema = proto(body)
+    fields = protobuf.fields("s", schema, itertools.count(1))
+    trade = message_factory.GetMessageClass(
+        protoc.compiled("s.proto", schema.text).message_types_by_name["Trade"]
+    )
+    sound = b"\x0a\x01a\x0a\x02\xc3\xa9"
+    records = [b"\x0a\x01\xff\x0a\x01a", b"\x0a\x01a\x0a\x01\xff\x0a\x01b"]
+    assert decode([b"\x00" + one for one in (sound, *records)], schema) == [{"f": "é"}, None, None]
+    for record in records:
+        with pytest.raises(DecodeError):
+            trade.FromString(record)
+        reason = protobuf.explain(b"\x00" + record, Pairing(schema, schema, fields))
+        assert reason.startswith("field f (string): value 0xff at byte ")
