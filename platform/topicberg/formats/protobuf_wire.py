@@ -202,7 +202,8 @@ def _decode(payload: Any, message: Message, prefixes: tuple[bytes, ...], decoded
     data = payload.buffers()[2]
     stored = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
     first, last = (offsets[0], offsets[-1]) if count else (0, 0)
-    batch = _Batch(np.concatenate((stored[first:last], np.zeros(_PADDING, np.uint8))))
+    padding = np.zeros(max(_PADDING, *map(len, prefixes)), np.uint8)
+    batch = _Batch(np.concatenate((stored[first:last], padding)))
     begin, stop = offsets[:-1] - first, offsets[1:] - first
     null = np.asarray(payload.is_null())
     longest = np.zeros(count, np.int64)

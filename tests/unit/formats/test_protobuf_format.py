@@ -719,3 +719,10 @@ def test_text_that_is_overridden_is_utf8_too(body: str) -> None:
             trade.FromString(record)
         reason = protobuf.explain(b"\x00" + record, Pairing(schema, schema, fields))
         assert reason.startswith("field f (string): value 0xff at byte ")
+
+
+def test_message_indexes_may_be_longer_than_a_batch() -> None:
+    message = protobuf_wire.Message((), (), ())
+    prefix = b"\x02" * 70
+    found = protobuf_wire.decode(pa.array([prefix, b""], pa.binary()), message, (prefix,), "ok")
+    assert found.to_pylist() == [{"ok": True}, {"ok": False}]
