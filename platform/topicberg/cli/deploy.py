@@ -227,13 +227,12 @@ def delete(
             echo("there is nothing to delete")
             return
         echo("These resources are deleted, in this order; * with data:")
-        listed = {resource.name for resource in deleted}
+        listed: set[str] = set()
         for resource in deleted:
             echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
-            for inside in sorted(set(resource.contents(context))):
-                if inside.rpartition(".")[2] not in listed:
-                    listed.add(inside.rpartition(".")[2])
-                    echo(f"      with table {inside}")
+            for inside in sorted(set(resource.contents(context)) - listed):
+                listed.add(inside)
+                echo(f"      with table {inside}")
         if holding := [resource.title for resource in deleted if resource.holds_data]:
             echo(
                 f"warning: {len(holding)} of them hold data, which cannot be restored: "

@@ -176,7 +176,8 @@ def _aws(names: Names, config: Settings) -> Iterator[Resource]:
     given = config.existing_buckets
     yield Bucket("aws/bucket", "of the topics' tables", given=given)
     yield DerivedBucket("aws/derived_bucket", "of the derived tables", given=given)
-    yield GlueDatabase("aws/glue_database", "of the cluster", (CLUSTER,), (CLUSTER,))
+    within = () if config.tableflow_namespace else (CLUSTER,)  # else its name is the cluster's id
+    yield GlueDatabase("aws/glue_database", "of the cluster", within, within)
     yield Policy(
         "aws/policy/tableflow",
         names.tableflow_policy,

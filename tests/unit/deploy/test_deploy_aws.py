@@ -19,9 +19,11 @@ from topicberg.deploy.aws import emr, iam
 from topicberg.deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
 from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
 from topicberg.settings import DEPLOYED_FILE, Settings
+from topicberg.topics import load_topics
 
 REGION = "eu-west-1"
 BUCKET = Bucket("aws/bucket", "of the tables")
@@ -171,6 +173,47 @@ def test_a_glue_database_goes_with_more_tables_than_a_page_has(context: DeployCo
     found = engine.existing([database], context, lambda *_: None)
     assert engine.delete(found, context, lambda *_: None) == {}
     assert glue.get_databases()["DatabaseList"] == []
+
+
+OF_TOPICS = GlueDatabase("aws/glue_database", "of the cluster")
+
+
+def _topics_database(context: DeployContext, name: str) -> Any:
+    """A database with the table of a topic, and one of somebody else."""
+    context.specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
+    glue = context.aws("glue")
+    glue.create_database(DatabaseInput={"Name": name})
+    for table in ("stock_trades", "ledger"):
+        glue.create_table(DatabaseName=name, TableInput={"Name": table})
+    return glue
+
+
+def test_database_of_the_cluster_is_deleted_with_all_tables(context: DeployContext) -> None:
+    glue = _topics_database(context, "lkc-1")
+    found = engine.existing([OF_TOPICS], context, lambda *_: None)
+    assert OF_TOPICS.contents(context) == ["lkc-1.ledger"]
+    assert engine.delete(found, context, lambda *_: None) == {}
+    assert glue.get_databases()["DatabaseList"] == []
+
+
+def test_tables_of_others_in_a_chosen_namespace_stay(context: DeployContext) -> None:
+    context.config = context.config.model_copy(update={"tableflow_namespace": "finance"})
+    glue = _topics_database(context, "finance")
+    found = engine.existing([OF_TOPICS], context, lambda *_: None)
+    assert OF_TOPICS.contents(context) == []
+    (reason,) = engine.delete(found, context, lambda *_: None).values()
+    assert "finance has 1 tables that are of no topic here, e.g. ledger" in reason
+    (left,) = glue.get_tables(DatabaseName="finance")["TableList"]
+    assert left["Name"] == "ledger"
+
+
+def test_database_that_is_left_keeps_no_cluster() -> None:
+    (database,) = [
+        one
+        for one in resources(Settings(deployment="cloud", tableflow_namespace="finance"), [])
+        if one.key == OF_TOPICS.key
+    ]
+    assert CLUSTER not in database.needs
 
 
 POLICY = iam.Policy("aws/policy/tableflow", "demo_policy", (), grants=iam.tableflow_policy)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from topicberg.clients.aws import every
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Live, Resource
+from topicberg.errors import TopicbergError
 from topicberg.topics import TopicSpec
 
 
@@ -42,18 +43,40 @@ class GlueDatabase(Resource):
             glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
 
     def contents(self, context: DeployContext) -> list[str]:
-        """Tableflow's own tables are resources by themselves."""
-        if not self.database:
+        """Without the topics' own tables, which are resources by themselves, and without what
+        :meth:`delete` leaves."""
+        if self._is_shared(context):
             return []
-        return [f"{self.database}.{table}" for table in tables(context, self.database)]
+        name, topics = self.database or context.namespace, self._topics(context)
+        return [f"{name}.{table}" for table in tables(context, name) if table not in topics]
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        """With the tables in it, which stay when Tableflow stops."""
-        glue, names = context.aws("glue"), tables(context, live.id)
+        """With the tables in it, which stay when Tableflow stops.
+
+        :raises TopicbergError: a namespace of the user's choice has other tables than the topics'
+        """
+        glue, names, others = context.aws("glue"), tables(context, live.id), []
+        if self._is_shared(context):
+            topics = self._topics(context)
+            others = [name for name in names if name not in topics]
+            names = [name for name in names if name in topics]
         for start in range(0, len(names), 100):
             some = names[start : start + 100]
             glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
+        if others:
+            raise TopicbergError(
+                f"{live.id} has {len(others)} tables that are of no topic here, e.g. {others[0]}",
+                hint="drop them if they are not needed, or leave the database as it is",
+            )
         glue.delete_database(Name=live.id)
+
+    def _is_shared(self, context: DeployContext) -> bool:
+        """Whether others may have tables in it: a name that the user chose may exist already."""
+        return not self.database and context.config.tableflow_namespace is not None
+
+    def _topics(self, context: DeployContext) -> set[str]:
+        """Return the names of the topics' tables, if it is their database."""
+        return set() if self.database else {spec.glue_name for spec in context.specs}
 
 
 def tables(context: DeployContext, database: str) -> list[str]:

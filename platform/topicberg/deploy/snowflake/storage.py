@@ -126,7 +126,12 @@ class _UsedByTables(SqlObject):
         ]
 
     def contents(self, context: DeployContext) -> list[str]:
-        return [".".join(table) for table in self._tables(context)]
+        """Without the topics' own tables, which are resources by themselves."""
+        names, specs = Names.of(context.config), context.specs
+        if context.config.snowflake_linked_database:  # which has them; those here are from before
+            specs = []
+        topics = {(names.database, names.schema, one.snowflake_name) for one in specs}
+        return [".".join(table) for table in self._tables(context) if table not in topics]
 
     def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in our database that derived assets created with it."""
