@@ -124,7 +124,16 @@ def _command(*without: str) -> Callable[[Callable[..., None]], Callable[..., Non
         def command(**given: Any) -> None:
             flags = {name: given.pop(name) for name in _OPTIONS if name in given}
             flags.pop("debug")
-            function(flags, **given)
+            try:
+                function(flags, **given)
+            except Exception as error:
+                from topicberg.clients.aws import login_hint
+                from topicberg.deploy.passing import of_vendor
+
+                if not of_vendor(error):
+                    raise
+                hint = login_hint(error, flags["profile"])
+                raise TopicbergError(f"{type(error).__name__}: {error}", hint=hint) from error
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         shared = [
@@ -370,6 +379,7 @@ def _compute_in_cloud(context: DeployContext) -> None:
     import os
 
     from topicberg.cli.compute import materialize_derived
+    from topicberg.deploy.passing import of_vendor
     from topicberg.settings import emr_settings, settings
 
     if context.deploy.profile:
@@ -389,7 +399,9 @@ def _compute_in_cloud(context: DeployContext) -> None:
     echo(f"computing the derived tables by {where}: minutes for each", err=True)
     try:
         computed = materialize_derived(settings(), load_endpoints(settings()), waiting)
-    except TopicbergError as error:
+    except Exception as error:
+        if not (isinstance(error, TopicbergError) or of_vendor(error)):
+            raise
         echo(f"warning: the derived tables are not complete: {error}", fg="yellow", err=True)
         echo(f"everything else is created. {later}")
         return

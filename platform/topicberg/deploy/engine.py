@@ -20,6 +20,7 @@ from tenacity import (
     wait_exponential,
 )
 
+from topicberg.clients.aws import login_hint
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.deploy.context import WORKERS, DeployContext
 from topicberg.deploy.passing import exists, gone, is_retryable, unanswered
@@ -122,15 +123,23 @@ def difference(resource: Resource, context: DeployContext, live: Live) -> Change
 
 
 def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
-    """What ``create`` would do with each resource, in order."""
+    """What ``create`` would do with each resource, in order.
+
+    :raises DeployError: names what cannot be read
+    """
     by_key = {resource.key: resource for resource in in_order(resources)}
     steps: dict[str, Step] = {}
 
     def look_at(resource: Resource) -> None:
         steps[resource.key] = examine(resource, context)
 
-    for error in _walk(by_key, look_at).values():
-        raise error
+    if failed := _walk(by_key, look_at):
+        lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
+        hints = [login_hint(error, context.deploy.profile) for error in failed.values()]
+        raise DeployError(
+            f"{len(failed)} resources cannot be read:\n  " + "\n  ".join(lines),
+            hint=next(filter(None, hints), None),
+        )
     return [steps[key] for key in by_key]
 
 

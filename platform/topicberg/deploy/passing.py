@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from botocore.exceptions import ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from topicberg.clients.answers import AnswerError
 from topicberg.clients.confluent import (
@@ -105,6 +105,11 @@ def broken(error: BaseException) -> bool:
 
     kind = OperationalError if isinstance(error, DatabaseError) else Error
     return isinstance(error, kind)
+
+
+def of_vendor(error: BaseException) -> bool:
+    """Return whether it is an error of AWS's or Snowflake's client, or of the way to them."""
+    return isinstance(error, BotoCoreError | ClientError) or _of_snowflake(error)
 
 
 def _of_snowflake(error: BaseException) -> bool:

@@ -6,7 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError, SSOTokenLoadError
+from snowflake.connector.errors import ProgrammingError
+from typer.testing import CliRunner
 
+from topicberg.cli import app, deploy
 from topicberg.cli.deploy import _document, _show, _table, _targeted
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Action, Live, Resource, Step
@@ -68,3 +72,23 @@ def test_status_shows_where_tableflow_has_a_table(
     assert _document(context, step)["table_path"] == path
     _table(context, [step])
     assert path in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ClientError({"Error": {"Code": "AccessDenied"}}, "PutParameter"), "(AccessDenied)"),
+        (ProgrammingError("Insufficient privileges"), "Insufficient privileges"),
+        (SSOTokenLoadError(error_msg="expired"), "run `aws sso login --profile work`"),
+    ],
+)
+def test_errors_of_vendors_are_messages(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, shown: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(deploy, "_open", refuse)
+    raised = CliRunner().invoke(app, ["deploy", "rotate", "--profile", "work"]).exception
+    assert isinstance(raised, TopicbergError)
+    assert shown in str(raised)

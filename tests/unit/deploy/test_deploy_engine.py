@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from botocore.exceptions import ClientError
 
 from topicberg.clients.confluent import ConflictError, GoneError, UncertainError
 from topicberg.deploy import engine, wait
@@ -82,6 +84,7 @@ class Toy:
         self.live: dict[str, Live] = {}
         self.waiting: dict[str, str] = {}
         self.vanishes: set[str] = set()
+        self.deploy = SimpleNamespace(profile=None)
 
     def sleep(self, _: float) -> None:
         pass
@@ -125,6 +128,23 @@ def test_create_goes_in_order_and_then_the_plan_is_empty(context: DeployContext)
     engine.create(GRAPH, context, quiet)
     assert _log(context) == ["create a", "create b", "create c"]
     assert set(actions(context).values()) == {"keep"}
+
+
+@dataclass(frozen=True)
+class Denied(Thing):
+    """The user may not read it."""
+
+    def find(self, context: DeployContext) -> Live | None:
+        error = {"Code": "AccessDeniedException", "Message": "no list"}
+        raise ClientError({"Error": cast(Any, error)}, "List")
+
+
+def test_plan_names_what_cannot_be_read(context: DeployContext) -> None:
+    graph = [Thing("a", "A"), Denied("b", "B"), Denied("c", "C"), Thing("d", "D", ("c",))]
+    with pytest.raises(engine.DeployError, match="2 resources cannot be read") as raised:
+        engine.plan(graph, context)
+    assert "thing B: ClientError: An error occurred (AccessDenied" in str(raised.value)
+    assert "thing C: ClientError" in str(raised.value)
 
 
 def test_an_answer_that_was_lost_makes_no_second_one(context: DeployContext) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
 import boto3
 import pytest
 from moto import mock_aws
+from pydantic import SecretStr
 
 from topicberg.clients.secrets import Secrets
+from topicberg.deploy.context import DeployContext
+from topicberg.deploy.settings import DeploySettings
+from topicberg.deploy.snowflake.session import open_session
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 
 @pytest.fixture
@@ -71,3 +78,19 @@ def test_a_purged_secret_is_gone(secrets: Secrets) -> None:
     secrets.delete("s", purge=True)
     secrets.delete("s", purge=True)
     assert not secrets.exists("s")
+
+
+@pytest.mark.parametrize("key", ["<placeholder>", b64encode(b"no PEM").decode()])
+def test_admins_key_that_is_none_is_named(secrets: Secrets, key: str) -> None:
+    values = {"snowflake_account_identifier": "O-A", "admin_service_user": "ADMIN"}
+    values |= {"active_key_number": "1", "snowflake_rsa_private_key_1_pem": key}
+    secrets.publish("/admin", secrets.add("/admin", values, "K"))
+    deploy = DeploySettings(
+        confluent_api_key="K",
+        confluent_api_secret=SecretStr("S"),
+        admin_user_secrets_root_path="/admin",
+    )
+    context = DeployContext(Settings(deployment="cloud"), deploy, [])
+    with pytest.raises(TopicbergError, match="secret /admin: the active private key") as raised:
+        open_session(context)
+    assert key not in str(raised.value)

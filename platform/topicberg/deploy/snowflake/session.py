@@ -120,8 +120,17 @@ class SqlObject(Resource):
 
 
 def open_session(context: DeployContext) -> Session:
-    """:raises TopicbergError: the admin's secret is missing or incomplete"""
-    connection = _connect(context, warehouse=context.deploy.snowflake_warehouse, **admin(context))
+    """:raises TopicbergError: the admin's secret is missing or incomplete, or its key is no key"""
+    who = admin(context)
+    try:
+        connection = _connect(context, warehouse=context.deploy.snowflake_warehouse, **who)
+    except (ValueError, TypeError):  # of the library that reads the key; may quote it
+        raise TopicbergError(
+            f"secret {context.deploy.admin_user_secrets_root_path}: the active private key of "
+            "Snowflake's admin user cannot be read",
+            hint="store the base64 of its PEM file, without a password; "
+            "`topicberg deploy bootstrap-snowflake` creates such a secret",
+        ) from None
     return Session(connection, check_lease=context.check_lease)
 
 
