@@ -7,6 +7,7 @@ key stays valid for a whole period, so secrets need not be read again for every 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from pydantic import Field, SecretStr, ValidationError
 
@@ -101,10 +102,9 @@ def _catalog(cloud: CloudSettings) -> CatalogLogin:
     login = from_environment(CatalogSettings, "the Iceberg catalog", "docs/catalogs.md")
     if cloud.iceberg_rest_uri or login.auth in (None, "sigv4"):
         return login
-    if login.auth == "token":  # Glue has none
-        return CatalogLogin()
     raise TopicbergError(
-        f"TOPICBERG_ICEBERG_REST_AUTH is {login.auth}, and there is no TOPICBERG_ICEBERG_REST_URI",
+        f"the login to the Iceberg catalog is {login.auth}, and there is no "
+        "TOPICBERG_ICEBERG_REST_URI",
         hint="set the address of the catalog; without one it is AWS Glue's, which wants sigv4",
     )
 
@@ -145,20 +145,13 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
                 hint="set the address of your Kafka",
             )
         return cloud.kafka_bootstrap, login, None
-    given: dict[str, object] = {
-        "BOOTSTRAP": cloud.kafka_bootstrap,
-        "API_KEY": login.api_key,
-        "API_SECRET": login.api_secret,
+    given = {
+        "KAFKA_BOOTSTRAP": cloud.kafka_bootstrap,
+        "KAFKA_API_KEY": login.api_key,
+        "KAFKA_API_SECRET": login.api_secret,
     }
-    missing = [f"TOPICBERG_KAFKA_{name}" for name, value in given.items() if not value]
-    if cloud.kafka_bootstrap and not missing:
+    if _all_given("Kafka", given) and cloud.kafka_bootstrap:
         return cloud.kafka_bootstrap, login, None
-    if len(missing) < len(given):  # the keys of the deployment are not for another Kafka
-        raise TopicbergError(
-            f"the login to Kafka is incomplete: there is no {' and no '.join(missing)}",
-            hint="set the address, the key and its secret; or none of them, to use the keys that "
-            "`topicberg deploy` created",
-        )
     roles = ("app_manager",) if config.own_engine else ("app_consumer", "app_producer")
     paths = [f"kafka_cluster/{role}/python_client" for role in roles]
     instead = "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET"
@@ -168,18 +161,44 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
     return found[0]["bootstrap.servers"], logins[0], logins[1] if len(logins) > 1 else None
 
 
+def _all_given(service: str, given: Mapping[str, object]) -> bool:
+    """Return whether the settings of a login are given, all or none: the keys of the deployment do
+    not complete those of another service.
+
+    :param given: the settings' names, without ``TOPICBERG_``, and their values
+    :raises TopicbergError: only some of them are given
+    """
+    missing = [f"TOPICBERG_{name}" for name, value in given.items() if not value]
+    if missing and len(missing) < len(given):
+        raise TopicbergError(
+            f"the login to {service} is incomplete: there is no {' and no '.join(missing)}",
+            hint=f"set {', '.join(f'TOPICBERG_{name}' for name in given)}; or none of them, to use "
+            "the keys that `topicberg deploy` created",
+        )
+    return not missing
+
+
 def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogin]:
-    """Return address and login; an address without a login requires none."""
+    """Return address and login. An address alone is that of a proxy of the deployment's registry,
+    or with topicberg's own engine that of a registry that requires no login.
+    """
+    url = cloud.schema_registry_url
     login: RegistryLogin = from_environment(
         RegistrySettings, "the schema registry", "docs/kafka.md"
     )
-    if cloud.schema_registry_url and (login.auth != "none" or config.own_engine):
-        return cloud.schema_registry_url, login
+    if login.auth is not None and url is None:
+        raise TopicbergError(
+            f"the login to the schema registry is {login.auth}, and there is no "
+            "TOPICBERG_SCHEMA_REGISTRY_URL",
+            hint="set the address of your registry; or no login, to use the key that "
+            "`topicberg deploy` created",
+        )
+    if url and (login.auth is not None or config.own_engine):
+        return url, login
     path = Names(config.prefix).confluent_secret("schema_registry_cluster/python_client")
     found = _secret(path, config, "SCHEMA_REGISTRY_URL, _API_KEY and _API_SECRET")
     user, _, secret = found["schema.registry.basic.auth.user.info"].partition(":")
-    login = RegistryLogin(auth="basic", api_key=user, api_secret=SecretStr(secret))
-    return found["schema.registry.url"], login
+    return url or found["schema.registry.url"], login.as_user(user, secret)
 
 
 def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
@@ -188,13 +207,14 @@ def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
         "port": cloud.snowflake_port,
         "protocol": cloud.snowflake_protocol,
     }
-    if cloud.snowflake_account and cloud.snowflake_user and cloud.snowflake_password:
-        return SnowflakeEndpoint(
-            account=cloud.snowflake_account,
-            user=cloud.snowflake_user,
-            password=cloud.snowflake_password,
-            **address,
-        )
+    account, user, password = (
+        cloud.snowflake_account,
+        cloud.snowflake_user,
+        cloud.snowflake_password,
+    )
+    given = {"SNOWFLAKE_ACCOUNT": account, "SNOWFLAKE_USER": user, "SNOWFLAKE_PASSWORD": password}
+    if _all_given("Snowflake", given) and account and user:
+        return SnowflakeEndpoint(account=account, user=user, password=password, **address)
     path = Names(config.prefix).snowflake_secret
     found = _secret(path, config, "SNOWFLAKE_ACCOUNT, _USER and _PASSWORD")
     return SnowflakeEndpoint(

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings
 
 from topicberg.logins import check_files, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
+from topicberg.security.redaction import remember
 
 PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
 
@@ -19,7 +20,7 @@ class RegistryLogin(OAuthLogin):
     """How to log in to a schema registry, and how to check that it is that one."""
 
     auth: Literal["none", "basic", "bearer", "oauth2", "mtls"] | None = None
-    """None: by the settings that are given."""
+    """None: by the settings that are given; it stays None if none of them is."""
     api_key: str | None = None
     """The user of HTTP Basic."""
     api_secret: SecretStr | None = None
@@ -42,19 +43,26 @@ class RegistryLogin(OAuthLogin):
             "bearer": ("token",),
             "oauth2": ("client_id", "client_secret", "token_uri"),
             "mtls": ("certificate_file", "key_file"),
-        }.get(self.auth, ())
-        missing(PREFIX, self.auth, self, *needed)
+        }.get(str(self.auth), ())
+        missing(PREFIX, str(self.auth), self, *needed)
         check_files(PREFIX, self)
         return self
 
-    def _given(self) -> Literal["none", "basic", "bearer", "oauth2", "mtls"]:
-        if self.client_id:
+    def _given(self) -> Literal["basic", "bearer", "oauth2", "mtls"] | None:
+        """Return the kind that the settings describe, also if it is incomplete."""
+        if self.client_id or self.client_secret or self.token_uri:
             return "oauth2"
         if self.token:
             return "bearer"
-        if self.api_key and self.api_secret:
+        if self.api_key or self.api_secret:
             return "basic"
-        return "mtls" if self.certificate_file else "none"
+        return "mtls" if self.certificate_file or self.key_file else None
+
+    def as_user(self, user: str, password: str) -> RegistryLogin:
+        """Return the login of a user by HTTP Basic, with the same certificates."""
+        remember([password])
+        basic = {"auth": "basic", "api_key": user, "api_secret": SecretStr(password)}
+        return self.model_copy(update=basic)
 
     def client(self) -> dict[str, Any]:
         """Return the configuration of the registry's client, beside its address."""

@@ -152,7 +152,9 @@ def test_linked_database_is_default_of_new_deployments_only(
     assert with_choices(Settings()).snowflake_linked_database is linked  # of `deploy`
 
 
-def test_keys_are_those_of_the_secrets(account: Any) -> None:
+@pytest.fixture
+def deployed(account: Any) -> rsa.KeyPair:
+    """The secrets of a deployment, and the active key pair of its Snowflake user."""
     pair = rsa.generate()
     for role in ("app_consumer", "app_producer", "app_manager"):
         key = {"sasl.username": role, "sasl.password": "S", "bootstrap.servers": "broker:9092"}
@@ -164,7 +166,10 @@ def test_keys_are_those_of_the_secrets(account: Any) -> None:
     )
     values = {"snowflake_account_identifier": "org-acc", "snowflake_service_user": "DEMO_USER"}
     _store(account, SNOWFLAKE, rsa.with_pair(values, 2, pair))
+    return pair
 
+
+def test_keys_are_those_of_the_secrets(deployed: rsa.KeyPair) -> None:
     found = load_endpoints()  # as every command does
 
     assert found.kafka_config()["bootstrap.servers"] == "broker:9092"
@@ -174,9 +179,9 @@ def test_keys_are_those_of_the_secrets(account: Any) -> None:
     assert found.registry_login.client() == {"basic.auth.user.info": "R:T"}
     assert found.iceberg_rest == "https://glue.us-east-1.amazonaws.com/iceberg"
     login = found.snowflake.login()["private_key"]
-    assert base64.b64decode(login) == pair.private
+    assert base64.b64decode(login) == deployed.private
     assert found.snowflake.connector_login()["private_key"] != login
-    assert pair.private.decode() not in repr(found)
+    assert deployed.private.decode() not in repr(found)
 
 
 def test_own_engine_manages_the_cluster(account: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,21 +226,50 @@ def test_what_is_missing_is_named(account: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "missing"),
     [
-        (["BOOTSTRAP"], "no TOPICBERG_KAFKA_API_KEY and no TOPICBERG_KAFKA_API_SECRET"),
-        (["API_KEY", "API_SECRET"], "no TOPICBERG_KAFKA_BOOTSTRAP"),
-        (["BOOTSTRAP", "API_KEY"], "no TOPICBERG_KAFKA_API_SECRET"),
+        (["KAFKA_BOOTSTRAP"], "no TOPICBERG_KAFKA_API_KEY and no TOPICBERG_KAFKA_API_SECRET"),
+        (["KAFKA_API_KEY", "KAFKA_API_SECRET"], "no TOPICBERG_KAFKA_BOOTSTRAP"),
+        (["KAFKA_BOOTSTRAP", "KAFKA_API_KEY"], "no TOPICBERG_KAFKA_API_SECRET"),
+        (["SNOWFLAKE_ACCOUNT", "SNOWFLAKE_USER"], "no TOPICBERG_SNOWFLAKE_PASSWORD"),
+        (["SNOWFLAKE_USER", "SNOWFLAKE_PASSWORD"], "no TOPICBERG_SNOWFLAKE_ACCOUNT"),
+        (["ICEBERG_REST_TOKEN"], "is token, and there is no TOPICBERG_ICEBERG_REST_URI"),
+        (["SCHEMA_REGISTRY_TOKEN"], "is bearer, and there is no TOPICBERG_SCHEMA_REGISTRY_URL"),
+        (["SCHEMA_REGISTRY_API_KEY"], "requires TOPICBERG_SCHEMA_REGISTRY_API_SECRET"),
+        (["SCHEMA_REGISTRY_API_SECRET"], "requires TOPICBERG_SCHEMA_REGISTRY_API_KEY"),
+        (["SCHEMA_REGISTRY_CLIENT_SECRET"], "requires TOPICBERG_SCHEMA_REGISTRY_CLIENT_ID"),
+        (["SCHEMA_REGISTRY_KEY_FILE"], "requires TOPICBERG_SCHEMA_REGISTRY_CERTIFICATE_FILE"),
     ],
 )
+@pytest.mark.usefixtures("deployed")
 def test_a_login_is_not_completed_with_keys_of_the_deployment(
-    account: Any, monkeypatch: pytest.MonkeyPatch, given: list[str], missing: str
+    monkeypatch: pytest.MonkeyPatch, given: list[str], missing: str
 ) -> None:
-    key = {"sasl.username": "K", "sasl.password": "S", "bootstrap.servers": "broker:9092"}
-    for role in ("app_consumer", "app_producer"):
-        _store(account, KAFKA.format(role), key)
     for name in given:
-        monkeypatch.setenv(f"TOPICBERG_KAFKA_{name}", "value")
+        monkeypatch.setenv(f"TOPICBERG_{name}", "value")
     with pytest.raises(TopicbergError, match=missing):
         cloud.connect(Settings())
+
+
+@pytest.mark.usefixtures("deployed")
+def test_proxy_of_the_registry_gets_the_key_of_the_deployment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").touch()
+    monkeypatch.setenv("TOPICBERG_SCHEMA_REGISTRY_URL", "https://proxy")
+    monkeypatch.setenv("TOPICBERG_SCHEMA_REGISTRY_CA_FILE", str(tmp_path / "ca.pem"))
+    found = cloud.connect(Settings())
+    assert found.schema_registry == "https://proxy"
+    assert found.registry_login.client() == {
+        "basic.auth.user.info": "R:T",
+        "ssl.ca.location": str(tmp_path / "ca.pem"),
+    }
+
+
+@pytest.mark.usefixtures("deployed")
+def test_registry_without_a_login_gets_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICBERG_SCHEMA_REGISTRY_URL", "https://open")
+    monkeypatch.setenv("TOPICBERG_SCHEMA_REGISTRY_AUTH", "none")
+    found = cloud.connect(Settings())
+    assert (found.schema_registry, found.registry_login.client()) == ("https://open", {})
 
 
 def test_any_kafka_wants_an_address(account: Any, monkeypatch: pytest.MonkeyPatch) -> None:

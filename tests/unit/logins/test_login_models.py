@@ -307,13 +307,14 @@ def test_kafka_options_survive_the_runtime_file() -> None:
 @pytest.mark.parametrize(
     ("given", "auth"),
     [
-        ({}, "none"),
+        ({}, None),
+        ({"AUTH": "none"}, "none"),
         ({"API_KEY": "k", "API_SECRET": SECRET}, "basic"),
         ({"TOKEN": SECRET}, "bearer"),
         (OAUTH, "oauth2"),
     ],
 )
-def test_registry_kind_follows_from_settings(stated: Any, given: Any, auth: str) -> None:
+def test_registry_kind_follows_from_settings(stated: Any, given: Any, auth: str | None) -> None:
     stated("SCHEMA_REGISTRY", **given)
     assert registry().auth == auth
     assert SECRET not in repr(registry())
