@@ -187,8 +187,6 @@ def create(
 
     In the local deployment it starts the stack if it is down.
     """
-    from collections import Counter
-
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
 
@@ -197,8 +195,12 @@ def create(
     context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
     graph = _targeted(graph, target)
     _announce_generators(graph)
-    with exclusive(context), context.noting(), _reporting() as report:
-        engine.create(graph, context, report)
+    try:
+        with exclusive(context), context.noting(), _reporting() as report:
+            engine.create(graph, context, report)
+    except engine.DeployError:
+        _tell_waiting(context)
+        raise
     if not no_compute and not target and context.config.deployment == "cloud":
         _compute_in_cloud(context)
     if not no_compute and not target and context.config.deployment == "local":
@@ -206,8 +208,7 @@ def create(
         if context.waiting:  # the computation also creates tables of topics without records
             with exclusive(context), _reporting() as report:
                 engine.create(graph, context, report)
-    for reason, count in Counter(context.waiting.values()).items():
-        echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
+    _tell_waiting(context)
     wanted = sum(resource.wanted for resource in graph)
     made = wanted - len(context.waiting)
     later = f", {len(context.waiting)} wait" if context.waiting else ""
@@ -318,6 +319,13 @@ def graph(
     config = settings()
     draw([one for one in resources(config, load_topics(config)) if one.wanted], output)
     echo(f"wrote {output}")
+
+
+def _tell_waiting(context: DeployContext) -> None:
+    from collections import Counter
+
+    for reason, count in Counter(context.waiting.values()).items():
+        echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
 
 
 def _announce_generators(graph: list[Resource]) -> None:

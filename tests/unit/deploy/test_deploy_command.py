@@ -92,3 +92,13 @@ def test_errors_of_vendors_are_messages(
     raised = CliRunner().invoke(app, ["deploy", "rotate", "--profile", "work"]).exception
     assert isinstance(raised, TopicbergError)
     assert shown in str(raised)
+
+
+def test_reasons_to_wait_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    context: Any = SimpleNamespace(waiting={"a": "for the administrator", "b": "for records"})
+    context.waiting["c"] = "for the administrator"
+    deploy._tell_waiting(context)
+    assert capsys.readouterr().out.splitlines() == [
+        "2 wait for the administrator: run `topicberg deploy create` again after that",
+        "1 wait for records: run `topicberg deploy create` again after that",
+    ]

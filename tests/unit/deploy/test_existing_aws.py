@@ -11,9 +11,10 @@ import boto3
 import pytest
 from moto import mock_aws
 from pydantic import SecretStr
+from vendors import in_this_process
 
 from topicberg.deploy import engine
-from topicberg.deploy.aws import iam
+from topicberg.deploy.aws import emr, iam
 from topicberg.deploy.aws.bucket import Bucket
 from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.platform import resources
@@ -178,3 +179,50 @@ def test_given_roles_take_the_place_of_our_roles_and_policies() -> None:
         assert not found[f"aws/policy/{name}"].wanted
     assert cast(Any, found["confluent/provider_integration"]).role == f"{begin}/tableflow"
     assert all(cast(Bucket, found[f"aws/{name}"]).given for name in ("bucket", "derived_bucket"))
+
+
+POLICIES = {
+    "tableflow": (iam.confluent_trust, iam.tableflow_policy),
+    "snowflake": (iam.snowflake_trust, iam.snowflake_policy),
+    "emr": (emr.emr_trust, emr.emr_policy),
+}
+
+
+def test_all_that_needs_given_roles_and_buckets_waits_for_them(tmp_path: Path) -> None:
+    given: dict[str, Any] = {
+        f"{name}_role_arn": f"arn:aws:iam::{ACCOUNT}:role/{name}" for name in POLICIES
+    }
+    given |= {"existing_buckets": True, "bucket": "theirs"}
+    with in_this_process(tmp_path) as vendors:
+        context = vendors.create("stock_trades", **given)
+        assert context.waiting.keys() >= {
+            *("aws/bucket", "aws/derived_bucket", "confluent/catalog_integration"),
+            *(f"aws/role/{name}" for name in POLICIES),
+            *("confluent/tableflow/stock_trades", "snowflake/table/stock_trades"),
+        }
+        client, s3 = vendors.client("iam"), vendors.client("s3")
+        for bucket in (context.bucket, context.derived_bucket):
+            s3.create_bucket(Bucket=bucket)
+        for name, (trust, policy) in POLICIES.items():
+            text = json.dumps(trust(context))
+            client.create_role(RoleName=name, AssumeRolePolicyDocument=text)
+            text = json.dumps(policy(context))
+            made = client.create_policy(PolicyName=name, PolicyDocument=text)["Policy"]
+            client.attach_role_policy(RoleName=name, PolicyArn=made["Arn"])
+        assert vendors.create("stock_trades", **given).waiting == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "need"),
+    [
+        ("snowflake/linked_database", "aws/role/snowflake"),
+        ("snowflake/table/stock_trades", "confluent/tableflow/stock_trades"),
+        ("confluent/tableflow/stock_trades", "aws/bucket"),
+    ],
+)
+def test_what_needs_something_that_waits_waits_as_well(
+    context: DeployContext, key: str, need: str
+) -> None:
+    (waiting,) = [one for one in resources(context.config, load_topics()) if one.key == key]
+    context.waiting[need] = "for the administrator"
+    assert waiting.waits(context) == "for the administrator"

@@ -112,6 +112,10 @@ class CatalogIntegration(Resource):
             "failed": False,
         }
 
+    def waits(self, context: DeployContext) -> str:
+        """For a given role: without its trust, Confluent fails the integration for good."""
+        return context.waiting.get("aws/role/tableflow", "")
+
     def create(self, context: DeployContext) -> None:
         config = _config(context)
         if not _in_open_catalog(context):

@@ -88,6 +88,13 @@ class TableflowTopic(Resource):
             **{f"config.{name}": value for name, value in config_of(self.spec).items()},
         }
 
+    def waits(self, context: DeployContext) -> str:
+        """For a given bucket, and for what its catalog integration waits for."""
+        if self.spec.tableflow.storage == "managed":
+            return ""
+        needed = ("aws/bucket", "confluent/catalog_integration")
+        return next(filter(None, map(context.waiting.get, needed)), "")
+
     def create(self, context: DeployContext) -> None:
         spec = {
             "display_name": self.name,

@@ -420,6 +420,10 @@ class LinkedDatabase(SqlObject):
             "suspended": "false",
         }
 
+    def waits(self, context: DeployContext) -> str:
+        """For a given role, by which Snowflake reads."""
+        return context.waiting.get("aws/role/snowflake", "")
+
     def create(self, context: DeployContext) -> None:
         run(context, create_linked_database(context.seen), INTEGRATOR)
 
@@ -473,7 +477,8 @@ class ReadingRole(iam.Role):
 
     def settle(self, context: DeployContext, live: Live) -> None:
         iam.Role.settle(self, context, live)
-        for volume in self.volumes:
+        has_buckets = context.waiting.keys().isdisjoint(("aws/bucket", "aws/derived_bucket"))
+        for volume in self.volumes if has_buckets else ():
             self._verify(context, volume)
         for integration in self.integrations:
             wait_until_verified(context, integration)
@@ -536,9 +541,13 @@ class IcebergTable(Resource):
         return self.spec.glue_name if context.config.topics_in_glue else self.spec.name
 
     def waits(self, context: DeployContext) -> str:
-        """For the topic's first record, if nothing of ours writes any: until then no catalog has
-        the table, and Snowflake refuses to create one of nothing.
+        """For what Tableflow and Snowflake's role wait for; and for the topic's first record, if
+        nothing of ours writes any: until then no catalog has the table, and Snowflake refuses to
+        create one of nothing.
         """
+        for key in ("aws/role/snowflake", f"confluent/tableflow/{self.spec.asset_name}"):
+            if reason := context.waiting.get(key):
+                return reason
         if self.has_source or self._in_catalog(context):
             return ""
         return f"for the first records of topic {self.spec.name}"
