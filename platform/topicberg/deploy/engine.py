@@ -125,7 +125,7 @@ def difference(resource: Resource, context: DeployContext, live: Live) -> Change
 def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
     """What ``create`` would do with each resource, in order.
 
-    :raises DeployError: names what cannot be read
+    :raises DeployError: names what cannot be read, or cannot be as it is wanted
     """
     by_key = {resource.key: resource for resource in in_order(resources)}
     steps: dict[str, Step] = {}
@@ -137,7 +137,7 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
         lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
         hints = [login_hint(error, context.deploy.profile) for error in failed.values()]
         raise DeployError(
-            f"{len(failed)} resources cannot be read:\n  " + "\n  ".join(lines),
+            f"{len(failed)} resources cannot be planned:\n  " + "\n  ".join(lines),
             hint=next(filter(None, hints), None),
         )
     return [steps[key] for key in by_key]

@@ -23,7 +23,7 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
 from topicberg.settings import DEPLOYED_FILE, Settings
-from topicberg.topics import load_topics
+from topicberg.topics import load_topic, load_topics
 
 REGION = "eu-west-1"
 BUCKET = Bucket("aws/bucket", "of the tables")
@@ -257,6 +257,54 @@ def test_a_role_that_was_made_by_an_unanswered_request_is_taken(context: DeployC
     ROLE.find(context)
     make(context, ROLE)
     assert engine.plan([POLICY, ROLE], context)[1].action == "keep"
+
+
+READER = iam.Role(
+    "aws/role/snowflake",
+    "demo_reader",
+    (READS.key,),
+    trust=iam.confluent_trust,
+    policy=READS.key,
+)
+
+
+def _pipelines(context: DeployContext, number: int) -> None:
+    spec = load_topic("stock_trades")
+    context.specs = [
+        spec.model_copy(update={"pipeline": f"orders_customer_{each:03}"}) for each in range(number)
+    ]
+
+
+def test_a_policy_of_many_pipelines_is_split(context: DeployContext) -> None:
+    _pipelines(context, 40)
+    make(context, READS, READER)
+    client = context.aws("iam")
+    policies = client.list_attached_role_policies(RoleName="demo_reader")["AttachedPolicies"]
+    assert {one["PolicyName"] for one in policies} == {"demo_reads", "demo_reads_2"}
+    texts = []
+    for one in policies:
+        found = client.get_policy_version(PolicyArn=one["PolicyArn"], VersionId="v1")
+        texts.append(json.dumps(found["PolicyVersion"]["Document"], separators=(",", ":")))
+    assert max(map(len, texts)) <= iam.MAX_CHARACTERS
+    assert all(f":table/demo_orders_customer_{each:03}/*" in "".join(texts) for each in range(40))
+    assert {step.action for step in engine.plan([READS, READER], context)} == {"keep"}
+
+    _pipelines(context, 3)
+    make(context, READS, READER)
+    (left,) = client.list_policies(Scope="Local")["Policies"]
+    assert left["PolicyName"] == "demo_reads"
+
+    _pipelines(context, 40)
+    make(context, READS, READER)
+    found = engine.existing([READS, READER], context, lambda *_: None)
+    assert engine.delete(found, context, lambda *_: None) == {}
+    assert client.list_policies(Scope="Local")["Policies"] == []
+
+
+def test_more_pipelines_than_a_role_can_name_are_refused(context: DeployContext) -> None:
+    _pipelines(context, 900)
+    with pytest.raises(engine.DeployError, match="Glue databases of all 900 pipelines"):
+        engine.plan([READS], context)
 
 
 ALLOWED = {

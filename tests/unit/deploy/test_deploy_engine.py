@@ -139,9 +139,9 @@ class Denied(Thing):
         raise ClientError({"Error": cast(Any, error)}, "List")
 
 
-def test_plan_names_what_cannot_be_read(context: DeployContext) -> None:
+def test_plan_names_what_it_cannot_read(context: DeployContext) -> None:
     graph = [Thing("a", "A"), Denied("b", "B"), Denied("c", "C"), Thing("d", "D", ("c",))]
-    with pytest.raises(engine.DeployError, match="2 resources cannot be read") as raised:
+    with pytest.raises(engine.DeployError, match="2 resources cannot be planned") as raised:
         engine.plan(graph, context)
     assert "thing B: ClientError: An error occurred (AccessDenied" in str(raised.value)
     assert "thing C: ClientError" in str(raised.value)

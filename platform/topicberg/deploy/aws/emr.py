@@ -20,8 +20,8 @@ from topicberg.deploy.aws.iam import (
     WRITES_KEY,
     Document,
     allow,
+    allow_glue,
     document,
-    glue_arns,
     key_use,
 )
 from topicberg.deploy.context import DeployContext
@@ -77,8 +77,8 @@ def emr_policy(context: DeployContext) -> Document:
         allow(writes, f"{derived}/*"),
         allow(["s3:GetObject"], f"{compute}/{CODE}*"),
         allow(["s3:PutObject"], f"{compute}/{JOBS}*"),
-        allow(GLUE_READS, glue_arns(context, context.namespace, *databases)),
-        allow(["glue:CreateTable", "glue:UpdateTable"], glue_arns(context, *databases)),
+        *allow_glue(context, GLUE_READS, context.namespace),
+        *allow_glue(context, [*GLUE_READS, "glue:CreateTable", "glue:UpdateTable"], *databases),
         *key_use(context, *WRITES_KEY),
     )
 

@@ -1,4 +1,5 @@
-"""Roles that Confluent and Snowflake assume, with one managed policy each.
+"""Roles that Confluent and Snowflake assume, each with a managed policy, or several if its text is
+longer than AWS allows.
 
 A trust policy can only name principals that exist. Confluent's and Snowflake's come from their
 responses, so each role is created after the object that names them. The object is given the role's
@@ -12,19 +13,27 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain, count
 from typing import Any
 
 from topicberg.clients.aws import every
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
+from topicberg.errors import TopicbergError
 
 Document = dict[str, Any]
 GLUE_READS = [
     *("glue:GetCatalog", "glue:GetDatabase", "glue:GetDatabases"),
     *("glue:GetTable", "glue:GetTables"),
 ]
-"""What a reader of tables may do, with the ARNs of ``glue_arns``."""
+"""What a reader of tables may do."""
+MAX_CHARACTERS = 6144
+"""AWS takes no longer managed policy; spaces do not count."""
+MAX_POLICIES = 10
+"""AWS attaches no more to a role, unless its quota is raised."""
+DATABASES = 8
+"""In one statement, so that a long policy can be split between statements."""
 MAX_VERSIONS = 5
 """AWS keeps so many versions of a managed policy and refuses one more."""
 
@@ -87,12 +96,14 @@ def snowflake_trust(context: DeployContext) -> Document:
     return document(*statements)
 
 
-def glue_arns(context: DeployContext, *databases: str) -> list[str]:
+def allow_glue(context: DeployContext, actions: Iterable[str], *databases: str) -> list[Document]:
+    """Return statements about databases and all of their tables."""
     begin = f"arn:aws:glue:{context.region}:{context.account}"
-    found = [f"{begin}:catalog"]
-    for database in databases:
-        found += [f"{begin}:database/{database}", f"{begin}:table/{database}/*"]
-    return found
+    arns = [[f"{begin}:database/{name}", f"{begin}:table/{name}/*"] for name in databases]
+    return [
+        allow(actions, [f"{begin}:catalog", *chain.from_iterable(arns[start : start + DATABASES])])
+        for start in range(0, len(arns), DATABASES)
+    ]
 
 
 def key_use(context: DeployContext, *actions: str) -> list[Document]:
@@ -153,56 +164,123 @@ def snowflake_policy(context: DeployContext) -> Document:
         *((writes,) if in_open_catalog else ()),
         allow(["s3:GetBucketLocation", "s3:ListBucket"], buckets),
         allow(["s3:GetObject", "s3:GetObjectVersion"], [f"{bucket}/*" for bucket in buckets]),
-        allow(GLUE_READS, glue_arns(context, context.namespace, *derived)),
+        *allow_glue(context, GLUE_READS, context.namespace, *derived),
         *key_use(context, *READS_KEY),
     )
 
 
+def split(whole: Document) -> list[Document]:
+    """Return documents that AWS takes, with the same statements together."""
+    found: list[list[Document]] = [[]]
+    for statement in whole["Statement"]:
+        if len(_text(document(*found[-1], statement))) > MAX_CHARACTERS:
+            found.append([])
+        found[-1].append(statement)
+    return [document(*statements) for statements in found]
+
+
+def _text(one: Document) -> str:
+    return json.dumps(one, separators=(",", ":"))
+
+
 @dataclass(frozen=True)
 class Policy(Resource):
+    """A managed policy; what is too long for one is in others, whose names end in ``_2`` and so on.
+
+    Its fields are their documents, by the number of the policy.
+    """
+
     grants: Callable[[DeployContext], Document] = field(kw_only=True)
 
     kind = "IAM policy"
 
-    def _arn(self, context: DeployContext) -> str:
-        return f"arn:aws:iam::{context.account}:policy/{self.name}"
+    def _arn(self, context: DeployContext, number: int) -> str:
+        return f"arn:aws:iam::{context.account}:policy/{self._name(number)}"
+
+    def _name(self, number: int) -> str:
+        return self.name if number == 1 else f"{self.name}_{number}"
 
     def find(self, context: DeployContext) -> Live | None:
-        iam, arn = context.aws("iam"), self._arn(context)
-        try:
-            policy = iam.get_policy(PolicyArn=arn)["Policy"]
-        except iam.exceptions.NoSuchEntityException:
+        iam, fields, arns, values = context.aws("iam"), {}, [], set()
+        for number in count(1):
+            arn = self._arn(context, number)
+            try:
+                policy = iam.get_policy(PolicyArn=arn)["Policy"]
+            except iam.exceptions.NoSuchEntityException:
+                break
+            version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
+            fields[_field(number)] = _parsed(version["PolicyVersion"]["Document"])
+            values.add(tag_of(policy.get("Tags"), context))
+            arns.append(arn)
+        if not arns:
             return None
-        version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
-        text = version["PolicyVersion"]["Document"]
-        return Live(arn, {"document": _parsed(text), "tag": tag_of(policy.get("Tags"), context)})
+        fields["tag"] = values.pop() if len(values) == 1 else None
+        return Live(arns[0], fields, {"arns": arns})
+
+    def _documents(self, context: DeployContext) -> list[Document]:
+        """:raises TopicbergError: they are more than a role can have"""
+        found = split(self.grants(context))
+        if len(found) > MAX_POLICIES:
+            raise TopicbergError(
+                f"{self.title} would have to be split into {len(found)}, of which AWS attaches "
+                f"{MAX_POLICIES} to a role: it names the Glue databases of all "
+                f"{len(pipelines(context.specs))} pipelines",
+                hint="put the specs of more topics into one pipeline",
+            )
+        return found
 
     def desired(self, context: DeployContext) -> Fields:
-        return {"document": self.grants(context), "tag": context.names.tag[1]}
+        documents = enumerate(self._documents(context), 1)
+        fields = {_field(number): one for number, one in documents}
+        return {**fields, "tag": context.names.tag[1]}
+
+    def waits(self, context: DeployContext) -> str:
+        self._documents(context)  # a plan shows already that it cannot be created
+        return ""
 
     def create(self, context: DeployContext) -> None:
-        text = json.dumps(self.grants(context))
+        for number, one in enumerate(self._documents(context), 1):
+            self._create(context, number, one)
+
+    def _create(self, context: DeployContext, number: int, one: Document) -> None:
         context.aws("iam").create_policy(
-            PolicyName=self.name, PolicyDocument=text, Tags=tags(context)
+            PolicyName=self._name(number), PolicyDocument=_text(one), Tags=tags(context)
         )
+
+    def orphans(self, context: DeployContext, live: Live) -> list[str]:
+        return list(live.facts["arns"][len(self._documents(context)) :])
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        iam = context.aws("iam")
-        if "tag" in changes:
-            iam.tag_policy(PolicyArn=live.id, Tags=tags(context))
-        if "document" not in changes:
-            return
-        _drop_versions(iam, live.id, keep=MAX_VERSIONS - 1)
-        iam.create_policy_version(
-            PolicyArn=live.id, PolicyDocument=json.dumps(self.grants(context)), SetAsDefault=True
-        )
+        iam, arns = context.aws("iam"), live.facts["arns"]
+        for arn in arns if "tag" in changes else ():
+            iam.tag_policy(PolicyArn=arn, Tags=tags(context))
+        for arn in reversed(changes.get("unused", ([], []))[0]):
+            _delete_policy(iam, arn)
+        for number, one in enumerate(self._documents(context), 1):
+            if number > len(arns):
+                self._create(context, number, one)
+            elif _field(number) in changes:
+                arn = arns[number - 1]
+                _drop_versions(iam, arn, keep=MAX_VERSIONS - 1)
+                iam.create_policy_version(
+                    PolicyArn=arn, PolicyDocument=_text(one), SetAsDefault=True
+                )
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        iam = context.aws("iam")
-        for role in list(every(iam, "list_entities_for_policy", "PolicyRoles", PolicyArn=live.id)):
-            iam.detach_role_policy(RoleName=role["RoleName"], PolicyArn=live.id)
-        _drop_versions(iam, live.id, keep=1)
-        iam.delete_policy(PolicyArn=live.id)
+        """The first one last: by it the others are found."""
+        for arn in reversed(live.facts["arns"]):
+            _delete_policy(context.aws("iam"), arn)
+
+
+def _field(number: int) -> str:
+    return "document" if number == 1 else f"document_{number}"
+
+
+def _delete_policy(iam: Any, arn: str) -> None:
+    for role in list(every(iam, "list_entities_for_policy", "PolicyRoles", PolicyArn=arn)):
+        iam.detach_role_policy(RoleName=role["RoleName"], PolicyArn=arn)
+    _drop_versions(iam, arn, keep=1)
+    iam.delete_policy(PolicyArn=arn)
 
 
 def _drop_versions(iam: Any, arn: str, *, keep: int) -> None:
@@ -222,7 +300,7 @@ def _parsed(found: Any) -> Any:
 class Role(Resource):
     """
     :param trust: who may take it
-    :param policy: key of the one policy that it has
+    :param policy: key of its policy
     :param given: ARN of a role that another administrator manages. It is there once it lets in
         whoever needs it; it is never created, changed or deleted.
     """
@@ -282,7 +360,7 @@ class Role(Resource):
             return {}
         return {
             "trust": self.trust(context),
-            "policies": [context.need(self.policy).id],
+            "policies": self._policies(context),
             "inline_policies": [],
             "tag": context.names.tag[1],
         }
@@ -291,15 +369,19 @@ class Role(Resource):
         iam = context.aws("iam")
         trust = json.dumps(self.trust(context))
         iam.create_role(RoleName=self.name, AssumeRolePolicyDocument=trust, Tags=tags(context))
-        iam.attach_role_policy(RoleName=self.name, PolicyArn=context.need(self.policy).id)
+        for arn in self._policies(context):
+            iam.attach_role_policy(RoleName=self.name, PolicyArn=arn)
+
+    def _policies(self, context: DeployContext) -> list[str]:
+        return sorted(context.need(self.policy).facts["arns"])
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """A run that was killed between the two calls left the role without its policy."""
         if self.given is not None:
             return
-        policy = context.need(self.policy).id
-        if policy not in live.fields["policies"]:
-            context.aws("iam").attach_role_policy(RoleName=self.name, PolicyArn=policy)
+        for arn in self._policies(context):
+            if arn not in live.fields["policies"]:
+                context.aws("iam").attach_role_policy(RoleName=self.name, PolicyArn=arn)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         iam = context.aws("iam")
