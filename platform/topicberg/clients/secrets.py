@@ -168,3 +168,8 @@ class Secrets:
         except self.client.exceptions.ResourceNotFoundException:
             return None
         return described
+
+
+def active_slot(values: Mapping[str, str]) -> int:
+    """Return which key pair of a Snowflake user is active: 1, unless its secret names 2."""
+    return 2 if str(values.get("active_key_number")) == "2" else 1

@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 
 from topicberg.clients.answers import AnswerError
 from topicberg.clients.confluent import UncertainError
-from topicberg.clients.secrets import ApiKey, Version
+from topicberg.clients.secrets import ApiKey, Version, active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.context import DeployContext
@@ -162,7 +162,7 @@ def _rotate_pair(
         tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
         return False
     values = live.facts["values"]
-    slot = 3 - rsa.active_slot(values)
+    slot = 3 - active_slot(values)
     replaced = rsa.public_key(values, slot)
     pair = rsa.generate()
     context.secrets.add(resource.name, rsa.with_pair(values, slot, pair), rsa.label(pair.public))

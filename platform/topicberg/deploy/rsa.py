@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from topicberg.clients.secrets import active_slot
+
 BITS = 3072
 """NIST SP 800-57 allows 2048 bits until 2030 only; Snowflake takes longer keys."""
 
@@ -68,10 +70,6 @@ def with_pair(values: Mapping[str, str], slot: int, pair: KeyPair) -> dict[str, 
         f"snowflake_rsa_public_key_{slot}_pem": pair.public,
         f"snowflake_rsa_private_key_{slot}_pem": base64.b64encode(pair.private).decode(),
     }
-
-
-def active_slot(values: Mapping[str, str]) -> int:
-    return 2 if str(values.get("active_key_number")) == "2" else 1
 
 
 def public_key(values: Mapping[str, str], slot: int) -> str | None:

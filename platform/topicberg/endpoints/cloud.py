@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from pydantic import Field, SecretStr, ValidationError
 
+from topicberg.clients.secrets import active_slot
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, glue_rest_uri
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
@@ -220,12 +221,26 @@ def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
     return SnowflakeEndpoint(
         account=found["snowflake_account_identifier"],
         user=found["snowflake_service_user"],
-        private_key=SecretStr(found[f"snowflake_rsa_private_key_{found['active_key_number']}_pem"]),
+        private_key=SecretStr(found[f"snowflake_rsa_private_key_{active_slot(found)}_pem"]),
         **address,
     )
 
 
-def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
+class _Secret(dict[str, str]):
+    """The values of a secret."""
+
+    def __init__(self, values: Mapping[str, str], title: str) -> None:
+        super().__init__(values)
+        self.title = title
+
+    def __missing__(self, name: str) -> str:
+        raise TopicbergError(
+            f"{self.title} has no {name}",
+            hint="run `topicberg deploy create` to complete it",
+        )
+
+
+def _secret(path: str, config: Settings, instead: str) -> _Secret:
     """
     :param instead: the settings that could be set instead
     :raises TopicbergError: there is no such secret
@@ -236,7 +251,7 @@ def _secret(path: str, config: Settings, instead: str) -> dict[str, str]:
             f"{_of_secret(path, config)}: there is no such secret",
             hint=f"run `topicberg deploy create` to create it, or set TOPICBERG_{instead}",
         )
-    return found
+    return _Secret(found, _of_secret(path, config))
 
 
 def read_secret(path: str, config: Settings) -> dict[str, str] | None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topicberg.clients.secrets import active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.rotate import Aged, decide
 
@@ -78,9 +79,9 @@ def test_any_sequence(steps: list[tuple[int, bool]], period_days: int, retain: i
 def test_a_new_pair_takes_the_other_slot() -> None:
     first, second = rsa.generate(), rsa.generate()
     values = rsa.with_pair({"snowflake_service_user": "U"}, 1, first)
-    assert rsa.active_slot(values) == 1
+    assert active_slot(values) == 1
     values = rsa.with_pair(values, 2, second)
-    assert rsa.active_slot(values) == 2
+    assert active_slot(values) == 2
     assert rsa.private_key(values) == second.private
     assert rsa.public_key(values, 1) == first.public
     assert "PRIVATE" not in repr(first)

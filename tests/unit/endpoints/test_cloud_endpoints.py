@@ -184,6 +184,20 @@ def test_keys_are_those_of_the_secrets(deployed: rsa.KeyPair) -> None:
     assert deployed.private.decode() not in repr(found)
 
 
+def test_secret_of_terraform_has_its_key_in_the_first_slot(
+    account: Any, deployed: rsa.KeyPair
+) -> None:
+    values = {"snowflake_account_identifier": "org-acc", "snowflake_service_user": "DEMO_USER"}
+    held = rsa.with_pair(values, 1, deployed)
+    _store(account, SNOWFLAKE, {k: v for k, v in held.items() if k != "active_key_number"})
+    login = cloud.connect(Settings()).snowflake.login()["private_key"]
+    assert base64.b64decode(login) == deployed.private
+    cloud._read.clear()
+    _store(account, SNOWFLAKE, values)
+    with pytest.raises(TopicbergError, match="has no snowflake_rsa_private_key_1_pem"):
+        cloud.connect(Settings())
+
+
 def test_own_engine_manages_the_cluster(account: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICBERG_TABLEFLOW", "topicberg")
     for name in ("SCHEMA_REGISTRY_URL", "SNOWFLAKE_ACCOUNT", "SNOWFLAKE_USER"):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from topicberg.catalogs.snowflake import quote, text
-from topicberg.clients.secrets import Secrets
+from topicberg.clients.secrets import Secrets, active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.snowflake.session import ROLES
 from topicberg.errors import TopicbergError
@@ -62,7 +62,7 @@ def ensure_secret(secrets: Secrets, path: str, account: str, user: str) -> Admin
                 f"secret {path}: {name} is {found.get(name) or 'missing'}, not {value}",
                 hint="give another name with --secret, or delete the secret first",
             )
-    public = rsa.public_key(found, rsa.active_slot(found)) or _public_of(path, found)
+    public = rsa.public_key(found, active_slot(found)) or _public_of(path, found)
     return Admin(account, user, "".join(public.split()))
 
 
@@ -72,6 +72,6 @@ def _public_of(path: str, found: Mapping[str, str]) -> str:
         return rsa.public_of(rsa.private_key(found))
     except (KeyError, ValueError, TypeError):
         raise TopicbergError(
-            f"secret {path} has no usable private key in slot {rsa.active_slot(found)}",
+            f"secret {path} has no usable private key in slot {active_slot(found)}",
             hint="delete the secret, and run the command again: it creates a key pair",
         ) from None
