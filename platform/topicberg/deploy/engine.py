@@ -289,14 +289,14 @@ def _clear(graph: list[Resource], context: DeployContext, report: Report) -> Non
     unwanted = [resource for resource in graph if not resource.wanted]
     if not unwanted:
         return
-    steps = plan(_with_needs(unwanted, graph), context)
+    steps = plan(with_needs(unwanted, graph), context)
     dead = [step.resource for step in steps if step.action is Action.DELETE]
     if left := delete([(one, context.live[one.key]) for one in reversed(dead)], context, report):
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
 
 
-def _with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Resource]:
+def with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Resource]:
     """The chosen ones and all that they need."""
     by_key = {resource.key: resource for resource in graph}
     found: dict[str, Resource] = {}

@@ -22,7 +22,7 @@ from topicberg.clients.secrets import ApiKey, Version, active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.engine import TRIES, ensure, look, plan
+from topicberg.deploy.engine import TRIES, ensure, look, plan, with_needs
 from topicberg.deploy.resource import Action, Resource
 from topicberg.deploy.snowflake.principals import User, UserKeys
 from topicberg.errors import TopicbergError
@@ -85,19 +85,20 @@ def rotate(
     :raises TopicbergError: some could not be rotated; their active keys still work
     """
     at = now or datetime.now(UTC)
-    missing = {s.resource.key for s in plan(graph, context) if s.action is Action.CREATE}
+    user = next((one for one in graph if isinstance(one, User)), None)
     rotated = 0
     problems: list[str] = []
     for resource in graph:
         if not isinstance(resource, RotatingKey | UserKeys):
             continue
+        chosen = [resource, user] if user and isinstance(resource, UserKeys) else [resource]
         try:
-            if resource.key in missing:
+            steps = plan(with_needs(chosen, graph), context)
+            if any(one.resource is resource and one.action is Action.CREATE for one in steps):
                 raise TopicbergError("it does not exist", hint="run `topicberg deploy create`")
             if isinstance(resource, RotatingKey):
                 rotated += _rotate_key(resource, context, tell, force=force, now=at)
-            else:
-                user = next(one for one in graph if isinstance(one, User))
+            elif user:
                 rotated += _rotate_pair(resource, user, context, tell, force=force, now=at)
         except Exception as error:  # whatever it is, the other keys are still to be rotated
             problems.append(f"{resource.title}: {error}")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.clients.secrets import active_slot
 from topicberg.deploy import rsa
-from topicberg.deploy.rotate import Aged, decide
+from topicberg.deploy.confluent.keys import RotatingKey
+from topicberg.deploy.context import DeployContext
+from topicberg.deploy.resource import Live, Resource
+from topicberg.deploy.rotate import Aged, decide, rotate
+from topicberg.errors import TopicbergError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -85,3 +94,32 @@ def test_a_new_pair_takes_the_other_slot() -> None:
     assert rsa.private_key(values) == second.private
     assert rsa.public_key(values, 1) == first.public
     assert "PRIVATE" not in repr(first)
+
+
+class Denied(Resource):
+    """The user may not read it."""
+
+    def find(self, context: DeployContext) -> Live | None:
+        raise ClientError({"Error": {"Code": "AccessDeniedException"}}, f"Read {self.name}")
+
+
+@dataclass(frozen=True)
+class Absent(RotatingKey):
+    def find(self, context: DeployContext) -> Live | None:
+        return None
+
+
+def test_each_key_depends_on_its_own_needs_only() -> None:
+    context: Any = SimpleNamespace(live={}, waiting={}, deploy=SimpleNamespace(profile=None))
+    graph = [
+        Denied("aws/athena_workgroup", "A"),
+        Denied("confluent/cluster", "C"),
+        Absent("key/kafka", "/kafka", ("confluent/cluster",), account="a", of="kafka"),
+        Absent("key/cloud", "/cloud", account="a", of="cloud"),
+    ]
+    with pytest.raises(TopicbergError, match="2 keys could not be rotated") as raised:
+        rotate(graph, context, lambda _: None)
+    message = str(raised.value)
+    assert "Read C" in message
+    assert "/cloud: it does not exist" in message
+    assert "Read A" not in message
