@@ -469,13 +469,15 @@ def settings() -> Settings:
 
 def with_choices(config: Settings) -> Settings:
     """Return the settings with the choices that the deployment remembers, for ``deploy``."""
-    if config.deployment == "local" or DEPLOYED_LINK in config.model_fields_set:
+    found = {} if config.deployment == "local" else noted(config)[0]
+    if not found:
         return config
-    found = noted(config)[0]
     # A file without the choice is of a deployment whose tables were created.
-    return config.model_copy(
-        update={DEPLOYED_LINK: found.get(DEPLOYED_LINK, False)} if found else {}
-    )
+    choices = {DEPLOYED_LINK: found.get(DEPLOYED_LINK, False)}
+    if DEPLOYED_NAMESPACE in found:
+        choices[DEPLOYED_NAMESPACE] = found[DEPLOYED_NAMESPACE]
+    stated = config.model_fields_set
+    return config.model_copy(update={k: v for k, v in choices.items() if k not in stated})
 
 
 def is_deployed(config: Settings) -> bool:

@@ -152,6 +152,19 @@ def test_linked_database_is_default_of_new_deployments_only(
     assert with_choices(Settings()).snowflake_linked_database is linked  # of `deploy`
 
 
+@pytest.mark.parametrize("stated", [None, "sales"])
+def test_namespace_of_the_deployment_is_remembered(
+    account: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str | None
+) -> None:
+    noted = {"prefix": PREFIX, "cluster_id": "lkc-1", "tableflow_namespace": "finance"}
+    (tmp_path / DEPLOYED_FILE).write_text(json.dumps(noted))
+    if stated:
+        monkeypatch.setenv("TOPICBERG_TABLEFLOW_NAMESPACE", stated)
+    expected = stated or "finance"
+    assert settings().topics_namespace == expected
+    assert with_choices(Settings()).topics_namespace == expected  # of `deploy`
+
+
 @pytest.fixture
 def deployed(account: Any) -> rsa.KeyPair:
     """The secrets of a deployment, and the active key pair of its Snowflake user."""
