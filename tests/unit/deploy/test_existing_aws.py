@@ -155,6 +155,16 @@ def test_existing_bucket_is_neither_changed_nor_deleted(context: DeployContext) 
     assert not engine.existing([BUCKET], context, lambda *_: None)
 
 
+def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> None:
+    client = context.aws("s3")
+    where = {"LocationConstraint": "eu-west-1"}
+    client.create_bucket(Bucket=context.bucket, CreateBucketConfiguration=where)
+    requests: list[str] = []
+    client.meta.events.register("before-call.s3", lambda model, **_: requests.append(model.name))
+    assert _step(BUCKET, context).action == "keep"
+    assert requests == ["HeadBucket", "GetBucketLocation"]
+
+
 def test_existing_bucket_elsewhere_is_refused(context: DeployContext) -> None:
     s3 = boto3.client("s3", region_name="us-west-2")
     where = cast(Any, {"LocationConstraint": "us-west-2"})

@@ -85,7 +85,7 @@ class Bucket(Resource):
             raise
         region = s3.get_bucket_location(Bucket=self.bucket(context)).get("LocationConstraint")
         fields: Fields = {"region": region or "us-east-1"}
-        if context.deploy_on_aws:
+        if self.is_ours(context):
             for name, read in _SETTINGS.items():
                 fields[name] = _read(partial(read, s3, self.bucket(context)))
             if fields["encryption"] and not context.config.bucket_kms_key_arn:
