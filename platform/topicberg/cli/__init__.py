@@ -34,7 +34,7 @@ for _module in (
 def _warn_of_variables() -> None:
     from topicberg.cli import variables
 
-    for line in variables.problems(variables.given()):
+    for line in [*variables.problems(variables.given()), *variables.in_file_only()]:
         echo(f"warning: {line}", fg="yellow", err=True)
 
 

@@ -26,6 +26,8 @@ _OTHERS = frozenset(
 _INTERNAL = ("TOPICBERG_TEST_", "TOPICBERG_STAND_IN_", "TOPICBERG_PROXY_", "TOPICBERG_STACK")
 
 
+_OF_DEPLOY = ("AWS_PROFILE", "AWS_ENDPOINT_URL")
+"""AWS's variables that ``topicberg deploy`` reads in the file of settings."""
 _OF_KUBERNETES = re.compile(r"TOPICBERG(_\w+)?_(SERVICE_(HOST|PORT\w*)|PORT(_\d+_\w+)?)")
 """What it sets in a pod for each service whose name begins like ours."""
 
@@ -68,14 +70,31 @@ def problems(given: Iterable[str]) -> list[str]:
     return lines
 
 
+def in_file_only() -> list[str]:
+    """Return one line for each of AWS's variables that is in the file of settings only: AWS's
+    clients do not read that."""
+    from topicberg.settings import ENV_FILE
+
+    return [
+        f"{name} in {ENV_FILE} has no effect"
+        f"{', except on `topicberg deploy`' if name in _OF_DEPLOY else ''}; "
+        "set it in the environment"
+        for name in sorted(_in_file() - os.environ.keys())
+        if name.startswith("AWS_")
+    ]
+
+
 def given() -> set[str]:
     """Return the names in the environment and in the file of settings."""
+    return {*os.environ, *_in_file()}
+
+
+def _in_file() -> set[str]:
     from dotenv import dotenv_values
 
     from topicberg.settings import ENV_FILE
 
-    in_file = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
-    return {*os.environ, *in_file}
+    return {*dotenv_values(ENV_FILE)} if ENV_FILE.is_file() else set()
 
 
 def _subclasses(model: type[BaseSettings]) -> Iterator[type[BaseSettings]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -199,7 +200,9 @@ class DeployContext:
                 endpoints = endpoints.model_copy(update={"aws": own})
             client = endpoints.boto3(service, self.config, options)
         else:
-            client = self._aws_session.client(service, config=options)
+            # Where the environment has it, boto3 reads it, and the addresses of single services.
+            url = None if "AWS_ENDPOINT_URL" in os.environ else self.deploy.aws_endpoint_url
+            client = self._aws_session.client(service, endpoint_url=url, config=options)
         client.meta.events.register("before-parse", _without_body)
         client.meta.events.register("needs-retry", _too_many)
         trace.aws(client)

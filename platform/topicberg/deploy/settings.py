@@ -1,7 +1,8 @@
 """What a deployment needs to know, from flags, the environment and ``.env``.
 
 Every field is ``TOPICBERG_<FIELD>``; the command line's flags come before it. AWS is reached as
-every AWS tool does it: ``AWS_PROFILE``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``.
+every AWS tool does it, by ``AWS_PROFILE`` and ``AWS_ENDPOINT_URL``, but in the region of
+``TOPICBERG_AWS_REGION``.
 """
 
 from __future__ import annotations

@@ -64,3 +64,19 @@ def test_command_warns_of_the_environment_and_the_file(
     shown = capsys.readouterr().err
     for name in ("PREFIX", "DEPLOYMENT"):
         assert f"did you mean TOPICBERG_{name}?" in shown
+
+
+def test_aws_variables_of_the_file_get_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / ".env"
+    file.write_text("AWS_PROFILE=work\nAWS_REGION=eu-west-1\nAWS_CA_BUNDLE=ca.pem\n")
+    monkeypatch.setattr("topicberg.settings.ENV_FILE", file)
+    for name in ("AWS_PROFILE", "AWS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert variables.in_file_only() == [
+        f"AWS_CA_BUNDLE in {file} has no effect; set it in the environment",
+        f"AWS_PROFILE in {file} has no effect, except on `topicberg deploy`; set it in the "
+        "environment",
+    ]

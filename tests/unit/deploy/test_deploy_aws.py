@@ -59,6 +59,14 @@ def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> 
     assert noted["snowflake_linked_database"] is True
 
 
+def test_address_of_aws_in_the_file_of_settings_is_used(
+    context: DeployContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    context.deploy = context.deploy.model_copy(update={"aws_endpoint_url": "https://vpce.example"})
+    assert context.new_client("iam").meta.endpoint_url == "https://vpce.example"
+
+
 def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(context: DeployContext) -> None:
     make(context, BUCKET)
     name, s3 = "demo-123456789012", context.aws("s3")
