@@ -120,7 +120,7 @@ class SqlObject(Resource):
 
 
 def open_session(context: DeployContext) -> Session:
-    """:raises TopicbergError: the admin's secret is missing or incomplete, or its key is no key"""
+    """:raises TopicbergError: the admin's secret is missing or incomplete, or has no usable key"""
     who = admin(context)
     try:
         connection = _connect(context, warehouse=context.deploy.snowflake_warehouse, **who)
