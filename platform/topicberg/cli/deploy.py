@@ -456,19 +456,13 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
 
     :raises TopicbergError: there is no such resource
     """
+    from topicberg.deploy.engine import with_needs
     from topicberg.topics.rules import suggestion
 
     if not targets:
         return graph
     by_key = {resource.key: resource for resource in graph}
-    found: set[str] = set()
-
-    def add(key: str) -> None:
-        if key in by_key and key not in found:
-            found.add(key)
-            for need in by_key[key].needs:
-                add(need)
-
+    chosen: list[Resource] = []
     for target in targets:
         prefix = target if target.endswith("/") else f"{target}/"
         meant = [key for key in by_key if key == target or key.startswith(prefix)]
@@ -478,8 +472,8 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
                 f"no resource {target!r}{close}",
                 hint="`topicberg deploy status` lists the keys of all resources",
             )
-        for key in meant:
-            add(key)
+        chosen += [by_key[key] for key in meant]
+    found = {resource.key for resource in with_needs(chosen, graph)}
     return [resource for resource in graph if resource.key in found]
 
 

@@ -375,14 +375,6 @@ class Role(Resource):
     def _policies(self, context: DeployContext) -> list[str]:
         return sorted(context.need(self.policy).facts["arns"])
 
-    def settle(self, context: DeployContext, live: Live) -> None:
-        """A run that was killed between the two calls left the role without its policy."""
-        if self.given is not None:
-            return
-        for arn in self._policies(context):
-            if arn not in live.fields["policies"]:
-                context.aws("iam").attach_role_policy(RoleName=self.name, PolicyArn=arn)
-
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         iam = context.aws("iam")
         if "trust" in changes:

@@ -50,10 +50,6 @@ class Parameters(Resource):
     def create(self, context: DeployContext) -> None:
         self._put(context, self.values)
 
-    def settle(self, context: DeployContext, live: Live) -> None:
-        """A run that was killed on the way left only some of them."""
-        self._put(context, {k: v for k, v in self.values.items() if live.fields.get(k) != v})
-
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         self._put(context, {name: new for name, (_, new) in changes.items()})
 

@@ -476,7 +476,6 @@ class ReadingRole(iam.Role):
     integrations: tuple[str, ...] = ()
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        iam.Role.settle(self, context, live)
         has_buckets = context.waiting.keys().isdisjoint(("aws/bucket", "aws/derived_bucket"))
         for volume in self.volumes if has_buckets else ():
             self._verify(context, volume)
