@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from vendors import Vendors, in_this_process
+from waiting import wait_until
 
 from topicberg.deploy import rsa
 from topicberg.deploy.aws.parameters import CONSUMER
@@ -39,6 +40,7 @@ def terraform(vendors: Vendors) -> None:
         **{"region": "us-east-1", "config": {"kind": "Basic"}, "environment": {"id": environment}},
     }
     cloud.post("/cmk/v2/clusters", {"spec": cluster})
+    wait_until(lambda: any(cloud.pages("/cmk/v2/clusters", environment=environment)), pause=0.05)
     path = f"/confluent_cloud_resource/{USER}/consumer_kafka_client"
     for name, value in {**CONSUMER, "auto.offset.reset": "earliest"}.items():
         vendors.client("ssm").put_parameter(Name=f"{path}/{name}", Value=value, Type="String")
