@@ -78,7 +78,8 @@ class CatalogLogin(OAuthLogin):
                     f"{PREFIX}_TOKEN and {PREFIX}_CLIENT_ID are both set: set {PREFIX}_AUTH to "
                     "token or oauth2"
                 )
-            self.auth = "oauth2" if self.client_id else "token" if self.token else None
+            is_client = self.client_id or self.client_secret or self.token_uri
+            self.auth = "token" if self.token else "oauth2" if is_client else None
         if self.auth == "oauth2":
             needed = ("client_id", "client_secret", "token_uri")
             missing(self.settings_prefix, "oauth2", self, *needed)

@@ -83,12 +83,13 @@ class KafkaLogin(HoldsSecrets):
         return self
 
     def _given(self) -> Literal["none", "plain", "scram", "oidc", "mtls"]:
-        """Return the kind that the settings describe."""
-        if self.client_id:
+        """Return the kind that the settings describe, also if it is incomplete."""
+        if self.client_id or self.client_secret or self.token_uri:
             return "oidc"
+        has_certificate = self.certificate_file or self.key_file
         if self.security_protocol and not self.security_protocol.startswith("SASL"):
-            return "mtls" if self.certificate_file else "none"
-        if self.security_protocol is None and self.certificate_file and not self.api_key:
+            return "mtls" if has_certificate else "none"
+        if self.security_protocol is None and has_certificate and not self.api_key:
             return "mtls"
         return "scram" if (self.sasl_mechanism or "PLAIN").startswith("SCRAM") else "plain"
 

@@ -66,6 +66,7 @@ def test_catalog_kind_follows_from_settings(stated: Any, given: Any, auth: str |
         ({"AUTH": "oauth2"}, "requires TOPICBERG_ICEBERG_REST_CLIENT_ID, TOPICBERG_ICEBERG_REST_C"),
         ({"CLIENT_ID": "engine"}, "requires TOPICBERG_ICEBERG_REST_CLIENT_SECRET"),
         ({"AUTH": "token"}, "requires TOPICBERG_ICEBERG_REST_TOKEN"),
+        ({"CLIENT_SECRET": SECRET}, "requires TOPICBERG_ICEBERG_REST_CLIENT_ID"),
         ({**OAUTH, "TOKEN": SECRET}, "set TOPICBERG_ICEBERG_REST_AUTH"),
         ({"AUTH": "kerberos"}, "TOPICBERG_ICEBERG_REST_AUTH: Input should be 'none'"),
         ({**OAUTH, "TOKEN_URI": SECRET}, "TOPICBERG_ICEBERG_REST_TOKEN_URI: String should match"),
@@ -223,6 +224,8 @@ def test_kafka_kind_follows_from_settings(
     ("given", "reason"),
     [
         ({"AUTH": "oidc"}, "requires TOPICBERG_KAFKA_CLIENT_ID"),
+        ({"CLIENT_SECRET": SECRET}, "requires TOPICBERG_KAFKA_CLIENT_ID"),
+        ({"KEY_FILE": __file__}, "requires TOPICBERG_KAFKA_CERTIFICATE_FILE"),
         ({"AUTH": "mtls"}, "requires TOPICBERG_KAFKA_CERTIFICATE_FILE"),
         ({"AUTH": "scram", "SECURITY_PROTOCOL": "SSL"}, "does not fit"),
         ({"AUTH": "scram", "SASL_MECHANISM": "PLAIN"}, "TOPICBERG_KAFKA_SASL_MECHANISM is PLAIN"),
