@@ -114,7 +114,7 @@ class Judge:
             result = placed(self.columns, *halves)
         except Malformed as malformed:
             return Outcome(None, sure=not loose, names=malformed.field, why=str(malformed))
-        if self.key is None and "key" in self.columns.children:
+        if self.key is None and "key" not in self.value.shape.children:
             result.row["key"] = key
         return Outcome(result.row, sure=result.sure and not loose, exact=not loose)
 

@@ -218,4 +218,4 @@ def kept(value: Any, found: Any, path: str = "") -> str | None:
 
 
 def _is_union(found: dict[str, Any]) -> bool:
-    return all(name.startswith("connect_union_field_") for name in found)
+    return bool(found) and all(name.startswith("connect_union_field_") for name in found)
