@@ -87,7 +87,7 @@ class Judge:
         assert self.columns is not None
         if self.upsert and key is None:
             return Outcome(None)
-        loose = False
+        loose = has_key = False
         halves = []
         sides = [(value, self.value), (key, self.key)]
         try:
@@ -100,6 +100,7 @@ class Judge:
                 writer = self.writer(raw, side)
                 assert writer.shape is not None
                 fields = fields_of(writer.shape, side.shape)
+                has_key |= "key" in fields
                 if writer.kind != "PROTOBUF" and (name := twin(self.columns, fields)):
                     raise Malformed(f"the schema's field {name} has no column")
                 try:
@@ -114,7 +115,7 @@ class Judge:
             result = placed(self.columns, *halves)
         except Malformed as malformed:
             return Outcome(None, sure=not loose, names=malformed.field, why=str(malformed))
-        if self.key is None and "key" not in self.value.shape.children:
+        if self.key is None and not has_key and self.columns.children["key"] == Shape("binary"):
             result.row["key"] = key
         return Outcome(result.row, sure=result.sure and not loose, exact=not loose)
 

@@ -267,6 +267,44 @@ def test_versions_that_add_and_drop_fields_stay_in_columns(
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "without_value"),
+    [("string", "v", None), ("long", 7, None), ("bytes", b"v", b"raw")],
+)
+def test_field_named_key_is_the_values(
+    make_topic: Callable[..., Topic], kind: str, given: Any, without_value: bytes | None
+) -> None:
+    """The keys have no schema; a column of their type has them in records without the field."""
+    topic = make_topic(KEPT)
+    schema = avro({"name": "id", "type": "long"}, {"name": "key", "type": ["null", kind]})
+    prefix, parsed = wire_prefix(topic.register(schema)), fastavro.parse_schema(schema)
+    rows = [{"id": 0, "key": given}, {"id": 1, "key": None}]
+    values = [*(prefix + encode(parsed, row) for row in rows), None]
+    topic.send_raw(values, lambda _: b"raw", partition=0)
+    topic.ingest()
+    assert is_columnar(topic) is (kind != "bytes")
+    found = in_order(topic)
+    assert [(row["id"], row["key"]) for row in found] == [
+        (0, given),
+        (1, None),
+        (None, without_value),
+    ]
+    assert found == by_spark(topic)
+
+
+def test_field_of_the_key_named_value_is_the_raw_value(make_topic: Callable[..., Topic]) -> None:
+    topic = make_topic(KEPT, schema={"format": "none"}, key={"format": "avro"})
+    schema = avro({"name": "id", "type": "long"}, {"name": "value", "type": "bytes"})
+    registry = topic.endpoints.schema_registry_client()
+    number = registry.register_schema(topic.spec.key_subject, Schema(json.dumps(schema), "AVRO"))
+    key = wire_prefix(number) + encode(fastavro.parse_schema(schema), {"id": 1, "value": b"k"})
+    topic.send_raw([b"raw", None], lambda _: key, partition=0)
+    topic.ingest()
+    found = in_order(topic)
+    assert [(row["id"], row["value"]) for row in found] == [(1, b"raw"), (1, None)]
+    assert found == by_spark(topic)
+
+
 def _no_compatibility() -> Any:
     from confluent_kafka.schema_registry import ConfigCompatibilityLevel, ServerConfig
 

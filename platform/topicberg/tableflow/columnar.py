@@ -33,7 +33,7 @@ from topicberg.iceberg.data_files import (
 from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.key_files import newest
 from topicberg.tableflow.keys import hash_keys
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, holds_raw_key
 from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.tableflow.rows import HASHED_KEY_BYTES, check_names, held_key
 from topicberg.topics.spec import PARTITION, RAW_KEY
@@ -183,17 +183,18 @@ def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoder
     :raises NotCoveredError: it takes Spark
     """
     taken = {spec.metadata_column(name) for name in (*_METADATA, RAW_KEY)}
-    decoded: dict[str, Decoder] = {}
-    for half in (layout.key, layout.value):
-        if half.subject is None:
-            taken.add(half.column)
-            continue
-        fields = [one for one in table.schema().fields if one.name not in taken]
-        decoded[half.column] = _programs(half, fields)
-        names = {one.name for one in decoded[half.column].fields}
-        taken |= names
-        if half.column == KEY and layout.value.subject is not None:
-            _check_apart(layout, names)
+    fields, decoded = table.schema().fields, dict[str, Decoder]()
+    if layout.value.subject is None:
+        taken.add(VALUE)
+    if layout.key.subject is not None:
+        decoded[KEY] = _programs(layout.key, [one for one in fields if one.name not in taken])
+    of_key = {one.name for one in decoded[KEY].fields} if KEY in decoded else set()
+    if holds_raw_key(layout, fields):
+        of_key = {KEY}
+    if layout.value.subject is not None:
+        _check_apart(layout, of_key)
+        taken |= of_key
+        decoded[VALUE] = _programs(layout.value, [one for one in fields if one.name not in taken])
     return decoded
 
 
@@ -398,7 +399,7 @@ def _decoded(
                 raise NotCoveredError(f"the {half} at partition {place[0]}, offset {place[1]}")
             to, columns = reached, columns | found
         for half, (data, offsets, present) in halves.items():
-            if half not in plan.decoded:
+            if half not in plan.decoded and half not in columns:
                 columns[half] = _binary(data, offsets[first : to + 1], present[first:to])
         columns |= _metadata(plan, records, first, to)
         if plan.upserts is not None:

@@ -7,7 +7,7 @@ columns; a half without one schema of its own is one binary column, ``key`` or `
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -207,6 +207,17 @@ def _parsing(subject: Subject, half: ValueSchema | KeySpec) -> Subject:
 
 def _of_one_type(subject: Subject | None) -> Subject | None:
     return None if subject is None or is_union(subject.latest) else subject
+
+
+def holds_raw_key(layout: Layout, fields: Iterable[NestedField]) -> bool:
+    """Return whether the column ``key`` holds keys that have no schema.
+
+    It does not if it is a field of the value with another type.
+
+    :param fields: of the table
+    """
+    types = {field.name: field.field_type for field in fields}
+    return layout.key.subject is None and isinstance(types.get(KEY), BinaryType)
 
 
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:

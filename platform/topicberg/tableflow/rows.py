@@ -29,7 +29,7 @@ from topicberg.formats.subjects import (
 from topicberg.spark import F
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, twins
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, holds_raw_key, twins
 from topicberg.tableflow.reading import UNREADABLE
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
@@ -185,7 +185,8 @@ def decode(batch: Decoder) -> Decoding:
     found: dict[str, Column] = {}
     for half in (layout.key, layout.value):
         if half.subject is None:
-            found[half.column] = F.col(half.column)
+            if half.column == VALUE or holds_raw_key(layout, batch.fields):
+                found[half.column] = F.col(half.column)
             continue
         own = _columns_of(half, layout, batch.fields)
         decoded, names = batch.half(half, own, batch.columns)
