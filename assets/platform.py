@@ -55,7 +55,8 @@ def platform_assets(config: Settings, specs: list[TopicSpec]) -> dg.AssetsDefini
         deployment = open_context(Settings())
         chosen = [one for key, one in graph.items() if key in context.selected_asset_keys]
         with exclusive(deployment, WAIT_SECONDS):
-            steps = {step.resource.key: step for step in engine.plan(graph.values(), deployment)}
+            looked_at = engine.with_needs(chosen, graph.values())
+            steps = {step.resource.key: step for step in engine.plan(looked_at, deployment)}
             engine.create(
                 chosen, deployment, lambda one, what: context.log.info("%s: %s", what, one.title)
             )
