@@ -18,7 +18,22 @@ _DEPTH = 3
 _EPOCH = datetime(1970, 1, 1)
 _STEPS = {"millis": timedelta(milliseconds=1), "micros": timedelta(microseconds=1)}
 _TEXT = string.ascii_letters + " \"'\\\n\t,;äß漢🙂\x00"
-_WORDS = ("id", "zip", "price", "note", "ts", "qty", "addr", "tags", "state", "ref", "kind", "a_b")
+_WORDS = (
+    "id",
+    "key",
+    "value",
+    "zip",
+    "price",
+    "note",
+    "ts",
+    "qty",
+    "addr",
+    "tags",
+    "state",
+    "ref",
+    "kind",
+    "a_b",
+)
 
 
 class AvroSchemas:
