@@ -135,9 +135,12 @@ class Probe:
 
     def find(self, identifier: tuple[str, str]) -> Table | None:
         """Return a table; None: it was not created yet, or was dropped."""
-        from topicberg.iceberg.tables import find_table
+        from pyiceberg.exceptions import NoSuchTableError
 
-        return find_table(self.endpoints.catalog(self.config), identifier)
+        try:
+            return self.load(identifier)
+        except NoSuchTableError:
+            return None
 
     def status(self, spec: TopicSpec) -> TopicStatus | None:
         """Return what Tableflow reports of a topic; Confluent's is read over the network."""
