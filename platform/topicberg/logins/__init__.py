@@ -54,6 +54,15 @@ def check_files(prefix: str, login: BaseModel) -> None:
             raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
 
 
+OAUTH_CLIENT = ("client_id", "client_secret", "token_uri")
+"""The settings that a client of an OAuth server requires."""
+
+
+def has_client(login: BaseModel) -> bool:
+    """Return whether settings of an OAuth client are given, some or all."""
+    return any(getattr(login, name) for name in OAUTH_CLIENT)
+
+
 def missing(prefix: str, kind: str, login: BaseModel, *required: str) -> None:
     """Refuse a login that lacks settings.
 

@@ -16,7 +16,7 @@ from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
-from topicberg.logins import missing, named
+from topicberg.logins import OAUTH_CLIENT, has_client, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
@@ -78,11 +78,9 @@ class CatalogLogin(OAuthLogin):
                     f"{PREFIX}_TOKEN and {PREFIX}_CLIENT_ID are both set: set {PREFIX}_AUTH to "
                     "token or oauth2"
                 )
-            is_client = self.client_id or self.client_secret or self.token_uri
-            self.auth = "token" if self.token else "oauth2" if is_client else None
+            self.auth = "token" if self.token else "oauth2" if has_client(self) else None
         if self.auth == "oauth2":
-            needed = ("client_id", "client_secret", "token_uri")
-            missing(self.settings_prefix, "oauth2", self, *needed)
+            missing(self.settings_prefix, "oauth2", self, *OAUTH_CLIENT)
         if self.auth == "token":
             missing(PREFIX, "token", self, "token")
         if self.role_arn and self.auth != "sigv4":

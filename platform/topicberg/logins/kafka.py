@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings
 
 from topicberg.errors import LoginError
-from topicberg.logins import check_files, missing, named
+from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
 from topicberg.settings import FromJson
@@ -70,7 +70,7 @@ class KafkaLogin(HoldsSecrets):
                 f"{self.security_protocol}"
             )
         if self.auth == "oidc":
-            missing(PREFIX, "oidc", self, "client_id", "client_secret", "token_uri")
+            missing(PREFIX, "oidc", self, *OAUTH_CLIENT)
         if self.auth == "mtls":
             missing(PREFIX, "mtls", self, "certificate_file", "key_file")
         if self.auth == "plain" and self.sasl_mechanism not in (None, "PLAIN"):
@@ -84,7 +84,7 @@ class KafkaLogin(HoldsSecrets):
 
     def _given(self) -> Literal["none", "plain", "scram", "oidc", "mtls"]:
         """Return the kind that the settings describe, also if it is incomplete."""
-        if self.client_id or self.client_secret or self.token_uri:
+        if has_client(self):
             return "oidc"
         has_certificate = self.certificate_file or self.key_file
         if self.security_protocol and not self.security_protocol.startswith("SASL"):

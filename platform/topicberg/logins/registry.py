@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import SecretStr, model_validator
 from pydantic_settings import BaseSettings
 
-from topicberg.logins import check_files, missing, named
+from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.redaction import remember
 
@@ -41,7 +41,7 @@ class RegistryLogin(OAuthLogin):
         needed = {
             "basic": ("api_key", "api_secret"),
             "bearer": ("token",),
-            "oauth2": ("client_id", "client_secret", "token_uri"),
+            "oauth2": OAUTH_CLIENT,
             "mtls": ("certificate_file", "key_file"),
         }.get(str(self.auth), ())
         missing(PREFIX, str(self.auth), self, *needed)
@@ -50,7 +50,7 @@ class RegistryLogin(OAuthLogin):
 
     def _given(self) -> Literal["basic", "bearer", "oauth2", "mtls"] | None:
         """Return the kind that the settings describe, also if it is incomplete."""
-        if self.client_id or self.client_secret or self.token_uri:
+        if has_client(self):
             return "oauth2"
         if self.token:
             return "bearer"
