@@ -160,6 +160,10 @@ class DeployContext:
     def tableflow(self) -> Api:
         return self.cloud_as(self.active_key("key/tableflow"))
 
+    def wait_of(self, *keys: str) -> str:
+        """Return what the first of these resources that waits is waiting for; empty: none does."""
+        return next((self.waiting[key] for key in keys if key in self.waiting), "")
+
     def active_key(self, key: str) -> ApiKey:
         """The key that consumers use now.
 

@@ -114,7 +114,7 @@ class CatalogIntegration(Resource):
 
     def waits(self, context: DeployContext) -> str:
         """For a given role: without its trust, Confluent fails the integration for good."""
-        return context.waiting.get("aws/role/tableflow", "")
+        return context.wait_of("aws/role/tableflow")
 
     def create(self, context: DeployContext) -> None:
         config = _config(context)

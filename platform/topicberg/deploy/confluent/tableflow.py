@@ -92,8 +92,7 @@ class TableflowTopic(Resource):
         """For a given bucket, and for what its catalog integration waits for."""
         if self.spec.tableflow.storage == "managed":
             return ""
-        needed = ("aws/bucket", "confluent/catalog_integration")
-        return next(filter(None, map(context.waiting.get, needed)), "")
+        return context.wait_of("aws/bucket", "confluent/catalog_integration")
 
     def create(self, context: DeployContext) -> None:
         spec = {

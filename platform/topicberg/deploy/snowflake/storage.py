@@ -422,7 +422,7 @@ class LinkedDatabase(SqlObject):
 
     def waits(self, context: DeployContext) -> str:
         """For a given role, by which Snowflake reads."""
-        return context.waiting.get("aws/role/snowflake", "")
+        return context.wait_of("aws/role/snowflake")
 
     def create(self, context: DeployContext) -> None:
         run(context, create_linked_database(context.seen), INTEGRATOR)
@@ -476,8 +476,8 @@ class ReadingRole(iam.Role):
     integrations: tuple[str, ...] = ()
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        has_buckets = context.waiting.keys().isdisjoint(("aws/bucket", "aws/derived_bucket"))
-        for volume in self.volumes if has_buckets else ():
+        lacks_buckets = context.wait_of("aws/bucket", "aws/derived_bucket")
+        for volume in () if lacks_buckets else self.volumes:
             self._verify(context, volume)
         for integration in self.integrations:
             wait_until_verified(context, integration)
@@ -544,9 +544,9 @@ class IcebergTable(Resource):
         nothing of ours writes any: until then no catalog has the table, and Snowflake refuses to
         create one of nothing.
         """
-        for key in ("aws/role/snowflake", f"confluent/tableflow/{self.spec.asset_name}"):
-            if reason := context.waiting.get(key):
-                return reason
+        tableflow = f"confluent/tableflow/{self.spec.asset_name}"
+        if reason := context.wait_of("aws/role/snowflake", tableflow):
+            return reason
         if self.has_source or self._in_catalog(context):
             return ""
         return f"for the first records of topic {self.spec.name}"
