@@ -6,6 +6,7 @@ from topicberg.cli.argv import hide_secrets
 
 hide_secrets()
 
+import os  # noqa: E402
 import sys  # noqa: E402
 from importlib import import_module  # noqa: E402
 
@@ -34,7 +35,9 @@ for _module in (
 def _warn_of_variables() -> None:
     from topicberg.cli import variables
 
-    for line in [*variables.problems(variables.given()), *variables.in_file_only()]:
+    in_file = variables.in_file()
+    lines = variables.problems({*os.environ, *in_file}) + variables.without_effect(in_file)
+    for line in lines:
         echo(f"warning: {line}", fg="yellow", err=True)
 
 

@@ -70,26 +70,25 @@ def problems(given: Iterable[str]) -> list[str]:
     return lines
 
 
-def in_file_only() -> list[str]:
+def without_effect(names: set[str]) -> list[str]:
     """Return one line for each of AWS's variables that is in the file of settings only: AWS's
-    clients do not read that."""
+    clients do not read that.
+
+    :param names: those in the file
+    """
     from topicberg.settings import ENV_FILE
 
     return [
         f"{name} in {ENV_FILE} has no effect"
         f"{', except on `topicberg deploy`' if name in _OF_DEPLOY else ''}; "
         "set it in the environment"
-        for name in sorted(_in_file() - os.environ.keys())
+        for name in sorted(names - os.environ.keys())
         if name.startswith("AWS_")
     ]
 
 
-def given() -> set[str]:
-    """Return the names in the environment and in the file of settings."""
-    return {*os.environ, *_in_file()}
-
-
-def _in_file() -> set[str]:
+def in_file() -> set[str]:
+    """Return the names in the file of settings."""
     from dotenv import dotenv_values
 
     from topicberg.settings import ENV_FILE
