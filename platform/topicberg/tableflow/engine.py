@@ -177,6 +177,10 @@ class Staged:
         return commit.staged_as(table, self.wap_id) if self.wap_id else None
 
 
+_BY_SPARK = Written([], 0)
+"""What is known of the files that Spark writes: their keys are computed when they are needed."""
+
+
 class SchemasFoundError(Exception):
     """Records name schemas that were unknown and are now found: decode the batch again."""
 
@@ -405,7 +409,7 @@ class Ingestor:
         plan: Plan,
         snapshot: Snapshot,
         changed: Mapping[str, str],
-        written: Written | None = None,
+        written: Written = _BY_SPARK,
     ) -> Commit:
         """Learn from a batch that was committed."""
         self._keep_keys(plan, written)
@@ -484,19 +488,17 @@ class Ingestor:
             FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
         ]
 
-    def _keep_keys(self, plan: Plan, written: Written | None) -> None:
+    def _keep_keys(self, plan: Plan, written: Written) -> None:
         """Keep the keys of new files while the next batch is read; after the last one, share them.
 
         Sharing takes as long as writing them, which records that wait do not have to wait for.
         """
-        table = plan.table
-        keys = written.keys if written is not None else None
+        self._await_keys()
+        table, keys = plan.table, written.keys
         index = self._index if keys is None else self._key_index(table)
         if index is None:
             return
-        self._await_keys()
-        files = written.files if written is not None else ()
-        of_path = {one.file_path: one for one in files}
+        of_path = {one.file_path: one for one in written.files}
 
         def keep() -> None:
             try:
@@ -507,9 +509,8 @@ class Ingestor:
             except Exception as error:  # they are computed when they are needed
                 logger.warning("topic %s: key files are not written: %s", self.spec.name, error)
 
-        if keys is not None or (index.has_unshared and not plan.backlog):
-            self._keeping = Thread(target=keep, name="keys", daemon=True)
-            self._keeping.start()
+        self._keeping = Thread(target=keep, name="keys", daemon=True)
+        self._keeping.start()
 
     def _await_keys(self) -> None:
         if self._keeping is not None:

@@ -268,17 +268,12 @@ class KeyIndex:
         if _is_shared(file):
             self._unshared[file.file_path] = file
 
-    @property
-    def has_unshared(self) -> bool:
-        """Whether there is something to :meth:`share`."""
-        return self._shares and bool(self._unshared)
-
     def share(self, table: Table) -> None:
         """Copy the key files that were written since the last time to the table's folder.
 
         An engine that takes over before computes them from the data files.
         """
-        while self.has_unshared:
+        while self._shares and self._unshared:
             self._upload(table, self._unshared.popitem()[1])
 
     def _seal(self, file: DataFile) -> Seal:

@@ -622,13 +622,13 @@ def test_key_files_of_replaced_data_files_are_not_shared(
         for value in range(3):
             one.batch({(b"%d" % value, 0): value})
         one.batch({(b"none", 0): None})
-        assert one.index.has_unshared
+        assert one.index._unshared
         one.compaction()
         one.batch({(b"none", 0): None})
         assert not shared_files(one)
     one.index.share(one.table)
     assert shared_files(one) == names_of_data_files(one)
-    assert not one.index.has_unshared
+    assert not one.index._unshared
 
 
 @pytest.mark.usefixtures("_shared")
