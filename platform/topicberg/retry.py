@@ -64,7 +64,7 @@ _CONFLICT = re.compile(
 )
 """What Iceberg's library in Spark says; Spark Connect and py4j pass it on as text.
 
-A file that an overwrite would have to split is no conflict: the table's partitions are too long.
+A file that an overwrite would have to split is not a conflict: the table's partitions are too long.
 """
 _THROTTLING = re.compile(
     r"Throttl|TooManyRequests|RequestLimitExceeded|SlowDown|status.?code.?429|"

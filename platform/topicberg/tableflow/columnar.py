@@ -186,10 +186,11 @@ def programs(spec: TopicSpec, layout: Layout, table: Table) -> dict[str, Decoder
     fields, decoded = table.schema().fields, dict[str, Decoder]()
     if layout.value.subject is None:
         taken.add(VALUE)
+    of_key: set[str] = set()
     if layout.key.subject is not None:
         decoded[KEY] = _programs(layout.key, [one for one in fields if one.name not in taken])
-    of_key = {one.name for one in decoded[KEY].fields} if KEY in decoded else set()
-    if holds_raw_key(layout, fields):
+        of_key = {one.name for one in decoded[KEY].fields}
+    elif holds_raw_key(layout, fields):
         of_key = {KEY}
     if layout.value.subject is not None:
         _check_apart(layout, of_key)

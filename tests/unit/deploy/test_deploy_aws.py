@@ -187,7 +187,7 @@ OF_TOPICS = GlueDatabase("aws/glue_database", "of the cluster")
 
 
 def _topics_database(context: DeployContext, name: str) -> Any:
-    """A database with the table of a topic, and one of somebody else."""
+    """A database with the table of a topic, and one of another team."""
     context.specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
     glue = context.aws("glue")
     glue.create_database(DatabaseInput={"Name": name})
