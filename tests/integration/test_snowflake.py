@@ -576,22 +576,20 @@ def test_slow_query_does_not_block_others(stack: Endpoints, query: Query) -> Non
 
     def slow() -> None:
         with connect(stack) as made, pytest.raises(ProgrammingError, match="cancel"):
-            made.cursor().execute(sql, timeout=4)
+            made.cursor().execute(sql, timeout=10)
 
-    def quick(number: int) -> tuple[float, list[Any]]:
-        began = time.monotonic()
+    def quick(number: int) -> list[Any]:
         with connect(stack) as made:
             made.cursor().execute(f"CREATE OR REPLACE TABLE quick_{number} AS SELECT {number} AS n")
-            rows = ask(made, f"SELECT n FROM quick_{number}")
-        return time.monotonic() - began, rows
+            return ask(made, f"SELECT n FROM quick_{number}")
 
     with ThreadPoolExecutor(8) as pool:
         running = pool.submit(slow)
         time.sleep(0.5)
         answers = list(pool.map(quick, range(6)))
+        assert not running.done()
         running.result()
-    assert [rows for _, rows in answers] == [[(number,)] for number in range(6)]
-    assert max(seconds for seconds, _ in answers) < 3
+    assert answers == [[(number,)] for number in range(6)]
 
 
 def test_kill_9_loses_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -171,7 +172,7 @@ def test_failure_is_tried_again_after_a_growing_wait(topic: Callable[..., Ingest
     waits = []
     for _ in failures[1:]:
         assert one.status.phase == "PENDING"
-        waits.append(round(one.due_at(0.0) - time.monotonic()))
+        waits.append(math.ceil(one.due_at(0.0) - time.monotonic()))
         one.turn()
     assert waits == [1, 2, 4, 8, 15, 15, 15, 15]
     since = one.status.failing_since_ms
