@@ -227,6 +227,7 @@ def test_source_with_a_new_column_and_no_newer_snapshot(
     frame = spark.createDataFrame([(START, 1, (2,))], "at timestamp, id long, in struct<a:int>")
     create_table(spark, frame, source, "at")
     spark.sql(f"ALTER TABLE {spark_name(source)} ADD COLUMNS (note string, in.b string)")
+    spark.sql(f"ALTER TABLE {spark_name(source)} ALTER COLUMN id COMMENT 'new'")
     if kind == "view":
         refresh(spark, catalog, UpsertView(source, target, keys=("id",), order=("at",)))
     else:
@@ -235,3 +236,24 @@ def test_source_with_a_new_column_and_no_newer_snapshot(
     (row,) = spark.table(spark_name(target)).collect()
     assert row.asDict(recursive=True).items() >= {"id": 1, "note": None}.items()
     assert row["in"].asDict() == {"a": 2, "b": None}
+    found = catalog.load_table(target).schema()
+    assert [found.find_field(column).doc for column in ("id", "note")] == ["new", None]
+
+
+@pytest.mark.parametrize("hours", [1, 2])
+def test_rows_by_hour_are_those_of_the_partitions(
+    stack: Endpoints, spark: SparkSession, hours: int
+) -> None:
+    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
+    times = [START + timedelta(minutes=minutes) for minutes in (0, 59, 60, 119, 120)]
+    create_table(
+        spark, spark.createDataFrame([(at,) for at in times], "at timestamp"), source, "at"
+    )
+    derivation = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
+    first = int(START.timestamp()) // 3600
+    written = write_window(spark, catalog, derivation, window(0, hours - 1))
+    assert written.rows_by_hour == {first + hour: 2 for hour in range(hours)}
+    later = write_window(spark, catalog, derivation, window(10, 9 + hours))
+    assert (later.rows, later.rows_by_hour) == (0, {})

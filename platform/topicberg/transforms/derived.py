@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -42,6 +42,7 @@ from topicberg.transforms.windows import FOREVER, WINDOW, Window
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
     from pyspark.sql.types import DataType
@@ -168,7 +169,8 @@ def write_window(
             ThreadPoolExecutor(1) as beside,
         ):
             tagged = beside.submit(tags.enter_context, reading(sources.values(), derivation.name))
-            columns = _columns(spark, derivation, sources)
+            computed = _computed(spark, derivation, sources, window)
+            columns = _columns(derivation, computed)
             tagged.result()
             table = ensure_table(
                 catalog, derivation.target, columns, partition, derivation.format_version, before
@@ -178,13 +180,13 @@ def write_window(
             summary_ = summary_of(derivation, table, sources, window)
             properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
             try:
-                _overwrite(spark, table, derivation, window, sources, columns.names, properties)
+                _overwrite(spark, table, derivation, window, computed, properties)
             except Exception as error:
                 if _OUTSIDE in str(error):
                     raise _time_changed(derivation) from error
                 raise
             beside.submit(tags.close)
-            return _written(derivation, table, sources, properties[WRITE_ID])
+            return _written(derivation, window, table, sources, properties[WRITE_ID])
 
     exhausted = CommitConflictError(
         f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of {window}",
@@ -194,7 +196,11 @@ def write_window(
 
 
 def _written(
-    derivation: Derivation, table: Table, sources: Mapping[str, Table], write_id: str
+    derivation: Derivation,
+    window: Window,
+    table: Table,
+    sources: Mapping[str, Table],
+    write_id: str,
 ) -> Written:
     """Return what a commit wrote.
 
@@ -203,9 +209,14 @@ def _written(
     snapshot = next(
         one for one in ancestry(table.refresh()) if summary(one).get(WRITE_ID) == write_id
     )
+    rows = int(summary(snapshot).get("added-records", 0))
+    if len(window.hours) == 1:  # then no partition is shorter
+        by_hour = {window.hours.start: rows} if rows else {}
+    else:
+        by_hour = added_rows(table, snapshot, derivation.target_time)
     return Written(
-        rows=int(summary(snapshot).get("added-records", 0)),
-        rows_by_hour=added_rows(table, snapshot, derivation.target_time),
+        rows=rows,
+        rows_by_hour=by_hour,
         snapshot_id=snapshot.snapshot_id,
         sources={name: _head(each) for name, each in sources.items()},
     )
@@ -271,15 +282,9 @@ def _computed(
     )
 
 
-def _columns(
-    spark: SparkSession, derivation: Derivation, sources: Mapping[str, Table]
-) -> pa.Schema:
-    """Return the columns that the function returns, all of them optional.
-
-    With the sources' newest descriptions, which a read of a snapshot does not have.
-    """
-    frames = [spark.read.table(name_in_spark(sources[one.name])) for one in derivation.sources]
-    schema = described(derivation.transform(*frames))
+def _columns(derivation: Derivation, computed: DataFrame) -> pa.Schema:
+    """Return the columns that the function returns, all of them optional."""
+    schema = described(computed)
     if derivation.target_time not in schema.names:
         raise TopicbergError(
             f"table {derivation.name}: its function returns no column {derivation.target_time}",
@@ -367,6 +372,8 @@ def _check_partition(table: Table, column: str, transform: str) -> None:
 
 def _evolve(table: Table, columns: pa.Schema) -> None:
     new = table.catalog._convert_schema_if_needed(columns)
+    if _same_columns(new, table.schema()):
+        return
     try:
         check_types(table.schema().as_struct(), new.as_struct())
         with table.update_schema() as update:
@@ -377,6 +384,14 @@ def _evolve(table: Table, columns: pa.Schema) -> None:
             f"table {name} cannot have the columns that are computed for it: {error}",
             hint="give the changed column another name, or drop the table and backfill it",
         ) from error
+
+
+def _same_columns(one: Schema, other: Schema) -> bool:
+    """Whatever their ids are: an update of a schema takes time also if it changes nothing."""
+    from pyiceberg.schema import assign_fresh_schema_ids
+
+    first, second = (assign_fresh_schema_ids(each).as_struct() for each in (one, other))
+    return first == second
 
 
 def _create(
@@ -425,16 +440,14 @@ def _overwrite(
     table: Table,
     derivation: Derivation,
     window: Window,
-    sources: Mapping[str, Table],
-    present: Collection[str],
+    computed: DataFrame,
     properties: dict[str, str],
 ) -> None:
-    """:param present: the columns that the function returns"""
+    """:param computed: what the function returns"""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
     time, target = derivation.target_time, spark_name(derivation.target)
-    computed = _computed(spark, derivation, sources, window)
     inside = window.condition(time, time_type(table, time))
     if derivation.lookback:
         frame = computed.filter(inside)
@@ -443,7 +456,7 @@ def _overwrite(
         frame = computed.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
     # Other columns are of an earlier version of the function.
     names = [field.name for field in table.schema().fields]
-    earlier = set(names) - set(present)
+    earlier = set(names) - set(computed.columns)
     columns = spark.table(target).schema if earlier else StructType()
     frame = frame.select(
         *(

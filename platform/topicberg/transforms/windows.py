@@ -45,11 +45,15 @@ class Window:
         """:param kind: the column's type; a literal of another one would hinder pruning"""
         from pyspark.sql import functions as F
 
+        def at(moment: datetime) -> Column:
+            # F.lit would ask Spark for the type of a time, in a request of its own.
+            return F.expr(f"TIMESTAMP '{moment.isoformat()}'").cast(kind)
+
         time = F.col(quote(column))
-        before_end = time < F.lit(self.end).cast(kind)
+        before_end = time < at(self.end)
         if self.start is None:
             return before_end | time.isNull()
-        return (time >= F.lit(self.start).cast(kind)) & before_end
+        return (time >= at(self.start)) & before_end
 
     def back(self, lookback: timedelta) -> Window:
         """Return the window, extended by what lies before it."""
