@@ -189,7 +189,7 @@ def serving(execute: Callable[[dict[str, Any]], Job]) -> Iterator[EmrServerless]
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         service.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield service

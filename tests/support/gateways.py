@@ -283,7 +283,7 @@ def store_gateway(stack: Endpoints) -> Iterator[Store]:
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Yield the address of a server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

@@ -50,7 +50,7 @@ def serving(region: str = "us-east-1") -> Iterator[tuple[EmrServerless, Athena, 
         do_GET = do_PATCH = do_POST = do_DELETE = do
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield service, athena, f"http://127.0.0.1:{server.server_port}"

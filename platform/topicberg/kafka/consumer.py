@@ -59,7 +59,7 @@ def messages(
     with _consumer(endpoints, topic, {p: ranges[p][0] for p in waiting}) as consumer:
         deadline = time.monotonic() + seconds
         while waiting:
-            for message in consumer.consume(500, 0.2):
+            for message in _arrived(consumer, 0.2):
                 partition, offset = message.partition(), message.offset()
                 if partition not in waiting:
                     continue
@@ -136,7 +136,7 @@ def _sample(
     waiting = set(spots)
     while waiting and time.monotonic() < deadline:
         # Other partitions return many more records meanwhile, so they are taken in groups.
-        for message in consumer.consume(500, _SAMPLE_WAIT_SECONDS):
+        for message in _arrived(consumer, _SAMPLE_WAIT_SECONDS):
             partition = message.partition()
             if partition not in waiting or message.error():
                 waiting.discard(partition or 0)  # its end, or a record that is not readable here
@@ -149,6 +149,16 @@ def _sample(
             if sample[0] >= _SAMPLED_BYTES or sample[2] >= _SAMPLED_RECORDS:
                 waiting.discard(partition)
     return {p: size / span for p, (size, span, _) in read.items() if span}
+
+
+def _arrived(consumer: Consumer, seconds: float) -> list[Message]:
+    """Return up to 500 records as soon as there is one; ``consume`` alone would wait for all 500.
+
+    https://docs.confluent.io/platform/current/clients/librdkafka/html/rdkafka_8h.html,
+    rd_kafka_consume_batch_queue
+    """
+    first = consumer.poll(seconds)
+    return [] if first is None else [first, *consumer.consume(499, 0)]
 
 
 @contextmanager

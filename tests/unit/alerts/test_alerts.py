@@ -564,7 +564,7 @@ class Hook(ThreadingHTTPServer):
 @pytest.fixture
 def hook() -> Iterator[Hook]:
     server = Hook()
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()

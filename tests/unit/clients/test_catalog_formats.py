@@ -46,7 +46,7 @@ def tables() -> Iterator[dict[str, Any]]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         served["url"] = f"http://127.0.0.1:{http.server_port}"
-        thread = threading.Thread(target=http.serve_forever)
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         yield served
         http.shutdown()

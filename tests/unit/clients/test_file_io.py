@@ -49,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def store() -> Iterator[Store]:
     with Store() as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server
         server.shutdown()

@@ -56,7 +56,7 @@ def server() -> Iterator[Server]:
     oauth._held.cache_clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         found = Server(f"http://127.0.0.1:{http.server_port}/realms/a/token")
-        thread = threading.Thread(target=http.serve_forever)
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         yield found
         http.shutdown()
