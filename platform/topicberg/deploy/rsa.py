@@ -9,8 +9,12 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from topicberg.clients.secrets import active_slot
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PublicKeyTypes
 
 BITS = 3072
 """NIST SP 800-57 allows 2048 bits until 2030 only; Snowflake takes longer keys."""
@@ -36,16 +40,22 @@ def generate() -> KeyPair:
 
     key = generate_private_key(public_exponent=65537, key_size=BITS)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return KeyPair(private, public_of(private))
+    return KeyPair(private, _text(key.public_key()))
 
 
 def public_of(private: bytes) -> str:
     """Return the public key of a private one."""
-    from cryptography.hazmat.primitives import serialization as as_bytes
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    key = as_bytes.load_pem_private_key(private, None).public_key()
-    der = key.public_bytes(as_bytes.Encoding.DER, as_bytes.PublicFormat.SubjectPublicKeyInfo)
-    return base64.b64encode(der).decode()
+    return _text(load_pem_private_key(private, None).public_key())
+
+
+def _text(public: PublicKeyTypes) -> str:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return base64.b64encode(
+        public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    ).decode()
 
 
 def fingerprint(public: str) -> str:

@@ -47,18 +47,25 @@ class Message:
 
 
 class Client:
-    """A consumer that returns these messages, a list for each call."""
+    """A consumer that returns these messages, a list for each wait."""
 
     def __init__(self, *polls: list[Message]) -> None:
-        self.polls = list(polls)
+        self.polls, self.arrived = list(polls), list[Message]()
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def consume(self, *_: object) -> list[Message]:
-        return self.polls.pop(0) if self.polls else []
+    def poll(self, _: float) -> Message | None:
+        assert not self.arrived
+        self.arrived = self.polls.pop(0) if self.polls else []
+        return self.arrived.pop(0) if self.arrived else None
+
+    def consume(self, most: int, seconds: float) -> list[Message]:
+        assert seconds == 0
+        found, self.arrived = self.arrived[:most], self.arrived[most:]
+        return found
 
     def incremental_unassign(self, _: object) -> None: ...
 
