@@ -67,6 +67,15 @@ class Cursor:
                 return (bits >> 1) ^ -(bits & 1)
         raise MalformedError(f"{what}: the bytes up to byte {self.at} are not a number")
 
+    def int_number(self, what: str) -> int:
+        """Read the number of an int, of a branch or of a symbol, in the bytes that Avro reads."""
+        begin, number = self.at, self.number(what)
+        if self.at - begin > MAX_INT_BYTES:
+            raise MalformedError(
+                f"{what}: the number at byte {begin} has more than {MAX_INT_BYTES} bytes"
+            )
+        return number
+
     def text(self, what: str) -> bytes:
         """Read bytes after their length."""
         return self.take(self.number(what), what)
@@ -262,7 +271,7 @@ def string(column: T.IcebergType) -> Reading:
 def enum(writer: Type, name: str, column: T.IcebergType) -> Reading:
     def scan(cursor: Cursor, path: str) -> None:
         where = field_at(path, column)
-        number = cursor.number(where)
+        number = cursor.int_number(where)
         if not 0 <= number < len(writer.symbols):
             raise MalformedError(
                 f"{where}: there is no symbol {number}, the enum has {len(writer.symbols)}"
@@ -394,7 +403,7 @@ def scan_branches(scans: Sequence[Scan | None]) -> Scan:
 def _branch(cursor: Cursor, path: str, count: int) -> int:
     """Read which branch of a union follows."""
     where = f"field {path} (union)"
-    index = cursor.number(where)
+    index = cursor.int_number(where)
     if not 0 <= index < count:
         raise MalformedError(f"{where}: there is no branch {index}, the union has {count}")
     return index
@@ -411,11 +420,10 @@ def scan_of(kind: Type) -> Scan:
         match kind.kind:
             case "boolean" | "float" | "double" | "fixed":
                 cursor.take(least_bytes(kind), where)
-            case "int" | "long" | "enum":
-                begin = cursor.at
+            case "long":
                 cursor.number(where)
-                if kind.kind == "int" and cursor.at - begin > MAX_INT_BYTES:
-                    raise MalformedError(f"{where}: the number at byte {begin} is out of range")
+            case "int" | "enum":
+                cursor.int_number(where)
             case "bytes" | "string":
                 cursor.text(where)
             case "record":

@@ -222,7 +222,23 @@ def test_int_of_more_than_32_bits_has_a_reason(latest: Any) -> None:
 def test_int_without_a_column_is_skipped_as_spark_does() -> None:
     """By its bytes: five of them may have more than 32 bits."""
     writer, newest = record(field("old", "int"), field("id", "int")), record(field("id", "int"))
-    for value, expected in ((2**34 - 1, ""), (2**34, "field old (int): the number at byte 0 is")):
+    for value, expected in ((2**34 - 1, ""), (2**34, "field old (int): the number at byte 0 has")):
         payload = encoded(record(field("f", "long"), field("id", "int")), {"f": value, "id": 1})
         found = avro.explain(payload, pairing(writer, newest))
         assert found.startswith(expected or "the record does not fit schema")
+
+
+@pytest.mark.parametrize("latest", ["string", None])
+@pytest.mark.parametrize(
+    "kind", [["null", "int"], {"type": "enum", "name": "E", "symbols": ["A", "B"]}, "long"]
+)
+def test_number_with_needless_bytes_is_left_to_spark(kind: Any, latest: Any) -> None:
+    """Avro reads an index of at most five bytes, a long of ten: also one without a column."""
+    writer = record(field("f", kind), field("g", "int"))
+    pair = pairing(writer, writer if latest is None else record(field("g", "int")))
+    for size in (2, 5, 6, 10):
+        payload = b"\x80" * (size - 1) + b"\x00" + b"\x02"
+        is_read = kind == "long" or size <= 5
+        assert ("has more than 5 bytes" in avro.explain(payload, pair)) == (not is_read)
+        assert not is_covered(pair, payload)
+    assert is_covered(pair, b"\x00\x02")

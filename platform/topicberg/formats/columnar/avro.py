@@ -35,7 +35,10 @@ _SKIP_NUMBER, _SKIP_TEXT, _SKIP_BYTES, _SKIP_ENUM = (int(AvroOp(n)) for n in ran
 
 @compiled
 def _number(data, at, end):  # type: ignore[no-untyped-def]
-    """Return a zig-zag varint and the position after it, or -1 if there is none."""
+    """Return a zig-zag varint and the position after it, or -1 if there is none.
+
+    One with needless bytes is none either: Avro reads some that are longer than an int needs.
+    """
     if at >= end:
         return np.int64(0), np.int64(-1)
     byte = data[at]
@@ -49,7 +52,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
             return np.int64(0), np.int64(-1)
         byte = data[at]
         at += 1
-        if shift == 63 and byte > 1:
+        if byte == 0 or (shift == 63 and byte > 1):
             return np.int64(0), np.int64(-1)
         bits |= np.uint64(byte & 0x7F) << shift
         if byte < 0x80:
