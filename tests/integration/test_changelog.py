@@ -27,6 +27,8 @@ from topicberg.tableflow.old_values import WaitingError
 
 pytestmark = pytest.mark.integration
 EXACT = Context(prec=10_000)
+CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "40"))
+"""Of a random source; more take more batches, each of which costs seconds of CPU time."""
 
 
 def seeds(fast: int) -> list[Any]:
@@ -491,8 +493,8 @@ def test_changelog_random_changes_in_any_batches_equal_source(
     rng = random.Random(seed)
     keys_move = seed % 2 == 1
     source = Source(rng)
-    for number in range(60):
-        if number == 30 and keys_move:
+    for number in range(CHANGES):
+        if number == CHANGES // 2 and keys_move:
             source.change_key_schema()
         source.change()
         if rng.random() < 0.05:
@@ -522,7 +524,7 @@ def test_changelog_left_out_changes_leave_no_older_values(
     monkeypatch.setattr(old_values, "PATIENCE_MS", 3_600_000)
     rng = random.Random(seed)
     source = Source(rng)
-    for _ in range(60):
+    for _ in range(CHANGES):
         source.change()
     source.damage(0.15)
     topic = change_topic(make_topic, tableflow=SKIP)
