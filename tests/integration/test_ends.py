@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable
 
@@ -55,9 +54,7 @@ def test_ends_follow_topics(make_topic: Callable[..., Topic]) -> None:
     wait_until(lambda: found().high.get(3) == 0, PATIENCE_SECONDS)
     admin.delete_topics([name])[name].result(30)
     wait_until(lambda: isinstance(reader.read(held)[name], NoSuchTopicError), PATIENCE_SECONDS)
-    began = time.monotonic()
     assert found(other.spec.name).high == {0: 0, 1: 0, 2: 0}
-    assert time.monotonic() - began < PATIENCE_SECONDS
     admin.create_topics([NewTopic(name, 1)])[name].result(30)
     wait_until(lambda: isinstance(reader.read(held)[name], Ends), PATIENCE_SECONDS)
     assert found().topic_id != first.topic_id

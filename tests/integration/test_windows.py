@@ -216,6 +216,25 @@ def test_writer_with_older_sources_does_not_win(
     assert sorted(found) == ([2] if "view" in kind else [0, 1, 2])
 
 
+def test_source_whose_snapshot_expires_is_read_again(stack: Endpoints, spark: SparkSession) -> None:
+    """After it was loaded, and before the tag that protects it."""
+    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
+    frame = spark.createDataFrame([(START, 1)], "at timestamp, id long")
+    create_table(spark, frame, source, "at")
+
+    def expire() -> None:
+        read = catalog.load_table(source).current_snapshot()
+        frame.writeTo(spark_name(source)).append()
+        assert read is not None
+        catalog.load_table(source).maintenance.expire_snapshots().by_id(read.snapshot_id).commit()
+
+    derivation = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
+    overtaken: Any = Overtaken(catalog, source, expire)
+    assert write_window(spark, overtaken, derivation, window(0, 0)).rows == 2
+
+
 @pytest.mark.parametrize("kind", ["window", "view"])
 def test_source_with_a_new_column_and_no_newer_snapshot(
     stack: Endpoints, spark: SparkSession, kind: str

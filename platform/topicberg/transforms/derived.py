@@ -169,9 +169,11 @@ def write_window(
             ThreadPoolExecutor(1) as beside,
         ):
             tagged = beside.submit(tags.enter_context, reading(sources.values(), derivation.name))
-            computed = _computed(spark, derivation, sources, window)
-            columns = _columns(derivation, computed)
-            tagged.result()
+            try:
+                computed = _computed(spark, derivation, sources, window)
+                columns = _columns(derivation, computed)
+            finally:
+                tagged.result()  # where a source's snapshot is expired, this error is the reason
             table = ensure_table(
                 catalog, derivation.target, columns, partition, derivation.format_version, before
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-LOOK = 0.5
+LOOK = 2.0
 PROGRAM = f"from topicberg.local import python_daemon; python_daemon.main({LOOK})"
 
 

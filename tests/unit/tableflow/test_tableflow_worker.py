@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 import threading
 import time
@@ -166,13 +165,17 @@ def test_log_that_is_another_one_is_due(topic: Callable[..., Ingestion], found: 
     assert is_due(one)
 
 
-def test_failure_is_tried_again_after_a_growing_wait(topic: Callable[..., Ingestion]) -> None:
+def test_failure_is_tried_again_after_a_growing_wait(
+    monkeypatch: pytest.MonkeyPatch, topic: Callable[..., Ingestion]
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     failures = [TopicbergError("not now")] * 9
     one = topic(*failures, committed(3, 3))
     waits = []
     for _ in failures[1:]:
         assert one.status.phase == "PENDING"
-        waits.append(math.ceil(one.due_at(0.0) - time.monotonic()))
+        waits.append(round(one.due_at(0.0) - now))
         one.turn()
     assert waits == [1, 2, 4, 8, 15, 15, 15, 15]
     since = one.status.failing_since_ms
