@@ -20,6 +20,7 @@ from topicberg.settings import settings
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
+    from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from snowflake.connector import SnowflakeConnection
 
@@ -129,18 +130,19 @@ class Probe:
         """:raises NoSuchTableError: the table was not created yet"""
         return self.load(self.table.identifier)
 
+    @property
+    def catalog(self) -> Catalog:
+        return self.endpoints.catalog(self.config)
+
     def load(self, identifier: tuple[str, str]) -> Table:
         """:raises NoSuchTableError: the table was not created yet"""
-        return self.endpoints.catalog(self.config).load_table(identifier)
+        return self.catalog.load_table(identifier)
 
     def find(self, identifier: tuple[str, str]) -> Table | None:
         """Return a table; None: it was not created yet, or was dropped."""
-        from pyiceberg.exceptions import NoSuchTableError
+        from topicberg.iceberg.tables import find_table
 
-        try:
-            return self.load(identifier)
-        except NoSuchTableError:
-            return None
+        return find_table(self.catalog, identifier)
 
     def status(self, spec: TopicSpec) -> TopicStatus | None:
         """Return what Tableflow reports of a topic; Confluent's is read over the network."""

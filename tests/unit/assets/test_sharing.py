@@ -115,7 +115,7 @@ def shop(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("assets.lake.OF_TOPICS", (CommittedTable,))
         monkeypatch.setattr(Lakehouse, "catalog", lambda _: breaking)
         monkeypatch.setattr(Lakehouse, "glue", lambda _: client)
-        monkeypatch.setattr(Probe, "load", lambda _, identifier: breaking.load_table(identifier))
+        monkeypatch.setattr(Probe, "catalog", breaking)
         monkeypatch.setattr("assets.sharing.time.sleep", lambda _: None)
         yield Shop(project, breaking, instance)
 
