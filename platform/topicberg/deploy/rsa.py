@@ -40,22 +40,22 @@ def generate() -> KeyPair:
 
     key = generate_private_key(public_exponent=65537, key_size=BITS)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return KeyPair(private, _text(key.public_key()))
+    return KeyPair(private, _encoded(key.public_key()))
 
 
 def public_of(private: bytes) -> str:
     """Return the public key of a private one."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    return _text(load_pem_private_key(private, None).public_key())
+    return _encoded(load_pem_private_key(private, None).public_key())
 
 
-def _text(public: PublicKeyTypes) -> str:
+def _encoded(public: PublicKeyTypes) -> str:
+    """Return a public key as Snowflake wants it."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    return base64.b64encode(
-        public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    ).decode()
+    der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(der).decode()
 
 
 def fingerprint(public: str) -> str:
