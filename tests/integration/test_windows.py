@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
@@ -161,6 +161,24 @@ def test_tables_are_created_within_glues_limits(stack: Endpoints, spark: SparkSe
     assert rows(spark.table(spark_name(view.target)).select("symbol").distinct())
 
 
+@dataclass(frozen=True)
+class Copied:
+    """A table that holds the rows of its source; neither is created yet."""
+
+    catalog: Catalog
+    source: tuple[str, str]
+    derivation: Derivation
+
+
+@pytest.fixture
+def copied(stack: Endpoints) -> Copied:
+    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    source = NAMESPACE, f"{name}_source"
+    sources = (Source(source, "at"),)
+    return Copied(catalog, source, Derivation(sources, (NAMESPACE, name), lambda rows: rows, "at"))
+
+
 class Overtaken:
     """A catalog: right after it loaded a source for a writer, another writer does its work."""
 
@@ -179,20 +197,17 @@ class Overtaken:
 
 @pytest.mark.parametrize("kind", ["window", "first window", "view", "first view"])
 def test_writer_with_older_sources_does_not_win(
-    stack: Endpoints, spark: SparkSession, kind: str
+    spark: SparkSession, copied: Copied, kind: str
 ) -> None:
     """Another writer reads newer sources and commits while it has loaded its own already."""
-    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
-    catalog.create_namespace_if_not_exists(NAMESPACE)
-    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
-    derivation = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
+    catalog, source, target = copied.catalog, copied.source, copied.derivation.target
     view = UpsertView(source, target, keys=("id",), order=("version",))
 
     def write(catalog: Any) -> None:
         if "view" in kind:
             refresh(spark, catalog, view)
         else:
-            write_window(spark, catalog, derivation, window(0, 0))
+            write_window(spark, catalog, copied.derivation, window(0, 0))
 
     def arrive(version: int) -> None:
         columns = "at timestamp, id long, version long"
@@ -216,11 +231,9 @@ def test_writer_with_older_sources_does_not_win(
     assert sorted(found) == ([2] if "view" in kind else [0, 1, 2])
 
 
-def test_source_whose_snapshot_expires_is_read_again(stack: Endpoints, spark: SparkSession) -> None:
+def test_source_whose_snapshot_expires_is_read_again(spark: SparkSession, copied: Copied) -> None:
     """After it was loaded, and before the tag that protects it."""
-    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
-    catalog.create_namespace_if_not_exists(NAMESPACE)
-    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
+    catalog, source = copied.catalog, copied.source
     frame = spark.createDataFrame([(START, 1)], "at timestamp, id long")
     create_table(spark, frame, source, "at")
 
@@ -230,19 +243,16 @@ def test_source_whose_snapshot_expires_is_read_again(stack: Endpoints, spark: Sp
         assert read is not None
         catalog.load_table(source).maintenance.expire_snapshots().by_id(read.snapshot_id).commit()
 
-    derivation = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
     overtaken: Any = Overtaken(catalog, source, expire)
-    assert write_window(spark, overtaken, derivation, window(0, 0)).rows == 2
+    assert write_window(spark, overtaken, copied.derivation, window(0, 0)).rows == 2
 
 
 @pytest.mark.parametrize("kind", ["window", "view"])
 def test_source_with_a_new_column_and_no_newer_snapshot(
-    stack: Endpoints, spark: SparkSession, kind: str
+    spark: SparkSession, copied: Copied, kind: str
 ) -> None:
     """The engine adds a column before it commits records that have it; a quiet topic has none."""
-    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
-    catalog.create_namespace_if_not_exists(NAMESPACE)
-    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
+    catalog, source, target = copied.catalog, copied.source, copied.derivation.target
     frame = spark.createDataFrame([(START, 1, (2,))], "at timestamp, id long, in struct<a:int>")
     create_table(spark, frame, source, "at")
     spark.sql(f"ALTER TABLE {spark_name(source)} ADD COLUMNS (note string, in.b string)")
@@ -250,8 +260,7 @@ def test_source_with_a_new_column_and_no_newer_snapshot(
     if kind == "view":
         refresh(spark, catalog, UpsertView(source, target, keys=("id",), order=("at",)))
     else:
-        same = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
-        write_window(spark, catalog, same, window(0, 0))
+        write_window(spark, catalog, copied.derivation, window(0, 0))
     (row,) = spark.table(spark_name(target)).collect()
     assert row.asDict(recursive=True).items() >= {"id": 1, "note": None}.items()
     assert row["in"].asDict() == {"a": 2, "b": None}
@@ -261,18 +270,15 @@ def test_source_with_a_new_column_and_no_newer_snapshot(
 
 @pytest.mark.parametrize("hours", [1, 2])
 def test_rows_by_hour_are_those_of_the_partitions(
-    stack: Endpoints, spark: SparkSession, hours: int
+    spark: SparkSession, copied: Copied, hours: int
 ) -> None:
-    catalog, name = stack.catalog(settings()), f"t{uuid.uuid4().hex[:8]}"
-    catalog.create_namespace_if_not_exists(NAMESPACE)
-    source, target = (NAMESPACE, f"{name}_source"), (NAMESPACE, name)
+    catalog, source = copied.catalog, copied.source
     times = [START + timedelta(minutes=minutes) for minutes in (0, 59, 60, 119, 120)]
     create_table(
         spark, spark.createDataFrame([(at,) for at in times], "at timestamp"), source, "at"
     )
-    derivation = Derivation((Source(source, "at"),), target, lambda rows: rows, "at")
     first = int(START.timestamp()) // 3600
-    written = write_window(spark, catalog, derivation, window(0, hours - 1))
+    written = write_window(spark, catalog, copied.derivation, window(0, hours - 1))
     assert written.rows_by_hour == {first + hour: 2 for hour in range(hours)}
-    later = write_window(spark, catalog, derivation, window(10, 9 + hours))
+    later = write_window(spark, catalog, copied.derivation, window(10, 9 + hours))
     assert (later.rows, later.rows_by_hour) == (0, {})
