@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from kafka_topics import ORDER, Topic
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.kafka import NoSuchTopicError
+from topicberg.kafka import NoSuchTopicError, ends
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.ends import EndReader, Ends
 
@@ -54,7 +55,9 @@ def test_ends_follow_topics(make_topic: Callable[..., Topic]) -> None:
     wait_until(lambda: found().high.get(3) == 0, PATIENCE_SECONDS)
     admin.delete_topics([name])[name].result(30)
     wait_until(lambda: isinstance(reader.read(held)[name], NoSuchTopicError), PATIENCE_SECONDS)
+    began = time.monotonic()
     assert found(other.spec.name).high == {0: 0, 1: 0, 2: 0}
+    assert time.monotonic() - began < ends.DESCRIBE_SECONDS
     admin.create_topics([NewTopic(name, 1)])[name].result(30)
     wait_until(lambda: isinstance(reader.read(held)[name], Ends), PATIENCE_SECONDS)
     assert found().topic_id != first.topic_id

@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+_REPEATS = 5
 
-def ratio(work: Callable[[], object], reference: Callable[[], object], repeats: int = 5) -> float:
+
+def ratio(work: Callable[[], object], reference: Callable[[], object]) -> float:
     """How many times the CPU time of ``reference`` the ``work`` takes, each at its best.
 
     Both run once before, so that what is remembered is.
     """
     work(), reference()
-    pairs = [(seconds(work), seconds(reference)) for _ in range(repeats)]
+    pairs = [(seconds(work), seconds(reference)) for _ in range(_REPEATS)]
     most, least = (min(column) for column in zip(*pairs, strict=True))
     return most / least
 

@@ -205,11 +205,13 @@ class _Checker:
 
     def struct(self, value: _Object, plan: Plan, path: str) -> None:
         for name, child in plan.children.items():
+            if name not in value:
+                continue
             inner = join(path, name)
             if child.kind not in json_sql.INEXACT:  # Spark reads it too, if it needs a type
                 for earlier in value.earlier.get(name, ()):
                     self.check(earlier, child, inner)
-            self.check(value.get(name), child, inner)
+            self.check(value[name], child, inner)
 
     def entry(self, value: Any, plan: Plan, path: str) -> None:
         if not isinstance(value, _Object):

@@ -17,10 +17,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 from growth import ratio
+from hostile import varint
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from pyiceberg.types import StructType
+from pyiceberg.types import NestedField, StructType
 from pyspark.errors import PySparkException
 
 from topicberg.errors import TableflowError, TopicbergError
@@ -240,17 +241,19 @@ def test_schema_within_the_limits_has_a_table(name: str) -> None:
         assert len(format_of(schema).fields("s", schema, itertools.count(1))) >= 1
 
 
-UNIONS: dict[str, tuple[Callable[[int], RegisteredSchema], int]] = {
+UNIONS: dict[str, tuple[Callable[[int], RegisteredSchema], int, int]] = {
     "avro, union": (
         lambda size: registered(
             "AVRO", avro_record("R", ["null", *(avro_record(f"I{n}", "int") for n in range(size))])
         ),
+        MAX_MEMBERS,
         MAX_MEMBERS,
     ),
     "json, union": (
         lambda size: registered(
             "JSON", json_object(f={"oneOf": [json_object(**{f"a{n}": {}}) for n in range(size)]})
         ),
+        MAX_MEMBERS,
         MAX_MEMBERS,
     ),
     "json, constants of branches": (
@@ -262,25 +265,34 @@ UNIONS: dict[str, tuple[Callable[[int], RegisteredSchema], int]] = {
             },
         ),
         4_000,
+        2,
     ),
 }
+"""A schema of a size, the largest size, and how many columns or fields of a column it then has."""
 
 
 @pytest.mark.parametrize("name", UNIONS)
 def test_union_is_read_in_a_time_of_its_length(name: str) -> None:
-    union, most = UNIONS[name]
+    union, most, count = UNIONS[name]
 
-    def reading(size: int) -> Callable[[], object]:
+    def reading(size: int) -> Callable[[], list[NestedField]]:
         text, numbers = union(size), itertools.count(1)
 
-        def read() -> None:
+        def read() -> list[NestedField]:
             # No text is read twice: nothing of it is remembered.
             schema = replace(text, text=text.text + " " * next(numbers))
             columns = format_of(schema).fields("s", schema, itertools.count(1))
             format_of(schema).explain(b"", Pairing(schema, schema, columns))
+            return columns
 
         return read
 
+    columns = reading(most)()
+    found = [
+        columns,
+        *(c.field_type.fields for c in columns if isinstance(c.field_type, StructType)),
+    ]
+    assert count in map(len, found)
     assert ratio(reading(most), reading(most // 8)) < 24
 
 
@@ -557,14 +569,14 @@ WIDE: dict[SchemaType, Callable[[int], tuple[RegisteredSchema, bytes]]] = {
     "AVRO": lambda size: (registered("AVRO", avro_record("R", *["string"] * size)), b"\x05"),
     "JSON": lambda size: (
         registered("JSON", json_object(**{f"f{n}": {"type": "string"} for n in range(size)})),
-        b'{"f1": 1}',
+        json.dumps({f"f{size - 1}": 1}).encode(),
     ),
     "PROTOBUF": lambda size: (
         registered(
             "PROTOBUF",
             f"{HEAD} message M {{ {' '.join(f'string f{n} = {n};' for n in range(1, size))} }}",
         ),
-        b"\x00\x0a\x01\xff",
+        b"\x00" + varint((size - 1) << 3 | 2) + b"\x01\xff",
     ),
 }
 
