@@ -26,7 +26,7 @@ $(BIN)/uv:
 $(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
-	$(BIN)/python -c "from topicberg.tableflow.columnar import wait_ready; wait_ready()"
+	$(BIN)/python -c "from topicberg.tableflow.compiling import wait_ready; wait_ready()"
 	@touch $@
 
 install: $(VENV)/.installed  ## create .venv with the locked dependencies

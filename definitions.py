@@ -19,6 +19,7 @@ from jobs import (  # noqa: E402
     catalog_sensor,
     check_job,
     check_schedule,
+    engine_sensor,
     maintenance_job,
     maintenance_schedule,
     pipeline_jobs,
@@ -28,17 +29,16 @@ from jobs import (  # noqa: E402
 )
 from resources import RESOURCES  # noqa: E402
 from topicberg.settings import emr_settings, settings  # noqa: E402
-from topicberg.topics import TopicSpec  # noqa: E402
-from topicberg.topics.kept import build_with_kept  # noqa: E402
+from topicberg.topics.kept import KnownSpecs, build_with_kept  # noqa: E402
 
 _config = settings()
 emr_settings()  # what is wrong with them is told here, not by the first run
 
 
-def _definitions(specs: list[TopicSpec], wrong: str | None) -> dg.Definitions:
-    lake = Lake(_config, tuple(specs), tuple(find_derived()))
+def _definitions(known: KnownSpecs) -> dg.Definitions:
+    lake = Lake(_config, tuple(known.specs), tuple(find_derived()), known.left_out)
     return dg.Definitions(
-        assets=[*lake_assets(lake), *platform_nodes(_config, specs)],
+        assets=[*lake_assets(lake), *platform_nodes(_config, known.specs)],
         asset_checks=list(lake_checks(lake)),
         jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
         schedules=[
@@ -47,7 +47,12 @@ def _definitions(specs: list[TopicSpec], wrong: str | None) -> dg.Definitions:
             retention_schedule(),
             rotation_schedule(_config),
         ],
-        sensors=[snapshot_sensor(lake), catalog_sensor(lake), alert_sensor(wrong)],
+        sensors=[
+            snapshot_sensor(lake),
+            catalog_sensor(lake),
+            alert_sensor(known.problem),
+            *([engine_sensor()] if _config.deployment == "local" else []),
+        ],
         resources=RESOURCES,
         # Every run is a process of its own already; a process a step would cost seconds each.
         executor=dg.in_process_executor,

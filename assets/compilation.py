@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assets.derived import DerivedTable, with_parameters
+from assets.derived import DerivedTable, derivation, with_parameters
 from assets.lake import Lake
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
@@ -64,6 +64,7 @@ def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
             for name in names:
                 if name not in schemas:
                     schemas[name] = _topic_columns(lake, name)
+            derivation(derived, lake)  # its declarations, and that its source can be read
             found = _columns(lake, derived, schemas, spark)
         except TopicbergError as error:
             yield _failed(derived, error.message, error.hint)

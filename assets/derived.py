@@ -12,7 +12,6 @@ in the same window; ``iceberg/large_trades``, ``glue/large_trades`` and ``snowfl
 are in the graph, with partitions, backfills and checks.
 """
 
-import hashlib
 import inspect
 import re
 from collections import Counter
@@ -35,7 +34,9 @@ from topicberg.errors import SpecError
 from topicberg.iceberg.hours import Hours
 from topicberg.settings import emr_settings
 from topicberg.topics import Rules, TopicSpec
+from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derived import (
+    RETENTION_MARGIN,
     Derivation,
     Source,
     Transform,
@@ -43,6 +44,7 @@ from topicberg.transforms.derived import (
     read_window,
     write_window,
 )
+from topicberg.transforms.windows import FOREVER
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ T = TypeVar("T")
 NAME = re.compile("[a-z][a-z0-9_]*")
 """Of a table: Glue knows no upper case, and Snowflake ignores it."""
 DAY = 24
+LONGEST = timedelta(days=36_500)
+"""Of a lookback or lookahead that is not for ever."""
 CHART_PARTITIONS = 6
 """Partitions before those of the run that its chart shows as well."""
 MAX_RETENTION_MS = 10**12
@@ -76,6 +80,7 @@ class DerivedTable:
     description: str
     lookups: tuple[str, ...] = ()
     lookback: Lookback | None = None
+    lookahead: Lookback | None = None
     parameters: type[BaseModel] | None = None
     rules: Rules = NO_RULES
     checks: tuple[DataCheck, ...] = ()
@@ -89,10 +94,13 @@ class DerivedTable:
         model, rules = self.parameters, self.rules
         for is_right, what in (
             (NAME.fullmatch(self.name), "the name has other characters than a-z, 0-9 and _"),
-            (
-                self.lookback is None or isinstance(self.lookback, timedelta | Callable),
-                f"lookback is {self.lookback!r}: use a timedelta, FOREVER or a function of the "
-                "parameters",
+            *(
+                (
+                    given is None or isinstance(given, timedelta | Callable),
+                    f"{name} is {given!r}: use a timedelta, FOREVER or a function of the "
+                    "parameters",
+                )
+                for name, given in (("lookback", self.lookback), ("lookahead", self.lookahead))
             ),
             (
                 model is None or (inspect.isclass(model) and issubclass(model, BaseModel)),
@@ -137,11 +145,31 @@ class DerivedTable:
             place = ".".join(["parameters", self.name, *map(str, wrong["loc"])])
             raise SpecError(f"topic {root.name}: {place}: {wrong['msg']}") from None
 
+    @property
+    def reads_around(self) -> bool:
+        """Whether it follows from other windows of its sources as well."""
+        return self.lookback is not None or self.lookahead is not None
+
     def lookback_of(self, root: TopicSpec) -> timedelta | None:
         """How far before a window its sources are read."""
-        if callable(self.lookback):
-            return self.lookback(self.parameters_of(root))
-        return self.lookback
+        return self._duration("lookback", self.lookback, root)
+
+    def lookahead_of(self, root: TopicSpec) -> timedelta | None:
+        """How far after a window its sources are read."""
+        return self._duration("lookahead", self.lookahead, root)
+
+    def _duration(self, name: str, given: Lookback | None, root: TopicSpec) -> timedelta | None:
+        """:raises SpecError: it is not a duration"""
+        found = given(self.parameters_of(root)) if callable(given) else given
+        if found is None or found == FOREVER:
+            return found
+        if not isinstance(found, timedelta) or not timedelta() <= found <= LONGEST:
+            raise SpecError(
+                f"{self.file}: derived table {self.name}: {name} is {found!r}; expected is a "
+                f"timedelta from 0 to {LONGEST.days:,} days, or FOREVER",
+                hint=f"correct `{name}=…` of `@derived_table`",
+            )
+        return found
 
 
 def derived_table(
@@ -150,6 +178,7 @@ def derived_table(
     time_column: str,
     lookups: tuple[str, ...] = (),
     lookback: Lookback | None = None,
+    lookahead: Lookback | None = None,
     parameters: type[BaseModel] | None = None,
     rules: Rules = NO_RULES,
     checks: tuple[DataCheck, ...] = (),
@@ -162,11 +191,14 @@ def derived_table(
 
     :param source: the topics or derived tables of which it reads a window of event time; the
         function gets a DataFrame for each
-    :param time_column: column of the result that carries the sources' event time, unchanged: by it
-        the table is partitioned and its windows are replaced
+    :param time_column: column of the result by which the table is partitioned and its windows are
+        replaced: the sources' event time or, with ``lookback`` and ``lookahead``, another time
     :param lookups: further tables, of which it gets all rows
-    :param lookback: the function also sees this much of event time before the window; what it
-        returns of it is left out. With ``parameters``, a function of them.
+    :param lookback: the function also sees this much of event time before the window: rows of the
+        sources become rows that are at most so much later. What it returns of other windows is left
+        out. With ``parameters``, a function of them.
+    :param lookahead: the same after the window: rows of the sources become rows that are at most so
+        much earlier. :data:`FOREVER`: the sources are read as a whole.
     :param parameters: a model whose values stand in the source's spec under
         ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
     :param rules: what holds for its rows, as under ``checks`` in a topic's spec
@@ -188,6 +220,7 @@ def derived_table(
             description=inspect.getdoc(function) or "",
             lookups=lookups,
             lookback=lookback,
+            lookahead=lookahead,
             parameters=parameters,
             rules=rules,
             checks=checks,
@@ -201,11 +234,14 @@ def derived_table(
 
 
 def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
-    """What the derived table is to the library, which knows no assets."""
+    """What the derived table is to the library, which knows no assets.
+
+    :raises SpecError: an argument of ``@derived_table`` is wrong for its sources
+    """
     root = lake.root(derived)
     partitions = time_partitions(root)
     parameters = derived.parameters_of(root)
-    return Derivation(
+    plan = Derivation(
         sources=(
             *(_source(name, lake, whole=False) for name in derived.sources),
             *(_source(name, lake, whole=True) for name in derived.lookups),
@@ -214,9 +250,34 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         transform=with_parameters(derived.transform, parameters),
         target_time=derived.time_column,
         lookback=derived.lookback_of(root),
+        lookahead=derived.lookahead_of(root),
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
+        first=partitions.start.astimezone(UTC),
         format_version=derived.format_version,
+        version=code_version(derived, lake),
     )
+    _check_retention(derived, plan)
+    return plan
+
+
+def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
+    """Check that the rows that a window needs are kept until all of them have arrived.
+
+    :raises SpecError: they are not
+    """
+    kept = [each.kept for each in plan.sources if each.kept is not None and not each.whole]
+    if not plan.lookahead or not kept:
+        return
+    back = timedelta() if plan.lookback in (None, FOREVER) else plan.lookback
+    needed = FOREVER if plan.lookahead == FOREVER else plan.lookahead + back + RETENTION_MARGIN
+    if needed >= min(kept):
+        raise SpecError(
+            f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
+            f"{min(kept)}; with its lookahead, a window may still change "
+            + ("after any time" if needed == FOREVER else f"after {needed}"),
+            hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
+            "`lookahead`",
+        )
 
 
 def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
@@ -323,8 +384,22 @@ def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[
 
 
 def code_version(derived: DerivedTable, lake: "Lake") -> str:
-    """Changes with the function's text and its parameters, so that the UI marks what is old."""
-    text = inspect.getsource(derived.transform)
-    if parameters := derived.parameters_of(lake.root(derived)):
-        text += parameters.model_dump_json()
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    """Changes with what the table's rows depend on: code, parameters, and what is read.
+
+    See :mod:`topicberg.transforms.code`.
+    """
+    root = lake.root(derived)
+    parameters = derived.parameters_of(root)
+    settings = repr(
+        (
+            derived.sources,
+            derived.lookups,
+            derived.time_column,
+            derived.lookback_of(root),
+            derived.lookahead_of(root),
+            str(root.derived_partitions.granularity) if root.derived_partitions else None,
+            parameters.model_dump_json() if parameters else None,
+        )
+    )
+    models = (derived.parameters,) if derived.parameters else ()
+    return version_of_code(derived.transform, settings, *models)

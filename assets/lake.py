@@ -19,6 +19,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
+from topicberg.topics.spec import asset_name
 from topicberg.transforms.upsert_view import UpsertView
 
 
@@ -34,17 +35,29 @@ class Lake:
     config: Settings
     topics: tuple[TopicSpec, ...]
     derived: tuple[DerivedTable, ...]
+    left_out: frozenset[str] = frozenset()
+    """Topics whose specs are invalid: what follows from them is left out as well."""
 
     def __post_init__(self) -> None:
-        if not self.config.has_spark:
-            object.__setattr__(self, "derived", self._without_histories())
+        left = self._without_missing()
+        lost = {one.name for one in self.derived} - {one.name for one in left}
+        object.__setattr__(self, "derived", left)
+        if self.left_out:
+            topics = tuple(spec for spec in self.topics if spec.publishes not in lost)
+            object.__setattr__(self, "topics", topics)
         self._check_names()
         for table in self.derived:
             self._check(table, ())
         self._check_published()
 
-    def _without_histories(self) -> tuple[DerivedTable, ...]:
-        missing = {history_table(spec, self.config)[1] for spec in self.topics if spec.history}
+    def _without_missing(self) -> tuple[DerivedTable, ...]:
+        """Return the derived tables whose sources there are, or should be."""
+        missing: set[str] = set()
+        if not self.config.has_spark:
+            missing = {history_table(spec, self.config)[1] for spec in self.topics if spec.history}
+        for topic in self.left_out - {spec.name for spec in self.topics}:
+            name = asset_name(topic)
+            missing |= {topic, f"{name}_topic", f"{name}_history"}
         found = self.derived
         while lost := {one.name for one in found if missing & {*one.sources, *one.lookups}}:
             missing |= lost
@@ -138,7 +151,7 @@ class Lake:
         """
         found: dict[str, DerivedTable] = {}
         for table in self.derived:
-            if name in table.sources and table.lookback is None:
+            if name in table.sources and not table.reads_around:
                 for each in (table, *self.downstream(table.name)):
                     found.pop(each.name, None)
                     found[each.name] = each

@@ -111,6 +111,7 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
         "bytes_added": snapshot.added_bytes,
         "bytes": snapshot.total_bytes,
         "dagster/row_count": snapshot.total_records,
+        **({"read_by": snapshot.reader} if snapshot.reader else {}),
         **{
             name: MetadataValue.json({str(p): offset for p, offset in offsets.items()})
             for name, offsets in (

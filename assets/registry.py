@@ -107,11 +107,19 @@ class Table(LakeTable, ABC):
         return self.root.freshness.warn_minutes if self.root.freshness else ALLOWED_MINUTES
 
     def _row_checks(
-        self, rules: Rules, spec: TopicSpec | None, defined_in: str
+        self,
+        rules: Rules,
+        spec: TopicSpec | None,
+        defined_in: str,
+        *,
+        of_confluent: bool = False,
     ) -> Iterator[TableCheck]:
-        """Return the checks of manifests, and those of the rules of a spec."""
+        """Return the checks of manifests, and those of the rules of a spec.
+
+        :param of_confluent: Confluent's Tableflow writes the table
+        """
         yield readable_by_check()
-        yield equality_deletes_check()
+        yield equality_deletes_check(of_confluent=of_confluent)
         if rules.volume_factor is not None:
             yield volume_check(rules.volume_factor)
         yield from rule_checks(rules, spec, defined_in)
@@ -162,7 +170,9 @@ class TopicTable(Table):
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
         defined_in = f"`checks:` in {lake.config.topics_dir.name}/{self.root.name}.yaml"
         yield from topic_checks(self.root)
-        yield from self._row_checks(self.root.checks, self.root, defined_in)
+        yield from self._row_checks(
+            self.root.checks, self.root, defined_in, of_confluent=not lake.config.own_engine
+        )
 
     @property
     def retention_ms(self) -> int | None:

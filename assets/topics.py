@@ -52,13 +52,13 @@ def kafka_data_version(end: dict[int, int]) -> dg.DataVersion:
 
 def kafka_metadata(begin: dict[int, int], end: dict[int, int]) -> dict[str, Any]:
     return {
-        "records": sum(end.values()) - sum(begin.values()),
+        "offsets": sum(end.values()) - sum(begin.values()),  # of a compacted topic, with its gaps
         "end_offsets": dg.MetadataValue.json({str(p): o for p, o in end.items()}),
     }
 
 
 def consumer_lag_metadata(held: Offsets, begin: Offsets, end: Offsets) -> dict[str, Any]:
-    """Records that are in the topic and not yet in its table.
+    """Offsets that are in the topic and not yet in its table.
 
     :param held: up to where the table holds the topic
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jobs.alerts import alert_sensor
 from jobs.catalogs import catalog_sensor
 from jobs.checks import check_job, check_schedule
+from jobs.engine import engine_sensor
 from jobs.maintenance import maintenance_job, maintenance_schedule
 from jobs.pipelines import everything, pipeline_jobs
 from jobs.retention import retention_schedule
@@ -16,6 +17,7 @@ __all__ = [
     "catalog_sensor",
     "check_job",
     "check_schedule",
+    "engine_sensor",
     "everything",
     "maintenance_job",
     "maintenance_schedule",

@@ -34,7 +34,6 @@ from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
 from topicberg.transforms.derived import Derivation
 from topicberg.transforms.unread import unread
-from topicberg.transforms.windows import reached
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -99,7 +98,7 @@ def _look(
     def touched(snapshot: Snapshot) -> Iterator[Hours]:
         if watch.derived:
             for hours in affected_hours(iceberg, snapshot, watch.time):
-                yield reached(hours, watch.reach, datetime.now(UTC))
+                yield watch.reached(hours, datetime.now(UTC))
 
     seen = cursor.seen
     if seen and seen.table in (uuid, ANY_TABLE):
@@ -142,7 +141,7 @@ def _observe_expired(
     if watch.derived:
         now = datetime.now(UTC)
         expired = expired_changes(iceberg, watch.time, cursor.seen)
-        hours += (reached(change.hours, watch.reach, now) for change in expired.changes)
+        hours += (watch.reached(change.hours, now) for change in expired.changes)
         if expired.everything:
             for plan in watch.plans:
                 for table, column in _tables(plan, catalog):

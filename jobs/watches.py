@@ -16,9 +16,9 @@ from assets.partitions import TimePartitions, time_partitions
 from assets.registry import Table
 from assets.tables import CATALOGS
 from jobs.pipelines import COMPUTE, compute_job, keys_of
-from topicberg.iceberg.hours import BEFORE_EVERYTHING
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.transforms.derived import Derivation
-from topicberg.transforms.windows import FOREVER
+from topicberg.transforms.windows import FOREVER, reached
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class Watch:
     derived_checks: tuple[dg.AssetCheckKey, ...] = ()
     """Checks of the run; a blocking one that fails stops what is downstream of it."""
     reach: timedelta = timedelta()
-    """How far beyond a touched hour partitions are requested."""
+    """How far after a touched hour partitions are requested."""
+    lookahead: timedelta = timedelta()
+    """How far before a touched hour partitions are requested."""
     reported: bool = True
     """Its snapshots become materializations: nothing else reports those of a topic's table."""
     plans: tuple[Derivation, ...] = ()
@@ -52,6 +54,10 @@ class Watch:
         """The event time of the table."""
         assert self.origin.time is not None  # noqa: S101  sources have one
         return self.origin.time
+
+    def reached(self, hours: Hours, now: datetime) -> Hours:
+        """Return the hours to compute when some hours of the table changed."""
+        return reached(hours, self.reach, now, self.lookahead)
 
     @property
     def computed_registrations(self) -> tuple[dg.AssetKey, ...]:
@@ -65,7 +71,7 @@ class Watch:
 
 
 def watches(lake: Lake) -> Iterator[Watch]:
-    """What there is to watch: every topic's table, and the sources of tables with a lookback."""
+    """What there is to watch: every topic's table, and the sources of tables that read around."""
     checks = CheckKeys(lake)
 
     def of_computation(source: str, tables: Iterable[DerivedTable]) -> tuple[dg.AssetCheckKey, ...]:
@@ -103,13 +109,15 @@ def watches(lake: Lake) -> Iterator[Watch]:
         )
     for derived in lake.derived:
         root = lake.root(derived)
-        reach = derived.lookback_of(root)
-        back = {source: ("lookback", reach) for source in derived.sources if reach}
+        why, around = "lookback" if derived.lookback is not None else "lookahead", {}
+        if derived.reads_around:
+            plan = derivation(derived, lake)
+            around = dict.fromkeys(derived.sources, (why, plan.back, plan.ahead))
         # A row of a lookup may count for any time: all that came after it.
-        back |= dict.fromkeys(derived.lookups, ("lookup", FOREVER))
-        for source, (why, reach) in back.items():
+        around |= dict.fromkeys(derived.lookups, ("lookup", FOREVER, timedelta()))
+        for source, (why, back, ahead) in around.items():
             downstream = [derived, *lake.downstream(derived.name)]
-            several = f"_of_{source}" if len(back) > 1 else ""
+            several = f"_of_{source}" if len(around) > 1 else ""
             yield Watch(
                 name=re.sub(r"[.-]", "_", f"{derived.name}_{why}{several}"),
                 origin=lake.origin(source),
@@ -118,7 +126,8 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 derived_checks=of_computation(lake.origin(source).name, downstream),
                 partitions=time_partitions(root),
                 job=compute_job(lake, derived),
-                reach=reach or timedelta(),
+                reach=back,
+                lookahead=ahead,
                 reported=False,
                 plans=tuple(derivation(each, lake) for each in downstream),
             )

@@ -47,9 +47,10 @@ from dagster._core.storage.defs_state.base import set_defs_state_storage  # noqa
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.errors import UnreachableError  # noqa: E402
 from topicberg.local import stack as local_stack  # noqa: E402
+from topicberg.local import supervisor  # noqa: E402
 from topicberg.settings import Settings, settings  # noqa: E402
 from topicberg.spark import check_spark  # noqa: E402
-from topicberg.tableflow import columnar  # noqa: E402
+from topicberg.tableflow.compiling import wait_ready  # noqa: E402
 
 if TYPE_CHECKING:
     from kafka_topics import Topic
@@ -104,11 +105,12 @@ def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endp
         ours = not any(service.running for service in local_stack.status(settings()))
         try:
             endpoints = local_stack.up(settings())
-            columnar.wait_ready()  # else the first batches are decoded by Spark
+            wait_ready()
             yield endpoints
         finally:
             if ours:
                 local_stack.down(settings())
+                assert supervisor.stack_processes(folder) == []
                 if not kept and not request.session.testsfailed:
                     shutil.rmtree(folder)
 

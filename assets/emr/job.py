@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from assets.derived import code_version, derivation
 from assets.lake import Lake, find_derived
 from topicberg.errors import TopicbergError
-from topicberg.topics import load_topics
+from topicberg.topics import check_topics
 from topicberg.transforms.derived import Written, write_window
 from topicberg.transforms.emr import Failure, JobReport, JobRequest
 from topicberg.transforms.upsert_view import refresh
@@ -39,7 +39,9 @@ def main() -> None:
 def _compute(pipes: PipesContext) -> Written:
     request = JobRequest.model_validate(pipes.extras)
     config = request.config()
-    lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
+    specs, problems = check_topics(config)
+    left_out = frozenset(name for problem in problems for name in problem.names)
+    lake = Lake(config, tuple(specs), tuple(find_derived()), left_out)
     derived, view = lake.derived_by_name.get(request.table), lake.upsert_views.get(request.table)
     if view is None and (derived is None or code_version(derived, lake) != pipes.code_version):
         raise TopicbergError(

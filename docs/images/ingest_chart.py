@@ -16,32 +16,40 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-OURS, OTHERS, LIMIT = "#1f6feb", "#8b95a5", "#d0d7de"
-LIMITS = ("raw reading", "copy by Spark")
-TITLES = {"small-avro": "Small records, Avro", "wide-avro": "Wide records, Avro"}
+OURS, OTHERS, LIMIT = "#1f6feb", "#57606a", "#d0d7de"
+MARKS = {"Flink by hand": ("D", "Flink, handwritten decoder"), "clean topic": ("|", "clean topic")}
+LIMIT_NAME = "reading and writing"
 
 
 def draw(workloads: dict[str, Any]) -> Figure:
-    """Return one panel for each workload: records or MB a second of each contender."""
+    """Return one row for each workload: topicberg, Flink, the clean topic, and the limit."""
     mpl.rcParams["svg.hashsalt"] = "topicberg"  # the same file every time
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    for number, (workload, title) in enumerate(TITLES.items()):
-        about = workloads[workload]
-        is_wide = workload.startswith("wide")
-        total = about["bytes"] / 1e6 if is_wide else about["records"] / 1e3
-        speeds = {name: total / seconds for name, seconds in about["seconds"].items()}
-        names = sorted(speeds, key=lambda name: speeds[name])
-        colors = [
-            OURS if name == "topicberg" else LIMIT if name in LIMITS else OTHERS for name in names
-        ]
-        axes = figure.add_subplot(1, 2, number + 1)
-        bars = axes.barh(names, [speeds[name] for name in names], color=colors)
-        axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=8)
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("MB/s" if is_wide else "thousand records/s", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.margins(x=0.12)
-        axes.spines[["top", "right"]].set_visible(False)
+    found = {
+        name: {
+            what: about["clean_records" if what == "clean topic" else "records"] / seconds / 1e3
+            for what, seconds in about["seconds"].items()
+        }
+        for name, about in reversed(workloads.items())
+        if "topicberg" in about["seconds"] and not name.startswith("batch")
+    }
+    figure = Figure(figsize=(9, 0.7 + 0.26 * len(found)), layout="constrained")
+    axes = figure.add_subplot()
+    names = list(found)
+    limits = [one[LIMIT_NAME] for one in found.values()]
+    axes.barh(names, limits, color=LIMIT, label="limit: reading and writing, without decoding")
+    ours = [one["topicberg"] for one in found.values()]
+    bars = axes.barh(names, ours, height=0.5, color=OURS, label="topicberg")
+    axes.bar_label(bars, fmt="%.0f", padding=-26, fontsize=7, color="white")
+    for what, (mark, label) in MARKS.items():
+        points = [(one[what], name) for name, one in found.items() if what in one]
+        if points:
+            speeds, rows = zip(*points, strict=True)
+            axes.scatter(speeds, rows, color=OTHERS, marker=mark, s=30, zorder=3, label=label)
+    axes.set_xlabel("thousand records/s", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.margins(y=0.01)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, loc="lower right")
     return figure
 
 

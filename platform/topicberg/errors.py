@@ -9,7 +9,9 @@ the process knows, or a control character, not even in quoted text.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
+from typing import Any
 
 from topicberg.security.redaction import redact
 from topicberg.security.text import terminal
@@ -36,6 +38,10 @@ class TopicbergError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}{_HINT}{self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors come from processes that decode, and from tasks of Spark.
+        return partial(type(self), hint=self.hint), (self.message,)
 
 
 def _shortened(text: str) -> str:

@@ -5,29 +5,42 @@ A record counts as malformed if the engine's own search for a reason finds one.
 
 from __future__ import annotations
 
-import io
-import json
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
-from decimal import Decimal
-from functools import lru_cache
+from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    IcebergType,
+    ListType,
+    MapType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
 
 from topicberg import kafka
-from topicberg.clients.registry import registry_errors
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.formats import protobuf
-from topicberg.formats.reasons import UNEXPLAINED
-from topicberg.formats.subjects import WIRE_BYTES, RegisteredSchema, SubjectReader
+from topicberg.formats import Pairing, format_of, protobuf
+from topicberg.formats.framing import Framed, framed, header_of, payload
+from topicberg.formats.reasons import MalformedError
+from topicberg.formats.subjects import RegisteredSchema, SubjectReader
+from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
-from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import Half, read_layout, table_schema
-from topicberg.tableflow.rows import Writers, _candidates
-from topicberg.topics.spec import TopicSpec
+from topicberg.tableflow.writers import Writers, candidates, named
+from topicberg.topics.discovery import FoundTopic, found_document
+from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -37,7 +50,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 MAX_RECORDS = 1_000
-_GOOD = (UNEXPLAINED, "the record does not fit schema ")
+_EPOCH, _EXACT = datetime(1970, 1, 1), Context(prec=80)
 _WIDEST = 64
 """How many times more offsets than records are read, if the log has gaps."""
 
@@ -99,8 +112,8 @@ class _Decoder:
 
     def __init__(self, topic: str, endpoints: Endpoints, config: Settings) -> None:
         self._subjects = SubjectReader(endpoints.schema_registry_client())
-        self._foreign = ForeignSchemas(self._subjects)
         self._spec = _spec(topic, endpoints, config)
+        self._foreign = foreign_schemas(self._spec, self._subjects)
         self._framing = framing(self._spec, endpoints, endpoints.schema_registry_client())
         if self._framing is not None:
             begin = kafka.beginning_offsets(endpoints, topic)
@@ -116,23 +129,25 @@ class _Decoder:
             own["key"] = [field for field in fields if field.name in keys]
             own["value"] = envelope(self._spec, layout, fields)
         self._writers = {
-            name: Writers(half, self._foreign, own[name])
+            name: Writers(half, self._foreign[name], own[name])
             for name, half in self._halves.items()
             if half.subject
         }
 
     def record(self, message: Message) -> Record:
         raw = {"key": message.key(), "value": message.value()}
+        listed: Any = message.headers() or []
         problems: list[str] = []
         shown: dict[str, Any] = {}
+        ids: dict[str, int | None] = {}
         for name, half in self._halves.items():
-            shown[name], problem = self._half(name, half, raw[name])
+            header = header_of(name, listed)
+            shown[name], problem, ids[name] = self._half(name, half, raw[name], header)
             problems += [problem] if problem else []
         is_keyed = self._spec.write_mode == "upsert" and self._spec.changelog is None
         if is_keyed and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
         kind, milliseconds = message.timestamp()
-        listed: Any = message.headers() or []
         headers = {name: _bytes(value) for name, value in listed}
         return Record(
             partition=message.partition() or 0,
@@ -141,65 +156,77 @@ class _Decoder:
             key=shown["key"],
             value=shown["value"],
             headers=headers,
-            schema_id=_schema_id(raw["value"]) if self._halves["value"].subject else None,
+            schema_id=ids["value"] if self._halves["value"].subject else None,
             problem="; ".join(problems) or None,
         )
 
-    def _half(self, name: str, half: Half, raw: bytes | None) -> tuple[Any, str | None]:
-        """Return the key or the value, and why it is malformed."""
+    def _half(
+        self, name: str, half: Half, raw: bytes | None, header: bytes | None
+    ) -> tuple[Any, str | None, int | None]:
+        """Return the key or the value, why it is malformed, and the id of its schema."""
         if raw is None:
-            return None, None
-        whole = raw
-        if self._framing is not None:
-            raw = self._framing.of(half, raw)
-        number = _schema_id(raw)
+            return None, None, None
+        if half.subject is None and self._schema_of(name).format in ("none", "string"):
+            return _bytes(raw), None, None
+        own = raw if self._framing is None or header is not None else self._wire(half, raw)
+        record = framed(name, own, header)
+        schema = None if isinstance(record, str) else record.schema
+        if schema is not None and (half.subject is None or schema not in half.subject.schemas):
+            self._foreign[name].look_up([schema])
+        guids = self._foreign[name].guids
+        number = guids.get(schema) if isinstance(schema, UUID) else schema
         if half.subject is None:
-            return self._of_any_type(name, number, raw), None
-        writers = self._writers[name]
-        if number is not None and number not in half.subject.schemas:
-            self._foreign.look_up([number])
+            return self._of_any_type(name, number, record, raw), None, number
+        half = replace(half, subject=replace(half.subject, guids=guids))
+        writers = replace(self._writers[name], half=half)
         writers.refused.clear()
-        writers.accepted.update(_candidates(writers))
-        problem = writers.problem(whole, self._framing)
-        if not problem.removeprefix("the key: ").startswith(_GOOD):
-            return _bytes(raw), problem
-        assert number is not None  # noqa: S101  it is an accepted one's
+        writers.accepted.update(candidates(writers))
         try:
-            return _decoded(writers.accepted[number], raw[WIRE_BYTES:]), None
-        except (
-            Exception
-        ) as error:  # from a library, for records that the engine may be able to read
-            return _bytes(raw), f"the {name} cannot be shown: {error}"
+            writer, body = writers.read(raw, header, self._framing)
+        except MalformedError as error:
+            return _bytes(raw), str(error), number
+        try:
+            return _decoded(writers.pairing(writer), body), None, number
+        except MalformedError as error:
+            return _bytes(raw), named(name, str(error)), number
+        except Exception as error:  # from a library
+            return _bytes(raw), f"the {name} cannot be shown: {error}", number
 
-    def _of_any_type(self, name: str, number: int | None, raw: bytes) -> Any:
+    def _wire(self, half: Half, raw: bytes) -> bytes:
+        assert self._framing is not None  # noqa: S101  see the caller
+        with suppress(MalformedError):  # which is reported with the record
+            return self._framing.wire(half, raw)
+        return raw
+
+    def _schema_of(self, name: str) -> ValueSchema | KeySpec:
+        return self._spec.key if name == "key" else self._spec.value_schema
+
+    def _of_any_type(self, name: str, number: int | None, record: Framed | str, raw: bytes) -> Any:
         """Return the value of a half with several event types, decoded, or its bytes."""
-        schema = self._spec.key if name == "key" else self._spec.value_schema
-        if number is None or schema.format in ("none", "string"):
+        if number is None or isinstance(record, str):
             return _bytes(raw)
-        self._foreign.look_up([number])
-        writer = self._foreign.schemas.get(number)
+        writer = self._foreign[name].schemas.get(number)
+        body = payload(name, record, writer.schema_type) if writer else ""
         try:
-            return _decoded(writer, raw[WIRE_BYTES:]) if writer else _bytes(raw)
+            if writer is None or isinstance(body, str):
+                return _bytes(raw)
+            columns = format_of(writer).fields(f"schema {number}", writer, itertools.count(1))
+            return _decoded(Pairing(writer, writer, columns), body)
         except Exception:  # from a library
             return _bytes(raw)
 
 
 def _spec(topic: str, endpoints: Endpoints, config: Settings) -> TopicSpec:
-    """Return the topic's spec, or for a topic without one, a spec from the registry."""
+    """Return the topic's spec, or for a topic without one, what Kafka and the registry say."""
     try:
         return find_topic(config, topic)
     except SpecError:
-        kafka.topic_id(endpoints, topic)
-    registry = endpoints.schema_registry_client()
-    formats = {}
-    for half in ("key", "value"):
-        subject = f"{topic}-{half}"
-        with registry_errors(f"subject {subject}"):
-            found = kafka.latest_version(registry, subject)
-        kind = found.schema.schema_type if found and found.schema else "none"
-        formats[half] = {"format": (kind or "AVRO").lower()}
+        kafka.topic_id(endpoints, topic)  # which names a topic that does not exist
+    found = discovery.find_topic(topic, endpoints)
+    given = {"schema": {"format": "none"}} if found is None or found.value is None else {}
+    found = found or FoundTopic(partitions=1, is_compacted=False)
     return TopicSpec.model_validate(
-        {"name": topic, "pipeline": "none", "schema": formats["value"], "key": formats["key"]}
+        found_document(topic, found, "none", given, own_engine=config.own_engine)
     )
 
 
@@ -216,39 +243,46 @@ def _columns(
     return table.schema().fields
 
 
-def _schema_id(raw: bytes | None) -> int | None:
-    if raw is None or len(raw) < WIRE_BYTES or raw[0] != 0:
-        return None
-    return int.from_bytes(raw[1:WIRE_BYTES], "big")
-
-
 # --- values as JSON ---
 
 
-def _decoded(writer: RegisteredSchema, payload: bytes) -> Any:
-    value: Any = None
-    match writer.schema_type:
-        case "AVRO":
-            from fastavro import schemaless_reader
+def _decoded(pairing: Pairing, payload: bytes) -> Any:
+    """:raises MalformedError: the record is malformed"""
+    writer = pairing.writer
+    values = format_of(writer).record_decoder(pairing)(payload)
+    if writer.schema_type == "PROTOBUF":
+        return _plain(_protobuf(writer, payload))
+    return _row(values, pairing.fields)
 
-            value = schemaless_reader(io.BytesIO(payload), _avro(writer), None)
-        case "JSON":
-            value = json.loads(payload, parse_float=_number)
-            if writer.wrapped_as is not None:
-                value = {writer.wrapped_as: value}
-        case "PROTOBUF":
-            value = _protobuf(writer, payload)
+
+def _row(values: Mapping[str, Any], columns: Sequence[NestedField]) -> dict[str, Any]:
+    """Return stored values for people, those that the record has."""
+    kinds = {column.name: column.field_type for column in columns}
+    return {name: _shown(value, kinds[name]) for name, value in values.items()}
+
+
+def _shown(value: Any, column: IcebergType) -> Any:
+    """Return a stored value (:data:`topicberg.formats.RecordDecoder`) for people, as JSON."""
+    if value is None:
+        return None
+    match column:
+        case StructType():
+            return _row(value, column.fields)
+        case ListType():
+            return [_shown(item, column.element_type) for item in value]
+        case MapType():
+            key_type, value_type = column.key_type, column.value_type
+            return {str(_shown(key, key_type)): _shown(one, value_type) for key, one in value}
+        case DecimalType():
+            return f"{Decimal(value).scaleb(-column.scale, _EXACT):f}"
+        case DateType():
+            return (_EPOCH + timedelta(days=value)).date().isoformat()
+        case TimestampType():
+            return (_EPOCH + timedelta(microseconds=value)).isoformat()
+        case TimestamptzType():
+            moment = _EPOCH + timedelta(microseconds=value)
+            return moment.replace(tzinfo=UTC).isoformat()
     return _plain(value)
-
-
-@lru_cache(maxsize=64)
-def _avro(writer: RegisteredSchema) -> Any:
-    from fastavro import parse_schema
-
-    named: dict[str, Any] = {}
-    for _, text in writer.references:
-        parse_schema(json.loads(text), named)
-    return parse_schema(json.loads(writer.text), named)
 
 
 def _protobuf(writer: RegisteredSchema, payload: bytes) -> Any:
@@ -266,12 +300,6 @@ def _protobuf(writer: RegisteredSchema, payload: bytes) -> Any:
     parsed = GetMessageClass(message)()
     parsed.ParseFromString(payload[start:])
     return MessageToDict(parsed, preserving_proto_field_name=True, descriptor_pool=file.pool)
-
-
-def _number(text: str) -> float | str:
-    """Return a number that a double represents exactly, else its text."""
-    number = float(text)
-    return number if Decimal(repr(number)) == Decimal(text) else text
 
 
 def _plain(value: Any) -> Any:

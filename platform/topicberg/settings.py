@@ -158,10 +158,17 @@ class Settings(BaseSettings):
         description="batches that the Tableflow engine commits at once, each in a Spark session; "
         "all topics share them",
     )
-    engine_decoder: Literal["columnar", "spark"] = Field(
-        default="columnar",
-        description="what decodes and writes records: compiled code where it covers a topic's "
-        "schema, in the engine or in Spark's tasks; or Spark's expressions only",
+    engine_processes: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="processes of the Tableflow engine that read and decode small batches",
+    )
+    engine_process_memory_mb: int = Field(
+        default=2048,
+        ge=512,
+        description="memory that a batch may take in a process of the engine, and a part of one in "
+        "a task of Spark; a record that takes more is malformed",
     )
     engine_group: str | None = Field(
         default=None,

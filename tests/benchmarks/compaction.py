@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import pairwise
 
@@ -66,32 +66,51 @@ def fill(endpoints: Endpoints, config: Settings, rows: int, files: int) -> Topic
 
 
 class Load:
-    """Sends records to topics until it is stopped."""
+    """Sends records to topics until it is stopped, and shows when their tables have them."""
 
-    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
-        self.endpoints, self.topics = endpoints, dict[str, TopicSpec]()
-        for name in RATES:
+    def __init__(
+        self, endpoints: Endpoints, config: Settings, rates: Mapping[str, tuple[int, int]]
+    ) -> None:
+        """:param rates: name → records, and every how many seconds"""
+        self.endpoints, self.config, self.rates = endpoints, config, rates
+        self.topics = dict[str, TopicSpec]()
+        self.shown = Shown("topic", "meanwhile", "commits", "median s", "99 % s", "longest s")
+        for name in rates:
             spec = make_topic(endpoints, "avro", range(100))
             control.enable(config, spec.name, {"commit_interval_seconds": INTERVAL})
             self.topics[name] = spec
         self._is_stopped = threading.Event()
         self._threads = [
-            threading.Thread(target=self._send, args=(name,), daemon=True) for name in RATES
+            threading.Thread(target=self._send, args=(name,), daemon=True) for name in rates
         ]
         for thread in self._threads:
             thread.start()
+        time.sleep(3 * INTERVAL)  # the first batch of each topic is slow
 
     def _send(self, name: str) -> None:
-        count, seconds = RATES[name]
+        count, seconds = self.rates[name]
         due = time.monotonic()
         while not self._is_stopped.wait(max(0.0, due - time.monotonic())):
             due += seconds
             produce(self.endpoints, self.topics[name], "avro", range(count))
 
+    def during(self, what: str, work: Callable[[], object]) -> None:
+        """Add the seconds between commits while some work is done."""
+        since = time.time()
+        work()
+        until = time.time()
+        for name, spec in self.topics.items():
+            found = gaps(self.endpoints, self.config, spec, since, until) or [until - since]
+            cells = (quantile(found, 0.5), quantile(found, 0.99), found[-1])
+            self.shown.add_row(name, what, str(len(found)), *(f"{cell:.1f}" for cell in cells))
+
     def stop(self) -> None:
         self._is_stopped.set()
         for thread in self._threads:
             thread.join()
+        for spec in self.topics.values():
+            control.disable(self.config, spec.name)
+            drop(self.endpoints, spec, self.config)
 
 
 def gaps(
@@ -109,28 +128,14 @@ def main(rows: int, files: int) -> None:
     console = Console(width=120)
     large = fill(endpoints, config, rows, files)
     table = endpoints.catalog(config).load_table(large.table_identifier(config))
-    load = Load(endpoints, config)
-    time.sleep(3 * INTERVAL)  # the first batch of each topic is slow
-    shown = Shown("topic", "meanwhile", "commits", "median s", "99 % s", "longest s")
-
-    def during(what: str, work: Callable[[], object]) -> None:
-        since = time.time()
-        work()
-        until = time.time()
-        for name, spec in load.topics.items():
-            found = gaps(endpoints, config, spec, since, until) or [until - since]
-            cells = (quantile(found, 0.5), quantile(found, 0.99), found[-1])
-            shown.add_row(name, what, str(len(found)), *(f"{cell:.1f}" for cell in cells))
-
+    load = Load(endpoints, config, RATES)
     reports = list[object]()
-    during("nothing", lambda: time.sleep(ALONE_SECONDS))
-    during("compaction", lambda: reports.append(maintain_table(table, endpoints, NOW)))
+    load.during("nothing", lambda: time.sleep(ALONE_SECONDS))
+    load.during("compaction", lambda: reports.append(maintain_table(table, endpoints, NOW)))
     load.stop()
-    console.print(shown)
+    console.print(load.shown)
     console.print(f"compaction of {rows:,} rows: {reports[0]}")
-    for spec in (*load.topics.values(), large):
-        control.disable(config, spec.name)
-        drop(endpoints, spec, config)
+    drop(endpoints, large, config)
 
 
 if __name__ == "__main__":

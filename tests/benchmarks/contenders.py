@@ -1,4 +1,4 @@
-"""What reads a topic of the ingest benchmark into a new Iceberg table, and two limits.
+"""What reads a topic of the ingest benchmark into a new Iceberg table, and three limits.
 
 Each contender reads the topic from its beginning, decodes its records and commits them to a new
 table with the key, the record's fields, topic, partition, headers, offset and timestamp. Clients,
@@ -12,7 +12,7 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
 from typing import Any, Protocol
@@ -21,8 +21,11 @@ import fastavro
 import flink
 import kafka_connect
 import pyarrow as pa
+import pyarrow.parquet as pq
 from confluent_kafka import Consumer, TopicPartition
+from kafka_java import java_config
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import parse_transform
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -37,15 +40,17 @@ from pyiceberg.types import (
     StructType,
     TimestamptzType,
 )
-from workloads import NAMESPACE, Topic
+from workloads import CHECKED, NAMESPACE, Topic
 
 from topicberg import kafka
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.kafka.fetch import Fetcher, Records
+from topicberg.iceberg.data_files import compression, repeated
+from topicberg.iceberg.summaries import ROWS_SKIPPED
+from topicberg.kafka.fetch import Records, fetcher
 from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow import columnar
 from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.plan import CONSUMER
 from topicberg.tableflow.sessions import Sessions
 
 _KAFKA_FETCH = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "20000"}
@@ -61,8 +66,12 @@ class Lab:
     config: Settings
     connect: kafka_connect.Worker | None = None
     flink: flink.Cluster | None = None
-    source: str = ""
-    """A table with the records of the topic, for the copy."""
+    source: tuple[str, ...] = ()
+    """A table with the rows of the topic, for the limits."""
+    rows: pa.Table | None = None
+    """The same rows in memory."""
+    letters: dict[str, int] = field(default_factory=dict)
+    """Topic → its records in the dead-letter topic so far."""
 
     @cached_property
     def sessions(self) -> Sessions:
@@ -103,21 +112,12 @@ def new_name(of: str) -> str:
 
 def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
     """Ingest by the engine, with its defaults."""
-    return _engine(lab, topic, lab.config)
-
-
-def by_expressions(lab: Lab, topic: Topic) -> tuple[str, ...]:
-    """Ingest by the engine without records in columns: Spark's reader, expressions and writer."""
-    return _engine(lab, topic, lab.config.model_copy(update={"engine_decoder": "spark"}))
-
-
-def _engine(lab: Lab, topic: Topic, config: Settings) -> tuple[str, ...]:
     spec, endpoints = topic.spec, lab.endpoints
     ends = kafka.end_offsets(endpoints, spec.name)
-    ingestor = Ingestor(spec, endpoints, config, lab.sessions, lab.registry)
+    ingestor = Ingestor(spec, endpoints, lab.config, lab.sessions, lab.registry)
     while ingestor.step().end_offsets != ends:
         pass
-    return tuple(spec.table_identifier(config))
+    return tuple(spec.table_identifier(lab.config))
 
 
 # --- Flink ---
@@ -128,10 +128,10 @@ def flink_by_hand(lab: Lab, topic: Topic) -> tuple[str, ...]:
 
     Flink 2.1.1 in one warm JVM (3 GB, parallel collector), parallelism 2, object reuse, one row
     object, checkpoints each 10 s and at the end, large fetches (``flink.KAFKA``), Iceberg's sink
-    without a shuffle (distribution mode ``none``). The decoder ignores schema ids, evolution and
-    malformed records.
+    without a shuffle (distribution mode ``none``). The decoder ignores schema ids; a record at
+    which it fails is left out.
     """
-    return _flink(lab, topic, topic.shape.name)
+    return _flink(lab, topic, topic.workload.flink)
 
 
 def flink_own(lab: Lab, topic: Topic) -> tuple[str, ...]:
@@ -145,7 +145,12 @@ def flink_own(lab: Lab, topic: Topic) -> tuple[str, ...]:
 def _flink(lab: Lab, topic: Topic, decoder: str) -> tuple[str, ...]:
     assert lab.flink is not None
     name = new_name("flink")
-    lab.catalog.create_table((NAMESPACE, name), table_schema(topic))
+    table = lab.catalog.create_table((NAMESPACE, name), table_schema(topic))
+    if fields := topic.spec.table.partition_fields:
+        with table.update_spec() as update:
+            for one in fields:
+                text = one.transform if one.width is None else f"{one.transform}[{one.width}]"
+                update.add_field(one.column, parse_transform(text))
     lab.flink.ask(
         {
             "topic": topic.spec.name,
@@ -217,7 +222,7 @@ def _decoded(frame: Any, topic: Topic) -> Any:
 
 def _options(lab: Lab, topic: Topic) -> dict[str, str]:
     return {
-        **lab.endpoints.kafka_spark_options(),
+        **{f"kafka.{name}": text for name, text in java_config(lab.endpoints).items()},
         "subscribe": topic.spec.name,
         "startingOffsets": "earliest",
         "includeHeaders": "true",
@@ -324,31 +329,83 @@ def connect_sink(lab: Lab, topic: Topic) -> tuple[str, ...]:
 
 # --- limits ---
 
+Consume = Callable[[int, int, int], None]
+"""Called with the number of a thread, and how many of its records are read before and after."""
 
-def raw_reading(lab: Lab, topic: Topic) -> None:
-    """Read the topic by librdkafka into arrays, in two threads, and do nothing with it."""
-    ends = kafka.end_offsets(lab.endpoints, topic.spec.name)
+
+def _read(lab: Lab, name: str, consume: Consume = lambda *_: None) -> int:
+    """Read a topic by librdkafka into arrays, in two threads; return the number of its records."""
+    ends = kafka.end_offsets(lab.endpoints, name)
     config = {
         **lab.endpoints.kafka_tuning("consumer"),
         **lab.endpoints.kafka_config(),
-        **columnar.CONSUMER,
+        **CONSUMER,
     }
-    parts = [{p: (0, end) for p, end in ends.items() if p % 2 == half} for half in (0, 1)]
 
-    def read(ranges: Any) -> int:
-        with Fetcher(config, topic.spec.name, ranges) as fetcher:
-            return sum(one.count for one in fetcher.fill(Records(_READ_ROWS, _READ_BYTES)))
+    def read(half: int) -> int:
+        ranges = {p: (0, end) for p, end in ends.items() if p % 2 == half}
+        count = 0
+        with fetcher(config, name, ranges) as reader:
+            for records in reader.fill(Records(_READ_ROWS, _READ_BYTES)):
+                consume(half, count, count + records.count)
+                count += records.count
+        return count
 
-    with ThreadPoolExecutor(len(parts)) as pool:
-        found = sum(pool.map(read, parts))
-    if found != topic.records:
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(read, (0, 1)))
+
+
+def _read_all(lab: Lab, topic: Topic, consume: Consume = lambda *_: None) -> None:
+    if (found := _read(lab, topic.spec.name, consume)) != topic.records:
         raise RuntimeError(f"librdkafka read {found} of {topic.records} records")
 
 
+def raw_reading(lab: Lab, topic: Topic) -> None:
+    """Read the topic by librdkafka into arrays, in two threads, and do nothing with it."""
+    _read_all(lab, topic)
+
+
+def reading_and_writing(lab: Lab, topic: Topic) -> None:
+    """Read the topic as :func:`raw_reading` does, and write the table's rows meanwhile.
+
+    Each thread writes one file to the object store by Arrow's Parquet writer, with the engine's
+    compression and dictionaries: for the records that it reads, as many rows, which are in memory.
+    """
+    table, rows = lab.catalog.load_table(lab.source), lab.rows
+    assert rows is not None
+    share = len(rows) / topic.records
+    paths = [f"{table.location()}/data/{new_name('limit')}.parquet" for _ in range(2)]
+    writers: dict[int, tuple[Any, pq.ParquetWriter]] = {}
+
+    def write(half: int, before: int, after: int) -> None:
+        first = half * topic.records // 2  # the halves of a topic may differ by a few records
+        part = rows.slice(int((first + before) * share), int((after - before) * share))
+        if half not in writers:
+            stream = table.io.new_output(paths[half]).create()
+            writers[half] = (
+                stream,
+                pq.ParquetWriter(
+                    stream,
+                    rows.schema,
+                    use_dictionary=repeated(part),
+                    compression=compression(table.properties),
+                    store_schema=False,
+                ),
+            )
+        writers[half][1].write_table(part)
+
+    _read_all(lab, topic, write)
+    for stream, writer in writers.values():
+        writer.close()
+        stream.close()
+    for path in paths:
+        table.io.delete(path)
+
+
 def copy_by_spark(lab: Lab, topic: Topic) -> tuple[str, ...]:
-    """Copy a table with the topic's records by Spark: a vectorized reader, nothing to decode."""
+    """Copy a table with the topic's rows by Spark: a vectorized reader, nothing to decode."""
     name = new_name("copy")
-    writer = lab.spark.table(lab.source)
+    writer = lab.spark.table(f"{CATALOG}.{quote(*lab.source)}")
     writer = writer.writeTo(f"{CATALOG}.{quote(NAMESPACE, name)}")
     writer.tableProperty("write.distribution-mode", "none").create()
     return NAMESPACE, name
@@ -356,45 +413,70 @@ def copy_by_spark(lab: Lab, topic: Topic) -> tuple[str, ...]:
 
 # --- all of them ---
 
-CONTENDERS: dict[str, tuple[Contender, tuple[str, ...]]] = {
-    "topicberg": (engine, ("avro", "json", "protobuf")),
-    "topicberg by expressions": (by_expressions, ("avro",)),
-    "Flink by hand": (flink_by_hand, ("avro",)),
-    "Flink": (flink_own, ("avro",)),
-    "plain Spark": (plain_spark, ("avro",)),
-    "Structured Streaming": (structured_streaming, ("avro",)),
-    "Kafka Connect": (connect_sink, ("avro",)),
-    "Python loop": (python_loop, ("avro",)),
+OURS = "topicberg"
+CONTENDERS: dict[str, Contender] = {
+    OURS: engine,
+    "Flink by hand": flink_by_hand,
+    "Flink": flink_own,
+    "plain Spark": plain_spark,
+    "Structured Streaming": structured_streaming,
+    "Kafka Connect": connect_sink,
+    "Python loop": python_loop,
 }
-"""Name → what it does, and the formats for which it is measured."""
-OF_BATCHES = ("topicberg", "Python loop")
-"""Those that are measured with small batches."""
 LIMITS: dict[str, Callable[[Lab, Topic], tuple[str, ...] | None]] = {
-    "raw reading": raw_reading,
+    "reading": raw_reading,
+    "reading and writing": reading_and_writing,
     "copy by Spark": copy_by_spark,
 }
 
 
-def is_available(name: str, lab: Lab) -> bool:
-    if name.startswith("Flink"):
-        return lab.flink is not None
-    return name != "Kafka Connect" or lab.connect is not None
+def contenders(lab: Lab, topic: Topic, *, others: bool) -> list[str]:
+    """Return the contenders that read the topic.
+
+    :param others: also those that only read clean topics of Avro
+    """
+    name = topic.workload.name
+    is_clean = name == topic.workload.clean and topic.workload.kind == "avro"
+    found = [OURS]
+    if lab.flink is not None:
+        found += ["Flink by hand"] * bool(topic.workload.flink) + ["Flink"] * (others and is_clean)
+    if others and is_clean:
+        found += ["plain Spark", "Structured Streaming"]
+        found += ["Kafka Connect"] * (lab.connect is not None)
+    if others and (is_clean or name.startswith("batch")):
+        found.append("Python loop")
+    return found
 
 
 def verify(lab: Lab, topic: Topic, table: tuple[str, ...], contender: str) -> None:
-    """Compare a table's rows and checksum with what was produced.
+    """Compare a table's rows, their checksum, and what was left out with what was produced.
 
     :raises RuntimeError: they differ
     """
-    has_key = contender != "Kafka Connect"
-    text = topic.shape.text_sql
-    if has_key:
-        text = f"concat_ws('|', cast(key as string), {text})"
-    source = f"{CATALOG}.{quote(*table)}"
-    row = lab.spark.sql(f"SELECT count(*), sum(crc32(cast({text} as binary))) FROM {source}").head()
-    expected = topic.records, topic.checksum if has_key else topic.checksum_of_values
+    text, source = topic.shape.text_sql, f"{CATALOG}.{quote(*table)}"
+    crc = f"crc32(cast({text} as binary)) % {CHECKED}"
+    expected = topic.rows, topic.checksum_of_values
+    if topic.workload.changes and not topic.workload.is_upsert:
+        source = f"(SELECT after.* FROM {source})"
+    if contender != "Kafka Connect":  # its table has no key
+        crc = f"({crc}) * ({topic.number_sql} % {CHECKED})"
+        expected = topic.rows, topic.checksum
+    row = lab.spark.sql(f"SELECT count(*), sum({crc}) FROM {source}").head()
     if tuple(row) != expected:
         raise RuntimeError(
-            f"{contender}, {topic.shape.name} {topic.kind}: rows and checksum are {tuple(row)}, "
+            f"{contender}, {topic.workload.name}: rows and checksum are {tuple(row)}, "
             f"expected {expected}"
         )
+    if contender != OURS:
+        return
+    left_out = int(lab.catalog.load_table(table).properties.get(ROWS_SKIPPED, 0))
+    if left_out != topic.rejected:
+        raise RuntimeError(f"{topic.workload.name}: {left_out} of {topic.rejected} are left out")
+    handling = topic.spec.tableflow.error_handling
+    if handling.mode == "LOG":
+        assert handling.target is not None
+        letters = _read(lab, handling.target)
+        new = letters - lab.letters.get(topic.spec.name, 0)
+        lab.letters[topic.spec.name] = letters
+        if new != topic.rejected:
+            raise RuntimeError(f"{topic.workload.name}: {new} of {topic.rejected} dead letters")

@@ -58,7 +58,7 @@ from workloads import quantile
 from topicberg.catalogs.snowflake import ask, quote
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints, load_endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.local import stack
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control

@@ -1,16 +1,17 @@
-"""How fast a topic becomes a table: topicberg's engine beside what one would write instead.
+"""How fast a topic becomes a table: unusual topics beside clean ones, other engines, and limits.
 
-    python tests/benchmarks/ingest.py [--records 1000000] [--wide-records 250000] [--rounds 3]
-        [--only WORKLOAD|CONTENDER ...] [--flink] [--kafka-connect] [--json FILE]
+    python tests/benchmarks/ingest.py [--records 2000000] [--wide-records 500000] [--rounds 2]
+        [--only WORKLOAD ...] [--flink] [--others] [--kafka-connect] [--json FILE]
 
 Against the running local stack. A workload is a topic (``workloads.py``), and each contender
-(``contenders.py``, with its settings) reads it from its beginning into a new Iceberg table. The
-rounds take turns after one that is not measured, and the best time of each contender counts, so
-that what else the machine does hits all alike. The rows and a checksum of every table are compared
-with what was produced.
+(``contenders.py``, with its settings) reads it from its beginning into a new Iceberg table. In each
+round topicberg also reads the clean topic of the workload's format, so that what else the machine
+does hits both; the best time of each counts. The rows and a checksum of every table are compared
+with what was produced, and the records that are left out and the dead letters are counted.
 
-The last columns compare with two limits that are measured in the same rounds: reading the topic by
-librdkafka without decoding or writing anything, and copying the table by Spark.
+Three limits are measured in the same rounds: reading the topic by librdkafka without decoding or
+writing anything; the same while Arrow's Parquet writer writes the table's rows, which are in memory
+already; and copying the table by Spark.
 """
 
 from __future__ import annotations
@@ -20,131 +21,171 @@ import json
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import flink
 import kafka_connect
-from contenders import CONTENDERS, LIMITS, OF_BATCHES, Lab, engine, is_available, verify
+from contenders import CONTENDERS, LIMITS, OURS, Lab, contenders, engine, verify
+from kafka_java import java_config
+from rich import box
 from rich.console import Console
 from rich.table import Table
-from workloads import FORMATS, SMALL, WIDE, Shape, Topic, drop, fill_topic, make_topic, produce
+from workloads import WIDE, WORKLOADS, Topic, Workload, drop, fill_topic, make_topic, produce
 
-from topicberg.endpoints import CATALOG, load_endpoints
+from topicberg.endpoints import load_endpoints
 from topicberg.settings import settings
-from topicberg.spark import quote
-from topicberg.tableflow import columnar
+from topicberg.tableflow.compiling import wait_ready
 
 logger = logging.getLogger("ingest")
 
-BATCHES = (1_000, 20_000)
-WARM_FLINK = 2
-"""How many more jobs warm Flink's JVM for each workload."""
-Workload = tuple[str, Shape, str, int]
-"""Name, shape, format, records."""
+CLEAN = "clean topic"
+WARM = 2
+"""How many jobs warm each JVM before the first workload."""
 
 
-def workloads(records: int, wide_records: int) -> list[Workload]:
-    found: list[Workload] = []
-    for shape, count in ((SMALL, records), (WIDE, wide_records)):
-        found += [(f"{shape.name}-{kind}", shape, kind, count) for kind in FORMATS]
-    return found + [(f"batch-{count}", SMALL, "avro", count) for count in BATCHES]
+class Rounds:
+    """The best times of the contenders and limits on one topic."""
 
+    def __init__(self, lab: Lab, topic: Topic) -> None:
+        self._lab, self._topic = lab, topic
+        self.best: dict[str, float] = {}
+        self._wrong: set[str] = set()
 
-def measure(lab: Lab, topic: Topic, names: Sequence[str], rounds: int) -> dict[str, float]:
-    """Return the best seconds of each contender and limit.
+    def run(self, name: str) -> None:
+        """Measure a contender and verify its table; after topicberg, also the limits."""
+        table = self._timed(name, CONTENDERS[name], self._topic)
+        assert table is not None
+        if name == OURS:
+            source = self._lab.catalog.load_table(table)
+            self._lab.source = table
+            if self._lab.rows is None:
+                self._lab.rows = source.scan().to_arrow()
+            for limit, work in LIMITS.items():
+                if copy := self._timed(limit, work, self._topic):
+                    self._lab.catalog.purge_table(copy)
+        self._verify(name, self._topic, table)
+        self._lab.catalog.purge_table(table)
 
-    All tables are verified: a contender with a wrong one is reported, and left out.
-    """
-    best: dict[str, float] = {}
-    wrong: set[str] = set()
+    def run_clean(self, clean: Topic) -> None:
+        table = self._timed(CLEAN, engine, clean)
+        assert table is not None
+        self._verify(CLEAN, clean, table)
+        self._lab.catalog.purge_table(table)
 
-    def run(name: str, work: Callable[[Lab, Topic], tuple[str, ...] | None]) -> None:
+    def _timed(
+        self, name: str, work: Callable[[Lab, Topic], tuple[str, ...] | None], topic: Topic
+    ) -> tuple[str, ...] | None:
         start = time.perf_counter()
-        table = work(lab, topic)
+        table = work(self._lab, topic)
         seconds = time.perf_counter() - start
-        if is_measured:
-            best[name] = min(best.get(name, seconds), seconds)
-        if table is None:
-            return
+        self.best[name] = min(self.best.get(name, seconds), seconds)
+        logger.info("%s: %s in %.2f s", self._topic.workload.name, name, seconds)
+        return table
+
+    def _verify(self, name: str, topic: Topic, table: tuple[str, ...]) -> None:
+        contender = OURS if name == CLEAN else name
         try:
-            verify(lab, topic, table, name)
+            verify(self._lab, topic, table, contender)
         except RuntimeError as error:
             logger.error("%s", error)
-            wrong.add(name)
-        if name == names[0]:
-            lab.source = f"{CATALOG}.{quote(*table)}"
-            for limit, limit_work in LIMITS.items():
-                run(limit, limit_work)
-        lab.catalog.purge_table(table)
+            self._wrong.add(name)
 
-    is_measured = False
-    for name in [*names, *[name for name in names if name.startswith("Flink")] * WARM_FLINK]:
-        run(name, CONTENDERS[name][0])
-    is_measured = True
-    for number in range(rounds):
-        for name in names:
-            run(name, CONTENDERS[name][0])
-        seconds = ", ".join(f"{name} {best[name]:.2f} s" for name in best)
-        logger.info("%s %s, round %d: %s", topic.shape.name, topic.kind, number + 1, seconds)
-    return {name: seconds for name, seconds in best.items() if name not in wrong}
+    def verified(self) -> dict[str, float]:
+        """Return the best seconds; a contender with a wrong table is left out."""
+        return {name: seconds for name, seconds in self.best.items() if name not in self._wrong}
 
 
 def compare(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return for each workload its records, their bytes, and the best seconds of each contender."""
-    chosen = workloads(arguments.records, arguments.wide_records)
-    only = set(arguments.only)
-    of_workloads = only & {name for name, *_ in chosen}
-    of_contenders = only & CONTENDERS.keys()
+    only = arguments.only or [one.name for one in WORKLOADS]
     found: dict[str, Any] = {}
-    for workload, shape, kind, records in chosen:
-        if of_workloads and workload not in of_workloads:
-            continue
-        is_batch = workload.startswith("batch")
-        names = [
-            name
-            for name, (_, formats) in CONTENDERS.items()
-            if kind in formats
-            and (not of_contenders or name in of_contenders)
-            and (not is_batch or name in OF_BATCHES)
-            and is_available(name, lab)
-        ]
-        topic = fill_topic(lab.endpoints, shape, kind, records)
-        rounds = 3 * arguments.rounds if is_batch else arguments.rounds
-        best = measure(lab, topic, names, rounds)
-        found[workload] = {"records": records, "bytes": topic.bytes, "seconds": best}
-        admin = lab.endpoints.kafka_admin()
-        admin.delete_topics([topic.spec.name])[topic.spec.name].result(30)
+    clean: Topic | None = None
+    for workload in (one for one in WORKLOADS if one.name in only):
+        if clean is None:
+            warm = fill(lab, WORKLOADS[0], arguments)
+            for _ in range(WARM):
+                for name in contenders(lab, warm, others=False):
+                    Rounds(lab, warm).run(name)
+            delete(lab, warm)
+        if clean is None or clean.workload.name != workload.clean:
+            if clean is not None:
+                delete(lab, clean)
+            (of_format,) = (one for one in WORKLOADS if one.name == workload.clean)
+            clean = fill(lab, of_format, arguments)
+        topic = clean if workload is clean.workload else fill(lab, workload, arguments)
+        lab.rows = None
+        rounds = Rounds(lab, topic)
+        names = contenders(lab, topic, others=arguments.others)
+        # What takes a moment is measured more often.
+        for _ in range(3 * arguments.rounds if workload.records else arguments.rounds):
+            if topic is not clean and not workload.records:  # a batch is mostly fixed costs
+                rounds.run_clean(clean)
+            for name in names:
+                rounds.run(name)
+        about = {"records": topic.records, "bytes": topic.bytes, "clean_records": clean.records}
+        found[workload.name] = {**about, "format": workload.kind, "seconds": rounds.verified()}
+        if topic is not clean:
+            delete(lab, topic)
+    if clean is not None:
+        delete(lab, clean)
     return found
 
 
+def fill(lab: Lab, workload: Workload, arguments: argparse.Namespace) -> Topic:
+    records = arguments.wide_records if workload.shape is WIDE else arguments.records
+    start = time.perf_counter()
+    topic = fill_topic(lab.endpoints, workload, records)
+    seconds = time.perf_counter() - start
+    logger.info("%s: %d records produced in %.0f s", workload.name, topic.records, seconds)
+    return topic
+
+
+def delete(lab: Lab, topic: Topic) -> None:
+    admin = lab.endpoints.kafka_admin()
+    dead_letters = topic.spec.tableflow.error_handling.target
+    names = [topic.spec.name] + ([dead_letters] if dead_letters else [])
+    for deleted in admin.delete_topics(names).values():
+        deleted.result(30)
+
+
+def speeds(about: dict[str, Any]) -> dict[str, float]:
+    """Return the records a second of each contender and limit."""
+    return {
+        name: about["clean_records" if name == CLEAN else "records"] / seconds
+        for name, seconds in about["seconds"].items()
+    }
+
+
 def show(measured: dict[str, Any]) -> Table:
-    """Return the comparison as one table."""
+    """Return the comparison as one table: a workload a row."""
+    all_speeds = {workload: speeds(about) for workload, about in measured.items()}
+    others = [
+        name
+        for name in CONTENDERS
+        if name != OURS and any(name in one for one in all_speeds.values())
+    ]
     shown = Table(
-        *("workload", "contender", "seconds", "records/s", "MB/s", "topicberg is"),
+        *("workload", "records/s", "MB/s", "share of the clean topic"),
+        *(f"{name}, records/s" for name in others),
         *(f"share of {name}" for name in LIMITS),
+        box=box.MARKDOWN,
     )
-    for workload, about in measured.items():
-        best = about["seconds"]
-        ours = best.get("topicberg")
-        for name, seconds in sorted(best.items(), key=lambda item: item[1]):
-            shares = [
-                f"{best[limit] / seconds:.0%}" if limit in best and name not in LIMITS else ""
-                for limit in LIMITS
-            ]
-            ratio = f"{seconds / ours:.2f} times as fast" if ours and name != "topicberg" else ""
-            shown.add_row(
-                workload,
-                name,
-                f"{seconds:.2f}",
-                f"{about['records'] / seconds:,.0f}",
-                f"{about['bytes'] / seconds / 1e6:.1f}",
-                ratio,
-                *shares,
-            )
-        shown.add_section()
+    for workload, found in all_speeds.items():
+        if (ours := found.get(OURS)) is None:  # its table is wrong
+            shown.add_row(workload, "wrong")
+            continue
+        about = measured[workload]
+        shown.add_row(
+            workload,
+            f"{ours:,.0f}",
+            f"{about['bytes'] / about['seconds'][OURS] / 1e6:.1f}",
+            f"{ours / found[CLEAN]:.2f}" if CLEAN in found else "",
+            *(f"{found[name]:,.0f}" if name in found else "" for name in others),
+            *(f"{ours / found[name]:.0%}" for name in LIMITS),
+        )
     return shown
 
 
@@ -193,7 +234,7 @@ def _seconds(lab: Lab, topic: Topic) -> float:
 
 
 def _topic_of(spec: Any, rows: int) -> Topic:
-    return Topic(spec, SMALL, "avro", rows, 0, 0, 0)
+    return Topic(WORKLOADS[0], spec, rows, 0, rows, 0, 0, 0)
 
 
 @contextmanager
@@ -213,7 +254,7 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
             )
         elif bin_dir is not None:
             (folder / "flink").mkdir()
-            kafka = lab.endpoints.kafka_java_config()
+            kafka = java_config(lab.endpoints)
             catalog = kafka_connect.rest_catalog(lab.endpoints, lab.config)
             cluster = flink.cluster(folder / "flink", bin_dir, kafka, catalog)
             lab.flink = started.enter_context(cluster)
@@ -221,35 +262,42 @@ def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
 
 
 def main() -> None:
-    names = [name for name, *_ in workloads(0, 0)] + list(CONTENDERS) + [UPSERTS]
+    names = [one.name for one in WORKLOADS] + [UPSERTS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--records", type=int, default=1_000_000, help="small ones")
-    parser.add_argument("--wide-records", type=int, default=250_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--records", type=int, default=2_000_000, help="small ones")
+    parser.add_argument("--wide-records", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--only",
         nargs="+",
         default=[],
         choices=names,
-        metavar="NAME",
-        help=(f"workloads and contenders: {', '.join(names)}"),
+        metavar="WORKLOAD",
+        help=f"one of {', '.join(names)}",
     )
     parser.add_argument("--upsert-rows", type=int, default=0, help="also upserts, e.g. 10000000")
     parser.add_argument("--upserts", type=int, default=0, help="records of a batch; 1 %% of them")
     parser.add_argument("--flink", action="store_true", help="also Flink; fetches its jars")
     parser.add_argument(
-        "--kafka-connect", action="store_true", help="also Iceberg's sink; fetches its jars"
+        "--others",
+        action="store_true",
+        help="also Spark, a Python loop and Flink's own classes, for clean topics of Avro",
+    )
+    parser.add_argument(
+        "--kafka-connect",
+        action="store_true",
+        help="with --others: also Iceberg's sink; fetches its jars",
     )
     parser.add_argument("--json", type=Path, help="also write the numbers to a file")
     arguments = parser.parse_args()
-    logging.basicConfig(format="%(message)s")
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logger.setLevel(logging.INFO)
     with laboratory(arguments) as lab:
         numbers: dict[str, Any] = {}
-        columnar.wait_ready()
+        wait_ready()
         if arguments.only != [UPSERTS]:
             numbers["workloads"] = compare(lab, arguments)
-            Console(width=160).print(show(numbers["workloads"]))
+            Console(width=240).print(show(numbers["workloads"]))
         if rows := arguments.upsert_rows:
             changed = arguments.upserts or rows // 100
             for what, seconds in upsert_benchmark(lab, rows, changed, arguments.rounds):

@@ -26,6 +26,7 @@ from topicberg.settings import Settings
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 import connect
+from kafka_java import java_config
 
 ICEBERG = "1.11.0"
 HADOOP = "3.4.2"
@@ -118,5 +119,5 @@ class Worker:
 @contextmanager
 def worker(folder: Path, endpoints: Endpoints, config: Settings) -> Iterator[Worker]:
     """Run a worker for Iceberg's sink until the block ends."""
-    with connect.worker(folder, endpoints.kafka_java_config(), PLUGINS) as one:
+    with connect.worker(folder, java_config(endpoints), PLUGINS) as one:
         yield Worker(one, endpoints, config)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import random
+from io import BytesIO
 from typing import Any
 
+import fastavro
 from avro_oracle import AvroSchema
 from avro_random import AvroSchemas, datum
 from shapes import Refused
@@ -75,3 +77,36 @@ class AvroFamily:
         if shared["type"] in ("string", "long", "int", "boolean"):
             fields.append({"name": shared["name"], "type": shared["type"]})
         return version({"type": "record", "name": "shop.Key", "fields": fields})
+
+    def next_key(self, version_: Version) -> Version:
+        schema = copy.deepcopy(version_.source)
+        fields, rng = schema["fields"], self.rng
+        one = rng.choice(fields[:2])
+        match rng.choice(("doc", "default", "null", "constant", "rename", "order", "metadata")):
+            case "doc":
+                one["doc"] = f"doc {rng.random()}"
+            case "default":
+                one["default"] = 0 if one["type"] == "long" else ""
+            case "null":
+                more = {"name": f"more{rng.randint(0, 999)}", "type": ["null", "string"]}
+                fields.append(more | {"default": None})
+            case "constant":
+                more = {"name": f"fixed{rng.randint(0, 999)}", "type": "string"}
+                fields.append(more | {"default": "eu"})
+            case "rename":
+                one["aliases"] = [*one.get("aliases", ()), one["name"]]
+                one["name"] += "_r"
+            case "order":
+                fields.reverse()
+            case "metadata":
+                schema["owner"] = f"team {rng.random()}"
+        return version(schema)
+
+    def spelled(self, version_: Version, key: dict[str, Any]) -> bytes:
+        row = {}
+        for field in version_.source["fields"]:
+            known = [name for name in (field["name"], *field.get("aliases", ())) if name in key]
+            row[field["name"]] = key[known[0]] if known else field["default"]
+        buffer = BytesIO()
+        fastavro.schemaless_writer(buffer, fastavro.parse_schema(version_.source), row)
+        return buffer.getvalue()

@@ -196,6 +196,8 @@ class AvroSchema:
             members = [self._shape(branch, path, above) for branch in branches]
             if len(members) == 1:
                 return members[0]
+            if self._is_one_number(branches):
+                return Shape("long" if members[0].kind in ("int", "long") else "double")
             return Shape("union", {f"member{n}": shape for n, shape in enumerate(members)})
         if isinstance(schema, str):
             return Shape(PRIMITIVES[schema], name=schema)
@@ -262,12 +264,17 @@ class AvroSchema:
                 return {key: self._value(schema["values"], one, path) for key, one in wire.items()}
         return _scalar(kind, schema if isinstance(schema, dict) else {}, wire, path)
 
+    def _is_one_number(self, branches: list[Any]) -> bool:
+        """Whether all values of the branches are in one column: int and long, float and double."""
+        kinds = {one if isinstance(one, str) else None for one in map(self._resolve, branches)}
+        return kinds in ({"int", "long"}, {"float", "double"})
+
     def _of_branch(self, union: list[Any], number: int, inner: Any, path: str) -> Value:
         if _is_null(union[number]):
             return None
         value = self._value(union[number], inner, path)
         places = [n for n, branch in enumerate(union) if not _is_null(branch)]
-        if len(places) == 1:
+        if len(places) == 1 or self._is_one_number([union[place] for place in places]):
             return value
         return {f"member{n}": value if p == number else None for n, p in enumerate(places)}
 

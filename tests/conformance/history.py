@@ -13,22 +13,25 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import fastavro
 from avro_family import AvroFamily
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
-from confluent_kafka.schema_registry import Schema, SchemaReference
+from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_registry import Registry, running, split, with_registry
+from header_framing import NAMES, RecordHeaders, moved
 from json_family import JsonFamily
 from judge import WIRE_BYTES, Judge, Outcome, Row, Side, stored_key, wire
 from protobuf_family import ProtobufFamily
 from shapes import Refused, Shape, difference, extended
-from versions import Family, Version
+from versions import Family, Version, some_keys
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
-from topicberg.iceberg.summaries import ROWS_SKIPPED, WAP_ID, summary
+from topicberg.iceberg.summaries import ROWS_SKIPPED
 from topicberg.query import run_query
 from topicberg.settings import Settings
 from topicberg.tableflow.engine import Ingestor
@@ -55,8 +58,10 @@ STEPS = 60
 class Sent:
     """A record.
 
+    :param key, value: in the wire format, as a judge reads them
     :param note: what it was made as
     :param outcome: what must become of it, once it was read
+    :param raw: key and value as they are sent: headers may have their schemas
     """
 
     partition: int
@@ -66,6 +71,9 @@ class Sent:
     note: str
     offset: int = -1
     outcome: Outcome | None = None
+    raw: tuple[bytes | None, bytes | None] = (None, None)
+    headers: RecordHeaders = field(default_factory=list)
+    has_bad_header: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -94,8 +102,6 @@ class Result:
     """Records without the row that they must have."""
     wrong: int = 0
     """Rows with a wrong value, and rows that must not be there."""
-    batches: dict[int, bool] = field(default_factory=dict)
-    """Commits of appended Avro and Protobuf topics by snapshot, and whether in columns."""
     sent: list[Sent] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -119,6 +125,12 @@ class OneVersion:
         return []
 
     def key(self, version: Version) -> Version:
+        raise AssertionError("its keys have no schema")
+
+    def next_key(self, version: Version) -> Version:
+        raise AssertionError("its keys have no schema")
+
+    def spelled(self, version: Version, key: dict[str, Any]) -> bytes:
         raise AssertionError("its keys have no schema")
 
 
@@ -149,12 +161,19 @@ class History:
         self.compatibility = COMPATIBILITIES[seed // len(FORMATS) % 4]
         self.upsert = rng.random() < 0.4
         self.mode = rng.choice(("SUSPEND", "SKIP", "LOG"))
+        self.header_rng = headers = random.Random(f"headers {seed}")  # the rest stays as it was
+        self.header_share = headers.choice((0.0, 0.0, 0.5, 1.0))
+        # The dead letters of all histories are in one registry.
+        self.is_confluent = self.mode != "LOG" and not only and headers.random() < 0.4
+        self.context = headers.choice(("", ":.eu:")) if self.is_confluent else ""
+        if self.is_confluent:
+            self.compatibility = "NONE"
+        self.confluent = Registry()
         self.stages, self.rounds = rng.randint(2, stages), rounds
         self.partitions = rng.randint(1, 2)
         keyed = ("string", "string") + (() if only else ("schema",))
         self.keys = rng.choice(keyed if self.upsert else (*keyed, "none"))
         self.family: Family = OneVersion(only) if only else FAMILIES[self.kind](rng)
-        self.registry = endpoints.schema_registry_client()
         name = f"conformance_{seed}_{random.SystemRandom().getrandbits(32):08x}"
         self.spec = TopicSpec.model_validate(
             {
@@ -164,29 +183,48 @@ class History:
                     "format": self.kind.lower(),
                     "file": "from-the-registry",
                     "message": only.message if only else None,
+                    "subject": f"{self.context}{name}-value",
                 },
                 "partitions": self.partitions,
                 "write_mode": "upsert" if self.upsert else "append",
                 "history": self.upsert and rng.random() < 0.3,
                 "key": {"format": self.kind.lower() if self.keys == "schema" else self.keys},
-                "tableflow": {"error_handling": self._handling(self.mode)},
+                "tableflow": {
+                    "error_handling": self._handling(self.mode),
+                    "engine": "spark" if seed % 5 == 0 else "auto",
+                },
             }
         )
         self.title = (
             f"seed {seed}: {self.kind} {self.compatibility} {self.spec.write_mode} {self.mode} "
-            f"key {self.keys}"
+            f"key {self.keys} headers {self.header_share:g}"
+            f"{f' confluent {self.context}' if self.is_confluent else ''}"
         )
         self.result = Result(seed, self.title, name, logs=self.mode == "LOG")
         self.judge = Judge(Side(), Side() if self.keys == "schema" else None, self.upsert)
         self.waiting: list[Sent] = []
         self.read: list[Sent] = []
         self.key_pool: list[bytes] = []
+        self.decoded_pool: list[dict[str, Any]] = []
+        """Keys with a schema: values by the names of its first version."""
+        self.clock = 1_700_000_000_000
         self.ingestor: Ingestor | None = None
         self.producer: Producer | None = None
         self.oddity = 0.0
         """How likely a record of this stage is malformed, unusual or of a foreign schema."""
 
     def run(self) -> Result:
+        if not self.is_confluent:
+            return self._run()
+        with running(self.confluent) as url:
+            self.endpoints = with_registry(self.endpoints, url)
+            return self._run()
+
+    @property
+    def registry(self) -> SchemaRegistryClient:
+        return self.endpoints.schema_registry_client()
+
+    def _run(self) -> Result:
         admin = self.endpoints.kafka_admin()
         config = TOPIC_CONFIG | ({"cleanup.policy": "compact"} if self.upsert else {})
         new = NewTopic(self.spec.name, num_partitions=self.partitions, config=config)
@@ -236,22 +274,34 @@ class History:
             # The same text under the same name is the same subject for all topics.
             on = f"conformance-{name}"
             one = Schema(text, version.kind, list(references))
-            self.registry.register_schema(on, one)
-            number = self.registry.lookup_schema(on, one).version
+            self.registry.register_schema(f"{self.context}{on}", one)
+            number = self.registry.lookup_schema(f"{self.context}{on}", one).version
             references.append(SchemaReference(name, on, number))
         return self.registry.register_schema(
             subject, Schema(version.text, version.kind, references)
         )
 
+    def _register_default(self, subject: str, version: Version) -> None:
+        context, self.context = self.context, ""
+        self._register(subject, version)
+        self.context = context
+
     def _begin(self) -> None:
         first = self.family.first()
+        if self.context:  # the ids of the context are those of other schemas in the default one
+            for number, version in enumerate(self.family.foreign(first)):
+                self._register_default(f"decoy-{number}", version)
+            self._register_default("decoy", first)
         self._own(self.spec.value_subject, first, self.judge.value)
         self.registry.set_compatibility(self.spec.value_subject, self.compatibility)
         if self.judge.key is not None:
             self._own(self.spec.key_subject, self.family.key(first), self.judge.key)
+            # All of its versions have equal keys, which the registry cannot know.
+            self.registry.set_compatibility(self.spec.key_subject, "NONE")
         for number, version in enumerate(self.family.foreign(first)):
             try:
-                schema_id = self._register(f"{self.spec.name}-foreign{number}", version)
+                on = f"{self.context}{self.spec.name}-foreign{number}"
+                schema_id = self._register(on, version)
             except SchemaRegistryError as error:
                 self.result.log.append(f"the registry refuses {version.text}: {error}")
                 continue
@@ -259,11 +309,9 @@ class History:
                 self.judge.foreign[schema_id] = version
                 self.result.log.append(f"foreign schema {schema_id}: {version.text}")
         for number in range(self.rng.randint(2, 8)):
-            key = f"key{number}".encode() * (60 if number == 1 else 1)
-            if self.judge.key is not None:
-                schema_id = next(iter(self.judge.key.own))
-                key = wire(schema_id, self.judge.key.own[schema_id].encode(self.rng, 0.0))
-            self.key_pool.append(key)
+            self.key_pool.append(f"key{number}".encode() * (60 if number == 1 else 1))
+        if self.judge.key is not None:
+            self.decoded_pool = some_keys(self.rng, self.judge.key.shape)
 
     def _own(self, subject: str, version: Version, side: Side) -> None:
         schema_id = self._register(subject, version)
@@ -288,6 +336,12 @@ class History:
             else:
                 return
 
+    def _evolve_key(self) -> None:
+        assert self.judge.key is not None
+        latest = self.judge.key.latest
+        assert latest is not None
+        self._own(self.spec.key_subject, self.family.next_key(latest), self.judge.key)
+
     # --- records ---
 
     def _stage(self, stage: int) -> None:
@@ -295,6 +349,8 @@ class History:
         for number in range(stage * self.rounds, (stage + 1) * self.rounds):
             for _ in range(self.rng.choice((0, 1, 1, 2))) if number else ():
                 self._evolve()
+            if number and self.judge.key is not None and self.rng.random() < 0.6:
+                self._evolve_key()
             self._produce(self.rng.choice((0, 5, 20, 60)) if number else self.rng.randint(5, 60))
         if self.rng.random() < 0.4:
             self._close()  # the engine starts again
@@ -327,18 +383,49 @@ class History:
             return on_delivery
 
         for record in records:
+            self._move(record)
+            key, value = record.raw
             producer.produce(
                 self.spec.name,
-                record.value,
-                record.key,
+                value,
+                key,
                 record.partition,
                 on_delivery=delivered(record),
                 timestamp=record.timestamp,
+                headers=list(record.headers),
             )
         assert producer.flush(60) == 0
         assert all(record.offset >= 0 for record in records)
         self.result.sent += records
         self.waiting += records
+
+    def _move(self, record: Sent) -> None:
+        """Let headers name some of the schemas instead of prefixes; some of them do not."""
+        rng, halves = self.header_rng, []
+        if rng.random() < 0.3:
+            record.headers.append(("trace", rng.randbytes(3)))
+        for side, wire_form in (("key", record.key), ("value", record.value)):
+            halves.append(wire_form)
+            has_schema = side == "value" or self.judge.key is not None
+            # An upsert table compares keys as they were sent.
+            share = round(self.header_share) if side == "key" else self.header_share
+            if wire_form is None or not has_schema or rng.random() >= share:
+                continue
+            there = moved(wire_form, self.kind, guid=self._guid(side, wire_form))
+            if there is not None:
+                halves[-1], header = there
+                if side == "value" and rng.random() < self.oddity / 5:
+                    header = rng.choice((b"", b"\x02", header[:4], header + b"\x01", b"\x01" * 17))
+                    record.note, record.has_bad_header = "bad header", True
+                record.headers.append((NAMES[side], header))
+        record.raw = halves[0], halves[1]
+
+    def _guid(self, side: str, wire_form: bytes) -> UUID | None:
+        subject = self.spec.key_subject if side == "key" else self.spec.value_subject
+        number = int.from_bytes(wire_form[1:WIRE_BYTES], "big")
+        found = self.confluent.ids.get((split(subject)[0], number))
+        is_sent = found is not None and self.header_rng.random() < 0.6
+        return UUID(found.guid) if found is not None and is_sent else None
 
     def _record(self) -> Sent:
         rng = self.rng
@@ -348,7 +435,11 @@ class History:
         # The newest version as often as all others: old producers stay for long.
         schema_id, version = own[-1] if rng.random() < 0.5 else rng.choice(own)
         good = wire(schema_id, version.encode(rng, 0.0))
-        note, value, key = "good", good, rng.choice(self.key_pool)
+        note, value = "good", good
+        key = rng.choice(self.key_pool)
+        if self.judge.key is not None:
+            key_id, key_version = rng.choice(list(self.judge.key.own.items()))
+            key = wire(key_id, self.family.spelled(key_version, rng.choice(self.decoded_pool)))
         if self.keys == "none" and rng.random() < 0.5:
             key = None
         if rng.random() < self.oddity:
@@ -358,6 +449,9 @@ class History:
         elif rng.random() < self.oddity / 5 and self.keys == "schema":
             note, key = "broken key", rng.randbytes(rng.randint(0, 12))
         timestamp = rng.choice((1, 1_000_000_000_123, 1_700_000_000_000, 253_402_300_799_999))
+        if self.judge.key is not None and self.upsert:  # time orders the partitions of a key
+            self.clock += 1
+            timestamp = self.clock
         return Sent(rng.randrange(self.partitions), key, value, timestamp, note)
 
     def _odd(self, schema_id: int, version: Version, value: bytes) -> tuple[str, bytes]:
@@ -392,7 +486,7 @@ class History:
 
     def _ingest(self) -> None:
         for record in self.waiting:
-            record.outcome = self.judge.outcome(record.key, record.value)
+            record.outcome = self._outcome(self.judge, record)
         mode = self.spec.tableflow.error_handling.mode
         broken = [r for r in self.waiting if r.outcome and r.outcome.row is None]
         doubtful = [r for r in self.waiting if r.outcome and not r.outcome.sure]
@@ -404,6 +498,10 @@ class History:
         self.read += self.waiting
         self.waiting = []
         self._check()
+
+    def _outcome(self, judge: Judge, record: Sent) -> Outcome:
+        found = judge.outcome(record.key, record.value)
+        return Outcome(None) if record.has_bad_header else found
 
     def _expect_refusal(self, why: str) -> None:
         self.result.refused += 1
@@ -481,9 +579,6 @@ class History:
         table = self.endpoints.catalog(self.config).load_table(identifier)
         self.skipped = int(table.properties.get(ROWS_SKIPPED, 0))
         self.names = [field.name for field in table.schema().fields]
-        if self.kind != "JSON" and self.spec.write_mode == "append":
-            of_spark = {one.snapshot_id: WAP_ID in summary(one) for one in table.snapshots()}
-            self.result.batches |= {number: not staged for number, staged in of_spark.items()}
         if table.current_snapshot() is None:
             return []
         sql = f'SELECT * FROM lake."{identifier[0]}"."{identifier[1]}"'
@@ -510,7 +605,7 @@ class History:
         judge.follow()
         assert judge.columns is not None
         read = self.read  # dead letters are by the outcomes of the topic's own table
-        self.read = [replace(one, outcome=judge.outcome(one.key, one.value)) for one in read]
+        self.read = [replace(one, outcome=self._outcome(judge, one)) for one in read]
         identifier = history_table(self.spec)
 
         class HistorySpec(TopicSpec):
@@ -551,23 +646,24 @@ class History:
             self.problem(self._about(record, wrong))
 
     def _check_upsert(self, rows: list[Row], columns: Shape) -> None:
-        found: dict[tuple[int, bytes], Row] = {}
+        found: dict[object, Row] = {}
         for row in rows:
-            place = row["$$partition"], bytes(row["$$raw-key"])
+            place = self._identity(row["$$partition"], bytes(row["$$raw-key"]))
             if place in found:
                 self.problem(f"key {place} has two rows")
             found[place] = row
         # What each key may be: the last certain state, and every doubtful one since.
-        states: dict[tuple[int, bytes], list[Sent | None]] = {}
+        states: dict[object, list[Sent | None]] = {}
         certain = doubtful = 0
-        for record in sorted(self.read, key=lambda one: one.place):
+        for record in sorted(self.read, key=self._order):
             outcome = record.outcome
             assert outcome is not None
             certain += outcome.row is None and outcome.sure
             doubtful += not outcome.sure
             if record.key is None or (outcome.row is None and outcome.sure):
                 continue
-            place = record.partition, stored_key(record.key)
+            sent = record.key if self.judge.key else stored_key(record.raw[0] or b"")
+            place = self._identity(record.partition, sent)
             state = None if record.value is None else record
             before = [] if outcome.sure else states.get(place, [None])
             states[place] = [*before, state]
@@ -577,9 +673,16 @@ class History:
             if all(wrongs):
                 self.problem(f"key {place}: {wrongs[-1]}")
         if found:
-            self.problem(f"rows of deleted or unknown keys: {sorted(found)}")
+            self.problem(f"rows of deleted or unknown keys: {sorted(map(str, found))}")
         if not certain <= self.skipped <= certain + doubtful:
             self.problem(f"{self.skipped} skipped, {certain} malformed and {doubtful} doubtful")
+
+    def _identity(self, partition: int, key: bytes) -> object:
+        """What a row of an upsert table is identified by: the decoded key, in all partitions."""
+        return (partition, key) if self.judge.key is None else self.judge.key_text(key)
+
+    def _order(self, record: Sent) -> tuple[int, ...]:
+        return record.place if self.judge.key is None else (record.timestamp, *record.place)
 
     def _state(self, option: Sent | None, row: Row | None, columns: Shape) -> str | None:
         if option is None:
@@ -677,7 +780,7 @@ def check_dead_letters(result: Result, entries: list[dict[str, Any]]) -> None:
         if record is None:
             continue
         source, message = entry["source_record"], entry["error_message"]
-        if (source["key"], source["value"]) != (record.key, record.value):
+        if (source["key"], source["value"]) != record.raw:
             result.problems.append(f"the dead letter of {place} has other bytes: {source}")
         if not message or (record.outcome and not record.outcome.is_named(message)):
             named = record.outcome and record.outcome.names
@@ -696,8 +799,9 @@ def dump(result: Result, folder: Path) -> Path:
             "note": record.note,
             "key": record.key.hex() if record.key is not None else None,
             "value": record.value.hex() if record.value is not None else None,
+            "headers": [(name, text and text.hex()) for name, text in record.headers],
             "expected": repr(record.outcome),
         }
-        lines.append(json.dumps(facts))
+        lines.append(json.dumps(facts, default=repr))
     path.write_text("\n".join(lines) + "\n")
     return path

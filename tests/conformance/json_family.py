@@ -68,6 +68,33 @@ class JsonFamily:
             properties[name] = shared
         return version({"type": "object", "title": "Key", "properties": properties})
 
+    def next_key(self, version_: Version) -> Version:
+        schema, rng = copy.deepcopy(version_.source), self.rng
+        properties = schema["properties"]
+        match rng.choice(("description", "add", "order")):
+            case "description":
+                schema["description"] = f"described {rng.random()}"
+            case "add":
+                properties[f"more{rng.randint(0, 999)}"] = {"type": "string"}
+            case "order":
+                schema["properties"] = dict(reversed(properties.items()))
+                schema["description"] = f"ordered {rng.random()}"
+        return version(schema)
+
+    def spelled(self, version_: Version, key: dict[str, Any]) -> bytes:
+        rng = self.rng
+        members = list(key.items())
+        members += [(n, None) for n in version_.source["properties"] if n not in key][:1]
+        rng.shuffle(members)
+        parts = []
+        for name, value in members:
+            text = json.dumps(value, ensure_ascii=rng.random() < 0.5)
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            if is_whole and abs(value) < 2**50 and rng.random() < 0.3:
+                text = f"{value}.0"
+            parts.append(f"{json.dumps(name)}{rng.choice((':', ' : '))}{text}")
+        return f"{{{rng.choice((',', ' , ')).join(parts)}{rng.choice(('', ' '))}}}".encode()
+
     def _change(self, root: Schema, node: Schema, *, wild: bool) -> None:
         rng, properties = self.rng, node["properties"]
         changes = ["add", "add", "drop", "retype", "retype", "required"]
@@ -161,15 +188,26 @@ def _parsed(payload: bytes) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")
 
+    def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        for pair in pairs:  # also of a name that is repeated
+            json.dumps(pair, ensure_ascii=False, default=str).encode()  # half of a surrogate pair
+        return dict(pairs)
+
     try:
         text = payload.decode()
         if text.startswith("\ufeff"):
             raise ValueError("a byte order mark")
-        value = json.loads(text, parse_constant=refuse)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair
+        value = json.loads(
+            text, parse_float=_exact, parse_constant=refuse, object_pairs_hook=checked
+        )
     except (ValueError, RecursionError) as error:
         raise Malformed(str(error)) from None
     return value
+
+
+def _exact(text: str) -> Decimal:
+    mantissa, _, exponent = text.lower().partition("e")
+    return Decimal(f"{mantissa}e{max(-(10**6), min(10**6, int(exponent or 0)))}")
 
 
 def _title(schema: Schema) -> str:
@@ -223,7 +261,7 @@ def _converted(schema: Schema, value: Any, root: Schema, path: str) -> Value:
     schema = resolve(schema, root)
     if "members" in schema:
         return _of_union(schema["members"], value, root, path)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
     if _is_decimal(schema):
         return _decimal(schema, value, path)
     match schema.get("type"):
@@ -253,7 +291,7 @@ def _converted(schema: Schema, value: Any, root: Schema, path: str) -> Value:
         case None | "object" | "array" if _shape(schema, root).unit == "json":
             kinds = {"object": dict, "array": list}
             if schema.get("type") is None or isinstance(value, kinds[schema["type"]]):
-                return JsonText(value)
+                return JsonText(_as_doubles(value))
     raise Malformed(f"{value!r} is not of type {schema.get('type')}", path)
 
 
@@ -281,10 +319,21 @@ def _of_union(members: list[Schema], value: Any, root: Schema, path: str) -> Val
     raise Malformed(f"{value!r} is of no member", path)
 
 
-def _number(schema: Schema, value: float, root: Schema, path: str) -> Value:
+def _as_doubles(value: Any) -> Any:
+    match value:
+        case Decimal():
+            return float(value)
+        case list():
+            return [_as_doubles(one) for one in value]
+        case dict():
+            return {name: _as_doubles(one) for name, one in value.items()}
+    return value
+
+
+def _number(schema: Schema, value: int | Decimal, root: Schema, path: str) -> Value:
     kind = _shape(schema, root).kind
     if kind in ("float", "double"):
-        number = float(value) if abs(value) < 1.8e308 else math.inf
+        number = float(value) if Decimal(value).copy_abs() < 2 * 10**308 else math.inf
         if kind == "float" and math.isfinite(number):
             try:
                 (number,) = struct.unpack("<f", struct.pack("<f", number))
@@ -293,7 +342,9 @@ def _number(schema: Schema, value: float, root: Schema, path: str) -> Value:
         if not math.isfinite(number):
             raise Malformed("out of range", path)
         return number
-    if not math.isfinite(value) or value != int(value):
+    if isinstance(value, Decimal) and value.adjusted() > 100:
+        raise Malformed(f"{value} is out of range", path)
+    if isinstance(value, Decimal) and value != value.to_integral_value():
         raise Malformed(f"{value} is not whole", path)
     whole = int(value)
     bits = 31 if kind in ("int", "date") else 63
@@ -336,13 +387,15 @@ def _decimal(schema: Schema, value: Any, path: str) -> Decimal:
     facts = schema["connect.parameters"]
     precision, scale = int(facts["connect.decimal.precision"]), int(facts["scale"])
     if isinstance(value, str):
-        unscaled = int.from_bytes(_bytes(value, path), "big", signed=True)
+        if not (unscaled_bytes := _bytes(value, path)):
+            raise Malformed("no bytes", path)
+        unscaled = int.from_bytes(unscaled_bytes, "big", signed=True)
         number = Decimal((unscaled < 0, tuple(map(int, str(abs(unscaled)))), -scale))
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        if abs(value) >= 10 ** (precision - scale):
+    elif isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+        if Decimal(value).copy_abs() >= 10 ** (precision - scale):
             raise Malformed(f"{value} exceeds the precision", path)
-        number = Decimal(repr(value)).quantize(Decimal(1).scaleb(-scale), context=_CONTEXT)
-        if number != Decimal(repr(value)):
+        number = Decimal(value).quantize(Decimal(1).scaleb(-scale), context=_CONTEXT)
+        if number != value:
             raise Malformed(f"{value} exceeds the scale", path)
     else:
         raise Malformed(f"{value!r} is not of type {schema['type']}", path)

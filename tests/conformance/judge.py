@@ -119,6 +119,19 @@ class Judge:
             result.row["key"] = key
         return Outcome(result.row, sure=result.sure and not loose, exact=not loose)
 
+    def key_text(self, raw: bytes) -> str:
+        """What identifies a key with a schema: its values as the newest schema reads them.
+
+        :raises Malformed: it is not a key
+        """
+        assert self.key is not None
+        writer = self.writer(raw, self.key)
+        assert writer.shape is not None
+        decoded = writer.decode(raw[WIRE_BYTES:])
+        half = Half(decoded.value, writer.shape, self.key.shape)
+        row = placed(self.key.shape, half).row
+        return repr([(name, row[name]) for name in self.key.shape.children])
+
     def writer(self, raw: bytes, side: Side) -> Version:
         """:raises Malformed: the record names no schema that it may have"""
         if len(raw) < WIRE_BYTES or raw[0] != 0:
@@ -143,7 +156,7 @@ class Judge:
 
 
 def stored_key(key: bytes) -> bytes:
-    """A key as an upsert table has it."""
+    """A key without a schema as an upsert table has it."""
     return key if len(key) <= 256 else hashlib.sha256(key).digest()
 
 

@@ -143,6 +143,41 @@ class ProtobufFamily:
             fields.append(Field(shared.name, 3, shared.kind))
         return version(File(False, [Message("Key", fields)]))
 
+    def next_key(self, version_: Version) -> Version:
+        file, rng = copy.deepcopy(version_.source), self.rng
+        fields = file.messages[0].fields
+        self._numbers += 1
+        match rng.choice(("add", "rename", "order", "symbol")):
+            case "add":
+                number = 30_000 + self._numbers
+                fields.append(Field(f"more{number}", number, "string", "optional"))
+            case "rename":
+                rng.choice(fields[:2]).name += "_r"
+            case "order":
+                fields.reverse()
+                file.symbols[f"ORDER{self._numbers}"] = 1000 + self._numbers
+            case "symbol":
+                file.symbols[f"SYMBOL{self._numbers}"] = 1000 + self._numbers
+        return version(file)
+
+    def spelled(self, version_: Version, key: dict[str, Any]) -> bytes:
+        rng = self.rng
+        numbers = {"key_id": 1, "key_text": 2}
+        parts = []
+        for name, value in key.items():
+            number = numbers.get(name, 3)
+            if not value and rng.random() < 0.5:
+                continue  # what is not there has the default
+            if isinstance(value, str):
+                text = value.encode()
+                parts.append(_varint(8 * number + 2) + _varint(len(text)) + text)
+            else:
+                parts.append(_varint(8 * number) + _varint(value % 2**64))
+        rng.shuffle(parts)
+        if rng.random() < 0.2:
+            parts.append(fuzz_protobuf.UNKNOWN)
+        return rng.choice(FIRST_MESSAGE) + b"".join(parts)
+
     def _field(self, file: File, place: int) -> Field:
         self._numbers += 1
         number = self._numbers if self.rng.random() < 0.9 else self._numbers + 1000
@@ -212,6 +247,13 @@ class ProtobufFamily:
             del file.symbols[name]
             if self.rng.random() < 0.5:
                 file.symbols[f"{name}_R"] = number
+
+
+def _varint(number: int) -> bytes:
+    found = b""
+    while number > 0x7F:
+        found, number = found + bytes([number & 0x7F | 0x80]), number >> 7
+    return found + bytes([number])
 
 
 def version(file: File) -> Version:

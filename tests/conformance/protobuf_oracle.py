@@ -51,6 +51,10 @@ FIRST_MESSAGE = (b"\x00", b"\x02\x00")
 """The message indexes of a file's first message, as producers write them."""
 
 
+PRESENT = "is_present"
+"""The field of a message without fields."""
+
+
 class ProtobufSchema:
     """The first message of a file, or a named one."""
 
@@ -74,11 +78,12 @@ class ProtobufSchema:
         """
         try:
             message = self.message.FromString(data)
+            if not message.IsInitialized():
+                raise Malformed("a required field is missing")
+            # Of proto2, text that is not UTF-8 is found when it is read.
+            return self._row(message, ""), _is_clear(message)
         except (DecodeError, UnicodeDecodeError) as error:
             raise Malformed(str(error)) from None
-        if not message.IsInitialized():
-            raise Malformed("a required field is missing")
-        return self._row(message, ""), _is_clear(message)
 
     # --- the mapping of types ---
 
@@ -118,7 +123,7 @@ class ProtobufSchema:
         if message.full_name in KNOWN:
             return KNOWN[message.full_name]
         shape = self._struct(message, above)
-        return shape if shape.children else None
+        return shape if shape.children else Shape("struct", {PRESENT: Shape("boolean")})
 
     def _decimal(self, field: Any) -> tuple[int, int]:
         facts = field.GetOptions().Extensions[_FIELD_META].params
@@ -129,6 +134,8 @@ class ProtobufSchema:
     # --- values ---
 
     def _row(self, message: Any, path: str) -> dict[str, Value]:
+        if path and not message.DESCRIPTOR.fields:
+            return {PRESENT: True}
         return {
             one.name: self._of_field(message, one, f"{path}.{one.name}".lstrip("."))
             for one in message.DESCRIPTOR.fields

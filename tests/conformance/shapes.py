@@ -539,8 +539,8 @@ def difference(expected: Value, found: Value, path: str = "") -> str | None:
         if missing := expected.keys() ^ entries.keys():
             return f"{path}: {sorted(map(repr, missing))} on one side only"
         parts = ((_join(path, str(k)), v, entries[k]) for k, v in expected.items())
-    elif isinstance(expected, list):
-        if not isinstance(found, list) or len(found) != len(expected):
+    elif isinstance(expected, list | tuple):
+        if type(found) is not type(expected) or len(found) != len(expected):
             return f"{path}: expected {expected!r}, found {found!r}"
         parts = ((f"{path}[{n}]", v, found[n]) for n, v in enumerate(expected))
     elif isinstance(expected, float) and isinstance(found, float):

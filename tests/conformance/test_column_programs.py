@@ -1,7 +1,7 @@
-"""Programs of the columnar path against the reference decoder, without a stack.
+"""Programs of Avro records against the oracle, without a stack.
 
-A program may refuse any record, which Spark's path then decodes. What it accepts must be exactly
-the reference's value.
+A program may refuse any record, which the reference decoder then decodes. What it accepts must be
+exactly the oracle's value.
 """
 
 from __future__ import annotations

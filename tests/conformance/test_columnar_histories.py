@@ -1,44 +1,43 @@
 """Random histories of topics in columns, without a stack, judged by the oracle.
 
-The columnar path may refuse any batch, which Spark then decodes. What it accepts must be exactly
-what the oracle says, for each version after any evolution, for keys, tombstones and malformed
-records. ``TOPICBERG_TEST_SEED`` and ``TOPICBERG_TEST_HISTORIES`` select other histories.
+Each record must be a row or malformed as the oracle says, for each version after any evolution, for
+keys, tombstones and malformed records. ``TOPICBERG_TEST_SEED`` and ``TOPICBERG_TEST_HISTORIES``
+select other histories.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
-import pytest
 from avro_family import AvroFamily
+from header_framing import NAMES, RecordHeaders, fetched, guid_of, moved
 from json_family import JsonFamily
 from judge import Judge, Outcome, Side, wire
 from protobuf_family import ProtobufFamily
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from shapes import Refused, difference, extended
 from shapes import Shape as Columns
 from versions import Family, Version
 
 from topicberg.errors import TableflowError
-from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
-from topicberg.kafka.fetch import Records
-from topicberg.tableflow import columnar
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
+from topicberg.tableflow.columns import buffers_of, chunks
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, holds_raw_key, table_schema
+from topicberg.tableflow.plan import METADATA, Plan, message_decoders
+from topicberg.tableflow.rejections import Rejections
 from topicberg.topics import TopicSpec
 
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", 40))
 FAMILIES: dict[str, Any] = {"AVRO": AvroFamily, "JSON": JsonFamily, "PROTOBUF": ProtobufFamily}
 RECORDS = 40
-TEXT_BYTES = 256 * 1024
 
 Pair = tuple[bytes | None, bytes | None]
 """Key and value."""
@@ -46,10 +45,8 @@ Pair = tuple[bytes | None, bytes | None]
 
 @dataclass
 class Tally:
-    accepted: int = 0
-    refused: int = 0
-    batches: int = 0
-    """Batches of good records of all versions that were accepted as a whole."""
+    rows: int = 0
+    rejected: int = 0
     histories: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -62,6 +59,7 @@ class Topic:
         self.kind = list(FAMILIES)[seed % 3]
         self.family: Family = FAMILIES[self.kind](rng)
         self.has_key = rng.random() < 0.3
+        self.header_share = rng.choice((0.0, 0.0, 0.5, 1.0))
         self.judge = Judge(Side(), Side() if self.has_key else None, upsert=False)
         first = self.family.first()
         self._own(self.judge.value, first)
@@ -83,10 +81,8 @@ class Topic:
         if version is not None and version.shape is not None:
             self._own(self.judge.value, version)
 
-    def decoders(self) -> tuple[columnar.Plan, TopicSpec]:
-        """:raises NotCoveredError: Spark decodes the topic
-        :raises TableflowError: it has no table
-        """
+    def decoders(self) -> tuple[Plan, TopicSpec]:
+        """:raises TableflowError: it has no table"""
         spec = TopicSpec.model_validate(
             {
                 "name": "random",
@@ -99,9 +95,14 @@ class Topic:
         layout = Layout(Half(KEY, key), Half(VALUE, _subject("v", self.judge.value)))
         schema = table_schema(spec, layout)
         table = cast("Any", SimpleNamespace(schema=lambda: schema))
-        decoded = columnar.programs(spec, layout, table)
-        names = {name: spec.metadata_column(name) for name in columnar._METADATA}
-        return columnar.Plan(spec.name, cast("Any", None), {}, {}, decoded, names), spec
+        foreign = ForeignSchemas(cast("Any", None))
+        for number, version in self.judge.foreign.items():
+            foreign.schemas[number] = _registered(number, version)
+        decoded = message_decoders(spec, layout, table, {KEY: foreign, VALUE: foreign})
+        names = {name: spec.metadata_column(name) for name in METADATA}
+        raw = frozenset({KEY} if holds_raw_key(layout, schema.fields) else ())
+        target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC))
+        return Plan(spec.name, target, {}, {}, decoded, raw, names, "SKIP"), spec
 
     def record(self, *, is_good: bool) -> Pair:
         rng = self.rng
@@ -133,9 +134,44 @@ class Topic:
                 key = key[: rng.randrange(len(key) + 1)]
         return key, value
 
-    def expect(self, found: list[dict[str, Any]], sent: Sequence[Pair]) -> Iterator[str]:
+    def by_headers(self, pairs: Sequence[Pair]) -> tuple[list[Pair], list[RecordHeaders]]:
+        """Return records of which some name their schemas in headers instead."""
+        found, headers = list[Pair](), list[RecordHeaders]()
+        for pair in pairs:
+            own: RecordHeaders = [("trace", b"1")] if self.rng.random() < 0.3 else []
+            halves = []
+            for side, raw in zip((KEY, VALUE), pair, strict=True):
+                moves = raw is not None and self.rng.random() < self.header_share
+                if moves and (side == VALUE or self.has_key):
+                    own_ids = {*self.judge.value.own, *(self.judge.key or Side()).own}
+                    number = int.from_bytes((raw or b"")[1:5], "big")
+                    by_guid = self.rng.random() < 0.5 and number in own_ids
+                    there = moved(raw or b"", self.kind, guid=guid_of(number) if by_guid else None)
+                    if there is not None:
+                        raw = there[0]
+                        own.append((NAMES[side], there[1]))
+                halves.append(raw)
+            found.append((halves[0], halves[1]))
+            headers.append(own)
+        return found, headers
+
+    def expect(
+        self, found: list[dict[str, Any]], rejected: Mapping[int, str], sent: Sequence[Pair]
+    ) -> Iterator[str]:
         columns = self.judge.columns
         assert columns is not None
+        if len(found) + len(rejected) != len(sent):
+            yield f"{len(sent)} records: {len(found)} rows, {len(rejected)} rejected"
+        for offset, reason in rejected.items():
+            key, value = sent[offset]
+            outcome = self.judge.outcome(key, value)
+            # The oracle of Protobuf returns such a text as bytes, where the schema is of proto2.
+            is_text = self.kind == "PROTOBUF" and reason.endswith("is not UTF-8")
+            # A version whose fields exchanged names has no table of its own.
+            is_misfit = "which does not fit the table" in reason
+            if outcome.row is not None and outcome.sure and not is_text and not is_misfit:
+                about = f"key {key and key.hex()}, value {value and value.hex()}"
+                yield f"{about}: rejected ({reason}), yet it has a row: {outcome.row}"
         for row in found:
             key, value = sent[row["$$offset"]]
             outcome = self.judge.outcome(key, value)
@@ -164,50 +200,32 @@ def _kinds(column: Columns) -> Iterator[str]:
         yield from _kinds(one)
 
 
+def _registered(number: int, version: Version) -> RegisteredSchema:
+    kind = cast("SchemaType", version.kind)
+    return RegisteredSchema(number, kind, version.text, tuple(version.references))
+
+
 def _subject(name: str, side: Side) -> Subject:
     assert side.latest is not None
-    schemas = {
-        number: RegisteredSchema(
-            number, cast("SchemaType", one.kind), one.text, tuple(one.references)
-        )
-        for number, one in side.own.items()
-    }
-    return Subject(name, schemas, list(schemas.values())[-1])
+    schemas = {number: _registered(number, one) for number, one in side.own.items()}
+    guids = {guid_of(number): number for number in schemas}
+    return Subject(name, schemas, list(schemas.values())[-1], guids)
 
 
-def fetched(pairs: Sequence[Pair]) -> Records:
-    """Records as librdkafka's messages become them; the offset is the place in the list."""
-    size = sum(len(one or b"") for pair in pairs for one in pair)
-    records = Records(len(pairs), max(64 * 1024, size))
-    for number, (key, value) in enumerate(pairs):
-        for data, offsets, present, one in (
-            (records.keys, records.key_offsets, records.has_key, key),
-            (records.values, records.value_offsets, records.has_value, value),
-        ):
-            begin, stop = int(offsets[number]), int(offsets[number]) + len(one or b"")
-            data[begin:stop] = np.frombuffer(one or b"", np.uint8)
-            offsets[number + 1], present[number] = stop, one is not None
-        records.offsets[number] = number
-    records.times[:], records.time_types[:] = 1_700_000_000_000, 1
-    records.count = len(pairs)
-    return records
-
-
-def rows(plan: columnar.Plan, pairs: Sequence[Pair]) -> tuple[list[dict[str, Any]], bool]:
-    """Return the rows of records, and whether all were accepted."""
-    shapes = {half: Shape(one.fields) for half, one in plan.decoded.items() if one.programs}
-    buffers = {half: Buffers(shape, len(pairs), TEXT_BYTES) for half, shape in shapes.items()}
+def rows(
+    plan: Plan, pairs: Sequence[Pair], headers: Sequence[RecordHeaders] | None = None
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Return the rows of records, and the reasons of those that are rejected, by offset."""
+    buffers = buffers_of(plan.decoded, len(pairs))
     found: list[dict[str, Any]] = []
-    try:
-        for columns, _ in columnar._decoded(plan, fetched(pairs), buffers):
-            plain = {
-                name: one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one
-                for name, one in columns.items()
-            }
-            found += pa.table(plain).to_pylist()
-    except NotCoveredError:
-        return found, False
-    return found, True
+    rejections = Rejections("LOG")
+    for chunk in chunks(plan, fetched(pairs, headers), buffers, rejections):
+        plain = {
+            name: one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one
+            for name, one in chunk.columns.items()
+        }
+        found += pa.table(plain).to_pylist()
+    return found, {one["offset"]: one["reason"] for one in rejections.records}
 
 
 def run(seed: int, tally: Tally) -> None:
@@ -215,31 +233,27 @@ def run(seed: int, tally: Tally) -> None:
     try:
         plan, _ = topic.decoders()
         topic.judge.follow()
-    except (NotCoveredError, TableflowError, Refused):
+    except (TableflowError, Refused):
         return
     tally.histories += 1
     title = f"seed {seed}: {topic.kind}"
     good = [topic.record(is_good=True) for _ in range(RECORDS)]
     fine = [pair for pair in good if topic.judge.outcome(*pair).row is not None]
-    for batch in (fine, good):
-        found, is_whole = rows(plan, batch)
-        assert len(found) == len(batch) or not is_whole, title
-        tally.batches += is_whole and batch is fine
-        tally.problems += [f"{title}: {one}" for one in topic.expect(found, batch)]
-    for _ in range(RECORDS):
-        batch = [topic.record(is_good=False)]
-        found, is_whole = rows(plan, batch)
-        tally.accepted, tally.refused = tally.accepted + is_whole, tally.refused + (not is_whole)
-        tally.problems += [f"{title}: {one}" for one in topic.expect(found, batch)]
+    mixed = [topic.record(is_good=topic.rng.random() < 0.7) for _ in range(RECORDS)]
+    bad = [topic.record(is_good=False) for _ in range(RECORDS)]
+    for batch in (fine, good, mixed, bad):
+        found, rejected = rows(plan, *topic.by_headers(batch))
+        tally.rows += len(found)
+        tally.rejected += len(rejected)
+        tally.problems += [f"{title}: {one}" for one in topic.expect(found, rejected, batch)]
 
 
-def test_columns_of_random_histories_equal_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columnar, "MIN_RUN", 1)
+def test_columns_of_random_histories_equal_the_oracle() -> None:
     tally = Tally()
     for seed in range(SEED, SEED + HISTORIES):
         run(seed, tally)
-    print(tally.histories, tally.batches, tally.accepted, tally.refused)  # noqa: T201
+    print(tally.histories, tally.rows, tally.rejected)  # noqa: T201
     assert not tally.problems, "\n".join(tally.problems[:10])
-    assert tally.batches > HISTORIES / 5
-    assert tally.accepted > HISTORIES
-    assert tally.refused > HISTORIES
+    assert tally.histories > HISTORIES / 5
+    assert tally.rows > HISTORIES
+    assert tally.rejected > HISTORIES

@@ -6,12 +6,9 @@ A few by default. Many, on one stack::
         tests/conformance/test_histories.py
 
 ``TOPICBERG_TEST_MINUTES=18`` begins no further history after so many minutes; the tally says with
-which seed to continue. It has the histories, records, wrong values, missing rows and stuck topics,
-and how many batches of appended Avro and Protobuf records were read in columns: each is tried.
+which seed to continue. It has the histories, records, wrong values, missing rows and stuck topics.
 Whatever fails is written to a file with its schemas, its records, what they must become, and what
-was found; ``TOPICBERG_TEST_DUMPS`` is the folder (a temporary one by default). Spark interprets its
-expressions; with ``TOPICBERG_TEST_CODEGEN=1`` it compiles them as in production, which takes three
-times the CPU time.
+was found; ``TOPICBERG_TEST_DUMPS`` is the folder (a temporary one by default).
 """
 
 from __future__ import annotations
@@ -20,46 +17,22 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from history import FORMATS, History, Result, check_dead_letters, dead_letters, dump
 
 from topicberg.endpoints import Endpoints
 from topicberg.settings import settings
-from topicberg.tableflow import columnar
 from topicberg.tableflow.sessions import Sessions
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(40_000)]
 
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", 500))
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
 MINUTES = float(os.environ.get("TOPICBERG_TEST_MINUTES", 600))
-COMPILES = os.environ.get("TOPICBERG_TEST_CODEGEN") == "1"
 FEW = len(FORMATS)
 AT_ONCE = 3
 ROUNDS = 2
-
-
-@pytest.fixture(autouse=True)
-def columns_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read every batch in columns if that is possible, also after one where it was not."""
-    columnar.wait_ready()
-    monkeypatch.setattr(columnar, "MAX_PAUSE", 0)
-    monkeypatch.setattr(columnar, "MIN_RUN", 1)
-
-
-class Interpreting(Sessions):
-    """Sessions that compile no code: for a few records, to compile a schema's takes the longest."""
-
-    def take(self) -> SparkSession:
-        session = super().take()
-        session.conf.set("spark.sql.codegen.wholeStage", "false")
-        session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-        return session
 
 
 def run_many(
@@ -99,7 +72,6 @@ def run_many(
 def report(results: list[Result]) -> str:
     """Return the tally, and the first problem of each history that has one."""
     first, last = results[0].seed, max(one.seed for one in results)
-    batches = [in_columns for one in results for in_columns in one.batches.values()]
     lines = [
         f"{len(results)} histories (seeds {first} to {last}, continue with {last + 1}), "
         f"{sum(one.versions for one in results)} versions, "
@@ -107,8 +79,7 @@ def report(results: list[Result]) -> str:
         f"{sum(len(one.malformed) for one in results)} of them malformed: "
         f"{sum(one.wrong for one in results)} wrong values, "
         f"{sum(one.missing for one in results)} missing rows, "
-        f"{sum(one.is_stuck for one in results)} stuck topics; "
-        f"{sum(batches)} of {len(batches)} batches in columns"
+        f"{sum(one.is_stuck for one in results)} stuck topics"
     ]
     lines += [f"{one.title}: {one.problems[0]}" for one in results if one.problems]
     return "\n".join(lines)
@@ -124,10 +95,7 @@ def test_few_histories_end_with_right_tables(stack: Endpoints, tmp_path: Path) -
 @pytest.mark.slow
 def test_many_histories_end_with_right_tables(stack: Endpoints, tmp_path: Path) -> None:
     folder = Path(os.environ.get("TOPICBERG_TEST_DUMPS", tmp_path))
-    sessions = (Sessions if COMPILES else Interpreting)(stack, settings())
-    results = run_many(
-        range(SEED, SEED + HISTORIES), stack, folder, rounds=ROUNDS, sessions=sessions
-    )
+    seeds, sessions = range(SEED, SEED + HISTORIES), Sessions(stack, settings())
+    results = run_many(seeds, stack, folder, rounds=ROUNDS, sessions=sessions)
     print(report(results))  # noqa: T201  the figures
     assert not any(result.problems for result in results), report(results)
-    assert any(any(result.batches.values()) for result in results), "none was read in columns"

@@ -48,6 +48,17 @@ class Version:
     """Protobuf only: the message of the file; None: the first one."""
 
 
+def some_keys(rng: random.Random, shape: Shape) -> list[dict[str, Any]]:
+    """Different keys of the first version of a key's schema."""
+    found = []
+    for number in range(rng.randint(2, 6)):
+        text = "k" * 300 if number == 1 else rng.choice(("", "a", "b", "\u00e9"))
+        values = {"string": text, "boolean": bool(number % 2)}
+        fields = shape.children.items()
+        found.append({name: values.get(one.kind, number % 3) for name, one in fields})
+    return found
+
+
 class Family(Protocol):
     """Random schemas of one format that belong to one subject."""
 
@@ -70,4 +81,16 @@ class Family(Protocol):
 
     def key(self, version: Version) -> Version:
         """A record schema for keys, perhaps with a field that the values have as well."""
+        ...
+
+    def next_key(self, version: Version) -> Version:
+        """A later version of a key's schema, by which equal keys stay equal."""
+        ...
+
+    def spelled(self, version: Version, key: dict[str, Any]) -> bytes:
+        """A key of a version, in one of its spellings, without the wire format's five bytes.
+
+        :param key: values by the names of the first version; what the version has beside them
+            gets its default
+        """
         ...

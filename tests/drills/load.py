@@ -22,7 +22,7 @@ from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import sync
 from topicberg.endpoints import Endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control

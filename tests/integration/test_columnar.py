@@ -1,4 +1,4 @@
-"""The columnar path: its tables are those of Spark's path, and what it refuses Spark decodes."""
+"""Batches of a topic, read by processes of the engine and by tasks of Spark."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import uuid
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import fastavro
@@ -16,13 +17,16 @@ from fuzz_protobuf import schema_and_records
 from kafka_topics import Row, Topic, avro, encode
 from pyarrow.fs import FileSelector
 
+from topicberg import kafka
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import files, shared_keys
-from topicberg.iceberg.summaries import WAP_ID, summary
-from topicberg.tableflow import columnar, engine, keys
+from topicberg.iceberg.summaries import READER, summary
+from topicberg.kafka import fetch
+from topicberg.tableflow import engine, keys, reading, tasks
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.keys import KeyIndex
+from topicberg.tableflow.plan import CONSUMER
 
 pytestmark = pytest.mark.integration
 
@@ -72,19 +76,20 @@ def make_row(rng: random.Random, number: int) -> Row:
     }
 
 
-def is_columnar(topic: Topic) -> bool:
-    """Whether the newest snapshot was not staged by Spark."""
+def reader(topic: Topic) -> str:
+    """Return what read the newest batch."""
     head = topic.table().current_snapshot()
     assert head is not None
-    return WAP_ID not in summary(head)
+    return summary(head)[READER]
 
 
 def by_spark(topic: Topic) -> list[Row]:
-    """The rows that Spark's path makes of the same topic."""
+    """Return the rows of another table of the topic, of which Spark read each batch."""
     topic.endpoints.catalog(topic.config).purge_table(topic.spec.table_identifier(topic.config))
-    config = topic.config.model_copy(update={"engine_decoder": "spark"})
-    run_once(topic.spec, topic.endpoints, config)
-    assert not is_columnar(topic)
+    tableflow = topic.spec.tableflow.model_copy(update={"engine": "spark"})
+    spec = topic.spec.model_copy(update={"tableflow": tableflow})
+    run_once(spec, topic.endpoints, topic.config)
+    assert reader(topic) == "spark"
     return in_order(topic)
 
 
@@ -124,8 +129,8 @@ def produce(topic: Topic, values: list[bytes | None], seed: int) -> None:
 
 
 @pytest.mark.parametrize("partitioning", [[], ["day($$timestamp)", "kind"]])
-def test_columns_equal_sparks_rows(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, partitioning: list[str]
+def test_avro_is_the_same_by_both(
+    make_topic: Callable[..., Topic], partitioning: list[str]
 ) -> None:
     topic = make_topic(KEPT, table={"partitioning": partitioning})
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
@@ -134,15 +139,14 @@ def test_columns_equal_sparks_rows(
         None if n % 50 == 0 else prefix + encode(parsed, make_row(rng, n)) for n in range(700)
     ]
     produce(topic, values, 8)
-    monkeypatch.setattr(columnar, "_ROWS", 150)  # several row groups, and buffers used again
     topic.ingest()
-    assert is_columnar(topic)
+    assert reader(topic) == "process"
     found = in_order(topic)
     assert len(found) == 700
     assert found == by_spark(topic)
 
 
-def test_tasks_of_spark_return_the_same_files(
+def test_tasks_of_spark_read_parts_of_a_batch(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(KEPT)
@@ -151,33 +155,30 @@ def test_tasks_of_spark_return_the_same_files(
     values: list[bytes | None] = [prefix + encode(parsed, make_row(rng, n)) for n in range(2_000)]
     produce(topic, values, 10)
     monkeypatch.setattr("topicberg.tableflow.engine.small", lambda _: 100)
-    monkeypatch.setattr(columnar, "TASK_RECORDS", 500)
+    monkeypatch.setattr(tasks, "TASK_RECORDS", 500)
     topic.ingest()
-    assert is_columnar(topic)
+    assert reader(topic) == "spark"
     found = in_order(topic)
     assert [row["id"] for row in sorted(found, key=lambda row: row["id"])] == list(range(2_000))
     assert int(summary(topic.table().current_snapshot())["added-data-files"]) >= 3  # type: ignore[arg-type]
-    assert found == by_spark(topic)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
-def test_protobuf_in_columns_equals_sparks_rows(
-    make_topic: Callable[..., Topic], seed: int
-) -> None:
+def test_protobuf_is_the_same_by_both(make_topic: Callable[..., Topic], seed: int) -> None:
     topic = make_topic(KEPT, schema={"format": "protobuf", "file": "from-the-registry"})
     sample = schema_and_records(random.Random(seed), 150)
     registry = topic.endpoints.schema_registry_client()
     number = registry.register_schema(topic.spec.value_subject, Schema(sample.text, "PROTOBUF"))
     produce(topic, [None, *(wire_prefix(number) + one for one in sample.payloads)], seed)
     topic.ingest()
-    assert is_columnar(topic), sample.text
+    assert reader(topic) == "process"
     found = in_order(topic)
     assert len(found) == 151
     # NaN is not equal to itself.
     assert repr(found) == repr(by_spark(topic))
 
 
-def test_json_in_columns_equals_sparks_rows(make_topic: Callable[..., Topic]) -> None:
+def test_json_is_the_same_by_both(make_topic: Callable[..., Topic]) -> None:
     topic = make_topic(KEPT, schema={"format": "json", "file": "from-the-registry"})
     text, time = {"type": "string"}, {"type": "integer", "connect.type": "int64"}
     line = {"type": "object", "properties": {"sku": text, "counts": {"items": {"type": "integer"}}}}
@@ -213,18 +214,18 @@ def test_json_in_columns_equals_sparks_rows(make_topic: Callable[..., Topic]) ->
         values.append(wire_prefix(number) + encoded)
     produce(topic, values, 6)
     topic.ingest()
-    assert is_columnar(topic)
+    assert reader(topic) == "process"
     found = in_order(topic)
     assert len(found) == 601
     assert found == by_spark(topic)
     topic.send_raw([wire_prefix(number) + b'{"id": 1.0}', wire_prefix(number) + b'{"id": 2}'])
     topic.ingest()
-    assert not is_columnar(topic)
+    assert reader(topic) == "process"
     assert {1, 2} <= {row["id"] for row in topic.rows("id")}
 
 
 @pytest.mark.parametrize("mode", ["SKIP", "SUSPEND"])
-def test_a_malformed_record_leaves_the_batch_to_spark(
+def test_malformed_record_among_others_is_treated_alone(
     make_topic: Callable[..., Topic], mode: str
 ) -> None:
     topic = make_topic(tableflow={"error_handling": {"mode": mode}})
@@ -233,7 +234,7 @@ def test_a_malformed_record_leaves_the_batch_to_spark(
     sound = [prefix + encode(parsed, make_row(rng, n)) for n in range(20)]
     topic.send_raw(sound[:10])
     topic.ingest()
-    assert is_columnar(topic)
+    assert reader(topic) == "process"
     topic.send_raw([*sound[10:15], sound[15] + b"\x00", *sound[15:]], partition=0)
     if mode == "SUSPEND":
         with pytest.raises(TableflowError, match=r"partition 0, offset \d+: the record ends at"):
@@ -241,11 +242,11 @@ def test_a_malformed_record_leaves_the_batch_to_spark(
         assert len(topic.rows("id")) == 10
         return
     topic.ingest()
-    assert not is_columnar(topic)
+    assert reader(topic) == "process"
     assert sorted(row["id"] for row in topic.rows("id")) == list(range(20))
 
 
-def test_versions_that_add_and_drop_fields_stay_in_columns(
+def test_versions_that_add_and_drop_fields(
     make_topic: Callable[..., Topic],
 ) -> None:
     topic = make_topic()
@@ -259,7 +260,7 @@ def test_versions_that_add_and_drop_fields_stay_in_columns(
     topic.send(second, [{"id": 2**40, "new": "b"}])
     topic.send(first, [{"id": 3, "old": "c"}])
     topic.ingest()
-    assert is_columnar(topic)
+    assert reader(topic) == "process"
     assert topic.rows("id", "old", "new") == [
         {"id": 1, "old": "a", "new": None},
         {"id": 2**40, "old": None, "new": "b"},
@@ -282,7 +283,7 @@ def test_field_named_key_is_the_values(
     values = [*(prefix + encode(parsed, row) for row in rows), None]
     topic.send_raw(values, lambda _: b"raw", partition=0)
     topic.ingest()
-    assert is_columnar(topic) is (kind != "bytes")
+    assert reader(topic) == "process"
     found = in_order(topic)
     assert [(row["id"], row["key"]) for row in found] == [
         (0, given),
@@ -313,18 +314,14 @@ def _no_compatibility() -> Any:
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("partitioning", [[], ["kind"]])
-def test_upserts_equal_sparks_rows(
-    make_topic: Callable[..., Topic],
-    monkeypatch: pytest.MonkeyPatch,
-    partitioning: list[str],
-    version: int,
+def test_upserts_are_the_same_by_both(
+    make_topic: Callable[..., Topic], partitioning: list[str], version: int
 ) -> None:
     table = {"partitioning": partitioning, "format_version": version}
     topic = make_topic(KEPT, write_mode="upsert", table=table)
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     rng = random.Random(version)
     keys = [b"", b"k" * 300, *(f"key {n}".encode() for n in range(60))]
-    monkeypatch.setattr(columnar, "_ROWS", 40)  # keys repeat within a chunk and in later ones
     newest: dict[tuple[bytes, int], int | None] = {}
     for batch in range(4):
         producer = Producer(topic.endpoints.kafka_config())
@@ -336,7 +333,7 @@ def test_upserts_equal_sparks_rows(
             newest[key, partition] = None if row is None else number
         producer.flush(30)
         topic.ingest()
-    assert len(topic.table().snapshots()) == 4  # Spark needs two for a batch
+    assert len(topic.table().snapshots()) == 4
     found = in_order(topic)
     assert sorted(row["id"] for row in found) == sorted(n for n in newest.values() if n is not None)
     assert found == by_spark(topic)
@@ -349,7 +346,7 @@ def test_parts_of_an_upsert_batch_replace_each_other(
     topic = make_topic(KEPT, write_mode="upsert")
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     rng = random.Random(3)
-    monkeypatch.setattr(columnar, "TASK_RECORDS", 100)
+    monkeypatch.setattr(tasks, "TASK_RECORDS", 100)
     monkeypatch.setattr(engine, "small", lambda _: 10)
     for first in (0, 600):
         producer = Producer(topic.endpoints.kafka_config())
@@ -361,7 +358,7 @@ def test_parts_of_an_upsert_batch_replace_each_other(
     assert len(topic.table().snapshots()) == 2
     found = in_order(topic)
     assert sorted(row["id"] for row in found) == list(range(1_070, 1_200))
-    assert found == by_spark(topic)
+    assert reader(topic) == "spark"
 
 
 def test_key_files_are_shared_once_no_records_wait(
@@ -394,13 +391,13 @@ def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(
     """E.g. the disk of the key files is full: each attempt would leave files behind."""
     topic = make_topic(KEPT, write_mode="upsert")
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
-    written: list[columnar.Written] = []
+    written: list[reading.Written] = []
 
     def fails(*_: object) -> None:
         raise TopicbergError("the disk is full")
 
-    def ingest(*given: Any) -> columnar.Written:
-        written.append(columnar.ingest(*given))
+    def ingest(*given: Any) -> reading.Written:
+        written.append(reading.ingest(*given))
         return written[-1]
 
     for number in range(2):
@@ -411,10 +408,54 @@ def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(
         if number:
             with monkeypatch.context() as patch:
                 patch.setattr(KeyIndex, "rows_with", fails)
-                patch.setattr(engine, "ingest", ingest)
+                patch.setattr(engine, "shared", lambda *_: SimpleNamespace(ingest=ingest))
                 with pytest.raises(TopicbergError, match="the disk is full"):
                     topic.ingest()
         topic.ingest()
     (lost,) = (file.file_path for one in written for file in one.files)
     assert not topic.table().io.new_input(lost).exists()
     assert [row["id"] for row in in_order(topic)] == [1]
+
+
+def _read(topic: Topic, config: dict[str, Any], ends: dict[int, int]) -> list[dict[str, Any]]:
+    found = []
+    ranges = {partition: (0, end) for partition, end in ends.items()}
+    with fetch.fetcher(config, topic.spec.name, ranges) as reader:
+        for records in reader.fill(fetch.Records(7, 4_096)):  # several parts
+            found += [records.raw(number) for number in range(records.count)]
+    return sorted(found, key=lambda one: (one["partition"], one["offset"]))
+
+
+def test_python_client_fills_the_arrays_of_compiled_code(
+    make_topic: Callable[..., Topic], caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic(KEPT, partitions=2)
+    config = topic.endpoints.kafka_config()
+    producer = Producer({**config, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions()
+    for number in range(60):
+        if number % 20 == 0:
+            producer.begin_transaction()
+        producer.produce(
+            topic.spec.name,
+            None if number % 5 == 0 else b"v" * (number * 30),
+            None if number % 7 == 0 else f"k{number}".encode(),
+            number % 2,
+            timestamp=1_000 + number,
+            headers=[("a", b"1"), ("a", None), ("ü", b"x" * number)] if number % 3 == 0 else None,
+        )
+        if number % 20 == 19:
+            if number == 39:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+    topic.wait_for_markers()
+    ends = kafka.end_offsets(topic.endpoints, topic.spec.name)
+    given = {**topic.endpoints.kafka_tuning("consumer"), **config, **CONSUMER}
+    compiled = _read(topic, given, ends)
+    fetch._warned.clear()
+    by_client = _read(topic, {**given, "stats_cb": lambda _: None}, ends)
+    assert len(compiled) == 40
+    assert by_client == compiled
+    assert "the Python client, more slowly" in caplog.text
+    assert any(one["headers"] and one["headers"][1]["value"] is None for one in compiled)

@@ -28,7 +28,7 @@ from topicberg import kafka
 from topicberg.checks import check
 from topicberg.datagen.kinds import skyone, stock_trades, sunset, users
 from topicberg.endpoints import Endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import Policy, maintain, maintain_table
 from topicberg.iceberg.summaries import ancestry
 from topicberg.settings import settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from spark_delta import spark_with_delta
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import delta
-from topicberg.iceberg.delta.log import CHECKPOINT_EVERY
 from topicberg.settings import settings
 from topicberg.spark import new_session, quote
 from topicberg.topics import TopicSpec
@@ -274,22 +274,27 @@ def test_two_engines_write_one_log(lake: Callable[..., Lake]) -> None:
     assert len(it.delta_rows()) == 12
 
 
-def test_checkpoints(lake: Callable[..., Lake], delta_spark: SparkSession) -> None:
+def test_checkpoints(
+    lake: Callable[..., Lake], delta_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = 4
+    module = importlib.import_module("topicberg.iceberg.delta.sync")  # the name is a function's
+    monkeypatch.setattr(module, "CHECKPOINT_EVERY", every)
     it = lake("id BIGINT, `$$offset` BIGINT")
     table = it.table()
-    for number in range(CHECKPOINT_EVERY + 2):
+    for number in range(every + 2):
         row = [{"id": number, "$$offset": number}]
         table.append(pa.Table.from_pylist(row, schema=table.schema().as_arrow()))
         it.sync()
     log = it.log()
     assert sum(key.endswith(".checkpoint.parquet") for key in log) == 1
     for key in log:
-        if key.endswith(".json") and int(Path(key).stem) < CHECKPOINT_EVERY - 1:
+        if key.endswith(".json") and int(Path(key).stem) < every - 1:
             it.delete_object(key)  # as their retention will
     expected = it.iceberg_rows()
     assert it.delta_rows() == expected
     assert by_id(it.spark_delta(delta_spark).toArrow()) == expected
-    assert it.sync() == CHECKPOINT_EVERY + 1
+    assert it.sync() == every + 1
 
 
 def test_position_deletes_are_refused(lake: Callable[..., Lake]) -> None:

@@ -89,7 +89,9 @@ def test_new_writes_a_spec_for_each_topic_of_kafka(
     accounts, orders = check_topics(own_project)[0]
     assert (accounts.write_mode, accounts.partitions, accounts.pipeline) == ("upsert", 3, "shop")
     assert (orders.write_mode, orders.partitions) == ("append", 2)
-    assert not orders.external
+    assert (accounts.external, orders.external) == (True, True)
+    assert [spec.tableflow.enabled for spec in (accounts, orders)] == [False, False]
+    assert orders.columns(own_project)["note"] == "string"
     shown = run("new", "--from-kafka", f"*{mark}*")
     assert f"{mark}.orders: has a spec" in shown
     for path in own_project.topics_dir.iterdir():
@@ -98,3 +100,4 @@ def test_new_writes_a_spec_for_each_topic_of_kafka(
     assert f"{mark}.accounts: found" in shown
     assert f"topic {mark}.raw: the registry has no subject {mark}.raw-value" in shown
     assert {spec.pipeline for spec in check_topics(own_project)[0]} == {"shop"}
+    assert not any(spec.tableflow.enabled for spec in check_topics(own_project)[0])

@@ -25,7 +25,7 @@ from waiting import wait_until
 
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.group import PARTITIONS, holders, partition_of
 from topicberg.settings import settings
 from topicberg.tableflow import control

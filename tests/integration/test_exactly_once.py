@@ -15,7 +15,7 @@ from conftest import KillService
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.local import stack as local_stack
 from topicberg.query import run_query
 from topicberg.settings import settings

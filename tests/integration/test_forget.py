@@ -26,8 +26,8 @@ from assets import pipelines
 from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.errors import TopicbergError
-from topicberg.formats.subjects import wire_prefix
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
@@ -72,9 +72,9 @@ def files_with(table: Table, text: str, endpoints: Endpoints) -> list[str]:
     return found
 
 
-def forget(topic: Topic, key: str) -> Forgetting:
+def forget(topic: Topic, key: str, where: str | None = None) -> Forgetting:
     """Forget a key as the command does, without a running engine."""
-    job = Forgetting(topic.spec, key, topic.endpoints, topic.config, "a letter")
+    job = Forgetting(topic.spec, key, topic.endpoints, topic.config, "a letter", where=where)
     assert job.drain(enabled=True, patience=0) == []
     records = job.records()
     for target in job.targets:
@@ -232,6 +232,36 @@ PERSON = {
     ],
 }
 PERSON_KEY = {**PERSON, "name": "PersonKey", "fields": PERSON["fields"][:1]}
+
+
+def test_forget_value_deletes_only_keys_whose_newest_row_has_it(make_topic: Make) -> None:
+    """A person who is not the key: the row of another person, who has the key now, stays."""
+    topic = make_topic(
+        {"cleanup.policy": "compact"},
+        schema={"format": "avro"},
+        external=True,
+        write_mode="upsert",
+        key={"format": "string"},
+        history=True,
+    )
+    for people in ({"k1": SECRET, "k2": SECRET, "k3": "bob"}, {"k2": "carol", "k4": SECRET}):
+        keys, rows = [*people], [{"person": one, "amount": 1} for one in people.values()]
+        topic.send(PERSON, rows, key=lambda n, keys=keys: keys[n].encode())
+        topic.ingest()
+    ingest_history(topic.spec, topic.endpoints, topic.config)
+    job = forget(topic, SECRET, "person")
+    assert len(tables(job)) == 2
+    for table in tables(job):
+        assert files_with(table, SECRET, topic.endpoints) == []
+    held = {row["key"]: row["person"] for row in topic.rows("key", "person")}
+    assert held == {b"k2": "carol", b"k3": "bob"}
+    deleted = {key for key, value in newest(topic).items() if value is None}
+    assert deleted == {b"k1", b"k4"}
+    assert job.records().pending == []
+    with pytest.raises(SpecError, match="has no column persn"):
+        Forgetting(topic.spec, SECRET, topic.endpoints, topic.config, where="persn")
+
+
 PIPELINE = """
 from pyspark.sql import functions as F
 
@@ -248,6 +278,13 @@ def payments_{mark}(records):
 def large_payments_{mark}(payments):
     "Derived from a derived table, which renames the column again."
     return payments.filter("amount > 1").withColumnRenamed("payer", "name")
+
+
+@derived_table(source="{topic}", time_column="at")
+def refunds_{mark}(records):
+    "The key under another name, and in a struct, without lineage."
+    who = "named_struct('who', person) AS detail"
+    return records.selectExpr("`$$timestamp` AS at", "person AS recipient", who)
 
 
 @derived_table(source="{topic}", time_column="at")
@@ -340,9 +377,20 @@ def test_forget_command_erases_views_and_derived_tables(
     assert code == 0, output
     assert SECRET not in output
     assert f"totals_{mark} has no columns of the key" in output
-    for one in tables.values():
-        assert files_with(one.refresh(), SECRET, stack) == []
-    assert output.count("proof: none of") == len(with_key)
+    refunds = f"refunds_{mark}"
+    for column in ("recipient", "detail.who"):
+        assert f"{refunds}.{column} holds the value in" in output
+    (uncovered,) = [line for line in output.splitlines() if "not covered by the proof" in line]
+    assert refunds in uncovered
+    assert f"totals_{mark}" in uncovered
+    assert {n for n, each in tables.items() if files_with(each.refresh(), SECRET, stack)} == {
+        refunds
+    }
+    assert output.count("proof: none of") == len(with_key) - 1
+    code, output = run("forget", name, SECRET, "--yes", "--column", f"{refunds}.recipient")
+    assert code == 0, output
+    assert "holds the value" not in output
+    assert files_with(tables[refunds].refresh(), SECRET, stack) == []
     view, large = tables[f"newest_{mark}"], tables[f"large_payments_{mark}"]
     held = sorted(view.scan().to_arrow()["person"].to_pylist())
     assert held == ["bob", "carol"]

@@ -21,7 +21,7 @@ from topicberg.checks.catalogs import count_rows
 from topicberg.cli import app
 from topicberg.endpoints import CATALOG
 from topicberg.errors import TableFormatError
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance import Policy, maintain
 from topicberg.iceberg.manifests import is_vector, referenced_file

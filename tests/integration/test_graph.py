@@ -21,7 +21,7 @@ from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor, run_once
@@ -95,7 +95,7 @@ def test_pipeline_and_three_doors(stack: Endpoints, daemon: Daemon) -> None:
     assert glue.metadata_location(in_glue) in [*versions, table.metadata_location]
 
 
-@pytest.mark.parametrize("snapshots", [4, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("snapshots", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_daemon_down_for_some_snapshots_registers_each(
     stack: Endpoints, daemon: Daemon, snapshots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from waiting import wait_until
 
 from topicberg import kafka
 from topicberg.errors import CommitConflictError, TableflowError
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow import commit
@@ -113,7 +113,7 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "publish", die)
+        patch.setattr(commit, "add_files", die)
         with pytest.raises(Killed):
             dates.ingest()
     assert [row["id"] for row in dates.rows("id")] == [1]

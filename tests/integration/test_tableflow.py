@@ -28,17 +28,16 @@ from topicberg import kafka
 from topicberg.checks.topic import check_lag, lag_of
 from topicberg.clients.catalog import CheckedCatalog, ensure_namespace
 from topicberg.endpoints import Endpoints
-from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
-from topicberg.formats.subjects import wire_prefix
+from topicberg.errors import CommitConflictError, TableflowError
+from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow import columnar, commit, ingestion
-from topicberg.tableflow.engine import MAX_RECORDS, Ingestor
+from topicberg.tableflow import commit, ingestion
+from topicberg.tableflow.engine import Ingestor, run_once
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.pool import Pool
-from topicberg.tableflow.sizing import GROWTH, SMALL_RECORDS
 from topicberg.tableflow.status import remove_status
 from topicberg.tableflow.wait import held_offsets, wait_for
 
@@ -96,28 +95,6 @@ def test_a_long_computation_does_not_hold_up_a_batch(make_topic: Callable[..., T
         thread.join()
         session.stop()
     assert len(topic.rows("id")) == 2
-
-
-def test_batch_that_exhausts_memory_is_read_in_parts(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(columnar, "is_ready", lambda: False)  # Spark writes the batch
-    topic = make_topic(write_mode="upsert", key={"format": "string"})
-    topic.send(ORDER, [{"id": 1, "note": "a"}], key=lambda _: b"k")
-    ingestor = Ingestor(topic.spec, topic.endpoints, topic.config)
-    assert ingestor.max_records == MAX_RECORDS["upsert"]
-
-    def ends(*_: object) -> None:
-        raise PySparkException("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ingestor, "_write", ends)
-        with pytest.raises(TopicbergError, match="Spark ended"):
-            ingestor.step()
-    assert ingestor.max_records == SMALL_RECORDS
-    assert ingestor.step().records == 1
-    assert ingestor.max_records == int(GROWTH * SMALL_RECORDS)
-    ingestor.close()
 
 
 def test_how_far_a_table_is_that_notes_no_offsets(make_topic: Callable[..., Topic]) -> None:
@@ -270,18 +247,11 @@ def test_topics_that_need_a_new_namespace_at_once_all_get_it(
         catalogs[0].drop_namespace(namespace)
 
 
-@pytest.mark.parametrize(
-    ("write_mode", "in_columns"),
-    [("append", True), ("append", False), ("upsert", True), ("upsert", False)],
-)
-def test_a_rollback_while_a_batch_is_staged_stays(
-    make_topic: Callable[..., Topic],
-    monkeypatch: pytest.MonkeyPatch,
-    write_mode: str,
-    in_columns: bool,
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_a_rollback_while_a_batch_is_written_stays(
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, write_mode: str
 ) -> None:
     """An operator takes back a delete; the batch is written again on what is the head then."""
-    monkeypatch.setattr(columnar, "is_ready", lambda: in_columns)
     topic = make_topic(write_mode=write_mode, key={"format": "string"})
     for number in range(2):
         topic.send(ORDER, [{"id": number, "note": ""}], key=lambda _, n=number: b"%d" % n)
@@ -290,17 +260,16 @@ def test_a_rollback_while_a_batch_is_staged_stays(
     good = table.current_snapshot()
     assert good is not None
     table.delete("id = 0")
-    step = "add_files" if in_columns else "publish"
-    publish = getattr(commit, step)
+    add_files = commit.add_files
     seen: list[None] = []
 
     def rolled_back(*arguments: Any, **more: Any) -> Any:
         if not seen:
             table.refresh().manage_snapshots().rollback_to_snapshot(good.snapshot_id).commit()
         seen.append(None)
-        return publish(*arguments, **more)
+        return add_files(*arguments, **more)
 
-    monkeypatch.setattr(commit, step, rolled_back)
+    monkeypatch.setattr(commit, "add_files", rolled_back)
     topic.send(ORDER, [{"id": 2, "note": ""}], key=lambda _: b"2")
     topic.ingest()
     assert len(seen) == 2
@@ -384,8 +353,8 @@ def test_aborted_transactions_never_appear(make_topic: Callable[..., Topic]) -> 
         else:
             producer.commit_transaction(30)
     topic.wait_for_markers()
-    topic.ingest()
-    assert [row["id"] for row in topic.rows("id")] != []
+    done = run_once(topic.spec, topic.endpoints, topic.config)
+    assert done.rows == 20 < done.records
     assert sorted(row["id"] for row in topic.rows("id")) == [*range(10), *range(20, 30)]
 
 

@@ -16,7 +16,7 @@ from waiting import wait_until
 from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status
@@ -107,6 +107,7 @@ def test_a_record_is_skipped_while_the_engine_runs(
     assert done.exit_code == 0, done.output
     wait_until(lambda: read_status(settings(), name).rows_skipped == 1, PATIENCE_SECONDS)
     assert topic.rows("id") == [{"id": 1}, {"id": 2}]
+    assert read_status(settings(), name).rows_committed == 2
     shown = run("status", name).output
     assert "partition 0, offset 1: skipped by" in shown
     assert "reason: half a record" in shown

@@ -65,7 +65,7 @@ def broken(trades: DataFrame, transform: Any) -> DataFrame:
     return transform(trades).withColumn("side", F.coalesce(lost.cast("string"), "side"))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_any_sequence_ends_at_the_reference(
     stack: Endpoints, spark: SparkSession, seed: int
 ) -> None:
@@ -268,7 +268,7 @@ def test_source_with_a_new_column_and_no_newer_snapshot(
     assert [found.find_field(column).doc for column in ("id", "note")] == ["new", None]
 
 
-@pytest.mark.parametrize("hours", [1, 2])
+@pytest.mark.parametrize("hours", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_rows_by_hour_are_those_of_the_partitions(
     spark: SparkSession, copied: Copied, hours: int
 ) -> None:

@@ -9,9 +9,10 @@ from contextlib import suppress
 
 import pytest
 from hostile import AVRO, SCHEMAS, VALID, Kind, records, schemas, zigzag
+from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, as_record, format_of, is_union, json_sql
+from topicberg.formats import Pairing, as_record, format_of, is_union
 from topicberg.formats.subjects import RegisteredSchema
 
 COUNT = int(os.environ.get("TOPICBERG_TEST_ATTACKS", "60"))
@@ -37,7 +38,8 @@ def test_hostile_schema_is_refused_or_read(kind: Kind) -> None:
         with suppress(TableflowError):
             is_union(as_record(schema, "key"))
         for record in (VALID[kind], b"", b"\x02" + zigzag(2**31)):
-            assert form.explain(record, Pairing(schema, latest, columns))
+            with suppress(TableflowError):
+                reason(form, record, Pairing(schema, latest, columns))
         assert time.process_time() - began < SECONDS, text[:1_000]
 
 
@@ -46,11 +48,14 @@ def test_hostile_record_is_explained_in_bounded_time(kind: Kind) -> None:
     schema = RegisteredSchema(1, kind, SCHEMAS[kind])
     form = format_of(schema)
     columns = form.fields("s", schema, itertools.count(1))
+    malformed = 0
     for record in records(kind, COUNT, SEED):
         began = time.process_time()
-        reason = form.explain(record, Pairing(schema, schema, columns))
-        assert len(reason) < 1_000
+        found = reason(form, record, Pairing(schema, schema, columns))
+        assert found is None or 0 < len(found) < 1_000
+        malformed += found is not None
         assert time.process_time() - began < SECONDS, record[:1_000]
+    assert malformed > 30
 
 
 def test_large_decimal_is_explained_in_bounded_time() -> None:
@@ -60,15 +65,7 @@ def test_large_decimal_is_explained_in_bounded_time() -> None:
     size = 4_000_000
     record = b"\x02\x00\x00" + zigzag(size) + b"\x7f" * size + b"\x00\x00\x00"
     began = time.process_time()
-    reason = format_of(schema).explain(record, Pairing(schema, schema, columns))
-    assert (
-        reason == f"field price (decimal(9,2)): the value has {size} bytes, exceeds the precision"
-    )
+    found = reason(format_of(schema), record, Pairing(schema, schema, columns))
+    assert found == f"field price (decimal(9,2)): the value has {size} bytes, exceeds the precision"
     assert time.process_time() - began < SECONDS
     assert AVRO["fields"][3]["name"] == "price"
-
-
-@pytest.mark.parametrize("digits", [json_sql.DIGITS, json_sql.TEXT_DIGITS])
-def test_pattern_of_numbers_has_bounded_repetitions(digits: int) -> None:
-    """Java matches a repeated group recursively: a long number would end Spark."""
-    assert not any(mark in json_sql.inexact(digits) for mark in (")+", ")*", ",}"))

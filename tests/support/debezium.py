@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from io import BytesIO
@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic, encode
 
-from topicberg.formats.subjects import WIRE_BYTES, wire_prefix
+from topicberg.formats.framing import WIRE_BYTES, wire_prefix
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "debezium"
 UNAVAILABLE = "__debezium_unavailable_value"
@@ -367,8 +367,10 @@ class SourceTopic:
         number, schema = self.keys[event.key_schema]
         return wire_prefix(number) + encode(schema, {"id": event.key})
 
-    def send(self, events: Iterable[Event]) -> None:
-        producer = Producer({**self.topic.endpoints.kafka_config(), "linger.ms": 5})
+    def records(
+        self, events: Iterable[Event]
+    ) -> Iterator[tuple[Event, bytes | None, bytes | None]]:
+        """Yield events with the keys and values of their records."""
         for event in events:
             key = value = None
             if event.key is not None:
@@ -380,6 +382,11 @@ class SourceTopic:
                 op = "?" if event.is_malformed else event.op
                 record = {"before": None, "after": event.after, "source": source, "op": op}
                 value = wire_prefix(self.value_id) + encode(self.envelope, record)
+            yield event, key, value
+
+    def send(self, events: Iterable[Event]) -> None:
+        producer = Producer({**self.topic.endpoints.kafka_config(), "linger.ms": 5})
+        for event, key, value in self.records(events):
             producer.produce(
                 self.topic.spec.name, value, key, event.partition, headers=event.headers
             )

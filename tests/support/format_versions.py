@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +21,9 @@ from pyiceberg.table.snapshots import Operation
 
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.manifests import new_file
+from topicberg.iceberg.position_deletes import FileRows
 from topicberg.query import load_extensions
+from topicberg.tableflow.commit import add_files
 
 
 def allow_version_3(patch: pytest.MonkeyPatch) -> None:
@@ -58,6 +60,13 @@ def append(table: Table, rows: pa.Table, branch: str = "main") -> None:
     )
     change.add(data_files(table, rows))
     change.commit()
+
+
+def replace(table: Table, replaced: Sequence[FileRows], rows: pa.Table) -> None:
+    """Delete rows, and add others, in one snapshot, as a batch does."""
+    head = table.current_snapshot()
+    files = data_files(table, rows)
+    add_files(table, head.snapshot_id if head else None, files, replaced, {})
 
 
 def overwrite(table: Table, rows: pa.Table, removed: Iterable[DataFile]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf import message_factory
 
-from topicberg.formats import protoc
+from topicberg.formats.protobuf import protoc
 
 INTEGERS = {
     **dict.fromkeys(("int32", "sint32", "sfixed32"), (-(2**31), 2**31 - 1)),

@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from waiting import wait_until
 
 from topicberg.endpoints import Endpoints
-from topicberg.formats.subjects import wire_prefix
+from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.ends import EndReader, Ends
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once

@@ -40,13 +40,12 @@ from topicberg.checks.finding import Finding
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.policy import Policy
-from topicberg.iceberg.position_deletes import FileRows, stage_deletes
+from topicberg.iceberg.position_deletes import FileRows, delete_rows
 from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derived import Derivation, Source, summary_of
-from topicberg.transforms.unread import SourceTable
-from topicberg.transforms.windows import WINDOW, Window
+from topicberg.transforms.windows import FOREVER, WINDOW, Window
 
 SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))
 ARROW = schema_to_pyarrow(SCHEMA)
@@ -117,6 +116,27 @@ def looked_up(window: Window, rows: Rows, all_others: Rows) -> Rows:
     return [
         (at, number * 1000 + sum(1 for other, _ in all_others if other and at and other <= at))
         for at, number in rows
+    ]
+
+
+def late(window: Window, rows: Rows) -> Rows:
+    """Each row at a time of its payload, up to three hours before it arrived."""
+    return [(at - timedelta(hours=number % 4), number) for at, number in rows if at]
+
+
+def from_far(window: Window, rows: Rows) -> Rows:
+    """Each row at a time of its payload, any time before it arrived."""
+    return [(at - timedelta(hours=number % 4 * 3), number) for at, number in rows if at]
+
+
+def neighbours(window: Window, rows: Rows) -> Rows:
+    """Each row, with the number of those in the hours before and after it."""
+    hour = timedelta(hours=1)
+    times = [at for at, _ in rows if at]
+    return [
+        (at, number * 1000 + sum(1 for other in times if at - hour <= other <= at + hour))
+        for at, number in rows
+        if at is not None
     ]
 
 
@@ -222,25 +242,33 @@ class Lake:
                     transform=lambda *_: None,  # type: ignore[arg-type]
                     target_time="at",
                     lookback=lookback,
+                    lookahead=lookahead,
+                    first=self.partitions.start,
                 ),
                 function,
             )
-            for name, sources, function, lookback in (
-                ("even", "a", even, None),
-                ("counted", "a", counted, hour),
-                ("unmatched", "ab", unmatched, None),
-                ("looked_up", "al", looked_up, None),
-                ("again", ("even",), even, hour),
+            for name, sources, function, lookback, lookahead in (
+                ("even", "a", even, None, None),
+                ("counted", "a", counted, hour, None),
+                ("unmatched", "ab", unmatched, None, None),
+                ("looked_up", "al", looked_up, None, None),
+                ("again", ("even",), even, hour, None),
+                ("late", "a", late, None, 3 * hour),
+                ("from_far", "a", from_far, None, FOREVER),
+                ("neighbours", "a", neighbours, hour, hour),
             )
         }
         self.sensors = {
-            name: Sensor(self._watch(name, source, targets, reach))
-            for name, source, targets, reach in (
-                ("a", "a", ("even", "unmatched", "looked_up"), NOW),
-                ("a_back", "a", ("counted",), hour),
-                ("b", "b", ("unmatched",), NOW),
-                ("l", "l", ("looked_up",), timedelta.max),
-                ("even_back", "even", ("again",), hour),
+            name: Sensor(self._watch(name, source, targets, reach, lookahead))
+            for name, source, targets, reach, lookahead in (
+                ("a", "a", ("even", "unmatched", "looked_up"), NOW, NOW),
+                ("a_back", "a", ("counted",), hour, NOW),
+                ("b", "b", ("unmatched",), NOW, NOW),
+                ("l", "l", ("looked_up",), timedelta.max, NOW),
+                ("even_back", "even", ("again",), hour, NOW),
+                ("a_ahead", "a", ("late",), NOW, 3 * hour),
+                ("a_whole", "a", ("from_far",), NOW, FOREVER),
+                ("a_around", "a", ("neighbours",), hour, hour),
             )
         }
         self.runs: dict[str, Run] = {}
@@ -249,7 +277,14 @@ class Lake:
         spec = HOURLY if self.partitioned and name == "a" else PartitionSpec()
         return self.catalog.create_table((self.shop, name), SCHEMA, partition_spec=spec)
 
-    def _watch(self, name: str, source: str, targets: tuple[str, ...], reach: timedelta) -> Watch:
+    def _watch(
+        self,
+        name: str,
+        source: str,
+        targets: tuple[str, ...],
+        reach: timedelta,
+        lookahead: timedelta,
+    ) -> Watch:
         table = TopicTable(
             name=source,
             identifier=(self.shop, source),
@@ -266,6 +301,7 @@ class Lake:
             derived=tuple(table.key(target) for target in targets),
             partitions=self.partitions,
             reach=reach,
+            lookahead=lookahead,
             reported=False,
             plans=plans,
         )
@@ -298,10 +334,7 @@ class Lake:
         self.table(name).delete(f"id IN ({', '.join(map(str, ids))})")
 
     def delete_by_position(self, name: str, ids: list[int]) -> None:
-        table = self.table(name)
-        head = table.current_snapshot()
-        assert head
-        found = []
+        table, found = self.table(name), []
         for task in table.scan().plan_files():
             with table.io.new_input(task.file.file_path).open() as stream:
                 column = pa.parquet.read_table(stream, columns=["id"]).column("id").to_pylist()
@@ -309,9 +342,7 @@ class Lake:
             if places:
                 found.append(FileRows(task.file, np.array(places, np.uint32)))
         if found:
-            staged = stage_deletes(table, head, found, "staged")
-            manage = table.refresh().manage_snapshots()
-            manage.set_current_snapshot(snapshot_id=staged).remove_branch("staged").commit()
+            delete_rows(table, found, {}, ())
 
     def compact(self, name: str, *, starting: bool = True) -> None:
         table = self.table(name)
@@ -402,21 +433,24 @@ class Lake:
             if text and _meet(Window.parse(text), window):
                 computation.tags.close()
                 return False
-        read = window.back(plan.lookback) if plan.lookback else window
         for source in plan.sources:
             head, table = computation.heads[source.name], self.table(source.table[1])
             if table.metadata.table_uuid.hex != computation.uuids[source.name]:
                 return False  # the source was dropped meanwhile
             assert head is None or table.snapshot_by_id(head), "what is read must not expire"
-        sources = []
+        everything = []
         for source in plan.sources:
             head = computation.heads[source.name]
-            rows = self.rows(source.table[1], head) if head else []
-            sources.append([row for row in rows if source.whole or present(read, row)])
+            everything.append(self.rows(source.table[1], head) if head else [])
         computation.tags.close()
-        rows = computation.derived.function(window, *sources)
-        rows = [row for row in rows if present(window, row)]
-        assert all(present(window, row) for row in rows)
+        rows = []
+        for call in plan.calls(window):
+            sources = [
+                [r for r in all_ if source.whole or call.read is None or present(call.read, r)]
+                for source, all_ in zip(plan.sources, everything, strict=True)
+            ]
+            found = computation.derived.function(call.window, *sources)
+            rows += [row for row in found if present(call.window, row)]
         data = pa.Table.from_pylist([{"at": at, "id": number} for at, number in rows], ARROW)
         before_end = f"at < '{window.end.isoformat()}'"
         inside = f"{before_end} OR at IS NULL"
@@ -506,11 +540,11 @@ class Lake:
         found = check_up_to_date(
             table,
             "at",
-            {
-                each.name: SourceTable(self.catalog.load_table(each.table), "at", plan.reach(each))
-                for each in plan.sources
-                if self.catalog.table_exists(each.table)
-            },
+            plan.source_tables(
+                lambda name: (
+                    self.catalog.load_table(name) if self.catalog.table_exists(name) else None
+                )
+            ),
             30,
             now + timedelta(minutes=minutes),
             derived.memory,

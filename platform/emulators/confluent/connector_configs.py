@@ -9,7 +9,7 @@ from emulators.confluent import broker, keys
 from emulators.confluent.account import SERVICE_ACCOUNT, Account
 from emulators.confluent.connector_rights import unseen_cluster
 from emulators.store import Stored
-from topicberg.topics import load_topics
+from topicberg.topics import check_topics
 
 PLUGIN = "DatagenSource"
 MASK = "****************"
@@ -77,7 +77,7 @@ def _check_topic(
     topic, kind = config.get("kafka.topic"), config.get("quickstart", "")
     if not topic or not kind:
         return
-    spec = {one.name: one for one in load_topics(account.config)}.get(topic)
+    spec = {one.name: one for one in check_topics(account.config)[0]}.get(topic)
     if spec is None or spec.generator is None:
         complain("kafka.topic", f"the local generator needs a spec of {topic} with a generator")
         return

@@ -34,11 +34,13 @@ from emulators.confluent.wire import Answer, InCluster
 from emulators.store import Stored
 from topicberg import kafka
 from topicberg.errors import SpecError
+from topicberg.kafka.discovery import find_topic
 from topicberg.tableflow import control
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.status import read_status
 from topicberg.tableflow.table import drop
-from topicberg.topics import load_topics
+from topicberg.topics import check_topics
+from topicberg.topics.discovery import FoundTopic
 
 VERSION = "tableflow/v1"
 PATH = "/tableflow/v1/tableflow-topics"
@@ -53,6 +55,8 @@ def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
     account, topic = call.account, stored.name[1]
     engine_status = read_status(account.config, topic)
     phase, error, suspended = engine_status.phase, engine_status.error_message, False
+    if phase == "FAILED" and not engine_status.suspended:
+        phase = "PENDING"  # a service of the stack does not answer; the engine tries again
     if time.time() < stored.properties["since"] + account.delays.tableflow:
         phase, error = "PENDING", None
     elif problem := trust_problem(
@@ -156,7 +160,7 @@ def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
     if topic not in broker.names(account, cluster.name[0]):
         raise not_found(f"Topic {topic}")
     registry = account.endpoints().schema_registry_client()
-    specs = {one.name: one.value_subject for one in load_topics(account.config)}
+    specs = {one.name: one.value_subject for one in check_topics(account.config)[0]}
     value_subject = specs.get(topic, f"{topic}-value")
     if value_subject not in registry.get_subjects():
         raise bad_request(
@@ -224,7 +228,10 @@ def _create(call: Call) -> Answer:
             "config": _options(spec.config),
         },
     }
-    properties["write_mode"] = _enable(call, spec.display_name, properties["spec"])
+    found = find_topic(spec.display_name, account.endpoints())
+    if found is not None and found.value is not None:
+        found.value.is_envelope = False  # Confluent's Tableflow does not read envelopes
+    properties["write_mode"] = _enable(call, spec.display_name, properties["spec"], found)
     stored = Stored(TABLE, name, properties)
     account.store.put(stored)
     return Answer(_document(call, stored), location=f"{PATH}/{spec.display_name}")
@@ -248,9 +255,10 @@ def _start_anew(call: Call, name: str) -> None:
         drop(catalog, identifier)
 
 
-def _enable(call: Call, topic: str, spec: dict[str, Any]) -> str:
+def _enable(call: Call, topic: str, spec: dict[str, Any], found: FoundTopic | None = None) -> str:
     """Turn the engine on for a topic, or let it go on with other options. Returns the write mode.
 
+    :param found: what Kafka and the registry have of a topic that is new to Tableflow
     :raises Refusal: the engine cannot do what is asked
     """
     config = call.account.config
@@ -264,7 +272,7 @@ def _enable(call: Call, topic: str, spec: dict[str, Any]) -> str:
     policy = broker.cleanup_policy(call.account, topic)
     mode: Literal["append", "upsert"] = "upsert" if "compact" in policy else "append"
     try:
-        control.enable(config, topic, options, mode)
+        control.enable(config, topic, options, mode, found=found)
     except SpecError as error:
         raise unsupported(error.message) from None
     return mode.upper()

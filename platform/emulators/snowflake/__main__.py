@@ -2,7 +2,8 @@
 
 From the environment: ``TOPICBERG_SNOWFLAKE_USER`` and ``…_PASSWORD`` (who may log in),
 ``TOPICBERG_S3_ENDPOINT`` and ``TOPICBERG_AWS_ENDPOINT`` (URLs of the object store and of Glue),
-``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_REGION``.
+``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_REGION``. Optional:
+``TOPICBERG_SNOWFLAKE_SIGV4_PROPERTIES``, ``GLUE`` or ``API`` (see :class:`.account.Account`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from emulators import process
 
 _USER, _PASSWORD = "TOPICBERG_SNOWFLAKE_USER", "TOPICBERG_SNOWFLAKE_PASSWORD"
+_SIGV4 = "TOPICBERG_SNOWFLAKE_SIGV4_PROPERTIES"
 _NEEDED = (
     *(_USER, _PASSWORD, "TOPICBERG_S3_ENDPOINT", "TOPICBERG_AWS_ENDPOINT"),
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
@@ -35,7 +37,7 @@ def serve(host: str, port: int, folder: Path) -> None:
     from emulators.snowflake.tables import restore
 
     listener = process.listen("Snowflake", host, port)
-    account = Account(folder)
+    account = Account(folder, os.environ.get(_SIGV4, "GLUE"))
     restore(account)
     refresher = Refresher(account)
     refresher.start()

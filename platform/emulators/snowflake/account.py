@@ -58,9 +58,12 @@ class Account:
     """Everything that sessions share.
 
     :param folder: holds all state
+    :param sigv4_properties: how DESC CATALOG INTEGRATION begins the names of ``…_AWS_IAM_USER_ARN``
+        and ``…_AWS_EXTERNAL_ID`` of a REST catalog with SIGV4. Snowflake's documents have both.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, sigv4_properties: str = "GLUE") -> None:
+        self.sigv4_properties = sigv4_properties
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.metadata_folder = folder / "metadata"
         self.metadata_folder.mkdir(exist_ok=True)

@@ -339,8 +339,9 @@ def describe_integration(account: Account, _context: Context, statement: Stateme
         for name in ("REST_CONFIG", "REST_AUTHENTICATION"):
             rows.add(name, "Map", _braced(properties[name]))
         if properties["REST_AUTHENTICATION"]["TYPE"] == "SIGV4":
-            rows.add("API_AWS_IAM_USER_ARN", "String", IAM_USER_ARN)
-            rows.add("API_AWS_EXTERNAL_ID", "String", properties["EXTERNAL_ID"])
+            begin = account.sigv4_properties
+            rows.add(f"{begin}_AWS_IAM_USER_ARN", "String", IAM_USER_ARN)
+            rows.add(f"{begin}_AWS_EXTERNAL_ID", "String", properties["EXTERNAL_ID"])
     rows.add("COMMENT", "String", properties["COMMENT"])
     return rows.result()
 

@@ -18,6 +18,8 @@ class AlertSettings(HoldsSecrets, BaseSettings):
         env_prefix="TOPICBERG_ALERT_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
     )
 
+    heartbeat_url: SecretStr | None = None
+    """Gets a request (GET) from the engine every minute, as long as the engine works."""
     ui_url: str = "http://127.0.0.1:3000"
     """The Dagster UI, for links."""
     least: Literal["warning", "error"] = "warning"
@@ -34,6 +36,21 @@ class AlertSettings(HoldsSecrets, BaseSettings):
     smtp_user: str | None = None
     smtp_password: SecretStr | None = None
     smtp_tls: bool = True
+
+
+def alert_environment() -> dict[str, str]:
+    """Return the settings of alerts as variables, for a process that does not read ``.env``.
+
+    :raises TopicbergError: a setting is wrong
+    """
+    chosen = alert_settings()
+    return {
+        f"TOPICBERG_ALERT_{name.upper()}": value.get_secret_value()
+        if isinstance(value := getattr(chosen, name), SecretStr)
+        else str(value)
+        for name in chosen.model_fields_set
+        if getattr(chosen, name) is not None
+    }
 
 
 def alert_settings() -> AlertSettings:

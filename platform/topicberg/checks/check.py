@@ -208,6 +208,13 @@ def computation_remediation(name: str, partitions: str = "") -> str:
     """
     return (
         "see whether a run of its sensor is queued or in progress, or why it failed (Runs); to "
-        "compute manually what is missing: `dagster asset materialize -f definitions.py --select "
+        f"compute manually what is missing: {computation_command(name, partitions)}"
+    )
+
+
+def computation_command(name: str, partitions: str = "") -> str:
+    """Return the commands that compute a table, see :func:`computation_remediation`."""
+    return (
+        "`dagster asset materialize -f definitions.py --select "
         f"'key:\"iceberg/{name}\"'{partitions}`, then `topicberg sync {name}`"
     )

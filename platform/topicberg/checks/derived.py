@@ -14,15 +14,22 @@ from pydantic import BaseModel
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from topicberg.checks.check import Probe, TableCheck, computation_remediation, delay_check
+from topicberg.checks.check import (
+    Probe,
+    TableCheck,
+    computation_command,
+    computation_remediation,
+    delay_check,
+)
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derived import Derivation
 from topicberg.transforms.unread import Known, SourceTable, unread
 from topicberg.transforms.upsert_view import merged
+from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
 
 ALLOWED_MINUTES = 30
@@ -54,9 +61,8 @@ def derived_check(
         keys of their existing partitions, in order
     """
 
-    def remediation(keys: Sequence[str]) -> str:
-        chosen = f" --partition-range '{keys[0]}...{keys[-1]}'" if keys else ""
-        return computation_remediation(name, chosen)
+    def chosen(keys: Sequence[str]) -> str:
+        return f" --partition-range '{keys[0]}...{keys[-1]}'" if keys else ""
 
     def evaluate(probe: Probe) -> Finding:
         last, first_hour = probe.last("up_to_date"), plan.first_hour(probe.now)
@@ -68,12 +74,17 @@ def derived_check(
             probe.now,
             last.facts.get(MEMORY) if last else None,
             lambda hours: partitions(hours, probe.now, first_hour),
-            remediation,
+            lambda keys: computation_remediation(name, chosen(keys)),
             first_hour,
+            plan.version,
+            lambda keys: f"compute them again: {computation_command(name, chosen(keys))}",
         )
 
     names = ", ".join(f"`{each}`" for each in reads)
-    description = f"Everything that {names} held {allowed_minutes} minutes ago was read."
+    description = (
+        f"Everything that {names} held {allowed_minutes} minutes ago was read, by the version of "
+        "the function that the code has."
+    )
     return TableCheck("up_to_date", description, evaluate)
 
 
@@ -87,8 +98,12 @@ def check_up_to_date(
     partitions: Callable[[Iterable[Hours]], Sequence[str]],
     remediation: Callable[[Sequence[str]], str],
     first_hour: int = BEFORE_EVERYTHING,
+    version: str | None = None,
+    recomputation: Callable[[Sequence[str]], str] | None = None,
 ) -> Finding:
     """Return whether everything that the sources held some time ago was computed.
+
+    Also whether the newest version of the function computed it.
 
     :param time: the table's event time
     :param sources: by their names, with the namespace
@@ -96,6 +111,8 @@ def check_up_to_date(
     :param partitions: some hours → the keys of their existing partitions, in order
     :param remediation: partitions → how to compute them
     :param first_hour: earlier hours are past the retention of a source, and not computed again
+    :param version: the function's; None: it is not known
+    :param recomputation: partitions that another version computed → how to compute them again
     """
     memory = _memory(before)
     uuid = table.metadata.table_uuid.hex if table else None
@@ -121,16 +138,87 @@ def check_up_to_date(
     head = table.current_snapshot() if table else None
     known = Known(head=head.snapshot_id if head else None, read=read)
     memory = Memory(table=uuid, since=since, known=known)
-    facts = {"unread_partitions": len(keys), MEMORY: memory.model_dump(mode="json")}
+    old = _outdated_hours(table, time, sources, version, now, first_hour) if table else []
+    old_keys = partitions(old) if old else []
+    facts = {
+        "unread_partitions": len(keys),
+        "outdated_partitions": len(old_keys),
+        MEMORY: memory.model_dump(mode="json"),
+    }
+    if names := unused_columns(table):
+        facts["unused_columns"] = ", ".join(names)
+    if old_keys:
+        return _outdated(old_keys, keys, names, version, recomputation or remediation, facts)
     if not keys:
-        return good("everything that its sources hold was read", **facts)
+        return good(_all_read(names), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
-    which = keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
-    names = ", ".join(name for name, one in read.items() if one.unread)
-    what = f"rows of {names} in {count(len(keys), 'partition')} ({which}) were not read yet, "
+    which = _range(keys)
+    unread_sources = ", ".join(name for name, one in read.items() if one.unread)
+    what = f"rows of {unread_sources} in {count(len(keys), 'partition')} ({which}) were not read "
+    what += "yet, "
     what += f"the oldest for {age((now - oldest).total_seconds())}"
     return judge_delay(what, oldest, allowed_minutes, now, remediation(keys), **facts)
+
+
+def _range(keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
+
+
+def _all_read(unused: Sequence[str]) -> str:
+    what = "everything that its sources hold was read"
+    if unused:
+        what += f"; of {', '.join(unused)}, which its function no longer returns, only rows that "
+        what += "cannot be computed again have values"
+    return what
+
+
+def _outdated(
+    keys: Sequence[str],
+    unread: Sequence[str],
+    unused: Sequence[str],
+    version: str | None,
+    recomputation: Callable[[Sequence[str]], str],
+    facts: Mapping[str, Any],
+) -> Finding:
+    """:param keys: partitions that another version of the function computed
+    :param unread: partitions with rows that were not read
+    :param unused: columns that the function no longer returns
+    """
+    was = "was" if len(keys) == 1 else "were"
+    what = f"{count(len(keys), 'partition')} ({_range(keys)}) {was} computed by another version of "
+    what += f"its function, which is {version} now"
+    if unused:
+        what += f"; when all are computed again, {', '.join(unused)}, which it no longer returns, "
+        what += "will be dropped"
+    if unread:
+        what += f"; rows in {count(len(unread), 'partition')} ({_range(unread)}) were not read yet"
+    return Finding(what, recomputation(sorted({*keys, *unread})), facts=facts)
+
+
+def _outdated_hours(
+    table: Table,
+    time: str,
+    sources: Mapping[str, SourceTable],
+    version: str | None,
+    now: datetime,
+    first_hour: int,
+) -> list[Hours]:
+    """Return the hours up to now with rows here or in sources that another version computed."""
+    old = outdated(computed_by(table), version)
+    if not old:
+        return []
+    held = [*held_hours(table, time)]
+    for source in sources.values():
+        if not source.whole:
+            held += (source.reached(each, now) for each in held_hours(source.table, source.time))
+    end = int(now.timestamp()) // 3600 + 1
+    common = (
+        Hours(max(one.start, other.start, first_hour), min(one.stop, other.stop, end))
+        for one in union(held)
+        for other in old
+    )
+    return union(each for each in common if each)
 
 
 def _memory(before: Any) -> Memory | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -48,8 +49,8 @@ def readable_by_check() -> TableCheck:
 
 def check_readable_by(table: Table, readers: Sequence[Reader]) -> Finding:
     """Return whether all readers can read the table; :mod:`topicberg.iceberg.readers` has facts."""
-    version, schema = table.format_version, table.schema()
-    reasons = {reader.name: reader.reason(version, schema) for reader in readers}
+    version = table.format_version
+    reasons = {reader.name: reader.reason(table) for reader in readers}
     facts = {"format_version": version, "readers": ", ".join(reasons)}
     wrong = [f"{name} ({reason})" for name, reason in reasons.items() if reason]
     if not wrong:
@@ -63,38 +64,56 @@ def check_readable_by(table: Table, readers: Sequence[Reader]) -> Finding:
     )
 
 
-def equality_deletes_check() -> TableCheck:
+def equality_deletes_check(*, of_confluent: bool = False) -> TableCheck:
+    """:param of_confluent: Confluent's Tableflow writes the table, and it alone may rewrite it"""
     return TableCheck(
         "equality_deletes",
         "The table has no equality deletes, which Snowflake reads incorrectly without an error.",
-        lambda probe: check_equality_deletes(probe.iceberg, probe.table.apply_deletes),
-        blocking=True,
+        lambda probe: check_equality_deletes(
+            probe.iceberg, None if of_confluent else probe.table.apply_deletes
+        ),
+        # Nothing documents which delete files Confluent's upserts write. Spark, which computes what
+        # is downstream, applies all kinds.
+        blocking=not of_confluent,
     )
 
 
-def check_equality_deletes(table: Table, rewrite: str) -> Finding:
+def check_equality_deletes(table: Table, rewrite: str | None) -> Finding:
     """Return whether the table has equality deletes, which Snowflake does not apply.
 
-    :param rewrite: the statement that rewrites the table without delete files
+    :param rewrite: the statement that rewrites the table without delete files; None: the table is
+        Confluent's, which only Confluent rewrites
     """
     head = table.current_snapshot()
     if head is None:
         return good("the table has no files yet")
-    found, since = 0, []
+    files, times = 0, []
     deletes = [m for m in head.manifests(table.io) if m.content == ManifestContent.DELETES]
     for entry in entries(table.io, deletes):
         if entry.data_file.content == DataFileContent.EQUALITY_DELETES:
-            found += 1
+            files += 1
             snapshot = table.snapshot_by_id(entry.snapshot_id or 0)
-            since += [from_ms(snapshot.timestamp_ms)] if snapshot else []
-    if not found:
-        return good("the table has no equality deletes")
+            times += [from_ms(snapshot.timestamp_ms)] if snapshot else []
+    facts = {"equality_delete_files": files}
+    if not files:
+        return good("the table has no equality deletes", **facts)
+    what = f"the table has {count(files, 'file')} of equality deletes"
+    since = min(times, default=None)
+    if rewrite is None:
+        return Finding(
+            what=f"{what}, written by Confluent's Tableflow: Snowflake and other readers that do "
+            "not apply them count rows that are deleted or replaced",
+            remediation="read the table with Spark, which applies them, until Confluent compacts "
+            "it; the check `parity` compares the rows that Snowflake counts",
+            since=since,
+            severity="warning",
+            facts=facts,
+        )
     return Finding(
-        what=f"the table has {count(found, 'file')} of equality deletes: Snowflake and other "
-        "readers count rows that are deleted",
-        since=min(since, default=None),
+        what=f"{what}: Snowflake and other readers count rows that are deleted",
+        since=since,
         remediation=f"stop the other writer that added them, then run in Spark: `{rewrite}`",
-        facts={"equality_delete_files": found},
+        facts=facts,
     )
 
 
@@ -129,6 +148,8 @@ def judge_volume(
     facts = {"rows": last, "usual_rows": usual, "least": round(low), "most": round(high)}
     text = f"{count(last, 'row')} in the {unit} from {start:%Y-%m-%d %H:%M} UTC; "
     text += f"usual are {usual:,.0f}"
+    if not any(series[:-1]):
+        return good(f"{text}: too little history to know what is usual", **facts)
     if low <= last <= high:
         return good(text, **facts)
     return Finding(
@@ -142,10 +163,18 @@ def judge_volume(
 
 
 def usual_range(history: Sequence[int], factor: float) -> tuple[float, float]:
-    """Return the bounds of what is usual: the factor of the median, or the usual spread."""
+    """Return the bounds of what is usual: the factor of the median, the spread, or what is common.
+
+    A tenth of the periods with as few or as many rows is common. Most periods of a rare topic have
+    no rows, so its median says nothing: the most rows of a period is what a burst is compared with.
+    """
     usual = statistics.median(history)
     spread = _SPREAD * _MAD * statistics.median(abs(rows - usual) for rows in history)
-    return min(usual / factor, usual - spread), max(usual * factor, usual + spread)
+    in_order, tenth = sorted(history), math.ceil(len(history) / 10)
+    if usual < 1:
+        return 0, in_order[-1] * factor
+    low = min(usual / factor, usual - spread, in_order[min(tenth, len(history) - 1)])
+    return low, max(usual * factor, usual + spread, in_order[max(-1 - tenth, -len(history))])
 
 
 def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
+from topicberg.cli.output import warn_once
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -26,11 +27,17 @@ _QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CR
 
 
 def load_lake(config: Settings) -> Lake:
-    """Return all topics and derived tables."""
-    from assets import Lake, find_derived
-    from topicberg.topics import load_topics
+    """Return all topics and derived tables, as Dagster has them while a spec is invalid.
 
-    return Lake(config, tuple(load_topics(config)), tuple(find_derived()))
+    :raises SpecError: derived tables are invalid, or do not fit the specs
+    """
+    from assets import Lake, find_derived
+    from topicberg.topics.kept import KnownSpecs, build_with_kept
+
+    def build(known: KnownSpecs) -> Lake:
+        return Lake(config, tuple(known.specs), tuple(find_derived()), known.left_out)
+
+    return build_with_kept(config, build, keeps=False, report=warn_once)
 
 
 def materialize(

@@ -94,13 +94,12 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
 
     from topicberg import kafka
     from topicberg.datagen.runner import run_here
-    from topicberg.topics import load_topics
 
     began = time.monotonic()
     endpoints = start(config, console)
     steps.done("start Kafka, registry, S3, Iceberg catalog, Spark, AWS and Snowflake", began)
     since = datetime.now(UTC)
-    generated = [spec for spec in load_topics(config) if spec.generator]
+    generated = [spec for spec in load_lake(config).topics if spec.generator]
     amounts = {spec.name: OTHER_TOPICS_RECORDS for spec in generated} | {TOPIC: records}
     for spec in generated:
         kafka.ensure_topic(spec, endpoints, config, recreate=True)
@@ -131,11 +130,10 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
 def _end_offsets(config: Settings, endpoints: Endpoints) -> dict[str, int]:
     """Return the sum of each topic's end offsets by its asset name: records, and markers."""
     from topicberg import kafka
-    from topicberg.topics import load_topics
 
     return {
         spec.asset_name: sum(kafka.end_offsets(endpoints, spec.name).values())
-        for spec in load_topics(config)
+        for spec in load_lake(config).topics
     }
 
 
@@ -164,9 +162,7 @@ def _differences(
     config: Settings, offsets: dict[str, int], counts: dict[str, dict[Engine, int]]
 ) -> Iterator[tuple[str, str]]:
     """Yield the tables that have another number of rows than their topic has offsets, and why."""
-    from topicberg.topics import load_topics
-
-    for spec in load_topics(config):
+    for spec in load_lake(config).topics:
         name = spec.asset_name
         if name not in counts or offsets[name] == counts[name]["duckdb"]:
             continue

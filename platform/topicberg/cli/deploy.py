@@ -565,11 +565,11 @@ def _left_out(context: DeployContext) -> list[str]:
     """Return the derived tables that the graph of this deployment does not have."""
     if context.config.has_spark:
         return []
-    from assets.lake import Lake, find_derived
+    from assets.lake import find_derived
+    from topicberg.cli.compute import load_lake
 
-    all_of_them = tuple(find_derived())
-    held = Lake(context.config, tuple(context.specs), all_of_them).derived
-    return sorted({one.name for one in all_of_them} - {one.name for one in held})
+    held = load_lake(context.config).derived_by_name
+    return sorted({one.name for one in find_derived()} - held.keys())
 
 
 def _vendor(step: Step) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +16,8 @@ from topicberg.errors import TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
+    from assets.derived import DerivedTable
+    from assets.tables import LakeTable
     from topicberg.iceberg.erasure import Erased, Found
     from topicberg.settings import Settings
     from topicberg.tableflow.forgetting import Forgetting, Records, Target, Uncovered
@@ -32,12 +34,30 @@ def register(app: typer.Typer) -> None:
 def forget(
     topic: Annotated[str, typer.Argument(help="name of the topic")],
     key: Annotated[
-        str,
+        str | None,
         typer.Argument(
             help="value of the key; JSON with all columns if it has several; - reads it from "
             "standard input, so that it is not in the list of processes"
         ),
-    ],
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="COLUMN=VALUE",
+            help="instead of KEY: the rows whose column has the value; COLUMN=- reads it from "
+            "standard input",
+        ),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--column",
+            metavar="TABLE.COLUMN",
+            help="a column of a derived table that holds the key, although its lineage does not "
+            "say so; repeat it for each",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what is deleted")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
     reason: Annotated[str, typer.Option(help="why; recorded in the tables")] = "not given",
@@ -53,16 +73,17 @@ def forget(
 
     require_own_engine()
     config = settings()
-    text = sys.stdin.readline().rstrip("\n") if key == "-" else key
+    where_column, text = _wanted(key, where)
     spec = find_topic(config, topic)
-    job = Forgetting(spec, text, load_endpoints(config), config, reason)
-    derived = _Derived(job, spec, config)
+    job = Forgetting(spec, text, load_endpoints(config), config, reason, where=where_column)
+    derived = _Derived(job, spec, config, column or ())
     job.targets += derived.targets
     enabled = topic in enabled_topics(config)
     left = job.unread() if dry_run else job.drain(enabled=enabled)
     records = job.records()
     found = {target.name: job.find(target) for target in job.targets}
     if not any(found.values()) and not records.pending:
+        derived.report()
         if left and not dry_run:
             _raise(left)
         for one in left:
@@ -80,13 +101,15 @@ def forget(
             f"{count(len(records.pending), 'tombstone')} to write"
         )
     if dry_run:
-        for line in (*_kept(records), *_kept(dead), *derived.next_steps({})):
+        derived.report()
+        for line in (*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps({})):
             echo(line)
         for one in left:
             _warn(one)
         echo("nothing was changed")
         return
     if not yes:
+        derived.report()
         typer.confirm("Erase all of this? It cannot be undone", abort=True)
     for each in (records, dead):
         if each is not None and (written := job.write_tombstones(each)):
@@ -104,75 +127,203 @@ def forget(
                 f"were all files of {count(proof.snapshots, 'snapshot')}, and "
                 f"{proof.unreachable} that are only in the table's folder"
             )
-    for line in (*_kept(records), *_kept(dead), *derived.next_steps(done)):
+    derived.report()
+    for line in (*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps(done)):
         echo(line)
     if left:
         _raise(left)
 
 
+def _wanted(key: str | None, where: str | None) -> tuple[str | None, str]:
+    """Return the column of ``--where``, None if there is none, and the value.
+
+    :raises SpecError: neither or both of KEY and ``--where`` are given
+    """
+    from topicberg.errors import SpecError
+
+    if (key is None) == (where is None):
+        raise SpecError(
+            "forget: expected either KEY or --where COLUMN=VALUE",
+            hint="write `topicberg forget TOPIC KEY`, or `topicberg forget TOPIC --where "
+            "COLUMN=VALUE` for a value that is not the key",
+        )
+    column, equals, text = (where or "").partition("=")
+    if where is not None and not (column and equals):
+        raise SpecError(
+            "forget: --where is not of the form COLUMN=VALUE",
+            hint="write for instance --where email=alice@example.org",
+        )
+    text = text if key is None else key
+    return column or None, sys.stdin.readline().rstrip("\n") if text == "-" else text
+
+
+def _stays(job: Forgetting, *of_topics: Records | None) -> Iterator[str]:
+    """Yield what Kafka keeps, and what a value that is not the key does not find."""
+    for records in of_topics:
+        yield from _kept(records)
+    if job.where is None:
+        return
+    yield (
+        f"not covered: records whose value could not be decoded, and so have no {job.where}: run "
+        f"`topicberg forget {job.spec.name} KEY` with the keys of the person for dead letters"
+    )
+    if job.lacks_keys:
+        yield (
+            f"not covered: Kafka topic {job.spec.name}: the table does not hold the keys of its "
+            "records, so no tombstone is written: delete the rows at their source, or run "
+            f"`topicberg forget {job.spec.name} KEY` with their keys"
+        )
+
+
 class _Derived:
     """The tables that are derived from a topic: those with the key's columns, and the others."""
 
-    def __init__(self, job: Forgetting, spec: TopicSpec, config: Settings) -> None:
+    def __init__(
+        self, job: Forgetting, spec: TopicSpec, config: Settings, options: Sequence[str]
+    ) -> None:
+        """:param options: columns that the user says hold the key
+
+        :raises SpecError: there is no such column, or it cannot hold the key
+        """
         from topicberg.cli.compute import load_lake
+        from topicberg.errors import SpecError
+        from topicberg.tableflow.forgetting import Target, chosen_columns
 
         self._job, self._lake = job, load_lake(config)
         self.targets: list[Target] = []
         self._others: list[str] = []
+        self._searched: dict[str, tuple[Target, Callable[[str], bool]]] = {}
         own = {each.name: each.name for each in job.key.fields}
         of_topic = [table for table in self._lake.tables if table.root.name == spec.name]
-        known: dict[str, Mapping[str, str] | None] = {}
+        known: dict[str, tuple[Mapping[str, str], ...]] = {}
         for table in of_topic:
             if table.source is None:
-                self._add(table.identifier, "upsert view", None, own)
+                target = Target(table.identifier, "upsert view", None, own)
+                if self._fits(target.identifier, own):
+                    self.targets.append(target)
             elif table.source not in self._lake.derived_by_name:
-                known[table.source] = own
+                known[table.source] = (own,)
         parents = {d.name: (*d.sources, *d.lookups) for d in self._lake.derived}
-        for name in TopologicalSorter(parents).static_order():
-            if name not in parents or not known.keys() & set(parents[name]):
-                continue
+        following = [
+            name
+            for name in TopologicalSorter(parents).static_order()
+            if name in parents and self._follows(name, parents, {*known})
+        ]
+        chosen = chosen_columns(options, following, job.key)
+        for name in following:
             derived = self._lake.derived_by_name[name]
             table = self._lake.table(derived)
-            known[name] = None
-            for names in self._candidates(known, parents[name], derived.lineage, spec):
-                if self._add(table.identifier, "derived table", table.time, names):
-                    known[name] = names
-                    break
-            else:
+            ways = chosen.get(name, [])
+            for way in ways:
+                if not self._fits(table.identifier, way):
+                    raise SpecError(
+                        f"--column: table {name} has no column {', '.join(way.values())} that can "
+                        "hold the value",
+                        hint="write one of its columns, of a type that can have the value",
+                    )
+            fits = [*self._by_lineage(known, parents[name], derived, table, spec)]
+            if not fits and not ways:
                 self._others.append(name)
+            if fits or ways:
+                first, *more = [*fits, *(way for way in ways if way not in fits)]
+                target = Target(table.identifier, "derived table", table.time, first, (*more,))
+                self.targets.append(target)
+            erased = {column for names in (*fits, *ways) for column in names.values()}
+            self._search(name, table.identifier, derived, known, parents[name], erased)
+            known[name] = (*fits, *ways)
 
-    def _candidates(
+    def _follows(
+        self, name: str, parents: Mapping[str, Sequence[str]], of_topic: Collection[str]
+    ) -> bool:
+        return any(
+            source in of_topic or (source in parents and self._follows(source, parents, of_topic))
+            for source in parents[name]
+        )
+
+    def _by_lineage(
         self,
-        known: Mapping[str, Mapping[str, str] | None],
+        known: Mapping[str, Sequence[Mapping[str, str]]],
         parents: Sequence[str],
-        lineage: Mapping[str, tuple[str, ...]],
+        derived: DerivedTable,
+        table: LakeTable,
         spec: TopicSpec,
     ) -> Iterator[Mapping[str, str]]:
-        """Yield column of the key → column of a derived table, as it may have them."""
+        """Yield column of the key → column of a derived table, as it has them."""
+        fits: list[Mapping[str, str]] = []
         for source in parents:
-            if (names := known.get(source)) is not None:
-                yield _carried(names, source, lineage)
-                if spec.key.field is not None and len(names) == 1:  # a field of the value
-                    yield _carried(dict.fromkeys(names, spec.key.field), source, lineage)
+            for number, names in enumerate(known.get(source, ())):
+                if fits and number == 0:
+                    continue
+                carried = [_carried(names, source, derived.lineage)]
+                is_field = spec.key.field is not None and self._job.where is None
+                if is_field and len(names) == 1:  # a field of the value
+                    field = dict.fromkeys(names, str(spec.key.field))
+                    carried.append(_carried(field, source, derived.lineage))
+                for fit in carried:
+                    if fit is not None and self._fits(table.identifier, fit):
+                        fits += [fit] if fit not in fits else []
+                        break
+        yield from fits
 
-    def _add(
-        self, identifier: tuple[str, str], what: str, time: str | None, names: Mapping[str, str]
-    ) -> bool:
-        """Add a table if it has the columns of the key."""
+    def _fits(self, identifier: tuple[str, str], names: Mapping[str, str]) -> bool:
+        """Return whether a table has the columns of the key, or no rows yet."""
         from topicberg.errors import SpecError
         from topicberg.tableflow.forgetting import Target
 
-        target = Target(identifier, what, time, names)
-        if (table := self._job.table(target)) is None:
-            return True  # it has no rows
-        types = {each.name: each.field_type for each in table.schema().fields}
+        if (table := self._job.table(Target(identifier, "", None))) is None:
+            return True
         try:
-            for name, column in names.items():
-                self._job.key.value(name, types[column])
-        except (KeyError, SpecError):
+            return self._job.condition(table.schema(), names) is not None
+        except SpecError:
             return False
-        self.targets.append(target)
-        return True
+
+    def _search(
+        self,
+        name: str,
+        identifier: tuple[str, str],
+        derived: DerivedTable,
+        known: Mapping[str, Sequence[Mapping[str, str]]],
+        parents: Sequence[str],
+        erased: Collection[str],
+    ) -> None:
+        """Note the columns to search for the value, of which the lineage says nothing else."""
+        from topicberg.tableflow.forgetting import Target
+
+        target = Target(identifier, "derived table", None)
+        if (table := self._job.table(target)) is None:
+            return
+
+        def is_searched(column: str) -> bool:
+            is_erased = any(column == each or each.startswith(f"{column}.") for each in erased)
+            return not is_erased and not _is_of_others(column, derived.lineage, known, parents)
+
+        if any(is_searched(field.name) for field in table.schema().fields):
+            self._searched[name] = target, is_searched
+
+    def report(self) -> None:
+        """Print which columns hold the key now, and are not erased."""
+        from topicberg.tableflow.forgetting import find_candidates
+
+        for name, (target, is_searched) in self._searched.items():
+            if (table := self._job.table(target)) is None:
+                continue
+            for each in find_candidates(name, table, self._job.key, is_searched):
+                echo(
+                    f"{each.table}.{each.column} holds the value in {count(each.rows, 'row')} of "
+                    f"{count(each.files, 'file')}, and is not erased: add `--column {each.option}` "
+                    "if it is the key there",
+                    fg="yellow",
+                    err=True,
+                )
+
+    def uncovered(self) -> Iterator[str]:
+        """Yield what the proof does not cover."""
+        if self._searched:
+            yield (
+                f"not covered by the proof: columns of {', '.join(self._searched)} of which no "
+                "lineage says where they come from. They were searched for the value, but lists, "
+                "maps, parts of text and changed values were not"
+            )
 
     def next_steps(self, done: Mapping[str, Erased]) -> Iterator[str]:
         """Yield what follows for tables that are not erased themselves."""
@@ -207,10 +358,34 @@ class _Derived:
             )
 
 
+def _is_of_others(
+    column: str,
+    lineage: Mapping[str, tuple[str, ...]],
+    known: Mapping[str, Sequence[Mapping[str, str]]],
+    parents: Sequence[str],
+) -> bool:
+    """Return whether the lineage says that a column comes from other columns than the key's."""
+    if not (origins := lineage.get(column)):
+        return False
+    for origin in origins:
+        owners = [each for each in parents if origin.startswith(f"{each}.")] or parents
+        for owner in owners:
+            if owner not in known:  # it does not follow from the topic
+                continue
+            of_key = {each for names in known[owner] for each in names.values()}
+            if not of_key or origin.removeprefix(f"{owner}.") in of_key:
+                return False
+    return True
+
+
 def _carried(
     names: Mapping[str, str], source: str, lineage: Mapping[str, tuple[str, ...]]
-) -> Mapping[str, str]:
-    """Return the column of the key → its column in a table that is derived from ``source``."""
+) -> Mapping[str, str] | None:
+    """Return the column of the key → its column in a table that is derived from ``source``.
+
+    Without lineage it is the column of the same name. None: the lineage says that this one comes
+    from another column.
+    """
     found = {}
     for name, column in names.items():
         renamed = [
@@ -218,6 +393,8 @@ def _carried(
             for result, origins in lineage.items()
             if len(origins) == 1 and origins[0] in (column, f"{source}.{column}")
         ]
+        if not renamed and column in lineage:
+            return None
         found[name] = column if column in renamed or not renamed else renamed[0]
     return found
 

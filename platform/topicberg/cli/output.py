@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +14,8 @@ from topicberg.security.text import terminal
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from topicberg.tableflow.waiting import WaitingChange
+
 
 def echo(text: str, *, err: bool = False, **style: Any) -> None:
     """Print a line.
@@ -21,6 +24,20 @@ def echo(text: str, *, err: bool = False, **style: Any) -> None:
     :param style: options of :func:`typer.style`
     """
     typer.secho(terminal(text), err=err, **style)
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Print a warning to standard error, unless this command has printed it already."""
+    echo(text, err=True, fg="yellow")
+
+
+def report_waiting(waiting: Iterable[WaitingChange], unknown: Iterable[str]) -> None:
+    """Print the changes of specs that are not applied, and why others are not known."""
+    for change in waiting:
+        echo(f"{change.topic}: {change.what}\n  → {change.remediation}", fg="yellow", err=True)
+    for reason in unknown:
+        echo(reason, err=True)
 
 
 def echo_json(value: object, default: Callable[[Any], Any] | None = None) -> None:

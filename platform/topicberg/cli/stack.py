@@ -100,19 +100,28 @@ def down() -> None:
 def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
     """Show every service. Exits with 1 if a service is not running.
 
-    States: running, starting (its port does not answer yet), restarting (it ended by itself),
-    stopping, stopped.
+    States: running (it answers a request), starting (nothing listens yet), unresponsive (it does
+    not answer within five seconds), restarting (it ended by itself), stopping, stopped. Dagster is
+    shown while `topicberg ui` runs.
     """
     from rich.console import Console
     from rich.table import Table
 
     from topicberg.endpoints import local_endpoints
     from topicberg.local import stack
+    from topicberg.local.health import dagster_status
 
-    states = stack.status(settings())
+    states = [*stack.status(settings()), *dagster_status(settings())]
     if as_json:
         services = {
-            s.name: {"state": s.state, "pid": s.pid, "port": s.port, "url": s.url} for s in states
+            s.name: {
+                "state": s.state,
+                "pid": s.pid,
+                "port": s.port,
+                "url": s.url,
+                "problem": s.problem,
+            }
+            for s in states
         }
         try:
             addresses = _addresses(local_endpoints(settings()))
@@ -133,6 +142,9 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = Fa
         total = sum(s.memory for s in states)
         table.caption = f"{total / 2**20:,.0f} MB in all"
         Console().print(table)
+        for s in states:
+            if s.problem:
+                echo(f"{s.name} is {s.state}: {s.problem}", fg="red", err=True)
     if not all(s.running for s in states):
         raise typer.Exit(1)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import cell, echo, echo_json
+from topicberg.cli.output import cell, echo, echo_json, report_waiting
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from topicberg.kafka.registration import FileState
     from topicberg.settings import Settings
     from topicberg.tableflow.status import TopicStatus
+    from topicberg.tableflow.waiting import WaitingChange
     from topicberg.topics import TopicSpec
+    from topicberg.topics.discovery import FoundTopic
 
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
@@ -92,33 +95,49 @@ def enable(
     modes = {None: None, "append": "append", "upsert": "upsert"}
     if write_mode not in modes:
         raise SpecError(f"--write-mode {write_mode}: it must be append or upsert")
-    if topic not in control.known_topics(config):
-        _require(topic, config)
-    control.enable(config, topic, given, modes[write_mode], command=True)
+    found = None
+    if control.needs_look(config, topic):
+        found = _find(topic, config)
+    spec = control.enable(config, topic, given, modes[write_mode], found=found, command=True)
+    if found is not None:
+        echo(f"{topic} has no spec: {described(spec)}")
     echo(
         f"{topic}: Tableflow is enabled; run `topicberg tableflow status {topic}` to see its state"
     )
 
 
-def _require(topic: str, config: Settings) -> None:
-    """Refuse a topic without a spec that Kafka does not have either, if Kafka answers.
+def described(spec: TopicSpec) -> str:
+    """Return what the topic is taken for, by what Kafka and the registry have of it."""
+    changes = "changes of a database's table (Debezium), " if spec.changelog else ""
+    keys, values = spec.key.format, spec.value_schema.format
+    return f"{changes}values {values}, keys {keys}, write mode {spec.write_mode}"
+
+
+def _find(topic: str, config: Settings) -> FoundTopic | None:
+    """Return what Kafka and the registry have of a topic without a spec; None: it has a table.
 
     :raises SpecError: there is no such topic
+    :raises TopicbergError: a service does not answer, or refuses
     """
-    from topicberg import kafka
-    from topicberg.errors import StackError, UnreachableError
+    from pyiceberg.exceptions import NoSuchTableError
 
-    try:
-        kafka.topic_id(load_endpoints(config), topic)
-    except kafka.NoSuchTopicError:
+    from topicberg.kafka.discovery import find_topic
+    from topicberg.topics.requests import requested_topics
+
+    endpoints = load_endpoints(config)
+    if topic in requested_topics(config):
+        with suppress(NoSuchTableError):
+            endpoints.catalog(config).load_table((config.topics_namespace, topic))
+            return None
+    found = find_topic(topic, endpoints)
+    if found is None:
         raise SpecError(
             f"topic {topic} does not exist: it has no spec in platform/topics, and Kafka does not "
             "have it",
             hint=f"create it first, or run `topicberg topics new {topic}` to write a spec; run "
             "`topicberg topics list` to see topics with a spec",
-        ) from None
-    except (StackError, UnreachableError) as error:
-        echo(f"{topic}: it is not known whether the topic exists: {error.message}", err=True)
+        )
+    return found
 
 
 def disable(
@@ -142,6 +161,7 @@ def disable(
     if drop_table:
         catalog = load_endpoints(config).catalog(config)
         dropped = drop(catalog, spec.table_identifier(config))
+        control.table_dropped(config, topic)
         keys.forget(config, topic)
         echo(f"{name} is deleted" if dropped else f"{name} does not exist")
 
@@ -222,7 +242,7 @@ def upgrade(
     if table.format_version >= NEWEST:
         echo(f"{name} is of format version {table.format_version} already")
         return
-    reasons = {reader: reader.reason(NEWEST, table.schema()) for reader in EVERY}
+    reasons = {reader: reader.reason(table, NEWEST) for reader in EVERY}
     lost = ", ".join(reader.name for reader, reason in reasons.items() if reason)
     used = [r.name for r in configured(config) if reasons[r]]
     echo(
@@ -301,7 +321,7 @@ def run(
     log_to_stderr(logging.WARNING, levels={"topicberg": logging.INFO})
     if once:
         done = run_once(spec, endpoints, config)
-        echo(f"{topic}: {count(done.records, 'record')} committed, snapshot {done.snapshot_id}")
+        echo(f"{topic}: {count(done.rows, 'row')} committed, snapshot {done.snapshot_id}")
         return
     pool = Pool(endpoints, config)
     pool.add(spec)
@@ -324,9 +344,16 @@ def serve(
 
     The local stack includes one.
     """
-    from topicberg.tableflow.service import main
+    from topicberg.alerts.dagster_ui import watched_dagster
+    from topicberg.alerts.settings import alert_settings
+    from topicberg.alerts.watch import Watcher
+    from topicberg.tableflow.service import Engine, main
 
-    main(metrics_port, metrics_host)
+    def watch(engine: Engine) -> None:
+        watched = watched_dagster(engine.config, alert_settings())
+        Watcher(engine.config, watched, lambda faults: None, engine.is_healthy).start()
+
+    main(metrics_port, metrics_host, watch)
 
 
 def maintain(
@@ -348,10 +375,10 @@ def maintain(
 
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
-    from topicberg.topics import load_topic
+    from topicberg.tableflow.control import find_topic
 
     config = settings()
-    spec = load_topic(topic, config)
+    spec = find_topic(config, topic)
     policy = topic_policy(spec)
     if now:
         policy = replace(policy, compact_after=timedelta(0), daily=timedelta(0))
@@ -401,13 +428,16 @@ def status(
         state.topic: state.shown_phase if state.topic in {*enabled, *wrong} else "DISABLED"
         for state in states
     }
-    schemas, unknown = _schemas([enabled[name] for name in names if name in enabled], config)
+    specs = [enabled[name] for name in names if name in enabled]
+    schemas, unknown = _schemas(specs, config)
+    waiting, not_compared = _waiting(specs, config)
     if as_json:
         echo_json(
             [
                 state.model_dump()
                 | {"phase": phases[state.topic]}
                 | {"schemas": [one.document for one in schemas if one.topic == state.topic]}
+                | {"waiting": [asdict(one) for one in waiting if one.topic == state.topic]}
                 for state in states
             ]
         )
@@ -415,10 +445,11 @@ def status(
     # A terminal of 80 columns must show what matters; the snapshot is in --json.
     several = len({state.engine for state in states if state.engine}) > 1
     table = Table(
-        *("topic", "phase", "errors", "records", "skipped", "waiting", "commits"),
+        *("topic", "phase", "errors", "rows", "skipped", "waiting", "commits"),
         *(["engine"] if several else []),
         caption="errors: how malformed records are handled; "
-        "records, commits: since the engine was started",
+        "rows, commits: since the engine was started; "
+        "skipped: records since the table was created; waiting: offsets",
         box=None,
         pad_edge=False,
     )
@@ -449,6 +480,7 @@ def status(
     for schema in schemas:
         if schema.state != "equal":
             echo(f"{schema.topic}: {schema.what}\n  → {schema.remediation}", fg="yellow", err=True)
+    report_waiting(waiting, not_compared)
     if unknown:
         echo(f"the schema files are not compared with the registry: {unknown}", err=True)
 
@@ -466,12 +498,28 @@ def _engines(names: list[str], config: Settings) -> dict[str, str]:
 
 def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState], str | None]:
     """Return how the schema files compare with the registry, or why that is not known."""
+    from topicberg.clients.liveness import SECONDS, answers_http
     from topicberg.kafka.registration import compare_all
 
     try:
-        return compare_all(specs, load_endpoints(config), config), None
+        endpoints = load_endpoints(config)
+        if specs and config.deployment == "local":  # its client tries again for a minute
+            why = answers_http(f"{endpoints.schema_registry}/schemas/types")(SECONDS)
+            if why is not None:
+                return [], f"the schema registry does not answer: {why}"
+        return compare_all(specs, endpoints, config), None
     except TopicbergError as error:
         return [], str(error)
+
+
+def _waiting(specs: list[TopicSpec], config: Settings) -> tuple[list[WaitingChange], list[str]]:
+    """Return the changes of the specs that are not applied, and why others are not known."""
+    from topicberg.tableflow.waiting import find_waiting
+
+    try:
+        return find_waiting(specs, load_endpoints(config), config)
+    except TopicbergError:
+        return [], []  # as for the schemas
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:
@@ -491,6 +539,12 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             f"deletes between {at(missed.since_ms)} and {at(missed.until_ms)} may be missing: the "
             f"engine was not running for longer than the topic's delete.retention.ms; run "
             f"`topicberg tableflow reread {state.topic}` to delete the rows"
+        )
+    if state.keys is not None and state.keys.rebuilt_at_ms is not None:
+        yield (
+            f"keys are compared by their decoded value ({', '.join(state.keys.columns)}): the "
+            f"index of keys was rebuilt at {at(state.keys.rebuilt_at_ms)}; rows deleted then, as a "
+            f"newer row has their key: {state.keys.rows_removed:,}"
         )
     for skip in state.skip_requests:
         yield (

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo, echo_json
-from topicberg.errors import TopicbergError
+from topicberg.cli.output import echo, echo_json, report_waiting
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -24,30 +24,89 @@ def register(parent: typer.Typer) -> None:
 
 
 @app.command()
-def validate() -> None:
-    """Check every topic spec and its schema files; prints one line per mistake.
+def validate(
+    topic: Annotated[
+        str | None, typer.Argument(help="One topic; all by default.", show_default=False)
+    ] = None,
+) -> None:
+    """Check the topic specs and their schema files; prints one line per mistake.
 
-    If the registry answers, the schema files are compared with the registered versions.
+    If Kafka and the registry answer, the schemas of topics without schema files are read, and
+    schema files are compared with the registered versions. A topic of a pattern that is left out
+    is reported; it is a mistake only if you name it.
     """
-    from topicberg.topics import check_topics
+    from topicberg.topics import check_topics, load_topic
 
-    specs, problems = check_topics(settings())
+    config = settings()
+    unread = _read_schemas(config)
+    specs, problems = check_topics(config)
+    if topic is not None:
+        problems = [problem for problem in problems if topic in problem.names]
+        specs = [load_topic(topic, config)] if not problems else []
+    left_out = [one for one in problems if topic is None and one.is_of_topic]
+    wrong = [one for one in problems if one not in left_out]
     for problem in problems:
         echo(str(problem), err=True)
-    if problems:
-        files = len({problem.file for problem in problems})
-        summary = f"error: topic specs: {count(len(problems), 'mistake')} in {count(files, 'file')}"
+    if left_out:
+        echo(f"{count(len(left_out), 'topic')} of patterns left out", fg="yellow", err=True)
+    if wrong:
+        files = len({problem.file for problem in wrong})
+        summary = f"error: topic specs: {count(len(wrong), 'mistake')} in {count(files, 'file')}"
         echo(summary, fg="red", err=True)
+    if specs:
+        echo(f"{len(specs)} topic specs are valid: {', '.join(spec.name for spec in specs)}")
+    _report_unchecked(specs, unread, config)
+    _report_waiting(specs, config)
+    if not _compare_with_registry(specs, config) or wrong:
         raise typer.Exit(2)
-    echo(f"{len(specs)} topic specs are valid: {', '.join(spec.name for spec in specs)}")
-    if not _compare_with_registry(specs, settings()):
-        raise typer.Exit(2)
+
+
+def _read_schemas(config: Settings) -> str | None:
+    """Read the schemas of topics that have no schema files; return why they were not read."""
+    from topicberg.kafka.discovery import discover as look
+
+    try:
+        look(load_endpoints(config), config)
+    except (TopicbergError, OSError) as error:
+        return error.message if isinstance(error, TopicbergError) else str(error)
+    return None
+
+
+def _report_unchecked(specs: list[TopicSpec], unread: str | None, config: Settings) -> None:
+    """Report what of the specs is not checked: columns that are not known, and unknown topics."""
+    from topicberg.topics.loader import wanted_topics
+
+    reason = unread or "they do not exist, are of another format, or refer to other subjects"
+    for spec in specs:
+        if subjects := spec.unknown_schemas(config):
+            echo(
+                f"{spec.name}: names of columns are not checked, as the schemas of "
+                f"{' and '.join(subjects)} are not known: {reason}",
+                fg="yellow",
+                err=True,
+            )
+    if unread and wanted_topics(config).patterns:
+        echo(f"topics of patterns are those that were found last: {unread}", fg="yellow", err=True)
+
+
+def _report_waiting(specs: list[TopicSpec], config: Settings) -> None:
+    """Report changes of the specs that are not applied: they wait for a command."""
+    from topicberg.tableflow.waiting import find_waiting
+
+    try:
+        endpoints = load_endpoints(config)
+    except TopicbergError:
+        return  # which the comparison with the registry reports
+    waiting, unknown = find_waiting(specs, endpoints, config)
+    report_waiting(waiting, unknown)
 
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
     """Report differences between schema files and registry; return False if one is refused."""
     from topicberg.kafka.registration import compare_all
 
+    if not specs:
+        return True
     try:
         states = compare_all(specs, load_endpoints(config), config)
     except TopicbergError as error:
@@ -74,9 +133,16 @@ def list_topics(
     as_json: Annotated[bool, typer.Option("--json", help="Whole specs, as JSON.")] = False,
 ) -> None:
     """List the topics."""
-    from topicberg.topics import load_topics
+    from topicberg.topics import check_topics
 
-    specs = load_topics()
+    specs, problems = check_topics(settings())
+    if problems:
+        echo(
+            f"{count(len(problems), 'mistake')} in specs, whose topics are not listed: run "
+            "`topicberg topics validate` to see them",
+            fg="yellow",
+            err=True,
+        )
     if as_json:
         documents = [spec.model_dump(mode="json", by_alias=True) for spec in specs]
         echo_json(documents)
@@ -140,8 +206,18 @@ def new(
     pipeline: Annotated[
         str | None, typer.Option(help="Group of its assets; default: the topic's name.")
     ] = None,
+    enable: Annotated[
+        bool,
+        typer.Option(
+            "--enable",
+            help="Materialize a topic of Kafka at once, not after you reviewed the file.",
+        ),
+    ] = False,
 ) -> None:
     """Write the spec of a topic whose schema is in the registry, or in its records.
+
+    A topic that Kafka has is `external`: topicberg never changes it or its schemas. Its table is
+    not written before you reviewed the file and removed `enabled: false`, or with --enable.
 
     If the schema is Debezium's envelope, the table keeps the current rows of the source's table.
     With a pattern, each topic that matches gets a spec; with --as-pattern, one file describes all
@@ -149,7 +225,13 @@ def new(
     """
     from topicberg.kafka.discovery import find_topic
     from topicberg.peek import newest_messages
-    from topicberg.topics.new import chosen_for_changes, new_topic, new_topic_from_kafka
+    from topicberg.topics.discovery import FoundTopic
+    from topicberg.topics.new import (
+        chosen_for_changes,
+        new_external_topic,
+        new_topic,
+        new_topic_from_kafka,
+    )
     from topicberg.topics.patterns import is_pattern
 
     if from_kafka == (subject is not None):
@@ -158,20 +240,29 @@ def new(
     if is_pattern(name) or file is not None:
         if not from_kafka:
             raise typer.BadParameter("use --from-kafka with a pattern")
-        _new_from_kafka(file, name, pipeline, config)
+        _new_from_kafka(file, name, pipeline, config, is_enabled=enable)
         return
     group = pipeline or _group(name)
     notes: list[str] = []
     endpoints = load_endpoints(config)
-    has = find_topic(name, endpoints)
-    if subject is not None:
-        paths = new_topic(name, subject, group, endpoints, config, has)
+    has = find_topic(name, endpoints, subject)
+    if subject is not None and has is None:
+        paths = new_topic(name, subject, group, endpoints, config)
+    elif subject is not None and has is not None:
+        if has.value is None:
+            raise SpecError(
+                f"the schema registry has no subject {subject}",
+                hint="list its subjects, or register the schema first",
+            )
+        paths = [new_external_topic(name, has, group, config, is_enabled=enable)]
     else:
         found = newest_messages(name, 500, endpoints)
         read = [(message.key(), message.value()) for message in found]
-        paths, notes = new_topic_from_kafka(name, read, group, endpoints, config, has)
+        paths, notes = new_topic_from_kafka(
+            name, read, group, config, has or FoundTopic(partitions=1), is_enabled=enable
+        )
     if has is not None:
-        policy = "compacted: write_mode upsert" if has.is_compacted else "not compacted: append"
+        policy = "compacted" if has.is_compacted else "not compacted"
         notes.append(f"the topic has {count(has.partitions, 'partition')} and is {policy}")
     for path in paths:
         echo(f"wrote {path}")
@@ -179,6 +270,22 @@ def new(
         echo(note)
     if chosen := chosen_for_changes(config, name):
         echo(chosen)
+    _after_new([name], config, is_enabled=enable or has is None)
+
+
+def _after_new(topics: list[str], config: Settings, *, is_enabled: bool) -> None:
+    """Check new specs with their schemas in the registry, and say what to do next."""
+    from topicberg.topics import check_topics
+
+    _read_schemas(config)
+    for problem in check_topics(config)[1]:
+        if problem.names & {*topics}:
+            echo(str(problem), fg="yellow", err=True)
+    if topics and not is_enabled:
+        echo(
+            "Tableflow is not enabled yet: review what was written, then remove `enabled: false` "
+            "under `tableflow`"
+        )
     echo("run `topicberg topics validate` to check it, then reload the code location in the UI")
 
 
@@ -188,20 +295,31 @@ def _group(name: str) -> str:
     return re.sub(r"[^a-z0-9_]", "_", name.lower())
 
 
-def _new_from_kafka(name: str | None, pattern: str, pipeline: str | None, config: Settings) -> None:
+def _new_from_kafka(
+    name: str | None, pattern: str, pipeline: str | None, config: Settings, *, is_enabled: bool
+) -> None:
     """Write a spec for each topic that matches, or one file for all of them."""
     from topicberg.kafka.discovery import find_topics
+    from topicberg.topics.discovery import read_discovery
     from topicberg.topics.new import new_pattern, new_topics
+    from topicberg.topics.patterns import matches
 
     endpoints = load_endpoints(config)
     if name is not None:
-        echo(f"wrote {new_pattern(name, pattern, pipeline or _group(name), config)}")
+        group = pipeline or _group(name)
+        echo(f"wrote {new_pattern(name, pattern, group, config, is_enabled=is_enabled)}")
+        for one in sorted(read_discovery(config).topics):  # known already, by specs of their own
+            if matches([pattern], one):
+                echo(f"{one}: found")
         discover()
+        _after_new([name], config, is_enabled=is_enabled)
         return
     found, known = find_topics(pattern, endpoints, config)
     for one in known:
         echo(f"{one}: has a spec")
-    made, refused = new_topics(found, lambda one: pipeline or _group(one), endpoints, config)
+    made, refused = new_topics(
+        found, lambda one: pipeline or _group(one), config, is_enabled=is_enabled
+    )
     for one in made:
         echo(f"{one}: wrote {config.topics_dir / one}.yaml")
     for one, reason in refused.items():
@@ -209,7 +327,9 @@ def _new_from_kafka(name: str | None, pattern: str, pipeline: str | None, config
     what = f"{count(len(made), 'spec')} written, {count(len(refused), 'topic')} left out"
     if not (found or known):
         what = f"no topic of Kafka matches {pattern}; internal topics never match"
-    echo(f"{what}; run `topicberg topics validate`, then reload the code location in the UI")
+    echo(what)
+    if made:
+        _after_new(made, config, is_enabled=is_enabled)
 
 
 @app.command()
@@ -269,8 +389,32 @@ def pull(name: Name) -> None:
         echo(f"{name}: the schema files are the newest registered versions")
 
 
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+@app.command()
+def grow(name: Name, yes: Yes = False) -> None:
+    """Add the partitions that the topic's spec has and Kafka lacks. It cannot be undone.
+
+    A key's new records may be in another partition than its older ones, so consumers no longer
+    read them in order.
+    """
+    from topicberg import kafka
+
+    spec, endpoints, _ = _topic(name)
+    more = kafka.growth(spec, endpoints)
+    if not more:
+        echo(f"{name}: the topic has {count(spec.partitions, 'partition')}, as its spec says")
+        return
+    if not yes:
+        question = f"Add {count(more, 'partition')} to topic {name}, so that it has "
+        typer.confirm(f"{question}{spec.partitions}? It cannot be undone", abort=True)
+    kafka.grow_topic(spec, endpoints)
+    echo(f"{name}: the topic has {count(spec.partitions, 'partition')}")
+
+
 @app.command("restore-schema")
-def restore_schema(name: Name) -> None:
+def restore_schema(name: Name, yes: Yes = False) -> None:
     """Delete the versions of the topic's subjects that came after the schema of its spec.
 
     Use it if a version was registered that no table can follow, and the topic is suspended.
@@ -278,13 +422,19 @@ def restore_schema(name: Name) -> None:
     """
     from topicberg import kafka
 
-    deleted = kafka.restore_schemas(*_topic(name))
-    for subject, version in deleted:
-        echo(f"{subject}: version {version} is deleted")
-    if deleted:
-        echo(
-            f"{name}: a suspended topic resumes by itself within 30 seconds; "
-            f"run `topicberg tableflow status {name}` to see its state"
-        )
-    else:
+    spec, endpoints, config = _topic(name)
+    versions = kafka.later_versions(spec, endpoints, config)
+    if not versions:
         echo(f"{name}: the registry has no version after the schema files'")
+        return
+    for subject, version in versions:
+        echo(f"{subject}: version {version} will be deleted")
+    if not yes:
+        typer.confirm("Delete them? It cannot be undone", abort=True)
+    kafka.delete_versions(versions, endpoints)
+    for subject, version in versions:
+        echo(f"{subject}: version {version} is deleted")
+    echo(
+        f"{name}: a suspended topic resumes by itself within 30 seconds; "
+        f"run `topicberg tableflow status {name}` to see its state"
+    )

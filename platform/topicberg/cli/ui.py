@@ -21,10 +21,12 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
     from rich.console import Console
 
+    from topicberg.alerts.dagster_ui import note_ui
     from topicberg.cli.stack import start
     from topicberg.dagster.home import dagster_home
 
     config = settings()
+    note_ui(config, f"http://127.0.0.1:{port}")
     if config.deployment == "local":
         start(config, Console(stderr=True))
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))

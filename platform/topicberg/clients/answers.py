@@ -36,7 +36,19 @@ class Answer(dict[str, Any]):
         self._operation = operation
 
     def __missing__(self, field: str) -> Any:
-        raise unusable(self._operation, f"an object that has {field!r}")
+        return self.first(field)
+
+    def first(self, *fields: str) -> Any:
+        """Return the first of these fields that the object has.
+
+        :raises AnswerError: it has none of them; names those that it has
+        """
+        for field in fields:
+            if field in self:
+                return self[field]
+        present = ", ".join(self) or "no field"
+        expected = " or ".join(map(repr, fields))
+        raise unusable(self._operation, f"an object that has {expected}; it has {present}")
 
 
 def unusable(operation: str, expected: str) -> AnswerError:

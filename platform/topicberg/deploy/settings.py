@@ -36,6 +36,9 @@ class DeploySettings(Addresses):
     """Secrets Manager secret with Snowflake's admin user and its key pairs."""
     snowflake_warehouse: str | None = None
     """Warehouse of the admin's session; the platform's own by default."""
+    snowflake_role: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_$]*$")
+    """The only role that the session takes, e.g. one that only reads, for ``plan``; by default the
+    role that owns each object."""
 
     catalog_uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     """Of the REST catalog; Open Catalog's ends in ``/polaris/api/catalog``."""

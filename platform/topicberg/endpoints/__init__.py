@@ -46,6 +46,8 @@ TOKEN_VARIABLE = f"{PREFIX}_TOKEN"
 Given = tuple[tuple[str, str], ...]
 """Properties of PyIceberg's client of a catalog."""
 _CREATING = Lock()
+REGISTRY_SECONDS = 20
+"""Deadline of a request to the schema registry; without one, its client waits for ever."""
 """Clients may be shared by threads; the session that creates them may not."""
 
 
@@ -320,15 +322,6 @@ class Endpoints(LakeEndpoints):
         login = self.kafka_writer if writes and self.kafka_writer else self.kafka_login
         return self.kafka_bootstrap, login
 
-    def kafka_spark_options(self) -> dict[str, str]:
-        """Return options of Spark's Kafka source."""
-        return {f"kafka.{name}": value for name, value in self.kafka_java_config().items()}
-
-    def kafka_java_config(self) -> dict[str, str]:
-        """Return configuration for Kafka's clients in Java."""
-        address, login = self.kafka_listener()
-        return {"bootstrap.servers": address, **login.spark()}
-
     def kafka_admin(self) -> AdminClient:
         """Return a new client; keep it until its futures are done: they end with it."""
         from confluent_kafka.admin import AdminClient
@@ -338,7 +331,13 @@ class Endpoints(LakeEndpoints):
     def schema_registry_client(self) -> SchemaRegistryClient:
         from confluent_kafka.schema_registry import SchemaRegistryClient
 
-        return SchemaRegistryClient({"url": self.schema_registry, **self.registry_login.client()})
+        return SchemaRegistryClient(
+            {
+                "url": self.schema_registry,
+                "timeout": REGISTRY_SECONDS,
+                **self.registry_login.client(),
+            }
+        )
 
     def boto3(self, service: str, config: Settings | None = None, options: Any = None) -> Any:
         """Return a boto3 client; ``s3`` goes to the object store, all else to the AWS endpoint.

@@ -1,13 +1,13 @@
-"""The formats of records: the columns of a schema, and the expression that decodes a record.
+"""The formats of records: the columns of a schema, and what decodes a record.
 
 A format is a module with the functions of :class:`Format`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from json import dumps, loads  # the submodule json takes the name of the module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from topicberg.errors import TableflowError
@@ -17,12 +17,18 @@ from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
-    from pyspark.sql import Column, DataFrame
 
     from topicberg.formats.columnar.program import Code, Place
 
-DECODED = "__topicberg_decoded"
-"""Field of a decoded record; null or false: the record does not fit its schema."""
+RecordDecoder = Callable[[bytes], dict[str, Any]]
+"""Decodes a record without its framing to its stored values, by column; a missing column is null.
+
+A stored value is what the column's buffer has: ``bool``; ``int`` for integers, decimals (unscaled,
+in the column's scale), dates (days since 1970) and timestamps (microseconds since 1970); ``float``
+(a float's rounded to 32 bits); ``str``; ``bytes``; a ``dict`` for a struct, by field; a ``list``
+for a list, and for a map of pairs of key and value. It raises
+:class:`~topicberg.formats.reasons.MalformedError` with the reason if the record is malformed.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +53,8 @@ class Pairing:
         return self.writer, self.latest, id(self.fields), self.message
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        # Each malformed record needs it; hashing whole schemas takes longer.
+        return hash((self.writer.schema_id, self.latest.schema_id, id(self.fields), self.message))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pairing) and other._key == self._key
@@ -90,33 +97,10 @@ class Format(Protocol):
         """
         ...
 
-    def decode(
-        self, records: DataFrame, payload: Column, pairing: Pairing
-    ) -> tuple[DataFrame, Column]:
-        """Return a record as a struct of its columns and :data:`DECODED`.
-
-        Also return the records, with the columns that the struct is computed from.
-
-        Each field of the struct has the name and exactly the type of a column of the table. A
-        column that the struct lacks is null. At every depth, a field that the writer's schema lacks
-        has the latest schema's default where the format gives one to readers, else null; a field
-        that the latest schema dropped keeps its column and its value.
-
-        Spark never fails at a malformed record: the struct, or its :data:`DECODED`, is null or
-        false. It is also false for a value that its column cannot hold exactly: the result is not
-        cast again.
-
-        :param records: Kafka's columns
-        :param payload: the record without the wire format's five bytes; null: a tombstone, or a
-            record of another writer
-        :raises TableflowError: no record of this writer can be a row of the table
-        """
-        ...
-
     def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
-        """Append a program that decodes records as :meth:`decode` does.
+        """Append a program that decodes records as :meth:`record_decoder` does, in compiled code.
 
-        It may refuse any record: Spark then decodes the batch.
+        It may refuse any record: the reference decoder then reads it.
 
         :param places: where the values of the columns go, by name
         :raises NotCoveredError: there is none
@@ -124,14 +108,15 @@ class Format(Protocol):
         """
         ...
 
-    def explain(self, payload: bytes, pairing: Pairing) -> str:
-        """Return why a record is malformed, from its bytes; called for malformed records only.
+    def record_decoder(self, pairing: Pairing) -> RecordDecoder:
+        """Return the reference decoder: what a record of the writer is, in plain Python.
 
-        Names the path of the field, the expected type and the value, or where the record ends:
-        ``field price (decimal(4,2)): value 1234.5 exceeds the precision``. Does not name the
-        record's place in Kafka.
+        At every depth, a field that the writer's schema lacks has the latest schema's default where
+        the format gives one to readers, else null; a field that the latest schema dropped keeps its
+        column and its value. A value that its column cannot hold exactly is malformed.
 
-        :param payload: the record without the wire format's five bytes
+        The same pairing gets the same decoder again.
+
         :raises TableflowError: no record of this writer can be a row of the table
         """
         ...
@@ -160,7 +145,7 @@ def _parsed(schema: RegisteredSchema) -> Any:
     where = f"schema {schema.schema_id}"
     limits.check_size(where, schema)
     try:
-        return json.loads(schema.text)
+        return loads(schema.text)
     except RecursionError:
         raise limits.too_deep(where) from None
     except ValueError as error:
@@ -191,19 +176,19 @@ def _wrapped(schema: RegisteredSchema, name: str) -> RegisteredSchema:
         ):
             return schema
         record = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
-        return replace(schema, text=json.dumps(record))
+        return replace(schema, text=dumps(record))
     if not isinstance(parsed, dict) or "properties" in parsed or parsed.get("type") == "object":
         return schema
     shared = {key: parsed[key] for key in ("$schema", "definitions", "$defs") if key in parsed}
     wrapped = {**shared, "type": "object", "properties": {name: parsed}}
-    return replace(schema, text=json.dumps(wrapped), wrapped_as=name)
+    return replace(schema, text=dumps(wrapped), wrapped_as=name)
 
 
 def format_of(schema: RegisteredSchema) -> Format:
     """Return the functions of a schema's format."""
-    from topicberg.formats import avro, json_schema, protobuf
+    from topicberg.formats import avro, json, protobuf
 
-    modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json_schema, "PROTOBUF": protobuf}
+    modules: dict[SchemaType, Format] = {"AVRO": avro, "JSON": json, "PROTOBUF": protobuf}
     try:
         return _Guarded(modules[schema.schema_type])
     except KeyError:
@@ -241,19 +226,10 @@ class _Guarded:
         with refused(f"schema {writer.schema_id}"):
             return self.module.written(writer, latest, message)
 
-    def decode(
-        self, records: DataFrame, payload: Column, pairing: Pairing
-    ) -> tuple[DataFrame, Column]:
-        with refused(f"schema {pairing.writer.schema_id}"):
-            return self.module.decode(records, payload, pairing)
-
     def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
         with refused(f"schema {pairing.writer.schema_id}"):
             self.module.program(code, places, pairing)
 
-    def explain(self, payload: bytes, pairing: Pairing) -> str:
-        try:
-            with refused(f"schema {pairing.writer.schema_id}"):
-                return self.module.explain(payload, pairing)
-        except TableflowError as error:
-            return error.message
+    def record_decoder(self, pairing: Pairing) -> RecordDecoder:
+        with refused(f"schema {pairing.writer.schema_id}"):
+            return self.module.record_decoder(pairing)

@@ -3,7 +3,7 @@
 Connect's Avro converters write the name of such a type beside the type of its bytes, as
 ``connect.name``. :func:`with_connect_types` replaces it by a logical type: one of Avro's where
 there is one, else one of :mod:`.connect_values`. Its JSON Schema converters write the name as
-``title``, which :mod:`.json_nodes` reads. Only topics with a change log are read this way.
+``title``, which :mod:`.json.columns` reads. Only topics with a change log are read this way.
 
 Source: Debezium's documentation of its PostgreSQL connector, "Data type mappings".
 """
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from topicberg.formats.avro_values import MAX_PRECISION
+from topicberg.formats.bounds import MAX_PRECISION
 from topicberg.formats.subjects import RegisteredSchema
 
 _LOGICAL_TYPES = {

@@ -30,12 +30,12 @@ MAX_COLLECTIONS = 8
 """Nested Avro arrays and maps: each one may claim millions of items in a few bytes, for which
 Avro's reader reserves memory."""
 MAX_MEMBERS = 200
-"""Types of a union: the SQL of its value has the columns of all types for each of them."""
+"""Types of a union: each is a column of its value."""
 MAX_NAME = 255
-"""Characters of a field's name: the limit of AWS Glue and Snowflake. The SQL of a nested field has
-the names of all fields around it. Also of a symbol of an Avro enum: a byte of a record names it."""
+"""Characters of a field's name: the limit of AWS Glue and Snowflake. Also of a symbol of an Avro
+enum: a byte of a record names it."""
 MAX_PATHS = 8 * 1024 * 1024
-"""Characters of the paths of all columns: Spark's SQL names each nested field with those around."""
+"""Characters of the paths of all columns, each with the names around it."""
 _SUBSTITUTION = "${"
 UNREADABLE = (
     ArithmeticError,

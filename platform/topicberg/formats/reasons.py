@@ -7,8 +7,6 @@ from typing import Any
 
 from pyiceberg import types as T
 
-UNEXPLAINED = "the record does not fit its schema"
-"""The decoder refuses a record in which no reason is found."""
 MAX_LENGTH = 80
 """Characters of a value in a message."""
 _NESTED: dict[type, str] = {T.StructType: "struct", T.ListType: "list", T.MapType: "map"}
@@ -37,8 +35,12 @@ def field_at(path: str, kind: object) -> str:
 
     :param kind: the type of a column, or a name
     """
-    name = _NESTED.get(type(kind)) or str(kind).replace(", ", ",")
-    return f"field {path} ({name})"
+    return f"field {path} ({type_name(kind)})"
+
+
+def type_name(kind: object) -> str:
+    """Return the name of a column's type for a message: ``decimal(4,2)``, ``struct``."""
+    return _NESTED.get(type(kind)) or str(kind).replace(", ", ",")
 
 
 def shortened(text: str) -> str:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import struct
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, cast
+from uuid import UUID
 
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from topicberg.clients.answers import unusable
-from topicberg.clients.registry import registry_errors
+from topicberg.clients.registry import if_found, registry_errors
 from topicberg.errors import TableflowError
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
-MAGIC_BYTE = 0
-GLUE_HEADERS, GLUE_BYTES = (b"\x03\x00", b"\x03\x05"), 18
-"""AWS Glue Schema Registry's: version 3, compression or none, and the UUID of a schema."""
-WIRE_BYTES = 5
-"""Magic byte and schema id, before a record."""
 NOT_FOUND = 404
 MAX_SCHEMA_BYTES = 1024 * 1024
 """Characters of a schema, including all that it refers to."""
@@ -30,7 +26,12 @@ MAX_VERSIONS, MAX_SUBJECT_BYTES = 500, 8 * MAX_SCHEMA_BYTES
 """Newest versions of a subject that are read, by number and by characters; older ones are looked up
 when a record names their id, as schemas of other subjects are."""
 
+MAX_GUIDS = 2_000
+"""GUIDs whose ids are known."""
+
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
+
+DEFAULT_CONTEXT = "."
 
 
 @dataclass(frozen=True)
@@ -64,17 +65,30 @@ class Subject:
     """Every version of a subject's schema.
 
     ``schemas``: by schema id, every version up to :data:`MAX_VERSIONS`. ``latest``: the newest
-    version, which defines the table.
+    version, which defines the table. ``guids``: the ids of the GUIDs that are known in its context.
     """
 
     name: str
     schemas: Mapping[int, RegisteredSchema]
     latest: RegisteredSchema
+    guids: Mapping[UUID, int] = field(default_factory=dict)
 
 
-def wire_prefix(schema_id: int) -> bytes:
-    """Return the five bytes before a record: magic byte and big-endian schema id (wire format)."""
-    return struct.pack(">bI", MAGIC_BYTE, schema_id)
+def context_of(subject: str) -> str:
+    """Return the context of a subject: ``.eu`` of ``:.eu:orders-value``, ``.`` of ``orders-value``.
+
+    Each context has schema ids of its own.
+    """
+    if not subject.startswith(":."):
+        return DEFAULT_CONTEXT
+    return subject[1:].partition(":")[0]
+
+
+def in_context(context: str, subject: str) -> str:
+    """Return the full name of a subject that another one of this context refers to."""
+    if context == DEFAULT_CONTEXT or subject.startswith(":."):
+        return subject
+    return f":{context}:{subject}"
 
 
 class _TooLargeError(Exception):
@@ -87,6 +101,8 @@ class SubjectReader:
     def __init__(self, client: SchemaRegistryClient) -> None:
         self._client = client
         self._versions: dict[tuple[str, int], RegisteredSchema] = {}
+        self._guids: OrderedDict[tuple[str, UUID], int] = OrderedDict()
+        """Contexts and GUIDs → ids."""
 
     def read(self, name: str) -> Subject:
         """Return all versions of a subject.
@@ -112,7 +128,10 @@ class SubjectReader:
                 )
             schemas = self._newest(name, sorted(versions))
         return Subject(
-            name=name, schemas={schema.schema_id: schema for schema in schemas}, latest=schemas[-1]
+            name=name,
+            schemas={schema.schema_id: schema for schema in schemas},
+            latest=schemas[-1],
+            guids=self.guids(context_of(name)),
         )
 
     def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:
@@ -132,28 +151,54 @@ class SubjectReader:
         }
         return found
 
-    def by_id(self, schema_id: int) -> RegisteredSchema | None:
-        """Return any schema of the registry, or None if it has no such id."""
+    def by_id(self, schema_id: int, context: str = DEFAULT_CONTEXT) -> RegisteredSchema | None:
+        """Return any schema of a context of the registry, or None if it has no such id."""
+        inside = None if context == DEFAULT_CONTEXT else f":{context}:"
         with registry_errors(f"schema {schema_id}"):
+            schema = if_found(self._client.get_schema, schema_id, inside)
+            if schema is None:
+                return None
+            return self._resolved(f"schema {schema_id}", schema_id, schema, context)
+
+    def id_of(self, guid: UUID, context: str = DEFAULT_CONTEXT) -> int | None:
+        """Return the id that the schema of a GUID has in a context; None: it has none there."""
+        what = f"schema GUID {guid}"
+        with registry_errors(what):
+            # The client has no method for it, and a schema by its GUID is one of any context.
+            found: Any = if_found(self._client._rest_client.get, f"schemas/guids/{guid}/ids")
             try:
-                schema = self._client.get_schema(schema_id)
-            except SchemaRegistryError as error:
-                if error.http_status_code == NOT_FOUND:
-                    return None
-                raise
-            return self._resolved(f"schema {schema_id}", schema_id, schema)
+                ids = {str(one["context"]): int(one["id"]) for one in found or ()}
+            except (TypeError, KeyError, ValueError):
+                raise unusable(f"the schema registry ({what})", "a list of ids") from None
+        if context in ids:
+            self._learn(context, guid, ids[context])
+        return ids.get(context)
+
+    def guids(self, context: str) -> dict[UUID, int]:
+        """Return the GUIDs of a context that are known, and their ids."""
+        return {guid: number for (of, guid), number in self._guids.items() if of == context}
+
+    def _learn(self, context: str, guid: UUID, schema_id: int) -> None:
+        self._guids[context, guid] = schema_id
+        if len(self._guids) > MAX_GUIDS:
+            self._guids.popitem(last=False)
 
     def _version(self, name: str, version: int) -> RegisteredSchema:
         if (name, version) not in self._versions:
             registered = self._client.get_version(name, version)
             if registered.schema is None or registered.schema_id is None:
                 raise TableflowError(f"subject {name}: version {version} has no schema")
+            where, context = f"subject {name}, version {version}", context_of(name)
             self._versions[name, version] = self._resolved(
-                f"subject {name}, version {version}", registered.schema_id, registered.schema
+                where, registered.schema_id, registered.schema, context
             )
+            if registered.guid:  # of registries with GUIDs, not all return it here
+                self._learn(context, UUID(registered.guid), registered.schema_id)
         return self._versions[name, version]
 
-    def _resolved(self, where: str, schema_id: int, schema: Schema) -> RegisteredSchema:
+    def _resolved(
+        self, where: str, schema_id: int, schema: Schema, context: str
+    ) -> RegisteredSchema:
         self._client.clear_caches()  # type: ignore[no-untyped-call]  # its caches are unbounded
         found: dict[str, str] = {}
         schema_type = cast("SchemaType", schema.schema_type or "AVRO")
@@ -161,7 +206,7 @@ class SubjectReader:
         try:
             if len(text) > MAX_SCHEMA_BYTES:
                 raise _TooLargeError
-            self._resolve(where, schema, found)
+            self._resolve(where, schema, found, context)
         except (_TooLargeError, RecursionError):
             problem = (
                 f"the schema has more than {MAX_SCHEMA_BYTES} characters or {MAX_REFERENCES} "
@@ -170,23 +215,34 @@ class SubjectReader:
             return RegisteredSchema(schema_id, schema_type, "", problem=problem)
         return RegisteredSchema(schema_id, schema_type, text, tuple(found.items()))
 
-    def _resolve(self, where: str, schema: Schema, found: dict[str, str]) -> None:
+    def _resolve(self, where: str, schema: Schema, found: dict[str, str], context: str) -> None:
         for reference in schema.references or ():
             name, subject, version = reference.name, reference.subject, reference.version
             if name is None or subject is None or version is None or name in found:
                 continue
-            try:
-                target = self._client.get_version(subject, version).schema
-            except SchemaRegistryError as error:
-                if error.http_status_code != NOT_FOUND:
-                    raise
-                target = None
+            subject, target = self._referenced(context, subject, version)
             if target is None:
                 raise TableflowError(
                     f"{where} refers to {name}, but subject {subject} has no version {version}",
                     hint="register the referenced schema again",
                 )
-            self._resolve(where, target, found)
+            self._resolve(where, target, found, context_of(subject))
             found[name] = target.schema_str or ""
             if len(found) > MAX_REFERENCES or sum(map(len, found.values())) > MAX_SCHEMA_BYTES:
                 raise _TooLargeError
+
+    def _referenced(self, context: str, subject: str, version: int) -> tuple[str, Schema | None]:
+        """Return the full name of a subject that is referred to, and its schema.
+
+        A registry without contexts, which takes the context for a part of the name, has the subject
+        under the name in the reference.
+        """
+        full = in_context(context, subject)
+        found = if_found(self._client.get_version, full, version)
+        if found is None and full != subject and not self._has_context(context):
+            full, found = subject, if_found(self._client.get_version, subject, version)
+        return full, found.schema if found else None
+
+    def _has_context(self, context: str) -> bool:
+        contexts = if_found(self._client.get_contexts)
+        return isinstance(contexts, list) and context in contexts

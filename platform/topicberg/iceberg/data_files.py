@@ -7,19 +7,19 @@ Source: Iceberg spec, "Data File Fields" and "Partition Transforms".
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.io.pyarrow import (
     StatisticsCollector,
@@ -29,32 +29,35 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
-from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.partitioning import (
+    PartitionFieldValue,
+    PartitionKey,
+    PartitionSpec,
+    partition_record_value,
+)
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
-from pyiceberg.transforms import (
-    DayTransform,
-    HourTransform,
-    IdentityTransform,
-    MonthTransform,
-    YearTransform,
-)
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, NullOrder, SortDirection, SortOrder
+from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import PrimitiveType, TimestampType, TimestamptzType
 
-from topicberg.errors import TopicbergError
+from topicberg.errors import TableflowError
 from topicberg.iceberg.manifests import new_file
+from topicberg.iceberg.names import schema_in_files
 
 MAX_OPEN = 64
-"""Partitions whose files are written at once."""
+"""Files that are open at once; rows of more partitions wait in memory for their file."""
+MAX_WAITING_BYTES = 256 * 1024 * 1024
+"""Rows that wait in memory."""
+_WRITERS = 4
+"""Small files that are written at once: most of their time, the object store works."""
+_FILE_RATIO = 4
+"""Bytes of rows in memory for a byte of their file, about."""
+_FORMAT = "write.format.default"
+_FILE_BYTES = 128 * 1024 * 1024
 _SAMPLE = 4096
 """Values of a column that are inspected."""
-_UNITS = {HourTransform: "h", DayTransform: "D", MonthTransform: "M", YearTransform: "Y"}
-
-
-class UnsupportedWriteError(TopicbergError):
-    """The table, or the batch, is for Spark to write."""
 
 
 @dataclass(frozen=True)
@@ -65,27 +68,25 @@ class Target:
     schema: Schema
     spec: PartitionSpec
     properties: dict[str, str]
+    order: SortOrder = UNSORTED_SORT_ORDER
 
     @classmethod
     def of(cls, table: Table) -> Target:
-        """:raises UnsupportedWriteError: files of the table are not written here"""
-        if table.metadata.default_sort_order_id:
-            raise UnsupportedWriteError("its files are sorted")
-        target = cls(table.location(), table.schema(), table.spec(), table.properties)
-        if target.properties.get("write.format.default", "parquet") != "parquet":
-            raise UnsupportedWriteError("its files are not Parquet")
-        sources = [field.source_id for field in target.spec.fields]
-        if len(set(sources)) < len(sources):
-            raise UnsupportedWriteError("two partition fields are of one column")
+        """:raises TableflowError: topicberg writes no files for the table"""
+        known = table.location(), table.schema(), table.spec(), table.properties
+        target, name = cls(*known, table.sort_order()), ".".join(table.name())
+        if (kind := target.properties.get(_FORMAT, "parquet").lower()) != "parquet":
+            raise TableflowError(
+                f"table {name}: its property {_FORMAT} is {kind}, and topicberg writes Parquet",
+                hint=f"remove the property {_FORMAT} from the table; files of other formats stay",
+            )
         for field in target.spec.fields:
-            kind = target.schema.find_field(field.source_id).field_type
-            if isinstance(field.transform, IdentityTransform):
-                if not kind.is_primitive:
-                    raise UnsupportedWriteError(f"it is partitioned by a {kind}")
-            elif type(field.transform) not in _UNITS or not isinstance(
-                kind, TimestampType | TimestamptzType
-            ):
-                raise UnsupportedWriteError(f"it is partitioned by {field.transform}({kind})")
+            if isinstance(field.transform, UnknownTransform):
+                raise TableflowError(
+                    f"table {name} is partitioned by {field.transform}, which topicberg does not "
+                    "know",
+                    hint="partition the table by a transform of Iceberg's specification",
+                )
         return target
 
 
@@ -100,17 +101,83 @@ class Placed:
     """Which of the rows that were given; None: all."""
 
 
-class DataFileWriter:
-    """Writes rows to one open file for each partition; a context manager."""
+def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return an array with the type of a column, whose fields may have other names at any depth.
 
-    def __init__(self, target: Target, io: FileIO, size: int) -> None:
-        """:param size: bytes of rows in memory after which the next file begins"""
-        self._properties, self._io, self._most = target.properties, io, size
-        self._spec, self._schema = target.spec, target.schema
-        self._file_schema = sanitize_column_names(self._schema)
+    Arrow's cast looks up the fields of structs by name, and fills those that it does not find with
+    null: names in files are escaped.
+    """
+    if array.type == kind:
+        return array
+    named = _named_like(array.type, kind)
+    if named != array.type:
+        array = pa.array(_Retyped(array, named))
+    return array if named == kind else array.cast(kind)
+
+
+def _named_like(own: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return a type with the fields of another one of the same structure."""
+
+    def field(one: pa.Field, like: pa.Field) -> pa.Field:
+        return like.with_type(_named_like(one.type, like.type))
+
+    if pa.types.is_struct(own):
+        return pa.struct([field(own.field(n), other.field(n)) for n in range(own.num_fields)])
+    if pa.types.is_map(own):
+        return pa.map_(
+            field(own.key_field, other.key_field), field(own.item_field, other.item_field)
+        )
+    if pa.types.is_list(own):
+        return pa.list_(field(own.value_field, other.value_field))
+    if pa.types.is_large_list(own):
+        return pa.large_list(field(own.value_field, other.value_field))
+    return own
+
+
+@dataclass(frozen=True)
+class _Retyped:
+    """An array with another type of the same layout; see Arrow's "PyCapsule Interface"."""
+
+    array: pa.Array
+    kind: pa.DataType
+
+    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
+        return self.kind.__arrow_c_schema__(), self.array.__arrow_c_array__()[1]
+
+
+class _Key(PartitionKey):
+    """The values of a partition; of a column there may be several, which PyIceberg refuses."""
+
+    @cached_property
+    def partition(self) -> Record:
+        values = [(one.field, one.value) for one in self.field_values]
+        return Record(*(partition_record_value(*one, self.schema) for one in values))
+
+
+class DataFileWriter:
+    """Writes rows to one file for each partition; a context manager.
+
+    While there are few partitions, rows are written when they arrive. Otherwise they wait in
+    memory, up to :data:`MAX_WAITING_BYTES`, and the files are written one after the other.
+
+    If the table has a sort order, the rows that are given together are sorted by it, so each row
+    group is. A file is not, and does not claim to be: compaction sorts files.
+    """
+
+    def __init__(self, target: Target, io: FileIO, size: int | None = None) -> None:
+        """:param size: bytes of rows in memory after which the next file begins; None: so many that
+        the file has about the size that the table's properties say
+        """
+        self._properties, self._io = target.properties, io
+        self._most = file_bytes(target.properties) * _FILE_RATIO if size is None else size
+        self._spec, self._schema, self._order = target.spec, target.schema, target.order
+        self._file_schema = schema_in_files(self._schema)
         self._arrow = schema_to_pyarrow(self._file_schema)
         self._paths = load_location_provider(target.location, target.properties)
         self._open: dict[tuple[Any, ...], _File] = {}
+        self._waiting = 0
+        """Bytes of rows that wait for their file."""
+        self._made = 0
         self.files: list[DataFile] = []
         self._id = uuid.uuid4().hex
         self._format = _Format(self._file_schema, target.properties)
@@ -120,8 +187,7 @@ class DataFileWriter:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            for file in list(self._open.values()):
-                self._close(file)
+            self._close_all()
             return
         for file in self._open.values():
             file.abandon()
@@ -130,55 +196,91 @@ class DataFileWriter:
         """Write rows, and return where each is.
 
         :param columns: by the names of the table's columns
-        :raises UnsupportedWriteError: they are of too many partitions
         """
         arrays, fields = list[pa.Array](), list[pa.Field]()
         for place, column in enumerate(self._schema.fields):
             field, array = self._arrow.field(place), columns[column.name]
             if pa.types.is_dictionary(array.type):  # a constant, which is written as it is
                 field = field.with_type(array.type)
-            arrays.append(array if array.type == field.type else array.cast(field.type))
+            arrays.append(_as_type(array, field.type))
             fields.append(field)
         table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-        placed = []
-        for values, some in self._partitions(columns, table):
-            rows = table if some is None else table.take(pa.array(some))
+        placed = list[Placed]()
+        if not len(table):
+            return placed
+        for values, rows, some in self._partitions(columns, table):
             placed.append(Placed(*self._write(values, rows), some))
+        if self._waiting > MAX_WAITING_BYTES:
+            self._close_all()
         return placed
 
     def _partitions(
         self, columns: Mapping[str, pa.Array], table: pa.Table
-    ) -> Iterator[tuple[tuple[Any, ...], NDArray[np.intp] | None]]:
-        """Yield the values of each partition and its rows; None: all."""
-        if self._spec.is_unpartitioned() or not len(table):
-            yield (), None
+    ) -> Iterator[tuple[tuple[Any, ...], pa.Table, NDArray[np.intp] | None]]:
+        """Yield the values of each partition, its rows, and which they are; None: all."""
+        ordered = self._sorted(columns)
+        if self._spec.is_unpartitioned():
+            yield (), table if ordered is None else table.take(pa.array(ordered)), ordered
             return
         codes, names = list[NDArray[Any]](), list[list[Any]]()
         for field in self._spec.fields:
-            column = columns[self._schema.find_field(field.source_id).name]
-            transformed = _transformed(column, field.transform)
+            source = self._schema.find_field(field.source_id)
+            column = columns[source.name]
+            if isinstance(field.transform, VoidTransform):
+                column = pa.nulls(len(column), column.type)
+                transformed = column
+            else:
+                transformed = field.transform.pyarrow_transform(source.field_type)(column)
             encoded = pc.dictionary_encode(transformed, null_encoding="encode")
             codes.append(encoded.indices.to_numpy(zero_copy_only=False))
             names.append(encoded.dictionary.to_pylist())
         combined = codes[0].astype(np.int64)
         for code, known in zip(codes[1:], names[1:], strict=True):
             combined = combined * max(1, len(known)) + code
-        found, first, groups = np.unique(combined, return_index=True, return_inverse=True)
-        if len(found) > MAX_OPEN:
-            raise UnsupportedWriteError(f"a batch has rows of more than {MAX_OPEN} partitions")
-        for number, row in enumerate(first):
+        if ordered is None:
+            order = np.argsort(combined, kind="stable")
+        else:
+            order = ordered[np.argsort(combined[ordered], kind="stable")]
+        found, firsts = np.unique(combined[order], return_index=True)
+        ends = [*firsts[1:], len(order)]
+        if is_moved := len(found) > 1 or ordered is not None:
+            table = table.take(pa.array(order))
+        for first, end in zip(firsts, ends, strict=True):
+            row = order[first]
             values = tuple(known[code[row]] for code, known in zip(codes, names, strict=True))
-            yield values, None if len(found) == 1 else np.flatnonzero(groups == number)
+            rows = table.slice(first, end - first)
+            yield values, rows, order[first:end] if is_moved else None
+
+    def _sorted(self, columns: Mapping[str, pa.Array]) -> NDArray[np.intp] | None:
+        """Return the rows in the order of the table; None: it has none."""
+        if self._order.is_unsorted:
+            return None
+        keys, sorting = dict[str, pa.Array](), list[tuple[str, str]]()
+        for place, field in enumerate(self._order.fields):
+            source = self._schema.find_field(field.source_id)
+            name = str(place)
+            transform = field.transform.pyarrow_transform(source.field_type)
+            keys[name] = transform(columns[source.name])
+            is_up = field.direction == SortDirection.ASC
+            sorting.append((name, "ascending" if is_up else "descending"))
+        nulls = self._order.fields[0].null_order == NullOrder.NULLS_FIRST
+        found = pc.sort_indices(
+            pa.table(keys), sort_keys=sorting, null_placement="at_start" if nulls else "at_end"
+        )
+        indices: NDArray[np.intp] = found.to_numpy().astype(np.intp)
+        return indices
 
     def _write(self, values: tuple[Any, ...], rows: pa.Table) -> tuple[str, int]:
         """Write rows of one partition; return their file, and the position of the first one."""
         file = self._open.get(values)
         if file is None:
-            if len(self._open) == MAX_OPEN:
-                raise UnsupportedWriteError(f"a batch has rows of more than {MAX_OPEN} partitions")
             file = self._open[values] = self._new(values)
         place = file.path, file.rows
-        file.write(rows)
+        file.add(rows)
+        if len(self._open) <= MAX_OPEN:
+            file.write()
+        else:
+            self._waiting += rows.nbytes
         if file.size >= self._most:
             self._close(file)
         return place
@@ -187,9 +289,10 @@ class DataFileWriter:
         key, partition = None, Record()
         if values:
             fields = list(map(PartitionFieldValue, self._spec.fields, values))
-            key = PartitionKey(fields, self._spec, self._schema)
+            key = _Key(fields, self._spec, self._schema)
             partition = key.partition
-        name = f"{self._id}-{len(self.files) + len(self._open):05}.parquet"
+        name = f"{self._id}-{self._made:05}.parquet"
+        self._made += 1
         path = self._paths.new_data_location(name, key)
         return _File(self._io, path, values, partition, self._format)
 
@@ -197,9 +300,26 @@ class DataFileWriter:
         del self._open[file.values]
         self.files.append(file.close(self._spec.spec_id))
 
+    def _close_all(self) -> None:
+        """Close all files; those that are not begun are small, and written several at once."""
+        files, self._waiting = list(self._open.values()), 0
+        workers = ThreadPoolExecutor(_WRITERS)
+        try:
+            closing = [(file, workers.submit(file.close, self._spec.spec_id)) for file in files]
+            for file, closed in closing:
+                self.files.append(closed.result())
+                del self._open[file.values]
+        except BaseException:
+            workers.shutdown(cancel_futures=True)
+            for file in self._open.values():
+                file.abandon()
+            raise
+        finally:
+            workers.shutdown(cancel_futures=True)
+
 
 class _File:
-    """An open file."""
+    """A file that is written."""
 
     def __init__(
         self, io: FileIO, path: str, values: tuple[Any, ...], partition: Record, owner: _Format
@@ -209,8 +329,18 @@ class _File:
         self._output = io.new_output(path)
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None
+        self._waiting: list[pa.Table] = []
 
-    def write(self, rows: pa.Table) -> None:
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, which wait in memory."""
+        self._waiting.append(rows)
+        self.size += rows.nbytes
+        self.rows += len(rows)
+
+    def write(self) -> None:
+        """Write the rows that wait."""
+        waiting, self._waiting = self._waiting, []
+        rows = waiting[0] if len(waiting) == 1 else pa.concat_tables(waiting)
         if self._writer is None:
             self._stream = self._output.create(overwrite=True)
             self._writer = pq.ParquetWriter(
@@ -223,10 +353,10 @@ class _File:
                 store_schema=False,
             )
         self._writer.write_table(rows, row_group_size=len(rows))
-        self.size += rows.nbytes
-        self.rows += len(rows)
 
     def close(self, spec_id: int) -> DataFile:
+        if self._waiting:
+            self.write()
         assert self._writer is not None  # noqa: S101  a file is opened to be written
         with self._stream:
             self._writer.close()
@@ -250,6 +380,11 @@ class _Format:
         self.level = int(level) if level else None
         self.plan = compute_statistics_plan(schema, dict(properties))
         self.paths = parquet_path_to_id_mapping(schema)
+
+
+def file_bytes(properties: Mapping[str, str]) -> int:
+    """Return the size that a table's data files should have."""
+    return int(properties.get("write.target-file-size-bytes", _FILE_BYTES))
 
 
 def compression(properties: Mapping[str, str]) -> str:
@@ -315,60 +450,3 @@ def _leaves(path: str, kind: pa.DataType) -> list[str]:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _leaves(f"{path}.list.element", kind.value_type)
     return [path]
-
-
-def _transformed(column: pa.Array, transform: Any) -> pa.Array:
-    unit = _UNITS.get(type(transform))
-    if unit is None:
-        return column
-    micros = column.cast(pa.int64())
-    times = micros.fill_null(0).to_numpy().astype("datetime64[us]")
-    numbers = times.astype(f"datetime64[{unit}]").astype(np.int64).astype(np.int32)
-    return pa.array(numbers, mask=column.is_null().to_numpy(zero_copy_only=False))
-
-
-# --- files as text, to return them from a task ---
-
-_BOUNDS = ("lower_bounds", "upper_bounds")
-_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
-_AS_IS = ("file_path", "record_count", "file_size_in_bytes", "split_offsets")
-
-
-def _partition_types(target: Target) -> list[PrimitiveType]:
-    fields = target.spec.partition_type(target.schema).fields
-    return [cast("PrimitiveType", field.field_type) for field in fields]
-
-
-def dump_file(file: DataFile, target: Target) -> str:
-    """Return the metadata of a new data file as JSON."""
-    kinds = _partition_types(target)
-    partition = [
-        None if (value := file.partition[place]) is None else to_bytes(kind, value).hex()
-        for place, kind in enumerate(kinds)
-    ]
-    fields: dict[str, Any] = {name: getattr(file, name) for name in (*_COUNTS, *_AS_IS)}
-    for name in _BOUNDS:
-        bounds = getattr(file, name) or {}
-        fields[name] = {number: bytes(value).hex() for number, value in bounds.items()}
-    return json.dumps({**fields, "partition": partition})
-
-
-def load_file(text: str, target: Target) -> DataFile:
-    """Return the metadata of a new data file."""
-    given = json.loads(text)
-    kinds = _partition_types(target)
-    values = [
-        None if value is None else from_bytes(kind, bytes.fromhex(value))
-        for kind, value in zip(kinds, given.pop("partition"), strict=True)
-    ]
-    for name in _COUNTS:
-        given[name] = {int(number): value for number, value in (given[name] or {}).items()}
-    for name in _BOUNDS:
-        given[name] = {int(number): bytes.fromhex(value) for number, value in given[name].items()}
-    return new_file(
-        target.spec.spec_id,
-        content=DataFileContent.DATA,
-        file_format=FileFormat.PARQUET,
-        partition=Record(*values),
-        **given,
-    )

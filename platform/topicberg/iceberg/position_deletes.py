@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Operation
 
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.files import live_files, partition_of
@@ -127,22 +127,6 @@ def _positions(
             if path in paths:
                 found[path].append(positions)
     return {path: np.concatenate(parts) for path, parts in found.items()}
-
-
-def stage_deletes(table: Table, head: Snapshot, rows: Sequence[FileRows], branch: str) -> int:
-    """Commit a snapshot without these rows to a new branch.
-
-    In format version 2 it writes one delete file for every partition that has such rows, in version
-    3 one file with a vector for every data file: later readers open each.
-
-    :param head: the head of ``main``, the snapshot's parent, which has the rows
-    :returns: the snapshot's id
-    :raises CommitConflictError: another commit came in between
-    """
-    change = SnapshotChange(table, Operation.DELETE, parent=head, branch=branch)
-    add_deletes(change, rows)
-    change.commit()
-    return change.snapshot_id
 
 
 def delete_rows(

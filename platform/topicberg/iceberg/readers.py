@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pyiceberg.schema import index_by_id
 
 from topicberg.errors import TableFormatError
+from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
 
@@ -25,13 +25,22 @@ class Reader:
     unreadable: frozenset[str] = frozenset()
     """Types of columns for which it cannot read a table."""
 
-    def reason(self, version: int, schema: Schema) -> str | None:
-        """Return why it cannot read a table; None: it can."""
+    ascii_partitions: bool = False
+    """It cannot read manifests that name a partition field with a letter outside of ASCII."""
+
+    def reason(self, table: Table, version: int | None = None) -> str | None:
+        """Return why it cannot read a table; None: it can.
+
+        :param version: the format version that the table would have; None: the one that it has
+        """
+        schema, version = table.schema(), version or table.format_version
         if version > self.newest_version:
             return f"it reads format versions up to {self.newest_version}"
         for number, field in index_by_id(schema).items():
             if (kind := str(field.field_type)) in self.unreadable:
                 return f"column {schema.find_column_name(number)} is of type {kind}"
+        if self.ascii_partitions and (name := find_unreadable_partition(table.specs().values())):
+            return f"the name of its partition field {name} is not an Avro name"
         return None
 
 
@@ -42,8 +51,11 @@ SPARK = Reader(
     "Spark", newest_version=4, unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"})
 )
 """Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``."""
-DUCKDB = Reader("DuckDB", newest_version=3, unreadable=frozenset({"timestamptz_ns"}))
-"""Tried with 1.5.5: deletion vectors and row lineage are read."""
+DUCKDB = Reader(
+    "DuckDB", newest_version=3, unreadable=frozenset({"timestamptz_ns"}), ascii_partitions=True
+)
+"""Tried with 1.5.5: deletion vectors and row lineage are read. At the name of a partition field
+that is not an Avro name, it ends the process."""
 SNOWFLAKE = Reader("Snowflake", newest_version=3)
 """Externally managed tables, with all types of version 3.
 https://docs.snowflake.com/en/user-guide/tables-iceberg-v3-specification-support"""
@@ -65,7 +77,7 @@ def require_spark(table: Table) -> None:
 
     :raises TableFormatError: it cannot
     """
-    if reason := SPARK.reason(table.format_version, table.schema()):
+    if reason := SPARK.reason(table):
         raise TableFormatError(
             f"table {'.'.join(table.name())}: Spark cannot read it: {reason}",
             hint="drop what another writer added to the table, for instance with PyIceberg",

@@ -24,6 +24,7 @@ from topicberg.iceberg.manifests import bounds_of, read_entries
 from topicberg.iceberg.summaries import (
     DATA_TTL_RUN,
     END_OFFSETS,
+    READER,
     START_OFFSETS,
     ancestry,
     operation_of,
@@ -60,6 +61,8 @@ class SnapshotReport:
     total_bytes: int
     start_offsets: Offsets
     end_offsets: Offsets
+    reader: str | None
+    """See :data:`topicberg.iceberg.summaries.READER`."""
 
 
 def report(snapshot: Snapshot) -> SnapshotReport:
@@ -84,6 +87,7 @@ def report(snapshot: Snapshot) -> SnapshotReport:
         total_bytes=number("total-files-size"),
         start_offsets=parse_offsets(properties.get(START_OFFSETS, "{}")),
         end_offsets=parse_offsets(properties.get(END_OFFSETS, "{}")),
+        reader=properties.get(READER),
     )
 
 

@@ -42,7 +42,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, if_found, registry_errors
 from topicberg.endpoints import Endpoints
-from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.errors import LoginError, SpecError, TopicbergError, UnreachableError
 from topicberg.settings import settings
 from topicberg.topics import requests
 from topicberg.topics.refusals import refusal
@@ -94,6 +94,14 @@ class TopicDriftError(TopicbergError):
     """A topic or subject differs from its spec in a way that topicberg must not change."""
 
 
+class PartitionDriftError(TopicDriftError):
+    """A topic has another number of partitions than its spec."""
+
+    def __init__(self, message: str, *, hint: str, can_grow: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.can_grow = can_grow
+
+
 @dataclass(frozen=True)
 class EnsuredTopic:
     """What :func:`ensure_topic` found or created. Schema ids are None without a schema."""
@@ -122,8 +130,8 @@ def ensure_topic(
 
     An external topic is left as it is.
 
-    An append topic with fewer partitions than in its spec gets more; an upsert topic does not,
-    because that would move keys to other partitions. Safe to call at any time, also concurrently.
+    A topic with fewer partitions than in its spec stays so until :func:`grow_topic`, as that cannot
+    be undone. Safe to call at any time, also concurrently.
 
     :param recreate: create it also if `topicberg deploy delete` deleted it: a user asks for it
     :raises TopicDeletedError: it was deleted, and `recreate` is not set
@@ -142,7 +150,11 @@ def ensure_topic(
         found = topic_config(endpoints, spec.name)
         # First: partitions cannot be removed from a topic that is not what its spec says.
         _check_cleanup_policy(spec, found.get("cleanup.policy") or "delete")
-        partitions = _converge_partitions(spec, endpoints, found)
+        partitions = partition_count(endpoints, spec.name)
+        if (drift := partition_drift(spec, partitions, found.get("cleanup.policy"))) is not None:
+            if not drift.can_grow:
+                raise drift
+            logger.warning("%s; %s", drift.message, drift.hint)
         _converge_config(spec, endpoints, found)
     ids = {
         schema: register_schema(endpoints, subject, schema, path)
@@ -418,30 +430,63 @@ def await_topic(endpoints: Endpoints, topic: str) -> int:
     return partition_count(endpoints, topic)
 
 
-def _converge_partitions(
-    spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]
-) -> int:
-    """Add missing partitions; return their number.
+def partition_drift(
+    spec: TopicSpec, partitions: int, cleanup_policy: str | None = None
+) -> PartitionDriftError | None:
+    """Return how the number of a topic's partitions differs from its spec; None: it does not.
 
-    :param found: the topic's configuration
+    :param cleanup_policy: the topic's, if it is known
     """
-    existing = partition_count(endpoints, spec.name)
-    if existing == spec.partitions:
-        return existing
-    if existing > spec.partitions or spec.is_compacted or is_compacted(found.get("cleanup.policy")):
-        raise TopicDriftError(
-            f"topic {spec.name} has {count(existing, 'partition')}, its spec has {spec.partitions}",
-            hint=f"set `partitions: {existing}`: Kafka cannot remove partitions"
-            if existing > spec.partitions
-            else f"set `partitions: {existing}`, or create the topic again: more partitions would "
-            "move the keys of a compacted topic to other partitions",
+    if partitions == spec.partitions:
+        return None
+    what = f"topic {spec.name} has {count(partitions, 'partition')}, its spec has {spec.partitions}"
+    if partitions > spec.partitions:
+        hint = f"set `partitions: {partitions}`: Kafka cannot remove partitions"
+    elif spec.is_compacted or is_compacted(cleanup_policy):
+        hint = (
+            f"set `partitions: {partitions}`, or create the topic again: more partitions would "
+            "move the keys of a compacted topic to other partitions"
         )
+    else:
+        hint = (
+            f"run `topicberg topics grow {spec.name}` to add them, which cannot be undone and "
+            f"moves keys to other partitions, or set `partitions: {partitions}`"
+        )
+        return PartitionDriftError(what, hint=hint, can_grow=True)
+    return PartitionDriftError(what, hint=hint)
+
+
+def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
+    """Return how many partitions the topic would get by :func:`grow_topic`.
+
+    :raises TopicDriftError: it must not grow
+    :raises TopicbergError: Kafka does not answer, or refuses
+    """
+    if spec.external:
+        raise TopicDriftError(
+            f"topic {spec.name} is external: topicberg does not change it",
+            hint="ask its owner to add partitions",
+        )
+    policy = topic_config(endpoints, spec.name).get("cleanup.policy")
+    drift = partition_drift(spec, partitions := partition_count(endpoints, spec.name), policy)
+    if drift is not None and not drift.can_grow:
+        raise drift
+    return spec.partitions - partitions
+
+
+def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
+    """Add the partitions that a topic lacks by its spec. It cannot be undone.
+
+    :raises TopicDriftError: it must not grow
+    :raises TopicbergError: Kafka does not answer, or refuses
+    """
+    if not growth(spec, endpoints):
+        return
     grow = [NewPartitions(spec.name, spec.partitions)]
     admin = admin_client(endpoints, writes=True)
     future = admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
     result_of(future, endpoints, f"add partitions to {spec.name}")
-    logger.info("topic %s: %d partitions became %d", spec.name, existing, spec.partitions)
-    return spec.partitions
+    logger.info("topic %s has %d partitions now", spec.name, spec.partitions)
 
 
 def _converge_config(spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]) -> None:
@@ -569,7 +614,7 @@ def as_registered(schema: ValueSchema | KeySpec, path: Path) -> Schema:
     """
     from confluent_kafka.schema_registry import Schema
 
-    text = read_schema(path, schema.format, schema.message).text
+    text = read_schema(path, schema.format, schema.message, part="key").text
     return Schema(text, schema.format.upper())
 
 
@@ -598,16 +643,24 @@ def _set_compatibility(registry: SchemaRegistryClient, subject: str, level: str 
         registry.set_compatibility(subject, level)
 
 
-def restore_schemas(
+def later_versions(
     spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None
 ) -> list[tuple[str, int]]:
-    """Delete the versions of the topic's subjects that came after the schema of its spec.
+    """Return the versions of the topic's subjects that came after the schema of its spec.
 
-    :returns: subject and version of what was deleted
+    :returns: subject and version
+    :raises SpecError: the spec names no schema file
     :raises TopicbergError: a subject does not have the spec's schema
     """
+    if not list(spec.schema_files(config)):
+        raise SpecError(
+            f"the spec of topic {spec.name} names no schema file to return to",
+            hint="let the owner of the schemas delete the versions"
+            if spec.external
+            else "add `schema.file` to the spec",
+        )
     registry = endpoints.schema_registry_client()
-    deleted: list[tuple[str, int]] = []
+    found: list[tuple[str, int]] = []
     for subject, schema, path in spec.schema_files(config):
         with registry_errors(f"the schema of {subject}"):
             ours = lookup(registry, subject, as_registered(schema, path))
@@ -616,8 +669,19 @@ def restore_schemas(
                     f"subject {subject} has no version with the schema of {path.name}",
                     hint=f"run `topicberg topics register {spec.name}`, which registers it",
                 )
-            for version in registry.get_versions(subject):
-                if ours.version is not None and version > ours.version:
-                    registry.delete_version(subject, version)
-                    deleted.append((subject, version))
-    return deleted
+            versions = registry.get_versions(subject)
+            found += [
+                (subject, n) for n in versions if ours.version is not None and n > ours.version
+            ]
+    return found
+
+
+def delete_versions(versions: list[tuple[str, int]], endpoints: Endpoints) -> None:
+    """Delete versions of subjects, as :func:`later_versions` returns them.
+
+    :raises TopicbergError: the registry does not answer, or refuses
+    """
+    registry = endpoints.schema_registry_client()
+    for subject, version in versions:
+        with registry_errors(f"the schema of {subject}"):
+            registry.delete_version(subject, version)

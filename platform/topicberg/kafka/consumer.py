@@ -1,6 +1,6 @@
 """Read records of a topic in this process: exactly some offsets, or a sample.
 
-For records that Spark cannot read, and for sizes and times that are needed before Spark reads.
+For single records, and for sizes and times that are needed before a batch is read.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ SPOTS = 5
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
 _MAX_BATCH_BYTES = 256 * 1024 * 1024
 """The largest batch of records that is decompressed in this process."""
-_DAMAGED = (
+DAMAGED = (
     *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
     KafkaError.INVALID_MSG,
 )
+
+
+class FetchError(UnreachableError):
+    """Records cannot be read into arrays now; see :mod:`topicberg.kafka.fetch`."""
 
 
 class DamagedRecordsError(TopicbergError):
@@ -36,6 +40,9 @@ class DamagedRecordsError(TopicbergError):
     def __init__(self, message: str, partition: int, offset: int) -> None:
         super().__init__(message)
         self.partition, self.offset = partition, offset
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.partition, self.offset)
 
 
 def messages(
@@ -200,7 +207,7 @@ def _consumer(
 def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
     """Raise a consumer's error, unless the consumer retries by itself."""
     what = f"topic {topic}, partition {partition}, offset {offset}"
-    if error.code() in _DAMAGED:
+    if error.code() in DAMAGED:
         reason = f"{what}: the records cannot be read: {error.str()}"
         raise DamagedRecordsError(reason, partition, offset)
     if not error.retriable() and error.code() not in NO_ANSWER:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from topicberg.topics.discovery import (
     Discovery,
     FoundSchema,
     FoundTopic,
-    Part,
     read_discovery,
     schema_file,
     write_discovery,
@@ -28,6 +27,7 @@ from topicberg.topics.discovery import (
 from topicberg.topics.loader import check_topics, wanted_topics
 from topicberg.topics.new import is_envelope
 from topicberg.topics.patterns import TopicPattern
+from topicberg.topics.schema import Part
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -75,19 +75,23 @@ def find_topics(
     specs, problems = check_topics(config)
     known = {spec.name for spec in specs} | {name for one in problems for name in one.names}
     new = sorted(there.keys() - known)
-    return _configured(new, there, endpoints), sorted(there.keys() & known)
+    return _read(new, there, {}, endpoints), sorted(there.keys() & known)
 
 
-def find_topic(name: str, endpoints: Endpoints) -> FoundTopic | None:
-    """Return what Kafka has of a topic; None: it does not exist.
+def find_topic(name: str, endpoints: Endpoints, subject: str | None = None) -> FoundTopic | None:
+    """Return what Kafka and the registry have of a topic; None: it does not exist.
 
-    :raises TopicbergError: Kafka does not answer, or refuses
+    :param subject: of its values; None: TopicNameStrategy's
+    :raises TopicbergError: Kafka or the registry does not answer, or refuses
     """
     partitions = list_topics(endpoints).get(name)
     if partitions is None:
         return None
-    policy = kafka.topic_config(endpoints, name).get("cleanup.policy")
-    return FoundTopic(partitions=partitions, is_compacted=kafka.is_compacted(policy))
+    subjects: dict[Part, str] = {} if subject is None else {"value": subject}
+    (found,) = _read([name], {name: partitions}, {name: subjects}, endpoints).values()
+    if found.problem is not None:
+        raise TopicbergError(found.problem)
+    return found
 
 
 def discover(
@@ -103,13 +107,13 @@ def discover(
     :raises TopicbergError: Kafka or the registry does not answer, or refuses
     """
     known = read_discovery(config).topics
-    is_wanted = wanted_topics(config, known)
-    if is_wanted is None:
+    wanted = wanted_topics(config, known)
+    if not wanted:
         if known:
             write_discovery(config, Discovery())
         return [], sorted(known)
     there = list_topics(endpoints)
-    names = sorted(name for name in there if is_wanted(name))
+    names = sorted(name for name in there if name in wanted)
     oldest = sorted((n for n in names if n in known), key=lambda name: known[name].looked_at)
     # A topic without a schema may have been created before its producer registered one.
     hasty = [name for name in names if name in known and known[name].value is None]
@@ -117,7 +121,8 @@ def discover(
     found = {name: known[name] for name in names if name in known}
     if read:
         now = time.time()
-        for name, topic in _read(sorted(read), there, endpoints, config).items():
+        for name, topic in _read(sorted(read), there, wanted.subjects, endpoints, config).items():
+            _keep_rows(topic, known.get(name))
             if topic.problem is None or name not in known or known[name].problem is not None:
                 found[name] = topic
             else:
@@ -135,19 +140,42 @@ def discover(
     return new, gone
 
 
+def _keep_rows(topic: FoundTopic, known: FoundTopic | None) -> None:
+    """Let the rows of a table stay what they are.
+
+    Envelopes in JSON Schema were not recognized in earlier versions.
+    """
+    if topic.value and known and known.value and known.value.format == topic.value.format == "json":
+        topic.value.is_envelope = known.value.is_envelope
+
+
 def _read(
-    names: list[str], partitions: dict[str, int], endpoints: Endpoints, config: Settings
+    names: list[str],
+    partitions: Mapping[str, int],
+    named: Mapping[str, Mapping[Part, str]],
+    endpoints: Endpoints,
+    config: Settings | None = None,
 ) -> dict[str, FoundTopic]:
+    """Return the topics with their configurations and schemas.
+
+    :param named: subjects that are not TopicNameStrategy's, by topic
+    :param config: where the schemas are written for the definitions; None: they are not
+    """
     found = _configured(names, partitions, endpoints)
     registry = endpoints.schema_registry_client()
     with registry_errors("the subjects"):
         subjects = set(registry.get_subjects())
 
+    def newest(topic: str, part: Part) -> FoundSchema | None:
+        for subject in _candidates(topic, part, named.get(topic, {})):
+            if subject in subjects:
+                return _schema(topic, part, subject, registry, config)
+        return None
+
     def read(name: str) -> None:
         topic = found[name]
         try:
-            topic.value = _schema(name, "value", subjects, registry, config)
-            topic.key = _schema(name, "key", subjects, registry, config)
+            topic.value, topic.key = newest(name, "value"), newest(name, "key")
         except UnreachableError:
             raise
         except (TopicbergError, OSError, ValueError) as error:  # e.g. the file's name is too long
@@ -158,31 +186,39 @@ def _read(
     return found
 
 
+def _candidates(topic: str, part: Part, named: Mapping[Part, str]) -> list[str]:
+    """Return the subjects that a topic's keys or values may have, the first choice first."""
+    if part in named:
+        return [named[part]]
+    own = f"{topic}-{part}"
+    if part == "key" and "value" in named:  # of TopicNameStrategy with a prefix, say
+        return [own, f"{named['value'].removesuffix('-value')}-key"]
+    return [own]
+
+
 def _schema(
-    topic: str,
-    part: Part,
-    subjects: Collection[str],
-    registry: SchemaRegistryClient,
-    config: Settings,
+    topic: str, part: Part, subject: str, registry: SchemaRegistryClient, config: Settings | None
 ) -> FoundSchema | None:
-    """Return the newest schema of a subject, and write its file; None: there is none."""
-    subject = f"{topic}-{part}"
-    if subject not in subjects:
-        return None
+    """Return the newest schema of a subject, and write its file; None: no format has it."""
     with registry_errors(f"the schema of {subject}"):
         newest = registry.get_latest_version(subject)
     schema, kind = newest.schema, (newest.schema.schema_type or "AVRO").lower()
     if kind not in ("avro", "json", "protobuf"):
         return None
     text = schema.schema_str or ""
-    path = schema_file(config, topic, part, kind)
-    if schema.references:  # columns of other subjects are not known
-        path.unlink(missing_ok=True)
-    else:
-        update_file(path, text)
-    is_change = kind == "avro" and is_envelope(text)
+    if config is not None:
+        path = schema_file(config, topic, part, kind)
+        if schema.references:  # columns of other subjects are not known
+            path.unlink(missing_ok=True)
+        else:
+            update_file(path, text)
     return FoundSchema.model_validate(
-        {"format": kind, "version": newest.version or 0, "is_envelope": is_change}
+        {
+            "format": kind,
+            "version": newest.version or 0,
+            "is_envelope": kind in ("avro", "json") and is_envelope(text),
+            "subject": None if subject == f"{topic}-{part}" else subject,
+        }
     )
 
 

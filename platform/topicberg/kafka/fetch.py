@@ -1,8 +1,10 @@
-"""Read records of a topic into arrays, without a Python object for each record.
+"""Read records of a topic into arrays.
 
 librdkafka, which the Python client is built on, hands over batches of messages by its C interface.
-Compiled code (Numba) copies their bytes. Reading 1 million small records so takes 0.5 s of CPU
-time, and 1.4 s with message objects.
+Compiled code (Numba) copies their bytes, without a Python object for each record: reading 1 million
+small records so takes 0.5 s of CPU time. Where that is not possible, the Python client reads the
+same arrays in 1.4 s: a login that Python computes (AWS IAM), or an installation without the wheel's
+librdkafka.
 
 Source: librdkafka's ``rdkafka.h``: ``rd_kafka_message_t`` and "Simple Consumer API (queue)".
 """
@@ -10,21 +12,27 @@ Source: librdkafka's ``rdkafka.h``: ``rd_kafka_message_t`` and "Simple Consumer 
 from __future__ import annotations
 
 import ctypes
+import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import confluent_kafka
 import llvmlite.binding
 import numpy as np
+from confluent_kafka import Consumer, Message, TopicPartition
 from numba import types
 from numpy.typing import NDArray
 
+from topicberg.errors import TopicbergError
+from topicberg.formats.columnar.framing import HeaderArrays
 from topicberg.formats.columnar.memory import compiled, copy, load_int32, load_int64, pointer
 from topicberg.formats.columnar.program import NotCoveredError
-from topicberg.kafka.consumer import READ_SECONDS
+from topicberg.kafka.consumer import DAMAGED, READ_SECONDS, DamagedRecordsError, FetchError
+
+logger = logging.getLogger(__name__)
 
 _MESSAGES = 10_000
 """Messages that librdkafka returns at most at once."""
@@ -36,6 +44,9 @@ _RETRIED = frozenset({-195, -187, -193, -185})
 """Errors after which librdkafka tries again: transport, all brokers down, resolve, timed out."""
 
 
+_NOTHING = f"Kafka returned no record for {READ_SECONDS:.0f} s"
+
+
 class Records:
     """Records of a topic, as arrays; those of one call are overwritten by the next."""
 
@@ -43,31 +54,152 @@ class Records:
         """:param rows: records at most
         :param size: bytes of their values, of their keys and of their headers at most
         """
-        self.rows, self.size = rows, size
-        self.values = np.empty(size, np.uint8)
-        self.keys = np.empty(size, np.uint8)
-        self.headers = np.empty(2 * size, np.uint8)
-        """Names in the first half, values in the second."""
-        self.value_offsets = np.zeros(rows + 1, np.int64)
-        self.key_offsets = np.zeros(rows + 1, np.int64)
-        self.has_value = np.zeros(rows, np.uint8)
-        self.has_key = np.zeros(rows, np.uint8)
+        self.rows = rows
         self.partitions = np.zeros(rows, np.int32)
         self.offsets = np.zeros(rows, np.int64)
         self.times = np.zeros(rows, np.int64)
         """Milliseconds since 1970, -1: none."""
         self.time_types = np.zeros(rows, np.int8)
         """1: of the producer, 2: of the broker."""
+        self.has_value = np.zeros(rows, np.uint8)
+        self.has_key = np.zeros(rows, np.uint8)
+        self.value_offsets = np.zeros(rows + 1, np.int64)
+        self.key_offsets = np.zeros(rows + 1, np.int64)
         self.header_ends = np.zeros(rows + 1, np.int32)
         """How many headers the records up to this one have."""
+        self.count = 0
+        self._allocate(size)
+
+    def _allocate(self, size: int) -> None:
+        self.size = size
+        self.values = np.empty(size, np.uint8)
+        self.keys = np.empty(size, np.uint8)
+        self.headers = np.empty(2 * size, np.uint8)
+        """Names in the first half, values in the second."""
         self.header_rooms = size // 4
         self.header_offsets = np.zeros((2, self.header_rooms + 1), np.int32)
         """Where the names and the values of headers begin."""
         self.has_header_value = np.zeros(self.header_rooms, np.uint8)
-        self.count = 0
+        self.is_repeated_header = np.zeros(self.header_rooms, np.uint8)
+        """1: a later header of the record has the same name."""
 
     def clear(self) -> None:
         self.count = 0
+
+    def grow(self) -> None:
+        """Make room for a record that is larger than the arrays; there is none in them.
+
+        :raises MemoryError: there is none for it
+        """
+        self._allocate(4 * self.size)
+
+    def append(self, messages: Sequence[Message]) -> int:
+        """Add messages of the Python client; return how many of them fit."""
+        at, count = self.count, min(len(messages), self.rows - self.count)
+        messages = messages[:count]
+        keys, values = [one.key() for one in messages], [one.value() for one in messages]
+        given: list[Any] = [one.headers() for one in messages]
+        headers: list[list[tuple[str, Any]]] = [list(one or ()) for one in given]
+        names = [[name.encode(errors="surrogateescape") for name, _ in one] for one in headers]
+        used = [
+            int(self.key_offsets[at]),
+            int(self.value_offsets[at]),
+            *(int(part[self.header_ends[at]]) for part in self.header_offsets),
+        ]
+        sizes = np.zeros((4, count + 1), np.int64)
+        for row, parts in enumerate((keys, values)):
+            sizes[row, 1:] = [0 if one is None else len(one) for one in parts]
+        if any(headers):
+            sizes[2, 1:] = [sum(map(len, one)) for one in names]
+            sizes[3, 1:] = [sum(len(value or b"") for _, value in one) for one in headers]
+        ends = np.cumsum(sizes, axis=1) + np.array(used)[:, None]
+        totals = np.cumsum([0, *map(len, names)]) + int(self.header_ends[at])
+        fits = (ends <= self.size).all(axis=0) & (totals <= self.header_rooms)
+        count = int(np.count_nonzero(fits)) - 1  # sizes only grow
+        to = at + count
+        for data, offsets, present, parts, row in (
+            (self.keys, self.key_offsets, self.has_key, keys, 0),
+            (self.values, self.value_offsets, self.has_value, values, 1),
+        ):
+            whole = b"".join(one or b"" for one in parts[:count])
+            data[used[row] : used[row] + len(whole)] = np.frombuffer(whole, np.uint8)
+            offsets[at : to + 1] = ends[row, : count + 1]
+            present[at:to] = [one is not None for one in parts[:count]]
+        self.partitions[at:to] = [one.partition() or 0 for one in messages[:count]]
+        self.offsets[at:to] = [one.offset() or 0 for one in messages[:count]]
+        times = [one.timestamp() for one in messages[:count]]
+        self.times[at:to] = [time_ for _, time_ in times]
+        self.time_types[at:to] = [kind for kind, _ in times]
+        self.header_ends[at : to + 1] = totals[: count + 1]
+        if any(headers):
+            self._append_headers(headers[:count], names[:count], int(self.header_ends[at]))
+        self.count = to
+        return count
+
+    def _append_headers(
+        self,
+        headers: Sequence[Sequence[tuple[str, bytes | None]]],
+        names: Sequence[Sequence[bytes]],
+        first: int,
+    ) -> None:
+        number = first
+        for of_record, named in zip(headers, names, strict=True):
+            for place, (name, (_, value)) in enumerate(zip(named, of_record, strict=True)):
+                for part, text in enumerate((name, value or b"")):
+                    begin = int(self.header_offsets[part, number])
+                    room = part * self.size + begin
+                    self.headers[room : room + len(text)] = np.frombuffer(text, np.uint8)
+                    self.header_offsets[part, number + 1] = begin + len(text)
+                self.has_header_value[number] = value is not None
+                self.is_repeated_header[number] = name in named[place + 1 :]
+                number += 1
+
+    def header_arrays(self) -> HeaderArrays:
+        """Return the headers of the records."""
+        return HeaderArrays(
+            self.headers,
+            self.headers[self.size :],
+            self.header_ends[: self.count + 1],
+            self.header_offsets[0],
+            self.header_offsets[1],
+            self.has_header_value,
+        )
+
+    def raw(self, at: int) -> dict[str, Any]:
+        """Return one record as it is in Kafka.
+
+        ``headers`` is None if there are none, or if a name is not UTF-8.
+        """
+        headers = self.raw_headers(at)
+        return {
+            "key": _slice(self.keys, self.key_offsets, self.has_key, at),
+            "value": _slice(self.values, self.value_offsets, self.has_value, at),
+            "partition": int(self.partitions[at]),
+            "offset": int(self.offsets[at]),
+            "timestampType": int(self.time_types[at]) - 1,
+            "timestamp_ms": int(self.times[at]),
+            "headers": headers and [{"key": name, "value": value} for name, value in headers],
+        }
+
+    def raw_headers(self, at: int) -> list[tuple[str, bytes | None]] | None:
+        """Return the headers of one record; None: there are none, or a name is not UTF-8."""
+        names, values = self.header_offsets
+        found: list[tuple[str, bytes | None]] = []
+        for number in range(self.header_ends[at], self.header_ends[at + 1]):
+            name = self.headers[names[number] : names[number + 1]].tobytes()
+            value = self.headers[self.size :][values[number] : values[number + 1]].tobytes()
+            try:
+                key = name.decode()
+            except UnicodeDecodeError:
+                return None
+            found.append((key, value if self.has_header_value[number] else None))
+        return found or None
+
+
+def _slice(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.uint8], at: int
+) -> bytes | None:
+    return data[offsets[at] : offsets[at + 1]].tobytes() if present[at] else None
 
 
 @cache
@@ -123,7 +255,7 @@ _header: Any = types.ExternalFunction(
     types.int32(types.voidptr, types.uint64, types.voidptr, types.voidptr, types.voidptr),
 )
 _length: Any = types.ExternalFunction("strlen", types.uint64(types.voidptr))
-_DONE, _FULL, _EVENT, _REFUSED = 0, 1, 2, 3
+_DONE, _FULL, _EVENT = 0, 1, 2
 
 
 @compiled
@@ -148,6 +280,7 @@ def _gather(  # type: ignore[no-untyped-def]
     header_ends,
     header_offsets,
     has_header_value,
+    is_repeated_header,
     at,
 ):
     """Copy messages into arrays, and release them.
@@ -208,12 +341,13 @@ def _gather(  # type: ignore[no-untyped-def]
                                 same = False
                                 break
                         if same:
-                            return number, at, _REFUSED
+                            is_repeated_header[other] = 1
                 copy(header_to + name_begin, name, name_size)
                 copy(header_to + room + value_begin, value, value_size)
                 header_offsets[0, found + 1] = name_begin + name_size
                 header_offsets[1, found + 1] = value_begin + value_size
                 has_header_value[found] = 1 if value != 0 else 0
+                is_repeated_header[found] = 0
                 found += 1
                 index += np.uint64(1)
         header_ends[at + 1] = found
@@ -235,11 +369,11 @@ def _gather(  # type: ignore[no-untyped-def]
 
 
 def compile_gather() -> None:
-    """Compile what copies messages.
-
-    :raises NotCoveredError: there is no librdkafka
-    """
-    _library()
+    """Compile what copies messages; without librdkafka, the Python client does it."""
+    try:
+        _library()
+    except NotCoveredError:
+        return
     none, scratch = np.zeros(1, np.int64), np.zeros(8, np.int64)
     _gather_into(Records(1, 64), none, 0, 0, none, scratch)
 
@@ -273,26 +407,67 @@ def _gather_into(
         records.header_ends,
         records.header_offsets,
         records.has_header_value,
+        records.is_repeated_header,
         records.count,
     )
     return found
 
 
-class Fetcher:
+class Fetcher(Protocol):
     """Reads exactly some offsets of a topic; a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def fill(self, records: Records) -> Iterator[Records]:
+        """Yield the records in parts that fit the arrays, in the order of each partition.
+
+        :raises FetchError: Kafka returns an error, or no record in time
+        :raises DamagedRecordsError: what Kafka has cannot be read
+        :raises MemoryError: a record is too large for this process
+        """
+        ...
+
+
+def fetcher(
+    config: Mapping[str, Any], topic: str, ranges: Mapping[int, tuple[int, int]]
+) -> Fetcher:
+    """Return what reads some offsets.
+
+    :param config: of librdkafka; functions are called by the Python client only
+    :param ranges: partition → first offset, and the offset after the last one
+    """
+    ranges = {p: span for p, span in ranges.items() if span[0] < span[1]}
+    try:
+        if any(callable(value) for value in config.values()):
+            raise NotCoveredError("the login to Kafka is computed in Python")
+        return _CompiledFetcher(config, topic, ranges)
+    except NotCoveredError as error:
+        if str(error) not in _warned:
+            _warned.add(str(error))
+            logger.warning("records are read by the Python client, more slowly: %s", error)
+        return _ClientFetcher(config, topic, ranges)
+
+
+_warned: set[str] = set()
+
+
+class _CompiledFetcher:
+    """Reads by librdkafka's C interface."""
 
     def __init__(
         self, config: Mapping[str, Any], topic: str, ranges: Mapping[int, tuple[int, int]]
     ) -> None:
-        """:param config: of librdkafka
-        :param ranges: partition → first offset, and the offset after the last one
-        :raises NotCoveredError: the configuration needs Python
+        """:raises NotCoveredError: librdkafka is missing, or refuses the configuration
+        :raises FetchError: the partitions cannot be read
         """
         self._library = _library()
-        ranges = {p: span for p, span in ranges.items() if span[0] < span[1]}
         self._ends = np.full(max(ranges, default=-1) + 1, -1, np.int64)
-        for partition, (_, end) in ranges.items():
-            self._ends[partition] = end
+        self._reached = np.zeros(len(self._ends), np.int64)
+        """For each partition, the offset after the last record that was copied."""
+        for partition, (start, end) in ranges.items():
+            self._ends[partition], self._reached[partition] = end, start
         self._left = sum(end - start for start, end in ranges.values())
         """The most records that are still to be copied; offsets may have none."""
         self._messages = np.zeros(_MESSAGES, np.int64)
@@ -305,8 +480,6 @@ class Fetcher:
 
     def _connect(self, config: Mapping[str, Any]) -> int:
         library, problem = self._library, ctypes.create_string_buffer(512)
-        if any(callable(value) for value in config.values()):
-            raise NotCoveredError("the login to Kafka is computed in Python")
         properties = library.rd_kafka_conf_new()
         for name, value in config.items():
             text = str(value).lower() if isinstance(value, bool) else str(value)
@@ -332,9 +505,9 @@ class Fetcher:
         failed = library.rd_kafka_assign(self._client, found)
         library.rd_kafka_topic_partition_list_destroy(found)
         if failed:
-            raise NotCoveredError(f"partitions cannot be assigned: {self._text(failed)}")
+            raise FetchError(f"partitions cannot be assigned: {self._text(failed)}")
 
-    def __enter__(self) -> Fetcher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -348,11 +521,6 @@ class Fetcher:
         return str(self._library.rd_kafka_err2str(code).decode())
 
     def fill(self, records: Records) -> Iterator[Records]:
-        """Yield the records in parts that fit the arrays, in the order of each partition.
-
-        :raises NotCoveredError: Kafka returns an error, no record in time, or a record that does
-            not fit into the arrays
-        """
         deadline = time.monotonic() + READ_SECONDS
         records.clear()
         while (self._ends >= 0).any() or self._next < self._held:
@@ -364,22 +532,22 @@ class Fetcher:
                 )
                 self._held = max(0, self._held)
             if time.monotonic() > deadline:
-                raise NotCoveredError(f"Kafka returned no record for {READ_SECONDS:.0f} s")
+                raise FetchError(_NOTHING)
             before = records.count
             why = self._gather(records)
             if records.count > before:
+                new = slice(before, records.count)
+                np.maximum.at(self._reached, records.partitions[new], records.offsets[new] + 1)
                 self._left -= records.count - before
                 deadline = time.monotonic() + READ_SECONDS
-            if why == _FULL:
-                if not records.count:
-                    raise NotCoveredError("a record is too large")
+            if why == _FULL and not records.count:
+                records.grow()
+            elif why == _FULL:
                 yield records
                 records.clear()
                 deadline = time.monotonic() + READ_SECONDS
             elif why == _EVENT:
                 self._handle()
-            elif why == _REFUSED:
-                raise NotCoveredError("a record has two headers of one name")
         if records.count:
             yield records
 
@@ -402,5 +570,79 @@ class Fetcher:
             if partition < len(self._ends) and 0 <= self._ends[partition] <= offset:
                 self._ends[partition] = -2
         elif code not in _RETRIED:
-            what = f"partition {partition}: {self._text(code)}: {reason.decode(errors='replace')}"
-            raise NotCoveredError(f"Kafka returns an error: {what}")
+            what = f"{self._text(code)}: {reason.decode(errors='replace')}"
+            reached = int(self._reached[partition]) if partition < len(self._reached) else 0
+            raise _failure(code, partition, max(offset, reached), what)
+
+
+def _failure(code: int, partition: int, offset: int, reason: str) -> TopicbergError:
+    """Return the error of a partition.
+
+    :param offset: of the next record
+    """
+    if code in DAMAGED:
+        text = f"partition {partition}, offset {offset}: the records cannot be read: {reason}"
+        return DamagedRecordsError(text, partition, offset)
+    return FetchError(f"partition {partition}: Kafka returns an error: {reason}")
+
+
+class _ClientFetcher:
+    """Reads by the Python client."""
+
+    def __init__(
+        self, config: Mapping[str, Any], topic: str, ranges: Mapping[int, tuple[int, int]]
+    ) -> None:
+        self._ends = {partition: end for partition, (_, end) in ranges.items()}
+        self._consumer = Consumer(dict(config))
+        self._reached = {partition: start for partition, (start, _) in ranges.items()}
+        self._consumer.assign([TopicPartition(topic, p, at) for p, at in self._reached.items()])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def fill(self, records: Records) -> Iterator[Records]:
+        deadline = time.monotonic() + READ_SECONDS
+        records.clear()
+        while self._ends:
+            # It waits until it has all of them, so the wait is as short as that of compiled code.
+            messages = self._wanted(self._consumer.consume(_MESSAGES, _WAIT_MS / 1000))
+            if messages:
+                deadline = time.monotonic() + READ_SECONDS
+            elif time.monotonic() > deadline:
+                raise FetchError(_NOTHING)
+            while messages:
+                copied = records.append(messages)
+                messages = messages[copied:]
+                if messages and not records.count:
+                    records.grow()
+                elif messages:
+                    yield records
+                    records.clear()
+                    deadline = time.monotonic() + READ_SECONDS
+        if records.count:
+            yield records
+
+    def _wanted(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages that are records to read.
+
+        :raises FetchError: one is an error
+        :raises DamagedRecordsError: what Kafka has cannot be read
+        """
+        found = []
+        for message in messages:
+            partition, offset, error = message.partition(), message.offset(), message.error()
+            if error is not None and error.code() not in (_PARTITION_EOF, *_RETRIED):
+                reached = max(offset or 0, self._reached.get(partition or 0, 0))
+                raise _failure(error.code(), partition or 0, reached, error.str())
+            end = self._ends.get(partition or 0)
+            if end is None or offset is None or (error and error.code() in _RETRIED):
+                continue
+            if error is None and offset < end:
+                found.append(message)
+                self._reached[partition or 0] = offset + 1
+            if offset + (error is None) >= end:
+                del self._ends[partition or 0]
+        return found

@@ -6,7 +6,9 @@ import sys
 
 import requests
 
+from topicberg.clients.liveness import Check, answers_http, answers_kafka
 from topicberg.endpoints import Endpoints
+from topicberg.local.schema_registry import API
 from topicberg.local.service import KAFKA_USER, Context, Service
 
 
@@ -35,8 +37,16 @@ def service(context: Context) -> Service:
         port=context.ports["kafka"],
         start_order=20,
         healthy=_healthy,
+        answers=_answers(context),
         stop_seconds=10,
     )
+
+
+def _answers(context: Context) -> Check:
+    """Return the check of both ways; the service behind a way has to answer as well."""
+    kafka = answers_kafka("127.0.0.1", context.ports["kafka"])
+    registry = answers_http(f"{context.url('schema_registry')}{API}/schemas/types")
+    return lambda seconds: kafka(seconds / 2) or registry(seconds / 2)
 
 
 def _healthy(endpoints: Endpoints) -> None:

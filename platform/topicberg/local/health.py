@@ -12,15 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
+from topicberg.alerts.dagster_ui import WEBSERVER, dagster_checks, running_ui
+from topicberg.clients import liveness
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError, first_line
 from topicberg.local import ports
 from topicberg.local.progress import Report
 from topicberg.local.service import Context, Service
 from topicberg.local.supervisor import Control, log_file
+from topicberg.settings import Settings
 
 START_SECONDS = 180.0
 EXITS = 3
@@ -32,9 +36,9 @@ _TELLING = re.compile(r"error|exception|fatal|cannot|refused|denied|corrupt", re
 class ServiceStatus:
     """One line of ``topicberg status``. Memory in bytes, uptime in seconds.
 
-    ``state``: ``running`` (its port answers), ``starting`` (the process runs, its port does not
-    answer yet), ``restarting`` (it ended by itself; the supervisor tries again), ``stopping``,
-    ``stopped``.
+    ``state``: ``running`` (it answers requests), ``starting`` (the process runs, nothing listens
+    yet), ``unresponsive`` (the process runs, and does not answer), ``restarting`` (it ended by
+    itself; the supervisor tries again), ``stopping``, ``stopped``.
     """
 
     name: str
@@ -44,6 +48,8 @@ class ServiceStatus:
     pid: int | None = None
     memory: int = 0
     uptime: float = 0.0
+    problem: str | None = None
+    """Why it does not answer."""
 
     @property
     def running(self) -> bool:
@@ -73,16 +79,34 @@ def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceS
     for member in family:
         with suppress(psutil.Error):  # a child may end meanwhile, the service does not
             memory += member.memory_info().rss
-    answers = port is None or ports.listens(port)
-    return ServiceStatus(
-        name,
-        "running" if answers else "starting",
-        port,
-        url,
-        info["pid"],
-        memory,
-        max(0.0, info["now"] - info["start"]),
-    )
+    problem = service.answers(liveness.SECONDS)
+    state = "running"
+    if problem is not None:
+        state = "unresponsive" if port is None or ports.listens(port) else "starting"
+        if process.is_running() and process.status() == psutil.STATUS_STOPPED:
+            state, problem = "unresponsive", "a signal stopped the process (SIGSTOP)"
+    uptime = max(0.0, info["now"] - info["start"])
+    return ServiceStatus(name, state, port, url, info["pid"], memory, uptime, problem)
+
+
+def dagster_status(config: Settings) -> list[ServiceStatus]:
+    """Return the status of Dagster's web server and daemon, if `topicberg ui` runs."""
+    url = running_ui(config)
+    if url is None:
+        return []
+    checks = dagster_checks(url)
+    problems = liveness.unanswered(checks)
+    port = urlsplit(url).port
+    return [
+        ServiceStatus(
+            name,
+            "unresponsive" if name in problems else "running",
+            port if name == WEBSERVER else None,
+            url if name == WEBSERVER else None,
+            problem=problems.get(name),
+        )
+        for name in checks
+    ]
 
 
 def wait(

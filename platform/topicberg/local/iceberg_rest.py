@@ -15,6 +15,7 @@ from xml.sax.saxutils import escape
 import pyspark
 import requests
 
+from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.local import jars, state
 from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
@@ -142,6 +143,7 @@ def service(context: Context) -> Service:
         start_order=20,
         prepare=lambda: _check(folder / "catalog.db"),
         healthy=_healthy,
+        answers=answers_http(f"{context.url('iceberg_rest')}/v1/config"),
     )
 
 

@@ -13,6 +13,7 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from topicberg.clients.liveness import answers_kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg.local import class_data, jars, state
@@ -97,7 +98,7 @@ def service(context: Context) -> Service:
         start_order=10,
         prepare=format_storage,
         healthy=_healthy,
-        stop_seconds=40,
+        answers=answers_kafka("127.0.0.1", context.ports["kafka_own"]),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from botocore.exceptions import ClientError
 
+from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
 from topicberg.local import jars
 from topicberg.local.service import Context, Service, java, jvm, write_file
@@ -51,6 +52,7 @@ def service(context: Context) -> Service:
         port=context.ports["s3"],
         start_order=10,
         healthy=lambda endpoints: endpoints.boto3("s3", context.config).list_buckets(),
+        answers=answers_http(context.url("s3")),
     )
 
 

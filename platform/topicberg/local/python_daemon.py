@@ -49,9 +49,9 @@ def limit_memory() -> None:
 def preload() -> None:
     """Import what tasks need, which each worker would do otherwise: workers are forks."""
     with suppress(Exception):  # a worker reports it
-        from topicberg.tableflow import columnar
+        from topicberg.tableflow.compiling import compile_all
 
-        columnar.compile_all()
+        compile_all()
 
 
 def drop_archives() -> None:

@@ -7,6 +7,8 @@ import sys
 
 import requests
 
+from topicberg.alerts.settings import alert_environment
+from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
 from topicberg.local.service import SNOWFLAKE_USER, Context, Service
 
@@ -21,6 +23,7 @@ def aws(context: Context) -> Service:
         port=context.ports["aws"],
         start_order=10,
         healthy=lambda endpoints: endpoints.boto3("sts", context.config).get_caller_identity(),
+        answers=answers_http(context.url("aws")),
     )
 
 
@@ -41,6 +44,7 @@ def snowflake(context: Context) -> Service:
         port=context.ports["snowflake"],
         start_order=20,
         healthy=_answers,
+        answers=answers_http(f"{context.url('snowflake')}/health"),
     )
 
 
@@ -62,6 +66,7 @@ def confluent(context: Context) -> Service:
         healthy=lambda endpoints: requests.get(
             f"{endpoints.confluent}/health", timeout=2
         ).raise_for_status(),
+        answers=answers_http(f"{context.url('confluent')}/health"),
         stop_seconds=10,
     )
 
@@ -71,12 +76,13 @@ def tableflow(context: Context) -> Service:
     port = context.ports["tableflow"]
     return Service(
         name="tableflow",
-        command=[sys.executable, "-m", "topicberg.tableflow.service", "--metrics-port", str(port)],
-        environment=_settings(context),
+        command=[sys.executable, "-m", "topicberg.local.engine", "--metrics-port", str(port)],
+        environment={**_settings(context), **alert_environment()},
         url=f"{context.url('tableflow')}/metrics",
         port=port,
         start_order=40,
-        healthy=lambda _: None,
+        healthy=lambda _: None,  # it waits for the other services itself
+        answers=answers_http(f"{context.url('tableflow')}/health"),
         stop_seconds=10,
     )
 

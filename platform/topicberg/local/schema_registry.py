@@ -10,6 +10,7 @@ from pathlib import Path
 
 import requests
 
+from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
 from topicberg.local import jars, state
 from topicberg.local.service import Context, Service, check_owner, java, jvm
@@ -77,6 +78,7 @@ def service(context: Context) -> Service:
         start_order=10,
         prepare=prepare,
         healthy=healthy,
+        answers=answers_http(f"{context.url('schema_registry_server')}{API}/schemas/types"),
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_serializer
 
+from topicberg.clients.liveness import Check
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
@@ -161,7 +162,8 @@ class Service:
     """One process of the stack.
 
     ``start_order``: services stop in the reverse order. ``healthy`` calls the service in its own
-    protocol and raises, with any exception, until it can serve.
+    protocol and raises, with any exception, until it can serve. ``answers`` is a cheap request of
+    a service that runs, for those who ask again and again.
     """
 
     name: str
@@ -169,10 +171,12 @@ class Service:
     url: str | None
     start_order: int
     healthy: Callable[[Endpoints], object]
+    answers: Check
     port: int | None = None
     environment: dict[str, str] = field(default_factory=dict)
     prepare: Callable[[], object] | None = None
-    stop_seconds: int = 20
+    stop_seconds: int = 60
+    """A JVM writes the archive of its classes at its first end."""
 
 
 def check_owner(what: str, port: int | None) -> None:

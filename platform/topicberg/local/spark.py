@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from topicberg.clients.liveness import answers_http2
 from topicberg.endpoints import TOKEN_VARIABLE, LakeEndpoints
 from topicberg.local import jars, python_daemon
 from topicberg.local.service import Context, Service, java, jvm, log4j, write_file
@@ -34,14 +35,6 @@ _MODULES = (
     "java.base/sun.security.action",
     "java.base/sun.util.calendar",
     "java.security.jgss/sun.security.krb5",
-)
-
-# Avro's reader reserves memory for the size that a record claims, before it reads it. The limits of
-# collections apply to each of MAX_COLLECTIONS (topicberg.formats.limits).
-_AVRO_LIMITS = (
-    "-Dorg.apache.avro.limits.string.maxLength=134217728",
-    "-Dorg.apache.avro.limits.bytes.maxLength=134217728",
-    "-Dorg.apache.avro.limits.collectionItems.maxLength=16777216",
 )
 
 # The optimizing compiler's thresholds, ten times the defaults: what runs for each record exceeds
@@ -99,7 +92,6 @@ def service(context: Context) -> Service:
         # of a cluster would need the same one.
         properties["spark.authenticate"] = "true"
     if context.config.spark_master.startswith("spark://"):
-        properties["spark.executor.extraJavaOptions"] = " ".join(_AVRO_LIMITS)
         # Its workers lack these jars; the object store's key comes from their environment.
         properties["spark.jars"] = ",".join(map(str, jars.class_path("spark")))
     text = "".join(f"{key} {value}\n" for key, value in properties.items())
@@ -115,7 +107,6 @@ def service(context: Context) -> Service:
         "-XX:MetaspaceSize=256m",
         *_COMPILER,
         *log4j(folder),
-        *_AVRO_LIMITS,
         "-Djdk.reflect.useDirectMethodHandle=false",
         "-Dio.netty.tryReflectionSetAccessible=true",
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _MODULES),
@@ -145,8 +136,8 @@ def service(context: Context) -> Service:
         url=f"sc://localhost:{port}",
         port=port,
         start_order=30,
-        stop_seconds=60,  # at its first end it writes the archive of its classes
         healthy=lambda endpoints: check_spark(endpoints.spark_connect, 2),
+        answers=answers_http2("127.0.0.1", port),
     )
 
 

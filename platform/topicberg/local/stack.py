@@ -201,18 +201,28 @@ def reset(config: Settings) -> bool:
 
 
 def status(config: Settings) -> list[ServiceStatus]:
-    """Return the status of every service, running or not.
+    """Return the status of every service, running or not: each that runs is sent a request.
 
-    :raises StackError: the state directory is damaged
+    :raises StackError: the state directory is damaged, or the supervisor does not answer
     """
     context = state.load_context(config)
     if context is None:
         return [ServiceStatus(name, "stopped") for name in SERVICES]
-    processes = supervisor.Control(context).processes() or {}
-    return [
-        health.service_status(service, processes.get(service.name))
-        for service in _services(context)
-    ]
+    processes = supervisor.Control(context).processes()
+    if processes is None and ports.listens(context.ports["supervisor"]):
+        raise StackError(
+            "the supervisor of the local stack does not answer",
+            hint="run `topicberg down`, which ends it, then `topicberg up`",
+        )
+    every, known = _services(context), processes or {}
+    with ThreadPoolExecutor(len(every)) as pool:
+        return list(pool.map(lambda one: health.service_status(one, known.get(one.name)), every))
+
+
+def services(config: Settings) -> list[Service]:
+    """Return every service; none if the stack was never up."""
+    context = state.load_context(config)
+    return [] if context is None else _services(context)
 
 
 def _services(context: Context) -> list[Service]:

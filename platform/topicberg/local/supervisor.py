@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
-from xmlrpc.client import Fault, ProtocolError, ServerProxy
+from xmlrpc.client import Fault, ProtocolError, ServerProxy, Transport
 
 import psutil
 
@@ -30,6 +30,7 @@ _PASSED_ON = (
 )
 _START_SECONDS = 10
 """A service that ends sooner is restarted after 1, 2, 3... seconds, one that ends later at once."""
+_ANSWER_SECONDS = 10.0
 _USER = "topicberg"
 _TIDILY = ["/bin/sh", "-c", 'rm -rf "$TMPDIR" && mkdir -p "$TMPDIR" && exec "$@"', "sh"]
 """Before a service starts, the temporary folder of its killed predecessor is emptied: otherwise
@@ -107,13 +108,22 @@ def _escape(text: str) -> str:
     return text.replace("%", "%%")
 
 
+class _Transport(Transport):
+    """Does not wait for ever for a supervisor that is stopped by a signal."""
+
+    def make_connection(self, host: Any) -> HTTPConnection:
+        connection = super().make_connection(host)
+        connection.timeout = _ANSWER_SECONDS
+        return connection
+
+
 class Control:
     """Talks to a running supervisord."""
 
     def __init__(self, context: Context) -> None:
         password = context.credentials.supervisor_password.get_secret_value()
         url = f"http://{_USER}:{password}@127.0.0.1:{context.ports['supervisor']}/RPC2"
-        self._api: Any = ServerProxy(url, allow_none=True).supervisor
+        self._api: Any = ServerProxy(url, _Transport(), allow_none=True).supervisor
 
     def answers(self) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""The login to Kafka, rendered for librdkafka and for Spark's Kafka source."""
+"""The login to Kafka, as librdkafka's properties."""
 
 from __future__ import annotations
 
@@ -18,14 +18,6 @@ from topicberg.settings import FromJson
 
 PREFIX = "TOPICBERG_KAFKA"
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-_COMMON = "org.apache.kafka.common.security"
-_MODULES = {
-    "PLAIN": f"{_COMMON}.plain.PlainLoginModule",
-    "SCRAM-SHA-256": f"{_COMMON}.scram.ScramLoginModule",
-    "SCRAM-SHA-512": f"{_COMMON}.scram.ScramLoginModule",
-}
-_OAUTH = f"{_COMMON}.oauthbearer"
-_MSK = "software.amazon.msk.auth.iam"
 _SASL = ("plain", "scram", "oidc", "msk_iam")
 
 
@@ -134,55 +126,14 @@ class KafkaLogin(HoldsSecrets):
         if self.auth == "msk_iam":
             found["oauth_cb"] = _msk_token(self.region, self.role_arn)
         if self.ca_file:
-            found["ssl.ca.location"] = str(self.ca_file)
+            found["ssl.ca.pem"] = _read(self.ca_file, "ca_file")
         if self.certificate_file and self.key_file:
-            found["ssl.certificate.location"] = str(self.certificate_file)
-            found["ssl.key.location"] = str(self.key_file)
-            if self.key_password:
-                found["ssl.key.password"] = _open(self.key_password)
-        return found
-
-    def spark(self) -> dict[str, str]:
-        """Return the properties of Kafka's client in Java, without Spark's prefix ``kafka.``.
-
-        Certificates are in the values: Spark's executors do not have the files.
-        """
-        found = {"security.protocol": str(self.security_protocol)}
-        if mechanism := self.mechanism:
-            found["sasl.mechanism"] = mechanism
-        if self.has_user:
-            options = {"username": self.api_key or "", "password": _open(self.api_secret)}
-            found["sasl.jaas.config"] = _jaas(_MODULES[mechanism], options)
-        if self.auth == "oidc":
-            options = {"clientId": str(self.client_id), "clientSecret": _open(self.client_secret)}
-            if self.scope:
-                options["scope"] = self.scope
-            options |= {f"extension_{name}": value for name, value in self.extensions.items()}
-            found |= {
-                "sasl.jaas.config": _jaas(f"{_OAUTH}.OAuthBearerLoginModule", options),
-                "sasl.oauthbearer.token.endpoint.url": str(self.token_uri),
-                "sasl.login.callback.handler.class": f"{_OAUTH}.OAuthBearerLoginCallbackHandler",
-            }
-        if self.auth == "msk_iam":
-            role = {"awsRoleArn": self.role_arn} if self.role_arn else {}
-            found |= {
-                "sasl.mechanism": "AWS_MSK_IAM",
-                "sasl.jaas.config": _jaas(f"{_MSK}.IAMLoginModule", role),
-                "sasl.client.callback.handler.class": f"{_MSK}.IAMClientCallbackHandler",
-            }
-        if self.ca_file:
-            found["ssl.truststore.type"] = "PEM"
-            found["ssl.truststore.certificates"] = _read(self.ca_file, "ca_file")
-        if self.certificate_file and self.key_file:
-            found |= {
-                "ssl.keystore.type": "PEM",
-                "ssl.keystore.certificate.chain": _read(self.certificate_file, "certificate_file"),
-                "ssl.keystore.key": self._key(),
-            }
+            found["ssl.certificate.pem"] = _read(self.certificate_file, "certificate_file")
+            found["ssl.key.pem"] = self._key()
         return found
 
     def _key(self) -> str:
-        """Return the private key as Kafka's client in Java reads it: PKCS 8, without a password.
+        """Return the private key as PKCS 8, without a password.
 
         :raises LoginError: the file has no key, or its password is another one
         """
@@ -243,14 +194,6 @@ def _msk_token(region: str, role_arn: str | None) -> Any:
         return text, until / 1000
 
     return token
-
-
-def _jaas(module: str, options: dict[str, str]) -> str:
-    quoted = (
-        f'{name}="{value.replace(chr(92), chr(92) * 2).replace(chr(34), chr(92) + chr(34))}"'
-        for name, value in options.items()
-    )
-    return " ".join([module, "required", *quoted]) + ";"
 
 
 def _open(secret: SecretStr | None) -> str:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.iceberg.names import find_unreadable_partition
 from topicberg.iceberg.readers import ATHENA, DUCKDB, SNOWFLAKE, SPARK, Reader
 from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena
@@ -192,12 +193,31 @@ def _attach(
 
 
 def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:
+    _refuse_partition_names(sql, endpoints, config)
     with duckdb_connection(endpoints, config) as connection:
         relation = connection.sql(sql)
         if relation is None:
             return (), []
         limited = relation if max_rows is None else relation.limit(max_rows + 1)
         return _from_arrow(limited.to_arrow_table())
+
+
+def _refuse_partition_names(sql: str, endpoints: Endpoints, config: Settings) -> None:
+    """:raises QueryError: it names a table at whose manifests DuckDB would end this process"""
+    unreadable: dict[str, str | None] = {}
+    with suppress(Exception):  # DuckDB reports what is wrong with the catalog
+        catalog = endpoints.catalog(config)
+        for identifier in (name for name, is_named in _tables(sql, catalog) if is_named):
+            specs = catalog.load_table(identifier).specs().values()
+            unreadable[".".join(identifier)] = find_unreadable_partition(specs)
+    for table, field in unreadable.items():
+        if field is not None:
+            raise QueryError(
+                f"duckdb: table {table} has the partition field {field}, and DuckDB reads only "
+                "names of ASCII letters, digits and '_' in manifests",
+                hint="use `--engine spark`; or drop the table and create it again, as new tables "
+                "have an escaped name",
+            )
 
 
 def _ask_spark(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:
@@ -254,9 +274,9 @@ def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Setti
     """Return the query with the names that tables of topics have in the linked database."""
     from topicberg.catalogs.snowflake import find_table_path
     from topicberg.query.linked import qualify
-    from topicberg.topics import load_topics
+    from topicberg.topics import check_topics
 
-    topics = {spec.snowflake_name: spec for spec in load_topics(config)}
+    topics = {spec.snowflake_name: spec for spec in check_topics(config)[0]}
 
     def find(name: str) -> TablePath | None:
         if (spec := topics.get(name)) is None:
@@ -301,7 +321,7 @@ def _unreadable(sql: str, engine: Engine, endpoints: Endpoints, config: Settings
         catalog = endpoints.catalog(config)
         for identifier in (name for name, is_named in _tables(sql, catalog) if is_named):
             table = catalog.load_table(identifier)
-            if reason := reader.reason(table.format_version, table.schema()):
+            if reason := reader.reason(table):
                 return (
                     f"choose another engine ({', '.join(others)}): {reader.name} cannot read table "
                     f"{'.'.join(identifier)} of format version {table.format_version}, as {reason}"

@@ -10,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.iceberg.data_files import Placed
-from topicberg.tableflow.key_files import HeldKeys, Keys, in_order, is_last
+from topicberg.tableflow.key_files import (
+    HeldKeys,
+    Keys,
+    in_order,
+    is_last,
+    newest_of_partitions,
+)
 
 
 class Run(NamedTuple):
@@ -36,34 +42,33 @@ class BatchKeys:
     high: NDArray[np.uint64]
     low: NDArray[np.uint64]
     runs: Sequence[Run]
+    times: NDArray[np.int64] | None = None
+    """Of the records, if their keys are decoded: a key may have records in several partitions."""
 
     @classmethod
     def joined(cls, parts: Iterable[BatchKeys]) -> Self:
-        """:param parts: of which later ones have later records of a key"""
+        """:param parts: of which later ones have later records of a key in a partition"""
         found = list(parts)
         empty = np.empty(0, np.uint64)
         high, low = (
             np.concatenate([empty, *(getattr(part, name) for part in found)])
             for name in ("high", "low")
         )
-        return cls(high, low, [run for part in found for run in part.runs])
-
-    def dump(self) -> dict[str, Any]:
-        """Return it for Arrow."""
-        runs = [run._asdict() for run in self.runs]
-        return {"high": self.high.tobytes(), "low": self.low.tobytes(), "runs": runs}
-
-    @classmethod
-    def load(cls, dumped: dict[str, Any]) -> Self:
-        high, low = (np.frombuffer(dumped[name], np.uint64) for name in ("high", "low"))
-        return cls(high, low, [Run(**run) for run in dumped["runs"]])
+        times = [part.times for part in found if part.times is not None]
+        runs = [run for part in found for run in part.runs]
+        return cls(high, low, runs, np.concatenate(times) if times else None)
 
     def newest(self) -> tuple[Keys, dict[str, NDArray[np.uint32]]]:
         """Return the keys, sorted, and for each file the rows that a later record replaces."""
-        last = is_last(self._sorted)
-        replaced = self._by_file(_chosen(self._sorted, ~last))
-        rows = {path: np.sort(keys.position) for path, keys in replaced}
-        return _chosen(self._sorted, last), rows
+        if self.times is None:
+            is_newest = is_last(self._sorted)
+        else:
+            is_newest = newest_of_partitions(self._sorted, self.times)
+        return self._sorted.chosen(is_newest), self.rows_of(self._sorted.chosen(~is_newest))
+
+    def rows_of(self, keys: Keys) -> dict[str, NDArray[np.uint32]]:
+        """Return, by file, the rows of some of these records."""
+        return {path: np.sort(found.position) for path, found in self._by_file(keys)}
 
     def of_files(self) -> Iterator[tuple[str, HeldKeys]]:
         """Yield each file's path, and the keys of all its rows."""
@@ -88,11 +93,7 @@ class BatchKeys:
         for path, number in paths.items():
             inside = np.flatnonzero(file == number)
             if len(inside):
-                yield path, _chosen(Keys(keys.high, keys.low, position), inside)
-
-
-def _chosen(keys: Keys, which: NDArray[np.bool_] | NDArray[np.intp]) -> Keys:
-    return Keys(keys.high[which], keys.low[which], keys.position[which])
+                yield path, Keys(keys.high, keys.low, position).chosen(inside)
 
 
 class WrittenKeys:
@@ -101,23 +102,35 @@ class WrittenKeys:
     def __init__(self) -> None:
         self._parts: list[BatchKeys] = []
 
-    def add(self, keys: Keys, rows: NDArray[np.intp], placed: Iterable[Placed]) -> None:
+    def add(
+        self,
+        keys: Keys,
+        rows: NDArray[np.intp],
+        placed: Iterable[Placed],
+        times: NDArray[np.int64] | None = None,
+    ) -> None:
         """Add the records of a chunk that were written.
 
         :param rows: their places in the chunk
         :param placed: where they are
+        :param times: of all records of the chunk, if their keys are decoded
         """
         for one in placed:
             of_file = rows if one.rows is None else rows[one.rows]
-            self._add(keys, of_file, Run(one.path, one.first, len(of_file)))
+            self._add(keys, of_file, Run(one.path, one.first, len(of_file)), times)
 
-    def add_deleted(self, keys: Keys, places: NDArray[np.intp]) -> None:
+    def add_deleted(
+        self, keys: Keys, places: NDArray[np.intp], times: NDArray[np.int64] | None = None
+    ) -> None:
         """Add the records of a chunk that delete their keys."""
         if len(places):
-            self._add(keys, places, Run(None, 0, len(places)))
+            self._add(keys, places, Run(None, 0, len(places)), times)
 
-    def _add(self, keys: Keys, places: NDArray[np.intp], run: Run) -> None:
-        self._parts.append(BatchKeys(keys.high[places], keys.low[places], [run]))
+    def _add(
+        self, keys: Keys, places: NDArray[np.intp], run: Run, times: NDArray[np.int64] | None
+    ) -> None:
+        of_places = None if times is None else times[places]
+        self._parts.append(BatchKeys(keys.high[places], keys.low[places], [run], of_places))
 
     def all(self) -> BatchKeys:
         return BatchKeys.joined(self._parts)

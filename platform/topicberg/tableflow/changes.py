@@ -2,38 +2,31 @@
 
 The envelope of a record is decoded by its writer's schema into the row after the change (and, in
 write mode append, before it), with the types of the table's columns. What it says of the change
-itself is in :data:`CHANGE`; :mod:`topicberg.tableflow.folding` makes the current rows of it.
+itself are the :data:`FACTS`; :mod:`topicberg.tableflow.folding` makes the current rows of both.
 
 Source: Debezium's documentation of its PostgreSQL connector, "Data change events".
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-import uuid
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.types import (
-    BinaryType,
-    DateType,
     IcebergType,
-    IntegerType,
-    ListType,
-    LongType,
-    MapType,
     NestedField,
     StringType,
     StructType,
 )
 
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
-from topicberg.spark import F
-from topicberg.tableflow.layout import KEY, VALUE, Layout, inner_fields
-from topicberg.tableflow.reading import UNREADABLE
-from topicberg.tableflow.rows import Decoder, Decoding, generic, metadata_values, problem_struct
+from topicberg.formats.reasons import shown
+from topicberg.tableflow.arrays import flags
+from topicberg.tableflow.layout import Layout
+from topicberg.tableflow.metadata import FIRST_MS, LAST_MS
+from topicberg.tableflow.placeholders import is_placeholder, toastable
 from topicberg.topics.spec import (
     METADATA_TYPES,
     OP,
@@ -45,29 +38,33 @@ from topicberg.topics.spec import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
-    from pyspark.sql.types import DataType
-    from pyspark.sql.types import StructType as SparkStruct
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
     from topicberg.topics import TopicSpec
 
-CHANGE = "__topicberg_change"
-"""Struct of a change: ``op`` (null: a tombstone), ``micros`` and ``position`` of the source,
-``missing``: columns whose value the connector did not have, ``old_key`` and ``new_key``: as JSON,
-if the change is half of a change of the primary key."""
 READ = "r"
 """A snapshot read the row: the change has the time of the reading."""
 LIVE = ("c", "u", READ)
 """Operations after which the row exists."""
 OPERATIONS = (*LIVE, "d", "t")
+MESSAGE = "m"
+"""An operation without a row."""
 MAX_KEY_BYTES = 65_536
 """Of a key whose decoded values identify a row: the engine's process holds the keys of a batch."""
 TRANSACTION = "transaction"
+OLD_KEY, NEW_KEY = "__debezium.oldkey", "__debezium.newkey"
+"""Headers of the two halves of a change of the primary key: the other key, as JSON."""
+FACTS = ("op", "m", "p", "old_key", "new_key")
+"""Of a change: the operation (null: a tombstone), time in microseconds and position in the source,
+and the other key, if the change is half of a change of the primary key."""
 _SOURCE_FIELDS = (
     *("ts_ms", "ts_us", "snapshot", "txId", "lsn", "file", "pos", "row", "gtid"),
     *("commit_lsn", "change_lsn", "event_serial_no", "scn", "commit_scn"),
 )
-_OLD_KEY, _NEW_KEY = "__debezium.oldkey", "__debezium.newkey"
+_DIGITS = 20
+"""Of a number in a position."""
 
 
 def row_columns(spec: TopicSpec, fields: Sequence[NestedField]) -> list[NestedField]:
@@ -107,220 +104,193 @@ def _optional(ids: itertools.count[int], name: str, kind: IcebergType) -> Nested
     return NestedField(next(ids), name, kind, required=False)
 
 
-def decode_changes(batch: Decoder) -> Decoding:
-    """Decode a batch of changes; the frame has :data:`CHANGE` as well.
+@dataclass(frozen=True)
+class ChangePlan:
+    """What becomes of decoded envelopes; small enough to be sent to a task."""
 
-    :raises TableflowError: the latest schema does not fit the table
+    is_folded: bool
+    """Whether the table has the current rows; else every change is a row."""
+    rows: tuple[NestedField, ...]
+    """The table's columns without the metadata columns."""
+    keys: tuple[str, ...]
+    """Of these, those of the primary key; none: the keys have no schema."""
+    source: Mapping[str, IcebergType]
+    """The fields of the source that are decoded."""
+    columns: Mapping[str, str]
+    """The metadata columns of a change → their names in the table."""
+    placeholder: str
+    """What the connector writes instead of a value that it does not have."""
+
+    @classmethod
+    def of(cls, spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> ChangePlan:
+        """:param fields: of the table"""
+        assert spec.changelog is not None  # noqa: S101  see the caller
+        parts = {part.name: part.field_type for part in envelope(spec, layout, fields)}
+        source = parts[SOURCE]
+        assert isinstance(source, StructType)  # noqa: S101  see envelope()
+        return cls(
+            spec.write_mode == "upsert",
+            tuple(row_columns(spec, fields)),
+            tuple(key_names(layout)),
+            {part.name: part.field_type for part in source.fields},
+            {name: spec.metadata_column(name) for name in spec.change_columns},
+            spec.changelog.unavailable_value,
+        )
+
+    @property
+    def toast(self) -> list[NestedField]:
+        """The columns whose values the connector may not have."""
+        return toastable(self.rows) if self.is_folded else []
+
+
+@dataclass(frozen=True)
+class Envelopes:
+    """Changes as columns, one place for each record."""
+
+    columns: Mapping[str, pa.Array]
+    """Of the table, without those of Kafka's metadata and those that no record has."""
+    facts: Mapping[str, pa.Array]
+    """See :data:`FACTS`."""
+    missing: NDArray[np.bool_]
+    """For each of :attr:`ChangePlan.toast`: whether the connector did not have the value."""
+    wrong: dict[int, str] = field(default_factory=dict)
+    """Records that are no changes, and why."""
+
+
+def read_envelopes(
+    plan: ChangePlan,
+    keys: Mapping[str, pa.Array],
+    values: Mapping[str, pa.Array],
+    has_value: NDArray[np.bool_],
+    key_sizes: NDArray[np.int64],
+) -> Envelopes:
+    """Return the changes of decoded records.
+
+    :param keys: the columns of the key
+    :param values: the parts of the envelope
+    :param key_sizes: bytes of each key, -1: there is none
     """
-    spec, layout, fields, columns = batch.spec, batch.layout, batch.fields, batch.columns
-    keys, problems = key_names(layout), batch.problems
-    is_upsert = spec.write_mode == "upsert"
-    if batch.framing is not None:
-        batch.frame = batch.framing.framed(batch.frame, layout)
-    unreadable = F.when(F.col(VALUE).isNotNull(), F.col(UNREADABLE))
-    problems.append(F.when(unreadable.isNotNull(), problem_struct(unreadable)))
-    if batch.framing is not None:
-        for half in (layout.key, layout.value):
-            if (unknown := batch.framing.unknown(half.column)) is not None:
-                problem = problem_struct(generic(half), unknown)
-                problems.append(F.when(unknown.isNotNull(), problem))
-    found: dict[str, Column] = {KEY: F.col(KEY)}
-    if layout.key.subject is not None:
-        own = [field for field in fields if field.name in keys]
-        key, names = batch.half(layout.key, own, columns)
-        found = {name: key.getField(name) for name in names}
-    parts = envelope(spec, layout, fields)
-    value, _ = batch.half(layout.value, parts, _spark_types(parts, columns))
-    after = value.getField(AFTER)
-    if is_upsert:
-        for name in (field.name for field in row_columns(spec, fields)):
-            own_value = after.getField(name)
-            found[name] = F.coalesce(found[name], own_value) if name in found else own_value
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    count = len(has_value)
+    nothing = pa.nulls(count)
+    op = values.get(OPERATION, nothing.cast(pa.string()))
+    source = _members(values.get(SOURCE))
+    micros, out_of_range = _micros(source, count)
+    position = _position(source, plan.source, count)
+    facts = {"op": op, "m": micros, "p": position}
+    columns = dict(keys)
+    after = values.get(AFTER)
+    if plan.is_folded:
+        for name, column in _members(after).items():
+            columns[name] = pc.coalesce(columns[name], column) if name in columns else column
     else:
-        rows = (part.name for part in parts if part.name in (BEFORE, AFTER))
-        found |= {name: value.getField(name) for name in rows}
-    change = _change(spec, value, parts, fields if is_upsert else ())
-    problems += _wrong(change.getField("op"), after, is_upsert)
-    metadata = metadata_values(spec) | _metadata(spec, value, change, parts)
-    row = []
-    for column in columns:
-        of_column = metadata.get(column.name, found.get(column.name, F.lit(None)))
-        row.append(of_column.cast(column.dataType).alias(column.name))
-    return batch.decoding(row, **{CHANGE: change})
+        columns |= {name: values[name] for name in (BEFORE, AFTER) if name in values}
+    missing = np.zeros((len(plan.toast), count), np.bool_)
+    inside = _members(after)
+    for place, one in enumerate(plan.toast):
+        if one.name in inside:
+            missing[place] = is_placeholder(inside[one.name], one.field_type, plan.placeholder)
+    transaction = _members(values.get(TRANSACTION)).get("id", nothing.cast(pa.string()))
+    if "txId" in source:
+        transaction = pc.coalesce(transaction, source["txId"].cast(pa.string()))
+    of_change = {
+        OP: op,
+        SOURCE_TIMESTAMP: micros.cast(pa.timestamp("us", "UTC")),
+        SOURCE_POSITION: position,
+        SOURCE_TRANSACTION: transaction,
+        SOURCE_SNAPSHOT: source.get("snapshot", nothing).cast(pa.string()),
+    }
+    columns |= {column: of_change[name] for name, column in plan.columns.items()}
+    has_after = np.zeros(count, np.bool_) if after is None else flags(after.is_valid())
+    wrong = _wrong(plan, op, has_value, has_after, key_sizes)
+    for at in np.flatnonzero(out_of_range):
+        wrong.setdefault(int(at), "field source (struct): its time is not in the years 1 to 9999")
+    return Envelopes(columns, facts, missing, wrong)
 
 
-def _wrong(op: Column, after: Column, is_upsert: bool) -> list[Column]:
+def _members(struct: pa.Array | None) -> dict[str, pa.Array]:
+    """Return the fields of a struct, null where the struct is."""
+    if struct is None:
+        return {}
+    return dict(zip((one.name for one in struct.type), struct.flatten(), strict=True))
+
+
+def _wrong(
+    plan: ChangePlan,
+    op: pa.Array,
+    has_value: NDArray[np.bool_],
+    has_after: NDArray[np.bool_],
+    key_sizes: NDArray[np.int64],
+) -> dict[int, str]:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: dict[int, str] = {}
+    known = flags(pc.is_in(op, pa.array([*OPERATIONS, MESSAGE])))
     listed = ", ".join(OPERATIONS)
-    text = F.concat(
-        F.lit("field op (string): value "),
-        F.coalesce(F.concat(F.lit('"'), F.substring(op, 1, 60), F.lit('"')), F.lit("null")),
-        F.lit(f" is none of {listed}"),
-    )
-    is_change = F.col(VALUE).isNotNull()
-    unknown = is_change & ~F.coalesce(op.isin(*OPERATIONS, "m"), F.lit(False))
-    found = [F.when(unknown, problem_struct(text))]
-    if is_upsert:
-        without = problem_struct("field after (struct): value null, but the row was written")
-        found.append(F.when(is_change & op.isin(*LIVE) & after.isNull(), without))
-        keyless = problem_struct(
-            "the record has no key to upsert by: the source's table has no primary key"
+    for at in np.flatnonzero(has_value & ~known):
+        given = op[int(at)].as_py()
+        value = "null" if given is None else shown(given)
+        found[int(at)] = f"field op (string): value {value} is none of {listed}"
+    if not plan.is_folded:
+        return found
+    live = has_value & flags(pc.is_in(op, pa.array(LIVE)))
+    for at in np.flatnonzero(live & ~has_after):
+        found.setdefault(int(at), "field after (struct): value null, but the row was written")
+    needs_key = live | (has_value & flags(pc.equal(op, "d")))
+    for at in np.flatnonzero(needs_key & (key_sizes < 0)):
+        found.setdefault(
+            int(at), "the record has no key to upsert by: the source's table has no primary key"
         )
-        found.append(F.when(is_change & op.isin(*LIVE, "d") & F.col(KEY).isNull(), keyless))
-        size = F.length(KEY)
-        large = F.concat(
-            *(F.lit("the key has "), size.cast("string")),
-            F.lit(f" bytes, the limit of keys to upsert by is {MAX_KEY_BYTES}"),
+    for at in np.flatnonzero(key_sizes > MAX_KEY_BYTES):
+        found.setdefault(
+            int(at),
+            f"the key has {key_sizes[at]} bytes, the limit of keys to upsert by is {MAX_KEY_BYTES}",
         )
-        found.append(F.when(size > MAX_KEY_BYTES, problem_struct(large)))
     return found
 
 
-def _spark_types(parts: Sequence[NestedField], columns: SparkStruct) -> SparkStruct:
-    """Return the envelope's columns as Spark has them; ``columns``: of the table."""
-    from pyspark.sql import types as T
+def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return the time of each change in the source, and which of them no timestamp can have."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    known = {column.name: column.dataType for column in columns}
-
-    def convert(part: NestedField) -> DataType:
-        if isinstance(part.field_type, StructType):
-            inner = part.field_type.fields
-            return T.StructType([T.StructField(one.name, convert(one)) for one in inner])
-        if isinstance(part.field_type, LongType):
-            return T.LongType()
-        return T.IntegerType() if isinstance(part.field_type, IntegerType) else T.StringType()
-
-    def of(part: NestedField) -> DataType:
-        if part.name == BEFORE or (part.name == AFTER and AFTER in known):
-            return known[part.name]
-        if part.name == AFTER:
-            inner = part.field_type.fields  # type: ignore[attr-defined]
-            return T.StructType([T.StructField(one.name, known[one.name]) for one in inner])
-        return convert(part)
-
-    return T.StructType([T.StructField(part.name, of(part)) for part in parts])
+    found = pa.nulls(count, pa.int64())
+    wrong = np.zeros(count, np.bool_)
+    for name, factor in (("ts_us", 1), ("ts_ms", 1_000)):
+        if name in source:
+            given = source[name].cast(pa.int64())
+            first, last = FIRST_MS * 1_000 // factor, (LAST_MS * 1_000 + 999) // factor
+            is_wrong = pc.or_(pc.less(given, first), pc.greater(given, last))
+            wrong |= flags(pc.and_(is_wrong, found.is_null()))
+            fits = pc.if_else(is_wrong, pa.scalar(None, pa.int64()), given)
+            found = pc.coalesce(found, pc.multiply(fits, factor))
+    return found, wrong
 
 
-def _change(
-    spec: TopicSpec, value: Column, parts: Sequence[NestedField], fields: Sequence[NestedField]
-) -> Column:
-    source, names = value.getField(SOURCE), _source_names(parts)
-    assert spec.changelog is not None  # noqa: S101
-    after = value.getField(AFTER)
-    missing = [
-        F.when(is_missing, F.lit(field.name))
-        for field in row_columns(spec, fields)
-        if (is_missing := _is(after.getField(field.name), field, spec.changelog.unavailable_value))
-        is not None
-    ]
-    nothing = F.lit(None).cast("string")
-    return F.struct(
-        value.getField(OPERATION).alias("op"),
-        _micros(source, names).alias("micros"),
-        _position(source, names).alias("position"),
-        (F.array_compact(F.array(*missing)) if missing else F.array().cast("array<string>")).alias(
-            "missing"
-        ),
-        F.coalesce(_header(_OLD_KEY), nothing).alias("old_key"),
-        F.coalesce(_header(_NEW_KEY), nothing).alias("new_key"),
-    )
-
-
-def toastable(field: NestedField) -> bool:
-    """Return whether a column's value may be one that the connector did not have."""
-    match field.field_type:
-        case StringType() | BinaryType():
-            return True
-        case ListType(element_type=element):
-            return isinstance(element, StringType | BinaryType | IntegerType | LongType | DateType)
-        case MapType(key_type=StringType(), value_type=StringType()):
-            return True
-    return False
-
-
-def _is(value: Column, field: NestedField, placeholder: str) -> Column | None:
-    """Return whether a value is the placeholder; None: the column cannot have one.
-
-    Debezium writes it as text, as bytes, as a list of one text, of one bytes, of one UUID, or of
-    its bytes (as numbers or days), and as a map (hstore) or its JSON. Source: its class
-    ``UnchangedToastedPlaceholder``.
-    """
-    if not toastable(field):
-        return None
-    raw = placeholder.encode()
-    match field.field_type:
-        case StringType():
-            pair = json.dumps({placeholder: placeholder}, separators=(",", ":"))
-            return value.isin(placeholder, pair)
-        case BinaryType():
-            return value == F.lit(raw)
-        case ListType(element_type=StringType()):
-            named = uuid.UUID(bytes=hashlib.md5(raw).digest(), version=3)  # noqa: S324  as Java's
-            texts = F.array(F.lit(placeholder)), F.array(F.lit(str(named)))
-            return (value == texts[0]) | (value == texts[1])
-        case ListType(element_type=BinaryType()):
-            return value == F.array(F.lit(raw))
-        case ListType(element_type=DateType()):
-            return value == F.array(*(F.date_from_unix_date(F.lit(byte)) for byte in raw))
-        case ListType(element_type=element):
-            kind = "int" if isinstance(element, IntegerType) else "bigint"
-            return value == F.array(*(F.lit(byte).cast(kind) for byte in raw))
-        case MapType():
-            return (F.size(value) == 1) & (value.getItem(placeholder) == placeholder)
-    return None
-
-
-def _header(name: str) -> Column:
-    """Return a header's text."""
-    return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0).value").cast("string")
-
-
-def _micros(source: Column, names: set[str]) -> Column:
-    found = [source.getField("ts_us")] if "ts_us" in names else []
-    if "ts_ms" in names:
-        found.append(source.getField("ts_ms") * 1_000)
-    return F.coalesce(*found) if found else F.lit(None).cast("bigint")
-
-
-def _position(source: Column, names: set[str]) -> Column:
+def _position(source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count: int) -> pa.Array:
     """Return a number or text that grows along the source's log; null: the connector has none."""
-    if "lsn" in names:  # PostgreSQL
-        return source.getField("lsn").cast("bigint")
-    if {"file", "pos"} <= names:  # MySQL: mysql-bin.000003, 154, and the row of the event
-        row = source.getField("row") if "row" in names else F.lit(0)
-        padded = (F.lpad(part.cast("string"), 20, "0") for part in (source.getField("pos"), row))
-        return F.concat_ws(":", source.getField("file"), *padded)
-    if {"commit_lsn", "change_lsn"} <= names:  # SQL Server: both of one length
-        serial = source.getField("event_serial_no") if "event_serial_no" in names else F.lit(0)
-        padded_serial = F.lpad(F.coalesce(serial, F.lit(0)).cast("string"), 20, "0")
-        return F.concat_ws(
-            ":", source.getField("commit_lsn"), source.getField("change_lsn"), padded_serial
-        )
-    if "scn" in names:  # Oracle
-        return F.lpad(source.getField("scn").cast("string"), 20, "0")
-    return F.lit(None).cast("string")
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
+    def padded(name: str) -> pa.Array:
+        number = source[name].cast(pa.string()) if name in source else pa.nulls(count, pa.string())
+        return pc.utf8_lpad(pc.fill_null(number, "0"), _DIGITS, "0")
 
-def _metadata(
-    spec: TopicSpec, value: Column, change: Column, parts: Sequence[NestedField]
-) -> dict[str, Column]:
-    source, names = value.getField(SOURCE), _source_names(parts)
-    transactions = [F.lit(None).cast("string")]
-    if any(part.name == TRANSACTION for part in parts):
-        transactions.append(value.getField(TRANSACTION).getField("id"))
-    if "txId" in names:
-        transactions.append(source.getField("txId").cast("string"))
-    snapshot = source.getField("snapshot") if "snapshot" in names else F.lit(None).cast("string")
-    values: dict[str, Column] = {
-        OP: change.getField("op"),
-        SOURCE_TIMESTAMP: F.timestamp_micros(change.getField("micros")),
-        SOURCE_POSITION: change.getField("position"),
-        SOURCE_TRANSACTION: F.coalesce(*transactions),
-        SOURCE_SNAPSHOT: snapshot,
-    }
-    return {spec.metadata_column(name): values[name] for name in spec.change_columns}
+    def joined(*parts: pa.Array) -> pa.Array:
+        return pc.binary_join_element_wise(*parts, ":")
 
-
-def _source_names(parts: Sequence[NestedField]) -> set[str]:
-    """Return the names of the fields of a change's source."""
-    (source,) = (part.field_type for part in parts if part.name == SOURCE)
-    return {field.name for field in inner_fields(source)}
+    if "lsn" in kinds:  # PostgreSQL
+        return source["lsn"].cast(pa.int64()) if "lsn" in source else pa.nulls(count, pa.int64())
+    if {"file", "pos"} <= source.keys():  # MySQL: mysql-bin.000003, 154, and the row of the event
+        return joined(source["file"], padded("pos"), padded("row"))
+    if {"commit_lsn", "change_lsn"} <= source.keys():  # SQL Server: both of one length
+        return joined(source["commit_lsn"], source["change_lsn"], padded("event_serial_no"))
+    if "scn" in source:  # Oracle
+        return pc.utf8_lpad(source["scn"].cast(pa.string()), _DIGITS, "0")
+    return pa.nulls(count, pa.string())

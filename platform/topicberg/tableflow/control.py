@@ -1,8 +1,8 @@
 """Enable, disable and resume Tableflow for a topic: one file of requests for each topic.
 
 The engine's service reads these files every few seconds. Without a file, the topic spec decides
-(``tableflow.enabled``). A topic without a spec can be enabled too; its schemas and its write mode
-are then read from the registry and the broker.
+(``tableflow.enabled``). A topic without a spec can be enabled too: what it is follows from what
+Kafka and the registry had of it (:func:`topicberg.topics.discovery.found_document`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
-from topicberg.topics.discovery import index_file
+from topicberg.topics.discovery import FoundTopic, found_document, index_file
 from topicberg.topics.requests import (
     Request,
     command_settings,
     read_request,
     read_requests,
+    requested_topics,
     requests_folder,
     write_request,
 )
@@ -42,18 +43,23 @@ def enable(
     tableflow: dict[str, Any] | None = None,
     write_mode: Literal["append", "upsert"] | None = None,
     *,
+    found: FoundTopic | None = None,
     command: bool = False,
 ) -> TopicSpec:
     """Materialize the topic from now on.
 
     :param tableflow: fields of ``tableflow:`` in a topic spec that replace the spec's
-    :param write_mode: of a topic without a spec; default: append
+    :param write_mode: of a topic without a spec; default: what Kafka and the registry say
+    :param found: what they have of a topic without a spec; None: as when it was enabled before
     :param command: the settings come from a command: they replace earlier ones, and stay
     :returns: the spec that the engine uses from now on
     :raises SpecError: a setting is invalid
     """
     given = dict(tableflow or {})
-    request = Request(topic=topic, enabled=True, write_mode=write_mode)
+    with suppress(TopicbergError):  # a damaged request is replaced
+        if found is None and (before := read_request(config, topic)) is not None:
+            found, write_mode = before.found, write_mode or before.write_mode
+    request = Request(topic=topic, enabled=True, write_mode=write_mode, found=found)
     if command:
         request.command = given
     else:
@@ -61,6 +67,12 @@ def enable(
     spec = _applied(request, _specs(config, topic).get(topic))
     write_request(config, request)
     return spec
+
+
+def table_dropped(config: Settings, topic: str) -> None:
+    """Let a topic without a spec be looked at again when it is enabled."""
+    if (request := read_request(config, topic)) is not None:
+        write_request(config, request.model_copy(update={"found": None, "write_mode": None}))
 
 
 def disable(config: Settings, topic: str) -> None:
@@ -215,6 +227,15 @@ def known_topics(config: Settings) -> set[str]:
     return {spec.name for spec in specs} | wrong | enabled_topics(config).keys()
 
 
+def needs_look(config: Settings, topic: str) -> bool:
+    """Return whether what a topic is follows from Kafka and the registry: it has no spec."""
+    specs, problems = check_topics(config)
+    names = {spec.name for spec in specs} | {name for each in problems for name in each.names}
+    if topic in names:
+        return False
+    return topic in requested_topics(config) or topic not in enabled_topics(config)
+
+
 def find_topic(config: Settings, topic: str) -> TopicSpec:
     """Return the spec of a topic with a spec file, enabled without one, or for dead letters.
 
@@ -238,6 +259,22 @@ def as_requested(config: Settings, spec: TopicSpec) -> TopicSpec:
     return _applied(request, spec) if request and _is_enabled(request, spec) else spec
 
 
+def _without_spec(request: Request) -> dict[str, Any]:
+    """:raises SpecError: the registry has no schema of the topic's values"""
+    given = {} if request.write_mode is None else {"write_mode": request.write_mode}
+    if request.found is None:  # enabled by an earlier version, whose tables go on
+        fields: dict[str, Any] = {"schema": {"format": "avro"}, "write_mode": "append"}
+        return {"name": request.topic, "pipeline": PIPELINE, **fields, **given}
+    document = found_document(request.topic, request.found, PIPELINE, given, own_engine=True)
+    if document is None:
+        raise SpecError(
+            f"topic {request.topic} has no spec, and the registry has no subject "
+            f"{request.topic}-value",
+            hint="register a schema of its values, or write a spec with `schema: {format: none}`",
+        )
+    return document
+
+
 def _is_enabled(request: Request, spec: TopicSpec | None) -> bool:
     if request.enabled is None:
         return spec is not None and spec.tableflow.enabled
@@ -245,12 +282,7 @@ def _is_enabled(request: Request, spec: TopicSpec | None) -> bool:
 
 
 def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
-    fields: dict[str, Any]
-    if spec is None:
-        fields = {"name": request.topic, "pipeline": PIPELINE, "schema": {"format": "avro"}}
-        fields |= {"write_mode": request.write_mode or "append"}
-    else:
-        fields = spec.model_dump(by_alias=True)
+    fields = _without_spec(request) if spec is None else spec.model_dump(by_alias=True)
     chosen = {**request.tableflow, **request.command}
     settings = {**fields.get("tableflow", {}), **chosen, "enabled": True}
     try:

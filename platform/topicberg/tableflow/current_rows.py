@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from topicberg.errors import TableflowError
+from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import Place
-from topicberg.tableflow.changes import row_columns, toastable
+from topicberg.tableflow.changes import row_columns
 from topicberg.tableflow.fold_state import Order, order_of
 from topicberg.tableflow.key_files import Keys
+from topicberg.tableflow.placeholders import toastable
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Target:
     def toast(self) -> list[str]:
         """The columns whose values the connector may not have."""
         columns = row_columns(self.spec, self.table.schema().fields)
-        return [each.name for each in columns if toastable(each)]
+        return [each.name for each in toastable(columns)]
 
     @property
     def order_columns(self) -> list[str]:
@@ -72,10 +73,7 @@ class Target:
 
     def types(self, names: Sequence[str]) -> list[pa.DataType]:
         """Return the types of columns."""
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
-        arrow = schema_to_pyarrow(self.table.schema(), include_field_ids=False)
-        return [arrow.field(name).type for name in names]
+        return column_types(self.table, names)
 
     def of_key(self, key: Sequence[Any]) -> pa.Table:
         """Return a table of one key."""
@@ -99,22 +97,7 @@ class Target:
 
     def read(self, rows: FileRows, names: Sequence[str]) -> pa.Table:
         """Return columns of some rows of a data file, with the types of the table."""
-        types = self.types(names)
-        ids = [self.table.schema().find_field(name).field_id for name in names]
-        with self.table.io.new_input(rows.file.file_path).open() as stream:
-            parquet = pq.ParquetFile(stream)
-            known = {
-                int((one.metadata or {}).get(b"PARQUET:field_id", -1)): one.name
-                for one in parquet.schema_arrow
-            }
-            held = _rows_at(parquet, rows.positions, [known[one] for one in ids if one in known])
-        columns = []
-        for number, kind in zip(ids, types, strict=True):
-            if number in known:
-                columns.append(held.column(known[number]).cast(kind))
-            else:
-                columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))
-        return pa.table(columns, names=list(names))
+        return read_rows(self.table, rows, names)
 
 
 class OldRows:
@@ -224,16 +207,3 @@ def _array(keys: Keys) -> pa.Array:
     both = np.stack([keys.high, keys.low], axis=1)
     buffers = [None, pa.py_buffer(both)]
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(both), buffers)
-
-
-def _rows_at(parquet: Any, positions: NDArray[np.uint32], columns: Sequence[str]) -> pa.Table:
-    """Return some rows of a file, given by ascending positions; reads only their row groups."""
-    parts, first = [], 0
-    for group in range(parquet.num_row_groups):
-        last = first + parquet.metadata.row_group(group).num_rows
-        inside = positions[(positions >= first) & (positions < last)]
-        if len(inside):
-            part = parquet.read_row_group(group, columns=list(columns))
-            parts.append(part.take(pa.array(inside - first)))
-        first = last
-    return pa.concat_tables(parts)

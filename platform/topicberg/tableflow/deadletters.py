@@ -16,7 +16,6 @@ in ``platform/schemas/error_log.avsc``.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,7 +32,8 @@ from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats import format_of
-from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema, wire_prefix
+from topicberg.formats.framing import wire_prefix
+from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, Place
 from topicberg.kafka.transactions import (
@@ -43,9 +43,8 @@ from topicberg.kafka.transactions import (
     transactional_producer,
 )
 from topicberg.settings import Settings
+from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.tableflow.places import Places
-from topicberg.tableflow.reading import FIRST_MS, LAST_MS, NO_TIMESTAMP, TIMESTAMP_MS, raw_record
-from topicberg.tableflow.rows import PROBLEM, Decoding
 from topicberg.topics.deadletters import dead_letter_spec
 
 if TYPE_CHECKING:
@@ -59,8 +58,6 @@ STATE_TOPIC = "topicberg.dead-letters"
 CANNOT_DECODE = 1
 PROCESSOR = "topicberg.tableflow"
 TRANSACTION_SECONDS = 60
-EXPLAINED_BYTES, EXPLAINED_SECONDS = 16 * 1024 * 1024, 60
-"""Bytes of malformed records of one batch whose reasons are found, and the time for that."""
 _TRANSACTION_RECORDS, _TRANSACTION_BYTES = 5_000, 16_000_000
 _DEFAULT_MAX_BYTES = 1_000_000
 _MIN_CLIENT_BYTES = 4_000_000
@@ -68,8 +65,8 @@ _MIN_CLIENT_BYTES = 4_000_000
 _RECORD_OVERHEAD = 512
 """The most bytes that Kafka adds to a key and a value."""
 COLUMNS = (
-    *("partition", "offset", TIMESTAMP_MS, "timestampType", "headers", "key", "value"),
-    PROBLEM,
+    *("partition", "offset", "timestamp_ms", "timestampType", "headers", "key", "value"),
+    *("reason", "schema_id"),
 )
 
 Record = Mapping[str, Any]
@@ -139,16 +136,17 @@ class DeadLetters:
         self._session = session
 
     def record(self, place: Place, reason: str) -> Record:
-        """Return one record that Spark cannot compute, without bytes that no client can read."""
-        problem = {PROBLEM: {"reason": reason, "schema_id": None}}
+        """Return one record that cannot be decoded, without bytes that no client can read."""
         partition, offset = place
+        problem: dict[str, Any] = {"reason": reason, "schema_id": None}
+        known = {"partition": partition, "offset": offset, "timestamp_ms": NO_TIMESTAMP}
         read = messages(self._endpoints, self.spec.name, {partition: (offset, offset + 1)})
         try:
             for message in read:
-                return raw_record(message, self.spec) | problem
+                return known | _fields(message) | problem
         except DamagedRecordsError as error:
-            problem[PROBLEM]["reason"] = f"{reason}; {error.message}"
-        known = {"partition": partition, "offset": offset, TIMESTAMP_MS: NO_TIMESTAMP}
+            if error.message not in reason:
+                problem["reason"] = f"{reason}; {error.message}"
         return {**dict.fromkeys(COLUMNS), **known, **problem}
 
     def _open(self, producer_id: str, topic_id: str) -> _Session:
@@ -296,11 +294,10 @@ class DeadLetters:
                 return buffer.getvalue()  # the topic refuses every size; its error is reported
 
     def _entry(self, row: Record, topic_id: str) -> dict[str, Any]:
-        problem = row[PROBLEM]
         details = {"topic_id": topic_id}
-        if problem["schema_id"] is not None:
-            details["schema_id"] = str(problem["schema_id"])
-        milliseconds = row[TIMESTAMP_MS]
+        if row["schema_id"] is not None:
+            details["schema_id"] = str(row["schema_id"])
+        milliseconds = row["timestamp_ms"]
         has_time = FIRST_MS <= milliseconds <= LAST_MS and milliseconds != NO_TIMESTAMP
         if not has_time:
             details["timestamp"] = str(milliseconds)
@@ -309,10 +306,10 @@ class DeadLetters:
             "error_timestamp": datetime.now(UTC),
             "error_code": CANNOT_DECODE,
             "error_reason": "the record cannot be decoded",
-            "error_message": problem["reason"],
+            "error_message": row["reason"],
             "error_details": details,
             "processor": PROCESSOR,
-            "affected_type": "key" if problem["reason"].startswith("the key") else "value",
+            "affected_type": "key" if row["reason"].startswith("the key") else "value",
             "affected_catalog": CATALOG,
             "affected_database": self.spec.table_identifier(self._config)[0],
             "affected_name": self.spec.name,
@@ -329,31 +326,25 @@ class DeadLetters:
         }
 
 
-def logged_records(decoding: Decoding) -> Iterator[Record]:
-    """Yield the malformed records of a batch, each with its reason.
-
-    Reasons are found in Python, which takes up to seconds for each megabyte, and slows down other
-    topics. Beyond :data:`EXPLAINED_BYTES` or :data:`EXPLAINED_SECONDS` in a batch, records have the
-    reason that Spark gives.
-    """
-    malformed = decoding.frame.filter(f"{PROBLEM} IS NOT NULL").select(*COLUMNS)
-    left, seconds = EXPLAINED_BYTES, float(EXPLAINED_SECONDS)
-    for row in malformed.toLocalIterator():
-        record = row.asDict()
-        size = len(record["key"] or b"") + len(record["value"] or b"")
-        found = record[PROBLEM]
-        reason = f"{found['reason']}; the batch has too many such records to find the reason"
-        if size <= left and seconds > 0:
-            left -= size
-            began = time.monotonic()
-            reason = decoding.reason(record)
-            seconds -= time.monotonic() - began
-        yield record | {PROBLEM: {"reason": reason, "schema_id": found["schema_id"]}}
-
-
 def _producer_id(table: Table) -> str:
     """Return the producer's id, by table: a new table of the topic logs its own dead letters."""
     return f"topicberg-dead-letters-{table.metadata.table_uuid}"
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    """Return what a dead letter has of a record."""
+    kind, milliseconds = message.timestamp()
+    try:
+        headers: Any = message.headers()
+    except (SystemError, UnicodeError):  # a name is not UTF-8
+        headers = None
+    return {
+        "key": message.key(),
+        "value": message.value(),
+        "timestampType": kind - 1,
+        "timestamp_ms": milliseconds,
+        "headers": headers and [{"key": name, "value": value} for name, value in headers],
+    }
 
 
 def _bytes(value: bytes | bytearray | None) -> bytes | None:

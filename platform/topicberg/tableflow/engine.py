@@ -1,77 +1,80 @@
-"""One topic into its table: plan a batch, let Spark stage it, publish it.
+"""One topic into its table: plan a batch, write its data files, commit them.
+
+Small batches are read by processes of the engine (:mod:`topicberg.tableflow.processes`), large ones
+by tasks of Spark; both do the same (:mod:`topicberg.tableflow.reading`).
 
 Every step starts from the offsets that the table holds, so a step that failed or was killed at any
-point is run again. A batch that Spark cannot compute is divided until only the failing record
-is left, see :mod:`topicberg.tableflow.isolation`.
+point is run again. A batch that exhausts the memory of a process is divided until only the failing
+record is left, see :mod:`topicberg.tableflow.isolation`.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
+import numpy as np
+import pyarrow as pa
 from tenacity import wait_random
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
-from topicberg.errors import CommitConflictError, TableflowError, TopicbergError, UnreachableError
-from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
+from topicberg.iceberg.data_files import DataFileWriter
+from topicberg.iceberg.data_files import Target as WriteTarget
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
-from topicberg.kafka.consumer import DamagedRecordsError, messages, record_bytes
+from topicberg.kafka.consumer import DamagedRecordsError, first_times, record_bytes
 from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
-from topicberg.spark import F, check_spark, quote
-from topicberg.tableflow import commit, failures, skips, tombstones, upsert
-from topicberg.tableflow.changes import CHANGE, decode_changes, key_names
-from topicberg.tableflow.columnar import Columnar, Written, delete, ingest, ingest_by_spark
-from topicberg.tableflow.current_rows import Target
-from topicberg.tableflow.deadletters import DeadLetters, logged_records
+from topicberg.spark import check_spark
+from topicberg.tableflow import commit, failures, skips, tombstones
+from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.change_batch import Changes
+from topicberg.tableflow.changes import key_names
+from topicberg.tableflow.current_rows import Target, together
+from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.fold_state import Order, State
-from topicberg.tableflow.folding import Folding
-from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
+from topicberg.tableflow.folding import Folded, Folding, NewRows
+from topicberg.tableflow.foreign import foreign_schemas, named_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.keys import KeyIndex, key_folder
-from topicberg.tableflow.layout import KEY, VALUE, Layout, read_layout, table_schema
+from topicberg.tableflow.key_state import KEYS, KeyState
+from topicberg.tableflow.keys import KeyIndex, index_of, key_folder
+from topicberg.tableflow.layout import KEY, Layout, read_layout, table_schema
+from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.offsets import Batch, plan_batch
 from topicberg.tableflow.old_values import BatchCutError, Progress
-from topicberg.tableflow.reading import (
-    FEW_RECORDS,
-    OUT_OF_SPARKS_RANGE,
-    read_by_client,
-    read_by_spark,
-    read_few,
-    without_value,
-)
-from topicberg.tableflow.rows import PROBLEM, ROW, Decoder, Decoding, Types, decode
+from topicberg.tableflow.plan import Planner
+from topicberg.tableflow.processes import ProcessEndedError, shared
+from topicberg.tableflow.raw_keys import RawKeys
+from topicberg.tableflow.reading import ChangesRead, Written, delete
+from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
-from topicberg.tableflow.table import ensure_table, start_again
-from topicberg.tableflow.turns import Turn, Turns
+from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.tasks import ingest_by_spark
+from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
+from topicberg.tableflow.waiting import start_again
 from topicberg.topics import requests
 from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
+    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
-    from pyspark.errors import PySparkException
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.connect.observation import Observation
-    from pyspark.sql.types import StructType
+    from pyspark.sql import SparkSession
 
     from topicberg.topics import TopicSpec
 
@@ -81,30 +84,25 @@ MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 3_000_000}
 """The most records of a batch, by write mode: the keys of an upsert are held in memory."""
 SAMPLED_RECORDS = 1_000
 """The size of larger batches is sampled before they are read."""
-DEATHS = 3
-"""How often in a row a topic exhausts Spark's memory by itself before each further attempt waits
-as long as a suspended topic does: other topics need Spark meanwhile."""
-CAREFUL_BATCHES, MAX_CAREFUL_BATCHES = 8, 1_024
-"""How many small batches the client reads after Spark ran out of memory; doubled each time."""
 PARTS = 16
-"""Parts of a batch that exhausted Spark's memory: more than for other failures, to fail less."""
+"""Parts of a batch that failed."""
 CONFLICT_ATTEMPTS = 5
 
-BAD_RECORD = "topicberg-bad-record"
-_BAD_RECORD = re.compile(BAD_RECORD + r" (\{.*?\})")
 
-# Failures of Spark's Kafka source at records that only the client can read: no record is to blame.
-_ONLY_BY_CLIENT = re.compile(rf"{OUT_OF_SPARKS_RANGE}|ArithmeticException: long overflow")
+Reader = Literal["process", "spark"]
 
 
 @dataclass(frozen=True)
 class Commit:
-    """What one step did. ``records``: offsets committed, 0 if there was nothing to do."""
+    """What one step did."""
 
     records: int
+    """Offsets committed, those of skipped records, transactions and gaps included. 0: no batch."""
     snapshot_id: int | None
     end_offsets: Offsets
     backlog: bool = False
+    rows: int = 0
+    """Rows that the step added to the table."""
     rows_skipped: int = 0
     """Records that were left out since the table was created."""
     bytes: int = 0
@@ -114,6 +112,10 @@ class Commit:
     skip_requests: list[skips.Skip] = field(default_factory=list)
     """All requests to skip a record since the table was created."""
     missed_deletes: tombstones.Missed | None = None
+    reader: Reader | None = None
+    """What read the newest batch."""
+    keys: KeyState | None = None
+    """How the keys of an upsert table are compared, if they have a schema."""
 
 
 @dataclass(frozen=True)
@@ -134,15 +136,17 @@ class Plan:
     learnt: str
     """See :class:`topicberg.tableflow.sizing.BatchSize`."""
     missed: tombstones.Watch
+    key_definition: str | None
+    """Which keys the newest batch of the table took as equal; None: keys of the same bytes."""
+    failing: Mapping[Place, skips.Skip]
+    """Records that fail by themselves."""
+    reader: Reader
+    """What reads it."""
 
     @property
     def planned_on(self) -> int | None:
         """The id of the head of ``main`` whose offsets the batch starts from."""
         return self.head.snapshot_id if self.head else None
-
-    @property
-    def is_small(self) -> bool:
-        return self.batch.records <= small(self.size)
 
     @property
     def backlog(self) -> bool:
@@ -153,32 +157,7 @@ class Plan:
     def properties(self) -> dict[str, str]:
         """The summary of the batch's snapshot."""
         given = self.spec.name, self.topic_id, self.batch, self.now_ms, self.learnt
-        return commit.snapshot_properties(*given)
-
-
-@dataclass(frozen=True)
-class Staged:
-    """A batch that is written, and not yet part of the table."""
-
-    wap_id: str | None = None
-    branch: str | None = None
-    base: int | None = None
-    """On a branch: the snapshot that it starts from."""
-    skipped: int = 0
-    changed: Mapping[str, str] = field(default_factory=dict)
-    """Table properties that change with the batch."""
-
-    def head(self, table: Table) -> Snapshot | None:
-        if self.branch is not None:
-            head = table.snapshot_by_name(self.branch)
-            # Spark recreates a branch that is missing (maintenance removes abandoned ones) from
-            # ``main``, and so without the batch's deletes.
-            return head if head and head.parent_snapshot_id == self.base else None
-        return commit.staged_as(table, self.wap_id) if self.wap_id else None
-
-
-_BY_SPARK = Written([], 0)
-"""What is known of the files that Spark writes: their keys are computed when they are needed."""
+        return commit.snapshot_properties(*given) | {summaries.READER: self.reader}
 
 
 class SchemasFoundError(Exception):
@@ -190,10 +169,7 @@ class AbandonedError(TopicbergError):
 
 
 class BatchFailedError(TopicbergError):
-    """Spark cannot compute a batch, perhaps due to a record; the search for it has begun."""
-
-
-_turns = Turns()
+    """A batch cannot be decoded, perhaps due to a record; the search for it has begun."""
 
 
 class Ingestor:
@@ -221,15 +197,15 @@ class Ingestor:
         self._framing = framing(spec, endpoints, registry)
         self._sessions = sessions or Sessions(endpoints, config)
         self._fitted: tuple[int | None, int | None] | None = None  # see Layout.fitted
-        self._columns: tuple[tuple[object, int], StructType] | None = None
-        self._types: Types = {}
-        self._foreign = ForeignSchemas(self._subjects)
-        self._decoding: Decoding | None = None
+        self._foreign = foreign_schemas(spec, self._subjects)
         self._spark: SparkSession | None = None
         self._abandoned = abandoned or Event()
         self._tag = f"topicberg-{uuid.uuid4().hex}"
         """Of this topic's jobs in Spark."""
         self._index: KeyIndex | None = None
+        self._key: tuple[object, UpsertKey] | None = None
+        self._removed = 0
+        """Rows that the batch removes because a newer row has their key."""
         self._keeping: Thread | None = None
         """Writes and shares key files after a batch."""
         self._dead_letters: DeadLetters | None = None
@@ -238,16 +214,10 @@ class Ingestor:
         self._most = MAX_RECORDS[spec.write_mode]
         self._size = BatchSize.of(self._most, spec.tableflow.commit_max_bytes)
         self._knows_size = False
-        self._deaths = 0
-        self._is_suspect = False
-        """Spark ended during the last attempt, perhaps due to another topic."""
-        self._caution = CAREFUL_BATCHES
-        self._careful = 0
-        self._turn = Turn(is_exclusive=False)
-        self._columnar = Columnar(spec, endpoints, is_used=config.engine_decoder == "columnar")
+        self._memory = config.engine_process_memory_mb * 1024**2
+        self._processes = shared(config.engine_processes, self._memory)
+        self._planner = Planner(spec, endpoints)
         self._isolation: Isolation | None = None
-        self._is_damaged = False
-        """Whether the client could not read the first record of the batch that Spark reads."""
         self._log_end: Offsets = {}
         self._passed: dict[int, Order] = {}
         self._ends: dict[int, int] = {}
@@ -273,8 +243,7 @@ class Ingestor:
 
     def forget(self) -> None:
         """Read everything about the table and its schemas again in the next step."""
-        self._fitted, self._columns = None, None
-        self._types.clear()
+        self._fitted = None
 
     def _discard(self, *, others: bool) -> None:
         """Discard the session of this step."""
@@ -294,7 +263,10 @@ class Ingestor:
         :raises CommitConflictError: others kept committing to the table
         :raises TopicbergError: a service does not answer, refuses or is full
         """
-        self._foreign.begin_batch()
+        for foreign in self._foreign.values():
+            foreign.begin_batch()
+        if self._framing is not None:
+            self._framing.begin_batch()
         exhausted = CommitConflictError(
             f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
             hint="check whether a second engine runs for this topic",
@@ -313,7 +285,7 @@ class Ingestor:
             self._discard(others=False)
             raise
         finally:
-            session, self._spark, self._decoding = self._spark, None, None
+            session, self._spark = self._spark, None
             if session is not None:
                 session.clearTags()
                 self._sessions.give_back(session)
@@ -358,66 +330,31 @@ class Ingestor:
         if not self._knows_size:
             learnt, most = held.batch_size, self.spec.tableflow.commit_max_bytes
             self._size, self._knows_size = BatchSize.of(self._most, most, learnt), True
-        if self._isolation is not None:
-            self._prove(table, layout, self._isolation)
         failing = self._failing(table, start)
-        skip = {*skips.requested(table), *([failing.place] if failing else [])}
-        batch, size = self._plan(held.offsets or first, beginning, latest, skip)
+        requested = skips.requested(table).keys()
+        batch, size = self._plan(held.offsets or first, beginning, latest, {*requested, *failing})
+        self._check_suspended(batch, failing, requested)
+        if self._isolation is None and self._has_decoded_keys(layout, table):
+            batch = self._in_time_order(batch, latest)
         seen_ms = self.current_ms if held.offsets == self.current_offsets else None
         missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
-        known = topic_id, latest, now_ms, self._size.dump(), missed
-        plan = Plan(self.spec, table, head, layout, batch, size, *known)
+        known = topic_id, latest, now_ms, self._size.dump(), missed, held.key_definition
+        reader = self._reader(batch, size)
+        plan = Plan(self.spec, table, head, layout, batch, size, *known, failing, reader)
         if not batch.records:
-            self._is_suspect = False
             missed.nothing_new()
             done = self._result(plan, head, {})
-            return replace(done, end_offsets=held.offsets or first, backlog=False, bytes=0)
-        # Without Spark, no turn is needed.
-        if plan.is_small and (written := self._written(plan)) is not None:
-            return self._add(plan, written)
-        with _turns.take(exclusive=self._is_suspect or self._is_searching) as self._turn:
-            self._check_abandoned()
-            if not plan.is_small and (written := self._written(plan)) is not None:
-                return self._add(plan, written)
-            with self._spark_errors(plan):
-                records, batch = self._read(batch, size)
-                plan = replace(plan, batch=batch)
-            with self._spark_errors(plan):
-                changed = missed.of(batch, records.count, caught_up=not plan.backlog)
-                staged = self._stage(plan, records)
-        self._check_abandoned()
-        if self._dead_letters is not None and failing and failing.place in batch.skipped:
-            lost = self._dead_letters.record(failing.place, failing.reason)
-            self._dead_letters.write(table, topic_id, batch.start, [lost])
-        changed |= staged.changed
-        if left_out := staged.skipped + len(batch.skipped):
-            changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
-        fresh = self._catalog.load_table(table.name())
-        self._check_abandoned()
-        snapshot = commit.publish(
-            fresh,
-            staged.head(fresh),
-            plan.planned_on,
-            changed,
-            staged.branch,
-            dropped=skips.committed(table, batch.end),
-        )
-        return self._committed(plan, snapshot, changed)
+            ends = held.offsets or first
+            return replace(done, end_offsets=ends, backlog=False, rows=0, bytes=0)
+        return self._add(plan, self._written(plan))
 
     def _committed(
-        self,
-        plan: Plan,
-        snapshot: Snapshot,
-        changed: Mapping[str, str],
-        written: Written = _BY_SPARK,
+        self, plan: Plan, snapshot: Snapshot, changed: Mapping[str, str], written: Written
     ) -> Commit:
         """Learn from a batch that was committed."""
         self._keep_keys(plan, written)
         done = self._result(plan, snapshot, changed)
         self._size = self._size.committed(plan.batch.records, plan.size, done.bytes)
-        self._is_suspect, self._careful = False, max(0, self._careful - 1)
-        if self._isolation is None:
-            self._deaths = 0
         return done
 
     def _result(self, plan: Plan, head: Snapshot | None, changed: Mapping[str, str]) -> Commit:
@@ -428,65 +365,213 @@ class Ingestor:
             snapshot_id=head.snapshot_id if head else None,
             end_offsets=plan.batch.end,
             backlog=plan.backlog,
+            rows=_number(head, "added-records"),
             rows_skipped=_skipped(properties),
             bytes=_number(head, "added-files-size"),
             data_files=_number(head, "total-data-files"),
             skip_requests=list(skips.requested(plan.table).values()),
             missed_deletes=tombstones.missed(properties),
+            keys=KeyState.load(properties),
+            reader=plan.reader if plan.batch.records else _reader_of(head),
         )
 
-    def _written(self, plan: Plan) -> Written | None:
-        """Write the data files of a batch by the columnar path; None: Spark's path reads it."""
-        batch, table = plan.batch, plan.table
-        if self._isolation is not None or self._reads_little or batch.skipped or not batch.ranges:
-            return None
-        if (program := self._columnar.plan(plan.layout, table)) is None:
-            return None
+    def _reader(self, batch: Batch, size: float | None) -> Reader:
+        """Return what reads a batch: see :class:`topicberg.topics.spec.TableflowSpec`.
+
+        :raises TopicbergError: it has to be Spark, and Spark's workers cannot
+        """
+        is_auto = self.spec.tableflow.engine == "auto"
+        is_folded = self.spec.changelog is not None and self.spec.write_mode == "upsert"
+        if is_auto and (is_folded or batch.records <= small(size)):
+            return "process"
+        if self._isolation is not None or not batch.ranges:
+            return "process"
         try:
-            if plan.is_small:  # in this process, without Spark
-                written = ingest(program, batch.ranges, self._check_abandoned)
-            else:
-                spark = self._session()
-                written = ingest_by_spark(spark, program, table, batch.ranges, plan.size)
-        except AbandonedError:
+            lack = self._sessions.check_workers(self._session())
+        except TopicbergError:
+            self._discard(others=True)
             raise
-        except NotCoveredError as reason:
-            self._columnar.failed(reason)
-            return None
-        except Exception as error:  # Spark's path reports it if it is not of this path only
+        if lack is None:
+            return "spark"
+        if is_auto:
+            return "process"
+        raise TopicbergError(f"topic {self.spec.name}: {lack.message}", hint=lack.hint)
+
+    def _written(self, plan: Plan) -> Written:
+        """Write the data files of a batch, or read the changes that are folded.
+
+        :raises BatchFailedError: a part of the batch has to be read next
+        :raises TopicbergError: they cannot be read or written now
+        """
+        from pyspark.errors import PySparkException
+
+        batch, table = plan.batch, plan.table
+        if not batch.ranges:
+            return Written([], 0, Rejections(self.spec.tableflow.error_handling.mode))
+        key = self._upsert_key(plan.layout, table)
+        program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
+        try:
+            if plan.reader == "process":
+                return self._processes.ingest(program, batch.ranges, self._check_abandoned)
+            given = program, table, batch.ranges, plan.size, self._memory
+            return ingest_by_spark(self._session(), *given)
+        except DamagedRecordsError as error:
+            skips.note_failing(table, (error.partition, error.offset), error.message)
+            raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
+        except ExhaustedError as error:
+            is_certain = not isinstance(error, ProcessEndedError)
+            raise self._search(plan, error.message, is_certain=is_certain) from None
+        except PySparkException as error:
             self._check_abandoned()
-            self._discard(others=False)
-            self._columnar.failed(error)
-            return None
-        self._columnar.succeeded()
-        return written
+            self._discard(others=failures.is_ended(error))
+            reason = failures.explain(f"topic {self.spec.name}", error)
+            if failures.is_of_service(error):
+                raise reason from error
+            raise self._search(plan, reason.message, is_certain=False) from error
+        except OSError as error:
+            if failures.is_full(error):
+                self._size = self._size.out_of_space(batch.records, plan.size)
+            raise
+
+    def _search(self, plan: Plan, reason: str, *, is_certain: bool) -> BatchFailedError:
+        """Begin, or go on, to search for the record at which a batch fails.
+
+        :param is_certain: whether it fails at that record at each attempt
+        :raises TopicbergError: processes fail whatever they read
+        """
+        what = reason.removeprefix(f"topic {self.spec.name}: ")
+        if self._isolation is None:
+            self._isolation = Isolation(plan.batch.end, what)
+        if plan.reader == "process":
+            self._isolation.fail(plan.batch.ranges, what, is_certain=is_certain)
+        if (culprit := self._isolation.culprit) is not None:
+            self._processes.check()  # else no record is to blame
+            skips.note_failing(plan.table, culprit, what)
+            self._isolation = None
+        return BatchFailedError(f"topic {self.spec.name}: {what}")
 
     def _add(self, plan: Plan, written: Written) -> Commit:
         """Commit the data files of a batch."""
         table, batch = plan.table, plan.batch
+        refused = 0
+        folded: dict[str, str] = {}
+        replaced: list[FileRows] | None = None
         try:
+            self._handle_rejected(plan, written.rejections)
+            self._log_failing(plan)
+            if written.changes is not None and written.changes.parts:
+                found = self._fold(plan, written.changes)
+                refused, folded, replaced = len(found.refused), found.properties, found.replaced
+                files, keys = self._files_of(plan, found.rows)
+                written = replace(written, files=files, keys=keys)
             changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
-            replaced = self._replaced(table, written)
+            if left_out := written.rejections.count + refused + len(batch.skipped):
+                changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
+            replaced = self._replaced(plan, written) if replaced is None else replaced
+            changed |= self._note_keys(plan) | folded
         except BaseException:
             delete(table.io, written.files)
             raise
         self._check_abandoned()
-        dropped, summary = skips.committed(table, batch.end), plan.properties
+        dropped, summary = skips.committed(table, batch.end), self._summary(plan)
         snapshot = commit.add_files(
             table, plan.planned_on, written.files, replaced, summary, changed, dropped
         )
         return self._committed(plan, snapshot, changed, written)
 
-    def _replaced(self, table: Table, written: Written) -> list[FileRows]:
+    def _handle_rejected(self, plan: Plan, rejections: Rejections) -> None:
+        """Treat malformed records as the topic's error mode says.
+
+        :raises SchemasFoundError: their schemas are known now: decode the batch again
+        :raises TableflowError: the topic stops before the first of them (SUSPEND)
+        """
+        found = self._look_up_foreign(sorted(rejections.unknown))
+        if self._framing is not None and rejections.inline:
+            found |= self._framing.look_up(rejections.inline)
+        if found:
+            raise SchemasFoundError("records name, or have, schemas that were not known")
+        rejections.name_missing(self._foreign)
+        if rejections.first is None:
+            return
+        place, reason, _ = rejections.first
+        if rejections.is_final:
+            raise self._malformed(place, reason)
+        self._check_abandoned()
+        if self._dead_letters is not None:
+            known = plan.table, plan.topic_id, plan.batch.start
+            self._dead_letters.write(*known, rejections.records)
+        else:
+            logger.warning(
+                "topic %s: skipped %s; the first one, partition %d, offset %d: %s",
+                *(self.spec.name, count(rejections.count, "record"), *place, reason),
+            )
+
+    def _log_failing(self, plan: Plan) -> None:
+        """Log the records that fail by themselves, and are left out now (LOG)."""
+        if (letters := self._dead_letters) is None:
+            return
+        lost = sorted(plan.failing.keys() & plan.batch.skipped)
+        if lost:
+            found = [letters.record(place, plan.failing[place].reason) for place in lost]
+            letters.write(plan.table, plan.topic_id, plan.batch.start, found)
+
+    def _replaced(self, plan: Plan, written: Written) -> list[FileRows]:
         """Return the rows that a batch replaces, of the table and of its own files."""
         if written.keys is None:
             return []
+        table, head = plan.table, plan.table.current_snapshot()
         keys, own = written.keys.newest()
-        head = table.current_snapshot()
-        found = self._key_index(table).rows_with(table, head, keys) if head else []
+        index = self._upsert_index(plan.layout, table)
+        found: list[FileRows] = []
+        if head is not None and index.key is not None:
+            times = written.keys.times
+            times = np.empty(0, np.int64) if times is None else times  # without records
+            found, stale = index.older_rows(table, head, keys, times)
+            found = together(found, self._repeated(plan))
+            for path, positions in written.keys.rows_of(keys.chosen(stale)).items():
+                own[path] = np.union1d(own.get(path, positions), positions).astype(np.uint32)
+        elif head is not None:
+            found = index.rows_with(table, head, keys)
         return found + [
             FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
         ]
+
+    def _repeated(self, plan: Plan) -> list[FileRows]:
+        """Return the rows whose key a newer row has, if other keys are equal than before."""
+        table, head = plan.table, plan.table.current_snapshot()
+        index = self._upsert_index(plan.layout, table)
+        if head is None or plan.key_definition == index.definition:
+            return []
+        found = index.repeated_rows(table, head)
+        self._removed = sum(len(rows.positions) for rows in found)
+        return found
+
+    def _note_keys(self, plan: Plan) -> dict[str, str]:
+        """Return the table property that says how the keys are compared, if it changes."""
+        key = self._upsert_key(plan.layout, plan.table)
+        if key is None or not key.is_decoded:
+            return {}
+        index, removed = self._upsert_index(plan.layout, plan.table), self._removed
+        self._removed = 0
+        if plan.key_definition == index.definition:
+            return {}
+        is_rebuilt = plan.table.current_snapshot() is not None
+        rebuilt_at_ms = plan.now_ms if is_rebuilt else None
+        return {
+            KEYS: KeyState(
+                columns=list(key.names),
+                rebuilt_at_ms=rebuilt_at_ms,
+                rows_removed=removed,
+            ).model_dump_json()
+        }
+
+    def _summary(self, plan: Plan) -> dict[str, str]:
+        """Return the summary of a batch's snapshot."""
+        key = self._upsert_key(plan.layout, plan.table)
+        if key is None or not key.is_decoded:
+            return plan.properties
+        definition = self._upsert_index(plan.layout, plan.table).definition
+        return plan.properties | {summaries.KEY_DEFINITION: definition}
 
     def _keep_keys(self, plan: Plan, written: Written) -> None:
         """Keep the keys of new files while the next batch is read; after the last one, share them.
@@ -495,7 +580,9 @@ class Ingestor:
         """
         self._await_keys()
         table, keys = plan.table, written.keys
-        index = self._index if keys is None else self._key_index(table)
+        index = self._index
+        if keys is not None and self.spec.changelog is None:
+            index = self._upsert_index(plan.layout, table)
         if index is None:
             return
         of_path = {one.file_path: one for one in written.files}
@@ -525,15 +612,12 @@ class Ingestor:
         latest = {p: min(end, cut.get(p, end)) for p, end in latest.items()} if cut else latest
         if self._isolation is not None:
             start = {p: held.get(p, beginning[p]) for p in latest}
-            ends = self._isolation.next_ends(
-                start, SMALL_RECORDS, PARTS if self._is_searching else 2
-            )
+            ends = self._isolation.next_ends(start, SMALL_RECORDS, PARTS)
             if ends is not None:
                 ends = {p: min(ends[p], latest[p]) for p in latest}
                 return plan_batch(name, held, beginning, ends, sys.maxsize, skip), None
             self._isolation = None
-        limit = min(self._size.limit, SMALL_RECORDS) if self._reads_little else self._size.limit
-        batch = plan_batch(name, held, beginning, latest, limit, skip)
+        batch = plan_batch(name, held, beginning, latest, self._size.limit, skip)
         if batch.records <= SAMPLED_RECORDS:
             return batch, None
         sizes = record_bytes(self.endpoints, name, batch.ranges)
@@ -541,95 +625,58 @@ class Ingestor:
         fitting, size = self._size.fit(sizes, batch.records, is_compressed=only_files)
         return plan_batch(name, held, beginning, batch.end, fitting, skip), size
 
-    @property
-    def _is_searching(self) -> bool:
-        """Whether the engine searches for a record that exhausts Spark's memory."""
-        return self._isolation is not None and self._deaths > 0
+    def _has_decoded_keys(self, layout: Layout, table: Table) -> bool:
+        key = self._upsert_key(layout, table)
+        return key is not None and key.is_decoded
 
-    @property
-    def _reads_little(self) -> bool:
-        """Whether batches are of some megabytes, whatever the records are."""
-        return self._is_suspect or self._careful > 0
+    def _in_time_order(self, batch: Batch, latest: Offsets) -> Batch:
+        """Return the part of a batch whose records are older than all that it leaves for later.
 
-    def _read(self, batch: Batch, size: float | None) -> tuple[DataFrame, Batch]:
-        """Return the records of the batch, or of its first part, and the batch that was read."""
-        spark, self._is_damaged = self._session(), False
-        if self._isolation is None and batch.ranges and not self._reads_little:
-            if batch.records <= FEW_RECORDS:
-                try:
-                    found = read_few(spark, self.endpoints, self.spec, batch)
-                except DamagedRecordsError as error:
-                    self._is_suspect = True  # Spark may need more memory than it has
-                    raise BatchFailedError(error.message) from None
-                if found is not None:
-                    return found, batch
-            return read_by_spark(spark, self.endpoints, self.spec, batch, size), batch
-        try:
-            records, batch = read_by_client(spark, self.endpoints, self.spec, batch)
-        except DamagedRecordsError as error:
-            logger.info("%s; reading it with Spark", error.message)
-            self._is_damaged = True
-            single = {**batch.start, error.partition: error.offset + 1}
-            batch = batch.until({p: min(end, batch.end[p]) for p, end in single.items()})
-            records = read_by_spark(spark, self.endpoints, self.spec, batch, size)
-        return records, batch
-
-    def _failing(self, table: Table, start: Offsets) -> skips.Skip | None:
-        """Return the record that is known to fail by itself, unless the table is already past it.
-
-        :raises TableflowError: the topic stops before such a record (SUSPEND)
+        A key that has records in several partitions is deleted by the newest one only if that one
+        is not read before the others.
         """
-        known = skips.failing(table)
-        if known is None or known.offset < start.get(known.partition, 0):
-            return None
+        left = {p: end for p, end in batch.end.items() if end < latest[p]}
+        if not left or len(batch.ranges) < 2:
+            return batch
+        times = first_times(self.endpoints, self.spec.name, left)
+        if not (known := [time_ for time_ in times.values() if time_ >= 0]):
+            return batch
+        later = kafka.offsets_at(self.endpoints, self.spec.name, min(known))
+        ends = {
+            p: max(batch.start[p], min(end, later[p]))
+            for p, end in batch.end.items()
+            if later.get(p, -1) >= 0
+        }
+        found = batch.until(ends)
+        return found if found.records else batch
+
+    def _failing(self, table: Table, start: Offsets) -> dict[Place, skips.Skip]:
+        """Return the records that fail by themselves, of those that are still to come."""
         request = requests.read_request(self.config, self.spec.name)
-        if request is not None and request.resumed_at * 1000 > known.at_ms:
-            return None  # it is tried again
-        suspends = self.spec.tableflow.error_handling.mode == "SUSPEND"
-        if suspends and known.place not in skips.requested(table):
-            name, partition, offset = self.spec.name, known.partition, known.offset
+        resumed_ms = request.resumed_at * 1000 if request else 0
+        return {
+            place: known
+            for place, known in skips.failing(table).items()
+            if known.offset >= start.get(known.partition, 0)
+            and known.at_ms >= resumed_ms  # else it is tried again
+        }
+
+    def _check_suspended(
+        self, batch: Batch, failing: Mapping[Place, skips.Skip], requested: Collection[Place]
+    ) -> None:
+        """:raises TableflowError: the topic stops before a record that fails by itself (SUSPEND)
+
+        :param requested: records that users requested to skip
+        """
+        left = sorted((batch.skipped & failing.keys()).difference(requested))
+        if left and self.spec.tableflow.error_handling.mode == "SUSPEND":
+            name, (partition, offset) = self.spec.name, left[0]
             raise TableflowError(
-                f"topic {name}, partition {partition}, offset {offset}: Spark fails at this "
-                f"record, and works without it: {known.reason}",
+                f"topic {name}, partition {partition}, offset {offset}: the record cannot be "
+                f"decoded: {failing[left[0]].reason}",
                 hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to leave the "
                 f"record out, or `topicberg tableflow resume {name}` to try it again",
             )
-        return known
-
-    def _prove(self, table: Table, layout: Layout, search: Isolation) -> None:
-        """Check whether the services work without the failing part; if so, blame its record.
-
-        :raises TopicbergError: they do not work, so no record is to blame
-        """
-        if search.unchecked:
-            try:
-                self._check_services(table, layout)
-            except UnreachableError:
-                raise  # Spark is restarting
-            except Exception:
-                self._isolation = None
-                raise
-            search.unchecked = False
-        if (culprit := search.culprit) is not None:
-            self._isolation = None
-            skips.note_failing(table, culprit, search.reason)
-
-    def _check_services(self, table: Table, layout: Layout) -> None:
-        """Write a row as a batch does; it is staged, dropped and never published."""
-        from pyspark.errors import PySparkException
-
-        spark, wap_id = self._session(), uuid.uuid4().hex
-        spark.conf.set("spark.wap.id", wap_id)
-        try:
-            columns = spark.table(upsert.sql_name(table)).schema
-            frame = self._decoded(without_value(spark), layout, table, columns).frame
-            upsert.append(frame.select(f"{ROW}.*"), table, {})
-        except PySparkException as error:
-            self._discard(others=failures.blame(error) == "memory")
-            raise failures.explain(f"topic {self.spec.name}", error) from error
-        staged = commit.staged_as(table.refresh(), wap_id)
-        if staged is not None:
-            table.maintenance.expire_snapshots().by_id(staged.snapshot_id).commit()
 
     def _first_offsets(self, table: Table, held: commit.Committed, log: kafka.TopicLog) -> Offsets:
         """Return the topic's start offsets, fixed in the table before the first commit.
@@ -669,67 +716,6 @@ class Ingestor:
             require_written(table)
         return table
 
-    @contextmanager
-    def _spark_errors(self, plan: Plan) -> Iterator[None]:
-        """Adapt the size of the next batch to the failure of this one.
-
-        :raises BatchFailedError: a part of the batch has to be read next
-        :raises TopicbergError: what failed
-        """
-        from pyspark.errors import PySparkException
-
-        try:
-            yield
-        except PySparkException as error:
-            if self._abandoned.is_set():  # the job was interrupted
-                self._discard(others=False)
-            self._check_abandoned()
-            reason = self._explain(error)
-            is_record = isinstance(reason, TableflowError | SchemasFoundError)
-            if not is_record:  # else the session is as good as before
-                self._discard(others=failures.blame(error) == "memory")
-            if isinstance(reason, TopicbergError) and not is_record:
-                reason = self._learn(plan.batch, plan.size, error, reason)
-            raise reason from error
-
-    def _learn(
-        self, batch: Batch, size: float | None, error: PySparkException, reason: TopicbergError
-    ) -> TopicbergError:
-        """Make the next batch smaller, or begin to search for the failing record."""
-        blame = failures.blame(error)
-        if blame == "space":
-            self._size = self._size.out_of_space(batch.records, size)
-        elif blame == "memory":
-            self._size = self._size.out_of_memory(batch.records, size)
-            self._is_suspect = True
-            if not self._turn.is_exclusive:
-                return reason  # another topic may be the reason
-            self._deaths += 1
-            self._careful = self._caution
-            self._caution = min(2 * self._caution, MAX_CAREFUL_BATCHES)
-        if blame not in ("memory", "batch"):
-            return reason
-        what = reason.message.removeprefix(f"topic {self.spec.name}: ")
-        is_certain = blame == "memory" and self._is_damaged
-        if self._isolation is not None:
-            self._isolation.fail(batch.ranges, what, is_certain=is_certain)
-        else:
-            proven = _ONLY_BY_CLIENT.search(str(error)) is not None
-            self._isolation = Isolation(batch.end, what, unchecked=not proven)
-            if blame == "memory":
-                self._isolation.fail(batch.ranges, what, is_certain=is_certain)
-        if blame == "batch":
-            return BatchFailedError(reason.message)
-        if self._deaths < DEATHS:
-            return reason
-        places = ", ".join(f"{p}: {s} to {e - 1}" for p, (s, e) in batch.ranges.items())
-        return TableflowError(
-            f"topic {self.spec.name} exhausted Spark's memory {self._deaths} times in a row, the "
-            f"last time with the records {places} (by partition): {what}",
-            hint="wait: the engine searches for the record, with pauses for the other topics; or "
-            "run `topicberg tableflow skip` to leave out a record that you know",
-        )
-
     def _session(self) -> SparkSession:
         if self._spark is None:
             self._spark = self._sessions.take()
@@ -754,138 +740,37 @@ class Ingestor:
                 "the topic"
             )
 
-    def _stage(self, plan: Plan, records: DataFrame) -> Staged:
-        """Write the batch as a staged snapshot, which no reader sees.
+    def _look_up_foreign(self, named: Iterable[str]) -> bool:
+        """Look up schemas in the contexts of the keys and of the values."""
+        schemas = named_schemas(named)
+        found = [foreign.look_up(schemas) for foreign in {*self._foreign.values()}]
+        return any(found)
 
-        :raises SchemasFoundError: records name schemas that were not known
-        """
-        columns = self._columns_of(self._session(), plan.table)
-        self._decoding = decoding = self._decoded(records, plan.layout, plan.table, columns)
-        frame = decoding.frame
-        if self.spec.tableflow.error_handling.mode == "SUSPEND":
-            return self._write(plan, _raising(frame))
-        observed, observation = _observed(frame)
-        is_folded = self.spec.changelog is not None and self.spec.write_mode == "upsert"
-        # Folding has to know of which rows a change is left out.
-        good = observed if is_folded else observed.filter(f"{PROBLEM} IS NULL")
-        staged = self._write(plan, good)
-        seen = _seen(frame, observation)
-        if not (skipped := seen["problems"]):
-            return staged
-        if self._look_up(frame, seen["schema_ids"]):
-            raise SchemasFoundError("records name, or have, schemas that were not known")
-        self._check_abandoned()
-        if self._dead_letters is not None:
-            malformed = logged_records(decoding)
-            self._dead_letters.write(plan.table, plan.topic_id, plan.batch.start, malformed)
-        else:
-            first = json.loads(seen["first"])
-            place = first["partition"], first["offset"]
-            logger.warning(
-                "topic %s: skipped %d records; the first one, partition %d, offset %d: %s",
-                *(self.spec.name, skipped, *place, self._reason(place, first)),
-            )
-        return replace(staged, skipped=staged.skipped + skipped)
-
-    def _decoded(
-        self, records: DataFrame, layout: Layout, table: Table, columns: StructType
-    ) -> Decoding:
-        """Decode a batch."""
-        known = table.schema().fields, columns, self._types, self._framing
-        batch = Decoder(records, self.spec, layout, self._foreign, *known)
-        return decode(batch) if self.spec.changelog is None else decode_changes(batch)
-
-    def _look_up(self, frame: DataFrame, schema_ids: Sequence[int]) -> bool:
-        """Look up unknown schemas of a batch; return whether one was found.
-
-        :param schema_ids: ids of the registry; below zero: schemas that are in the records
-        """
-        found = self._foreign.look_up(one for one in schema_ids if one >= 0)
-        inside = [one for one in schema_ids if one < 0]
-        if self._framing is None or not inside:
-            return found
-        number = F.col(f"{PROBLEM}.schema_id")
-        of_each = frame.filter(number.isin(inside)).groupBy(number)
-        places = of_each.agg(F.min(F.struct("partition", "offset")).alias("at")).collect()
-        return self._framing.look_up(tuple(row["at"]) for row in places) or found
-
-    def _columns_of(self, spark: SparkSession, table: Table) -> StructType:
-        """Return the columns of the table as Spark has them."""
-        key = (table.metadata.table_uuid, table.metadata.current_schema_id)
-        if self._columns is None or self._columns[0] != key:
-            self._types.clear()
-            self._columns = key, spark.table(upsert.sql_name(table)).schema
-        return self._columns[1]
-
-    def _write(self, plan: Plan, frame: DataFrame) -> Staged:
-        if plan.is_small:
-            frame = frame.coalesce(1)
-        if self.spec.changelog is not None:
-            if self.spec.write_mode == "upsert":
-                return self._fold(plan, frame)
-            frame = frame.filter("value IS NOT NULL")  # a tombstone is not a change
-        if self.spec.write_mode == "append":
-            return self._staged(plan, frame.select(f"{ROW}.*"), None)
-        frame = upsert.newest(frame, self.spec)
-        if (head := plan.table.current_snapshot()) is None:
-            rows = frame.filter("value IS NOT NULL").select(f"{ROW}.*")
-            return self._staged(plan, rows, None)
-        # Persist the batch: it is used for its keys and for its rows, but read and decoded once.
-        batch = frame.select(ROW, "value").persist()
-        try:
-            names = (f"{ROW}.{quote(name)}" for name in upsert.key_columns(self.spec))
-            keys = batch.select(*names).toArrow()
-            replaced = self._key_index(plan.table).rows_of(plan.table, head, keys)
-            rows = batch.filter("value IS NOT NULL").select(f"{ROW}.*")
-            return self._staged(plan, rows, replaced)
-        finally:
-            batch.unpersist()
-
-    def _staged(self, plan: Plan, rows: DataFrame, replaced: Sequence[FileRows] | None) -> Staged:
-        """Write rows as a staged snapshot.
-
-        :param replaced: rows of the table to delete, in a snapshot below, on a branch of its own;
-            None: the table is appended to
-        """
-        spark, table = self._session(), plan.table
-        if replaced is None:
-            wap_id = uuid.uuid4().hex
-            spark.conf.set("spark.wap.id", wap_id)
-            upsert.append(rows, table, plan.properties)
-            return Staged(wap_id=wap_id)
-        spark.conf.unset("spark.wap.id")
-        files = max(1, plan.batch.records // upsert.FILE_RECORDS)
-        rows = rows.coalesce(files)
-        branch, base = upsert.replace(spark, table, replaced, rows, plan.properties)
-        return Staged(branch=branch, base=base)
-
-    def _fold(self, plan: Plan, frame: DataFrame) -> Staged:
-        """Write what a batch of changes makes of the current rows."""
+    def _fold(self, plan: Plan, read: ChangesRead) -> Folded:
+        """Return what a batch of changes makes of the current rows."""
         table, batch = plan.table, plan.batch
         head, keys = table.current_snapshot(), key_names(plan.layout)
         subject = plan.layout.key.subject
         may_move = subject is not None and len(subject.schemas) > 1
         may_move |= State.load(table.properties).has_fewer_partitions(len(batch.end))
-        # Of key and value, only whether they are null is needed after the decoding.
-        columns = ("partition", "offset", "timestamp", ROW, CHANGE)
-        is_null = ("key IS NULL AS no_key", "value IS NULL AS no_value")
-        left_out = f"{PROBLEM} IS NOT NULL AS left_out"
-        persisted = frame.selectExpr(*columns, *is_null, left_out).persist()
-        rows = Target(self.spec, table, head, self._key_index(table, keys), keys)
+        target = Target(self.spec, table, head, self._key_index(table, keys), keys)
         progress = Progress(batch, self._log_end, self._passed, may_move)
-        folding = Folding(self._session(), rows, progress, persisted)
-        try:
-            folded = folding.fold()
-            if folded.repeated:
-                found = count(len(folded.repeated), "repeated change")
-                logger.info("topic %s: left out %s of deleted rows", self.spec.name, found)
-            self._refuse(plan, folded.refused)
-            replaced = None if head is None else folded.replaced
-            done = self._staged(plan, folded.rows, replaced)
-            return replace(done, skipped=len(folded.refused), changed=folded.properties)
-        finally:
-            folding.close()
-            persisted.unpersist()
+        changes = Changes.joined(read.parts)
+        folded = Folding(target, progress, changes, pa.concat_tables(read.lost)).fold()
+        if folded.repeated:
+            found = count(len(folded.repeated), "repeated change")
+            logger.info("topic %s: left out %s of deleted rows", self.spec.name, found)
+        self._refuse(plan, folded.refused)
+        return folded
+
+    def _files_of(self, plan: Plan, rows: NewRows) -> tuple[list[DataFile], BatchKeys]:
+        """Write rows as data files; return these and their keys."""
+        target, keys = WriteTarget.of(plan.table), WrittenKeys()
+        with DataFileWriter(target, plan.table.io) as writer:
+            for part, of_part in rows.parts():
+                self._check_abandoned()
+                keys.add(of_part, np.arange(len(of_part.high)), writer.write(part))
+        return writer.files, keys.all()
 
     def _refuse(self, plan: Plan, refused: Mapping[Place, str]) -> None:
         """Treat changes that cannot be applied like malformed records.
@@ -913,52 +798,60 @@ class Ingestor:
                 "topic %s: skipped %d changes; the first one: %s", name, len(refused), first
             )
 
-    def _key_index(self, table: Table, decoded: Sequence[str] = ()) -> KeyIndex:
-        """:param decoded: the columns of a decoded key; none: keys are raw"""
+    def _key_index(self, table: Table, decoded: Sequence[str]) -> KeyIndex:
+        """Return the index of a change log.
+
+        :param decoded: the columns of the key
+        """
         self._await_keys()
-        columns = tuple(decoded) or upsert.key_columns(self.spec)
-        uuid_ = table.metadata.table_uuid
-        if self._index is None or self._index.of != (uuid_, columns):
-            folder = key_folder(self.config, self.spec.name)
-            self._index = KeyIndex(folder, table, columns, is_decoded=bool(decoded))
+        folder = key_folder(self.config, self.spec.name)
+        if self._index is None or self._index.of != (
+            (table.metadata.table_uuid, tuple(decoded), None)
+        ):
+            self._index = KeyIndex(folder, table, decoded, is_decoded=True)
         return self._index
 
-    def _explain(self, error: Exception) -> Exception:
-        """Return the reason of a failed job, in the user's terms."""
-        name = self.spec.name
-        if not (match := _BAD_RECORD.search(str(error))):
-            return failures.explain(f"topic {name}", error)
-        problem = json.loads(match[1])
-        number = problem["schema_id"]
-        place = partition, offset = problem["partition"], problem["offset"]
-        if number is not None and number >= 0 and self._foreign.look_up([number]):
-            return SchemasFoundError(f"a record names schema {number} of another subject")
-        is_inside = number is not None and number < 0
-        if is_inside and self._framing and self._framing.look_up([place]):
-            return SchemasFoundError("a record has a schema that was not known")
-        reason = self._reason(place, problem)
+    def _upsert_key(self, layout: Layout, table: Table) -> UpsertKey | None:
+        """Return the key of an upsert table without a change log."""
+        if self.spec.write_mode != "upsert" or self.spec.changelog is not None:
+            return None
+        known = layout.schema_ids, table.metadata.table_uuid, table.metadata.current_schema_id
+        if self._key is None or self._key[0] != known:
+            self._key = known, upsert_key(self.spec, layout, table.schema().fields)
+        return self._key[1]
+
+    def _upsert_index(self, layout: Layout, table: Table) -> KeyIndex:
+        self._await_keys()
+        key = self._upsert_key(layout, table)
+        assert key is not None  # noqa: S101  the table is upserted
+        self._index = index_of(
+            self.config,
+            self.spec.name,
+            table,
+            key,
+            RawKeys(layout.key, key, self._foreign[KEY]).texts,
+            self._index,
+        )
+        return self._index
+
+    def _malformed(self, place: Place, reason: str) -> TableflowError:
+        """Return the error of a topic that stops before a malformed record."""
+        name, (partition, offset) = self.spec.name, place
         return TableflowError(
             f"topic {name}, partition {partition}, offset {offset}: {reason}",
             hint=f"fix the producer, or run `topicberg tableflow enable {name} --error-handling "
             "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
         )
 
-    def _reason(self, place: Place, problem: Mapping[str, Any]) -> str:
-        """Return why a record is malformed, from its bytes if Kafka still has them."""
-        partition, offset = place
-        ranges = {partition: (offset, offset + 1)}
-        try:
-            for message in messages(self.endpoints, self.spec.name, ranges):
-                record = {KEY: message.key(), VALUE: message.value(), PROBLEM: problem}
-                if self._decoding is not None:
-                    return self._decoding.reason(record)
-        except TopicbergError as error:
-            logger.info("topic %s: a malformed record is not read again: %s", self.spec.name, error)
-        return str(problem["reason"])
-
 
 def _number(snapshot: Snapshot | None, key: str) -> int:
     return int(summaries.summary(snapshot).get(key, 0)) if snapshot else 0
+
+
+def _reader_of(head: Snapshot | None) -> Reader | None:
+    """Return what read the batch of a snapshot; None: it is not of a batch, or not known."""
+    found = summaries.summary(head).get(summaries.READER) if head else None
+    return cast("Reader", found) if found in get_args(Reader) else None
 
 
 def _skipped(properties: Mapping[str, str]) -> int:
@@ -966,53 +859,16 @@ def _skipped(properties: Mapping[str, str]) -> int:
     return int(properties.get(summaries.ROWS_SKIPPED, 0))
 
 
-def _raising(frame: DataFrame) -> DataFrame:
-    """Return the frame, whose job fails with :data:`BAD_RECORD` at the first problem.
-
-    The row raises, not a filter: Spark would push a filter below the decoding, and decode twice.
-    """
-    message = F.concat(F.lit(BAD_RECORD + " "), _place())
-    sound = F.when(F.col(PROBLEM).isNull(), F.col(ROW)).otherwise(F.raise_error(message))
-    return frame.withColumn(ROW, sound)
-
-
-def _place() -> Column:
-    """Return the place and the problem of a record, as JSON."""
-    fields = F.struct("partition", "offset", f"{PROBLEM}.reason", f"{PROBLEM}.schema_id")
-    return F.to_json(fields, {"ignoreNullFields": "false"})
-
-
-def _observed(frame: DataFrame) -> tuple[DataFrame, Observation]:
-    """Return the frame, and the observation that its job fills: see :func:`_counts`."""
-    from pyspark.sql.connect.observation import Observation
-
-    seen = Observation(f"problems-{uuid.uuid4().hex}")
-    return frame.observe(seen, *_counts()), seen  # type: ignore[arg-type]
-
-
-def _counts() -> tuple[Column, ...]:
-    """Return number of malformed records, unknown schema ids, and the first problem."""
-    ids = F.slice(F.collect_set(f"{PROBLEM}.schema_id"), 1, MAX_LOOKUPS)
-    first = F.min(F.when(F.col(PROBLEM).isNotNull(), _place()))
-    return F.count(PROBLEM).alias("problems"), ids.alias("schema_ids"), first.alias("first")
-
-
-def _seen(frame: DataFrame, observation: Observation) -> dict[str, Any]:
-    """Return what the job of a frame observed."""
-    # A busy server may answer without it: it waits only a tenth of a second for its own events.
-    return observation.get or frame.agg(*_counts()).collect()[0].asDict()
-
-
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:
-    """Commit all that the topic holds now; return the last commit, with the records of all."""
+    """Commit all that the topic holds now; return the last commit, with the rows of all."""
     target = kafka.end_offsets(endpoints, spec.name)
     ingestor = Ingestor(spec, endpoints, config)
-    total = 0
+    records = rows = 0
     try:
         while True:
             last = ingestor.step()
-            total += last.records
+            records, rows = records + last.records, rows + last.rows
             if all(last.end_offsets.get(p, 0) >= offset for p, offset in target.items()):
-                return replace(last, records=total)
+                return replace(last, records=records, rows=rows)
     finally:
         ingestor.close()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import RESTError
 
@@ -49,7 +49,7 @@ _OUT_OF_MEMORY = "MemoryError|Java heap space"
 _SPACE = _Known(
     r"No space left on device|Disk quota exceeded|File too large|DiskOutOfSpace|"
     r"insufficient.?storage",
-    "the disk of Spark or of the object store is full",
+    "a disk is full: that of the engine, of Spark or of the object store",
     "free some space; nothing of the batch was committed, the engine writes it again",
 )
 
@@ -57,20 +57,22 @@ _SPACE = _Known(
 _KNOWN = (
     _SPACE,
     _Known(
-        r"NoSuchBucket|bucket does not exist",
+        r"NoSuchBucket|AWS Error NO_SUCH_BUCKET|bucket does not exist",
         "the bucket of the table does not exist",
         "restore the bucket, or drop the table to start again in a new bucket",
     ),
     _Known(
         r"SignatureDoesNotMatch|InvalidAccessKeyId|Access.?Denied|"
-        r"Status Code: 40[13]|Expired.?Token|InvalidToken|RequestTimeTooSkewed",
+        r"Status Code: 40[13]|Expired.?Token|InvalidToken|RequestTimeTooSkewed|"
+        r"AWS Error (INVALID_|ACCESS_DENIED|SIGNATURE_|REQUEST_EXPIRED|REQUEST_TIME_|UNRECOGNIZED_|"
+        r"MISSING_AUTHENTICATION)",
         "the object store refuses the credentials",
         "check the access key of the deployment and the policy of the bucket; if the catalog gives "
         "out the keys (TOPICBERG_ICEBERG_REST_DELEGATION), check the role that the catalog assumes",
         is_quoted=True,
     ),
     _Known(
-        r"Service: S3, Status Code: 5\d\d",
+        r"Service: S3, Status Code: 5\d\d|AWS Error (INTERNAL_|SERVICE_UNAVAILABLE|SLOW_DOWN)",
         "the object store failed",
         "read `topicberg logs s3` for the reason, most often a full disk; the engine writes the "
         "batch again",
@@ -116,12 +118,10 @@ _KNOWN = (
 )
 _CONNECTION = re.compile(
     r"Connection (refused|aborted|reset)|UnknownHost|Unable to execute HTTP request|"
-    r"Read timed out",
+    r"Read timed out|AWS Error (NETWORK_CONNECTION|REQUEST_TIMEOUT)",
     re.IGNORECASE,
 )
 
-
-Blame = Literal["service", "memory", "space", "batch"]
 
 _FAILED_TASK = re.compile(
     r"^.*Job aborted due to stage failure.*Lost task .*?\): (.+)$", re.MULTILINE
@@ -129,25 +129,31 @@ _FAILED_TASK = re.compile(
 """The line of Spark's driver that ends with the reason of the task."""
 
 
-def blame(error: PySparkException) -> Blame:
-    """Return the likely cause of a failed job of Spark, which responded when the job began.
+def is_full(error: BaseException) -> bool:
+    """Return whether a disk is full."""
+    return _SPACE.search(str(error)) is not None
 
-    ``service``: Spark, or a service that it uses, does not answer or refuses; or the job is wrong
-    whatever it reads. ``memory``: Spark ended, or had too little of it. ``space``: a disk is full.
-    ``batch``: none of these, so perhaps a record.
+
+def is_ended(error: PySparkException) -> bool:
+    """Return whether Spark ended, so that its sessions are gone."""
+    return re.search(f"{_SPARK_ENDED}|{_SPARK_GONE}", str(error)) is not None
+
+
+def is_of_service(error: PySparkException) -> bool:
+    """Return whether a job failed whatever it reads: a service does not answer, refuses or is full.
+
+    Else, perhaps, a record is the reason.
     """
     from pyspark.errors import AnalysisException, ParseException
 
     text = str(error)
-    if re.search(f"{_SPARK_ENDED}|{_SPARK_GONE}|{_OUT_OF_MEMORY}", text):
-        return "memory"
-    if _SPACE.search(text):
-        return "space"
-    if isinstance(error, AnalysisException | ParseException):
-        return "service"
+    if is_ended(error) or is_full(error) or isinstance(error, AnalysisException | ParseException):
+        return True
+    if re.search(_OUT_OF_MEMORY, text):
+        return False
     if _CONNECTION.search(text) or any(known.search(text) for known in _KNOWN):
-        return "service"
-    return "service" if classify(error) in (THROTTLED, UNREACHABLE) else "batch"
+        return True
+    return classify(error) in (THROTTLED, UNREACHABLE)
 
 
 @contextmanager

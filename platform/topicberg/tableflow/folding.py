@@ -5,16 +5,16 @@ source's time and position between partitions, where a key may have changes too,
 of the key or the number of partitions changed. A truncate deletes what came before it: the rows of
 its own partition, and those of other partitions that are older in the source.
 
-Spark does this for all changes. Only changes that lack values cost more: see
-:mod:`topicberg.tableflow.old_values`.
+All changes are handled as arrays. Only changes that lack values, and keys that have changes in
+several partitions, cost more: see :mod:`topicberg.tableflow.old_values`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import Place
-from topicberg.spark import F, Window, quote
-from topicberg.tableflow.changes import CHANGE, LIVE, READ
+from topicberg.tableflow.arrays import flags, whole
+from topicberg.tableflow.change_batch import ByKey, Changes
+from topicberg.tableflow.changes import LIVE, READ
 from topicberg.tableflow.current_rows import OldRows, Target, together
 from topicberg.tableflow.fold_state import (
     STATE,
@@ -37,17 +38,16 @@ from topicberg.tableflow.fold_state import (
     newest_truncates,
     order_of,
 )
+from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.old_values import BatchCutError, OldValues, Progress
-from topicberg.tableflow.rows import ROW
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 _MAX_DELETES = 10_000
 """How many deleted keys are known: more would make the table's metadata large."""
 _MAX_MOVES = 10_000
 """How many deletions by a change of the primary key are known."""
+_ROWS_AT_ONCE = 131_072
+"""Of the rows that are written."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,51 @@ class Folded:
     were read before, of rows that are not there any more.
     """
 
-    rows: DataFrame
+    rows: NewRows
     replaced: list[FileRows]
     properties: dict[str, str]
     refused: dict[Place, str]
     repeated: frozenset[Place]
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """The rows that changes leave.
+
+    ``places``: the change of each row, by its number in ``changes``. ``keys``: of the rows.
+    ``origins``: for columns that lack values: from which change each row has the value; -1:
+    ``fills`` has it, if any does.
+    """
+
+    changes: Changes
+    places: NDArray[np.intp]
+    keys: Keys
+    origins: dict[str, NDArray[np.intp]] = field(default_factory=dict)
+    fills: pa.Table | None = None
+    """Columns ``place`` (in ``places``), and values by the names of columns."""
+
+    def parts(self) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
+        """Yield the rows, in parts, as columns of the table, and their keys."""
+        for first in range(0, len(self.places), _ROWS_AT_ONCE):
+            inside = slice(first, first + _ROWS_AT_ONCE)
+            taken = self.changes.rows.take(pa.array(self.places[inside]))
+            columns = {name: whole(taken.column(name)) for name in taken.column_names}
+            for name, origin in self.origins.items():
+                columns[name] = self._filled(name, columns[name], origin[inside], first)
+            yield columns, self.keys.chosen(np.arange(len(self.places))[inside])
+
+    def _filled(self, name: str, own: pa.Array, origin: NDArray[np.intp], first: int) -> pa.Array:
+        """Return a column with the values of other changes, and those of older rows."""
+        held = self.changes.rows.column(name)
+        values = [whole(held.take(pa.array(origin, mask=origin < 0))).cast(own.type)]
+        chosen = np.arange(len(origin), dtype=np.int64)
+        if self.fills is not None and (unknown := np.flatnonzero(origin < 0)).size:
+            place = pc.index_in(pa.array(unknown + first), value_set=self.fills.column("place"))
+            is_known = place.is_valid().to_numpy(zero_copy_only=False)
+            known = whole(self.fills.column(name).take(place.drop_null())).cast(own.type)
+            values.append(known)
+            chosen[unknown[is_known]] = len(origin) + np.arange(len(known))
+        return pa.concat_arrays(values).take(pa.array(chosen))
 
 
 @dataclass(frozen=True)
@@ -82,28 +122,17 @@ class Moves:
 class Folding:
     """The folding of one batch."""
 
-    spark: SparkSession
     target: Target
     progress: Progress
-    frame: DataFrame
-    """The records, with :data:`ROW`, :data:`CHANGE`, and ``left_out`` of the malformed ones;
-    persisted."""
+    changes: Changes
+    lost_records: pa.Table
+    """The malformed records that have a key: partition, offset, and the columns of the key, which
+    are null if the key is malformed."""
 
     def __post_init__(self) -> None:
         self.state = State.load(self.target.table.properties)
         skipped = [Lost(partition=p, offset=at) for p, at in sorted(self.progress.batch.skipped)]
         self.lost = LostChanges([*self.state.lost, *skipped])
-        self._persisted: list[DataFrame] = []
-
-    @cached_property
-    def _columns(self) -> list[str]:
-        """The columns of a row; a request to Spark, which only batches that lack values need."""
-        return self.frame.select(f"{ROW}.*").columns
-
-    def close(self) -> None:
-        """Free what Spark holds of the batch."""
-        for frame in self._persisted:
-            frame.unpersist()
 
     # --- the batch ---
 
@@ -123,101 +152,69 @@ class Folding:
             refused |= found.refused
             repeated |= found.repeated
 
-    def _fold(self, refused: Mapping[Place, str], repeated: Iterable[Place]) -> Folded:
+    def _fold(self, refused: Mapping[Place, str], repeated: frozenset[Place]) -> Folded:
         """Return what the batch changes without some changes, and which have to be left out too."""
-        frame = self._without(self.frame, [*refused, *repeated])
-        facts = self._facts(frame)
-        frame = frame.filter("NOT left_out")
-        truncates = [
-            Deletion(partition=each["partition"], micros=each["m"], position=each["p"])
-            for each in facts["truncates"]
-        ]
-        change = F.col(CHANGE)
-        is_tombstone = F.col("no_value") & ~F.col("no_key")
-        wanted = frame.filter(is_tombstone | change.op.isin(*LIVE, "d"))
+        facts = self.changes.facts
+        stays = ~facts.at({*refused, *repeated})
+        no_order = facts.has("op") & ~facts.has("m", "p") & stays
+        truncates = self._truncates(stays & facts.is_op("t"))
+        is_tombstone = ~facts.has("op") & facts.has_key
+        wanted = stays & (is_tombstone | facts.is_live | facts.is_op("d"))
         if truncates or self.state.truncates:
-            self._check_order(facts)
-            wanted = wanted.filter(is_tombstone | ~self._is_before(facts, truncates))
-        if self.progress.may_move and (facts["missing"] or facts["moves"]):
-            self.progress.look(wanted)  # before the batch is cut
-        lost = self._lost(refused) if refused or facts["lost"] else []
-        if lost and facts["missing"]:
-            self._cut_after_lost(wanted, lost)
-        events = wanted.select(
-            "partition",
-            "offset",
-            F.unix_millis("timestamp").alias("kafka_ms"),
-            ROW,
-            CHANGE,
-            F.coalesce(change.op, F.lit("d")).alias("op"),
-            *self._keys(self.target.key_columns),
-        )
-        moves = self._moves(events) if facts["moves"] and self.target.toast else None
-        newest = self._newest(self._filled(events) if facts["missing"] else events).persist()
-        self._persisted.append(newest)
-        return self._applied(events, newest, facts["missing"], truncates, moves, lost)
+            self._check_order(int(np.count_nonzero(no_order)))
+            wanted &= is_tombstone | ~self._is_before(truncates)
+        missing = self._missing(stays & facts.is_live)
+        has_moves = bool((stays & facts.has("new_key", "old_key")).any())
+        changes = self.changes.chosen(wanted)
+        if self.progress.may_move and (missing or has_moves):
+            self.progress.look(changes.facts)  # before the batch is cut
+        lost = self._lost(refused)
+        if lost and missing:
+            self._cut_after_lost(changes, lost)
+        by_key = ByKey.of(changes.facts, self._hashes(changes.rows))
+        moves = self._moves(changes, by_key) if has_moves and self.target.toast else None
+        return self._applied(changes, by_key, missing, truncates, moves, lost)
 
-    def _keys(self, names: Sequence[str]) -> list[Column]:
-        """Return the columns of the key, under other names."""
-        pairs = zip(self.target.keys, names, strict=True)
-        return [F.col(f"{ROW}.{quote(key)}").alias(name) for key, name in pairs]
+    def _hashes(self, rows: pa.Table) -> Any:
+        return self.target.index.hashes([rows.column(name) for name in self.target.keys])
 
-    def _without(self, frame: DataFrame, places: Iterable[Place]) -> DataFrame:
-        if not (listed := list(places)):
-            return frame
-        left_out = self.spark.createDataFrame(listed, "partition int, offset bigint")
-        return frame.join(left_out, ["partition", "offset"], "left_anti")
+    def _missing(self, counts: NDArray[np.bool_]) -> list[str]:
+        """Return the columns of which some changes lack values."""
+        lacks = np.atleast_1d((self.changes.facts.missing & counts).any(axis=1))
+        return sorted(name for name, one in zip(self.target.toast, lacks, strict=True) if one)
 
-    def _facts(self, frame: DataFrame) -> dict[str, Any]:
-        """Return what decides how the batch is folded; computes and persists the batch."""
-        change = F.when(~F.col("left_out"), F.col(CHANGE))
-        is_truncate = change.op == "t"
-        place = F.struct(
-            "partition", "offset", change.micros.alias("m"), change.position.alias("p")
-        )
-        is_live = change.op.isin(*LIVE)
-        has_order = change.micros.isNotNull() | change.position.isNotNull()
-        row = frame.agg(
-            F.collect_list(F.when(is_truncate, place)).alias("truncates"),
-            F.array_sort(
-                F.array_distinct(F.flatten(F.collect_set(F.when(is_live, change.missing))))
-            ).alias("missing"),
-            F.count_if(change.new_key.isNotNull() | change.old_key.isNotNull()).alias("moves"),
-            F.count_if(change.op.isNotNull() & ~has_order).alias("unordered"),
-            F.count_if(F.col("left_out") & ~F.col("no_key")).alias("lost"),
-        ).collect()[0]
-        return dict(row.asDict())
+    def _truncates(self, which: NDArray[np.bool_]) -> list[Deletion]:
+        places, facts = np.flatnonzero(which), self.changes.facts
+        columns = (facts.values(name, places) for name in ("partition", "m", "p"))
+        return [
+            Deletion(partition=partition, micros=m, position=p)
+            for partition, m, p in zip(*columns, strict=True)
+        ]
 
-    def _check_order(self, facts: Mapping[str, Any]) -> None:
-        if len(self.progress.batch.end) > 1 and facts["unordered"]:
+    def _check_order(self, unordered: int) -> None:
+        if len(self.progress.batch.end) > 1 and unordered:
             raise TableflowError(
                 f"topic {self.target.spec.name}: its table was truncated, and "
-                f"{facts['unordered']} changes have no position in the source: whether changes of "
+                f"{unordered} changes have no position in the source: whether changes of "
                 "other partitions came before the truncate is not known",
                 hint="let the connector write to a topic of one partition, or leave truncates out "
                 "(skipped.operations=t)",
             )
 
-    def _is_before(self, facts: Mapping[str, Any], truncates: Sequence[Deletion]) -> Column:
+    def _is_before(self, truncates: Sequence[Deletion]) -> NDArray[np.bool_]:
         """Return whether a change came before a truncate of this batch or an earlier one."""
-        change, found = F.col(CHANGE), F.lit(False)
-        last: dict[int, int] = {}
-        for one in facts["truncates"]:
-            last[one["partition"]] = max(one["offset"], last.get(one["partition"], 0))
-        for partition, offset in last.items():
-            found = found | ((F.col("partition") == partition) & (F.col("offset") < offset))
-        micros = F.coalesce(change.micros, F.lit(-1))
+        facts = self.changes.facts
+        found = np.zeros(len(facts), np.bool_)
+        for place in np.flatnonzero(facts.is_op("t")):
+            own = facts.partition == facts.partition[place]
+            found |= own & (facts.offset < facts.offset[place])
         for each in newest_truncates([*self.state.truncates, *truncates]):
-            limit = F.lit(-1 if each.micros is None else each.micros)
-            is_earlier = micros < limit
-            if each.position is not None:
-                is_before = (micros == limit) & (change.position < F.lit(each.position))
-                is_earlier = is_earlier | is_before
-            is_other = F.col("partition") != each.partition
-            found = found | F.coalesce(is_other & is_earlier, F.lit(False))
+            columns = facts.table.column("m"), facts.table.column("p")
+            is_earlier = _is_earlier(*columns, each, is_without=False)
+            found |= (facts.partition != each.partition) & is_earlier
         return found
 
-    def _moves(self, events: DataFrame) -> Moves:
+    def _moves(self, changes: Changes, by_key: ByKey) -> Moves:
         """Return the halves of changes of the primary key.
 
         A deletion whose insertion is not in the batch must find the row in the table, for the
@@ -225,73 +222,70 @@ class Folding:
 
         :raises BatchCutError: one does
         """
-        change = F.col(CHANGE)
-        by_key = Window.partitionBy(*self.target.key_columns, "partition").orderBy("offset")
-        before = by_key.rowsBetween(Window.unboundedPreceding, -1)
-        halves = (
-            events.select(
-                *self.target.key_columns,
-                *("partition", "offset", "kafka_ms"),
-                change.op.alias("op"),
-                change.micros.alias("m"),
-                change.position.alias("p"),
-                (change.new_key.isNotNull() | change.old_key.isNotNull()).alias("is_half"),
-            )
-            .withColumn("changes", F.sum(F.col("op").isin(*LIVE).cast("int")).over(before))
-            .filter("is_half AND op IS NOT NULL")  # a tombstone has the headers of its deletion
-            .toArrow()
-        )
-        columns = ("op", "m", "p", "partition", "offset", "changes")
-        rows = list(zip(*(halves.column(name).to_pylist() for name in columns), strict=True))
-        inserted = {(m, p) for op, m, p, *_ in rows if op in LIVE}
-        alone: list[int] = []
+        facts = by_key.facts
+        # A tombstone has the headers of its deletion.
+        places = np.flatnonzero(facts.has("new_key", "old_key") & facts.has("op"))
+        before = by_key.count(facts.is_live) - facts.is_live
+        columns = (facts.values(name, places) for name in ("op", "m", "p"))
+        rows = list(zip(*columns, strict=True))
+        inserted = {(m, p) for op, m, p in rows if op in LIVE}
+        alone = [
+            place
+            for place, (op, m, p) in zip(places, rows, strict=True)
+            if op == "d" and (m, p) not in inserted
+        ]
         ends: dict[int, int] = {}
-        for number, (op, m, p, partition, offset, changes) in enumerate(rows):
-            if op == "d" and (m, p) not in inserted:
-                alone.append(number)
-                if changes:
-                    end_before(ends, partition, offset)
+        for place in alone:
+            if before[place]:
+                end_before(ends, int(facts.partition[place]), int(facts.offset[place]))
         if ends:
             raise BatchCutError(ends)
-        return Moves(inserted, halves.take(pa.array(alone, pa.int64())))
+        return Moves(inserted, self._with_keys(changes, by_key, np.array(alone, np.intp)))
+
+    def _with_keys(self, changes: Changes, by_key: ByKey, places: NDArray[np.intp]) -> pa.Table:
+        """Return places, facts and keys of some changes, given in the order of their keys."""
+        taken = changes.rows.take(pa.array(by_key.order[places]))
+        table = by_key.facts.table.take(pa.array(places))
+        for key, name in zip(self.target.keys, self.target.key_columns, strict=True):
+            table = table.append_column(name, taken.column(key))
+        return table
 
     def _lost(self, refused: Mapping[Place, str]) -> list[Lost]:
         """Return the batch's changes that are left out; a record without a key is not a change."""
-        found, is_lost = self.frame, "left_out AND NOT no_key"
+        names = list(self.target.keys)
+        found = [self.lost_records]
         if refused:
-            places = [(*place, True) for place in refused]
-            marked = self.spark.createDataFrame(
-                places, "partition int, offset bigint, is_refused boolean"
-            )
-            found = found.join(marked, ["partition", "offset"], "left")
-            is_lost += " OR is_refused"
-        found = found.filter(is_lost)
-        rows = found.select("partition", "offset", *self._keys(self.target.keys)).toArrow()
-        hashes = self.target.hashed(rows.select(list(self.target.keys)))
-        pairs = zip(*(rows.column(name).to_pylist() for name in rows.column_names[:2]), strict=True)
+            facts = self.changes.facts
+            places = np.flatnonzero(facts.at(refused) & facts.has_key)
+            rows = self.changes.rows.take(pa.array(places)).select(names)
+            table = facts.table.take(pa.array(places)).select(["partition", "offset"])
+            for name in names:
+                table = table.append_column(name, rows.column(name))
+            found.append(table.cast(self.lost_records.schema))
+        lost = pa.concat_tables(found)
+        hashes = self.target.hashed(lost.select(names))
+        pairs = zip(
+            *(lost.column(name).to_pylist() for name in ("partition", "offset")), strict=True
+        )
         return [Lost(partition=p, offset=at, key=hashes.get(n)) for n, (p, at) in enumerate(pairs)]
 
-    def _cut_after_lost(self, wanted: DataFrame, lost: Sequence[Lost]) -> None:
+    def _cut_after_lost(self, changes: Changes, lost: Sequence[Lost]) -> None:
         """End the batch after a change that is left out, if a later one needs values of its row.
 
         So all values that the changes of a batch take from each other are the newest.
 
         :raises BatchCutError: there is such a change
         """
-        change = F.col(CHANGE)
-        moved = change.old_key.isNotNull().alias("moved")
-        needs = (
-            wanted.filter(change.op.isin(*LIVE) & (F.size(change.missing) > 0))
-            .select("partition", "offset", moved, *self._keys(self.target.keys))
-            .toArrow()
-        )
-        hashes = self.target.hashed(needs.select(list(self.target.keys)))
-        places = [needs.column(name).to_pylist() for name in ("partition", "offset", "moved")]
+        facts = changes.facts
+        places = np.flatnonzero(facts.is_live & facts.missing.any(axis=0))
+        keys = changes.rows.select(list(self.target.keys)).take(pa.array(places))
+        hashes = self.target.hashed(keys)
         last: dict[tuple[int, str | None], int] = {}
-        for number, (partition, offset, _) in enumerate(zip(*places, strict=True)):
+        for number, place in enumerate(places):
+            partition, offset = int(facts.partition[place]), int(facts.offset[place])
             for key in (hashes.get(number), None):
                 last[partition, key] = max(offset, last.get((partition, key), -1))
-        has_moved = any(places[2])
+        has_moved = bool(facts.has("old_key")[places].any())
         ends: dict[int, int] = {}
         for one in lost:
             after = last.get((one.partition, one.key), -1) > one.offset
@@ -300,113 +294,68 @@ class Folding:
         if ends:
             raise BatchCutError(ends)
 
-    # --- in Spark ---
+    # --- the last change of each key ---
 
-    def _filled(self, events: DataFrame) -> DataFrame:
-        """Return the changes with values that changes before them in the batch have.
+    def _last(self, by_key: ByKey) -> tuple[NDArray[np.intp], pa.Table]:
+        """Return the last change of each key, and its partition, offset, time, position, operation.
 
-        Adds ``origin``: the old key from which a row came, if it lacks values of before.
+        A tombstone has time and position of the deletion before it.
         """
-        change = F.col(CHANGE)
-        keys = self.target.key_columns
-        by_key = Window.partitionBy(*keys, "partition").orderBy("offset")
-        is_start = F.col("op").isin("c", "r").cast("int")
-        events = events.withColumn("life", F.sum(is_start).over(by_key))
-        of_life = Window.partitionBy(*keys, "partition", "life").orderBy("offset")
-        is_live = F.col("op").isin(*LIVE)
-        missing = change.missing
-        fills = self.target.fills
-        filled = {
-            fill: F.last(
-                F.when(
-                    is_live & ~F.array_contains(missing, name),
-                    F.struct(F.col(f"{ROW}.{quote(name)}").alias("v")),
-                ),
-                ignorenulls=True,
-            ).over(of_life)
-            for name, fill in fills.items()
-        }
-        moved = F.when(
-            is_live & change.old_key.isNotNull(),
-            F.struct(
-                change.old_key.alias("key"), change.micros.alias("m"), change.position.alias("p")
-            ),
+        facts = by_key.facts
+        ends = np.flatnonzero(by_key.is_last)
+        known = by_key.newest(facts.has("m", "p"), by_key.starts)[ends]
+        order = pa.array(known, mask=known < 0)
+        places = facts.table.select(["partition", "offset"]).take(pa.array(ends))
+        for name in ("m", "p"):
+            places = places.append_column(name, facts.table.column(name).take(order))
+        op = pc.fill_null(facts.table.column("op").take(pa.array(ends)), "d")
+        places = places.append_column("op", op)
+        starts = np.flatnonzero(by_key.is_new_key[by_key.starts[ends]])  # the first group of a key
+        if len(starts) == len(ends):
+            return ends, places
+        bounds = [*starts.tolist(), len(ends)]
+        chosen = np.array(
+            [
+                first if end == first + 1 else _latest(places, first, end)
+                for first, end in pairwise(bounds)
+            ],
+            np.intp,
         )
-        events = events.withColumns(
-            {**filled, "origin": F.last(moved, ignorenulls=True).over(of_life)}
-        )
-        left = [
-            F.when(F.array_contains(missing, name) & F.col(fill).isNull(), F.lit(name))
-            for name, fill in fills.items()
-        ]
-        row = self._row_with({name: F.col(fill).v for name, fill in fills.items()}, missing)
-        columns = {ROW: row, "missing": F.array_compact(F.array(*left))}
-        return events.withColumns(columns).drop(*filled)
-
-    def _row_with(self, values: Mapping[str, Column], missing: Column) -> Column:
-        """Return the row with other values of the missing columns."""
-        members = []
-        for column in self._columns:
-            own = F.col(f"{ROW}.{quote(column)}")
-            if column in values:
-                is_missing = F.array_contains(missing, column)
-                own = F.when(is_missing, values[column]).otherwise(own)
-            members.append(own.alias(column))
-        return F.struct(*members)
-
-    def _newest(self, events: DataFrame) -> DataFrame:
-        """Return the last change of each key; ``m`` and ``p``: its time and position.
-
-        A tombstone has those of the deletion before it.
-        """
-        change = F.col(CHANGE)
-        keys = self.target.key_columns
-        latest = Window.partitionBy(*keys, "partition").orderBy(F.desc("offset"))
-        whole = latest.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-        known = F.when(
-            change.micros.isNotNull() | change.position.isNotNull(),
-            F.struct(change.micros.alias("m"), change.position.alias("p")),
-        )
-        found = events.withColumns(
-            {
-                "age": F.row_number().over(latest),
-                "known": F.first(known, ignorenulls=True).over(whole),
-            }
-        ).filter("age = 1")
-        found = found.withColumns({"m": F.col("known.m"), "p": F.col("known.p")})
-        if len(self.progress.batch.ranges) > 1:
-            order = (F.desc_nulls_last("m"), F.desc_nulls_last("p"), F.desc("offset"))
-            across = Window.partitionBy(*keys).orderBy(*order)
-            found = found.withColumn("age", F.row_number().over(across)).filter("age = 1")
-        return found.drop("age", "known")
+        return ends[chosen], places.take(pa.array(chosen))
 
     # --- against the table ---
 
     def _applied(
         self,
-        events: DataFrame,
-        newest: DataFrame,
+        changes: Changes,
+        by_key: ByKey,
         missing: Sequence[str],
         truncates: Sequence[Deletion],
         moves: Moves | None,
         lost: Sequence[Lost],
     ) -> Folded:
-        # Of the last change of each key.
-        places = newest.select(
-            *self.target.key_columns, "partition", "offset", "m", "p", "op"
-        ).toArrow()
+        ends, places = self._last(by_key)
+        rows = changes.rows.select(list(self.target.keys)).take(pa.array(by_key.order[ends]))
+        for key, name in zip(self.target.keys, self.target.key_columns, strict=True):
+            places = places.append_column(name, rows.column(key))
         truncated = self._truncated_rows(truncates)
         found: list[FileRows] = []
         if self.target.head is not None and places.num_rows:
             found = self.target.rows_of(self.target.head, places.select(self.target.key_columns))
         toast = self.target.toast if missing else []
-        rows = OldRows(self.target, found, toast, truncated)
-        replaced, stale = rows.replaced_by(places)
+        old_rows = OldRows(self.target, found, toast, truncated)
+        replaced, stale = old_rows.replaced_by(places)
         deletes, late = self._deletes(places)
-        live = self._without(newest.filter(F.col("op") != "d"), [*stale, *late])
-        values = OldValues(self.target, self.progress, self.state, self.lost, rows, events)
+        is_live = flags(pc.not_equal(places.column("op"), "d"))
+        is_live &= ~by_key.facts.at({*stale, *late})[ends]
+        live = ends[is_live]
+        values = OldValues(
+            self.target, self.progress, self.state, self.lost, old_rows, changes, by_key
+        )
+        new = NewRows(changes, by_key.order[live], by_key.hashes.chosen(live))
         if missing:
-            live = self._resolved(values, live)
+            known = places.filter(pa.array(is_live))
+            new = self._resolved(values, changes, by_key, live, known, new)
         state = State(
             truncates=newest_truncates([*self.state.truncates, *truncates]),
             lacking=sorted({*self.state.lacking, *missing}),
@@ -417,7 +366,7 @@ class Folding:
             lost=self.lost.after(lost),
         )
         return Folded(
-            rows=live.select(f"{ROW}.*"),
+            rows=new,
             replaced=together(replaced, truncated),
             properties={STATE: state.model_dump_json()} if state != self.state else {},
             refused=values.refused,
@@ -510,32 +459,114 @@ class Folding:
     def _came_before(self, rows: pa.Table, truncates: Sequence[Deletion]) -> NDArray[np.bool_]:
         """Return which rows, given by partition, time and position, came before a truncate."""
         partition, time_, position = rows.columns
-        micros = pc.fill_null(time_.cast(pa.int64()), -1)
         unordered = pc.and_(time_.is_null(), position.is_null())
         gone = pc.is_in(partition, pa.array({t.partition for t in truncates}, partition.type))
         for each in newest_truncates(truncates):
             other = pc.not_equal(partition, each.partition)
             if each.order is None or pc.any(pc.and_(other, unordered)).as_py():
-                self._check_order({"unordered": 1})
-            limit = -1 if each.micros is None else each.micros
-            earlier = pc.less(micros, limit)
-            if each.position is not None:
-                lower = pc.fill_null(pc.less(position, each.position), True)
-                earlier = pc.or_(earlier, pc.and_(pc.equal(micros, limit), lower))
+                self._check_order(1)
+            micros = time_.cast(pa.int64())
+            earlier = pa.array(_is_earlier(micros, position, each, is_without=True))
             gone = pc.or_(gone, pc.and_(other, earlier))
         return np.asarray(gone.to_numpy(zero_copy_only=False), np.bool_)
 
     # --- values that the connector did not have ---
 
-    def _resolved(self, old: OldValues, live: DataFrame) -> DataFrame:
-        """Return the changes with the values of the table's rows."""
-        columns = ("partition", "offset", "kafka_ms", "missing", "origin", "m", "p", "life")
-        lacking = live.filter(F.size("missing") > 0)
-        needs = lacking.select(*self.target.key_columns, *columns).toArrow()
-        if not needs.num_rows or (fills := old.fills(needs)) is None:
-            return live
-        # Spark Connect compares names regardless of their origin.
-        frame = self.spark.createDataFrame(fills)
-        joined = live.join(frame, ["partition", "offset"], "left")
-        values = {name: F.col(fill) for name, fill in self.target.fills.items()}
-        return joined.withColumn(ROW, self._row_with(values, F.col("missing")))
+    def _resolved(
+        self,
+        old: OldValues,
+        changes: Changes,
+        by_key: ByKey,
+        live: NDArray[np.intp],
+        places: pa.Table,
+        new: NewRows,
+    ) -> NewRows:
+        """Return the rows with values of changes before them in the batch, and of older rows.
+
+        :param live: the last changes of their keys after which the rows exist
+        :param places: of these changes
+        """
+        facts, starts = by_key.facts, by_key.life_starts
+        origins: dict[str, NDArray[np.intp]] = {}
+        left: list[list[str]] = [[] for _ in live]
+        for number, name in enumerate(self.target.toast):
+            lacks = facts.missing[number]
+            if not lacks[live].any():
+                continue
+            has_value = by_key.newest(facts.is_live & ~lacks, starts)[live]
+            origins[name] = np.where(has_value < 0, -1, by_key.order[has_value])
+            for place in np.flatnonzero(has_value < 0):
+                left[place].append(name)
+        new = replace(new, origins=origins)
+        lacking = np.flatnonzero([bool(one) for one in left])
+        if not len(lacking):
+            return new
+        moved = by_key.newest(facts.is_live & facts.has("old_key"), starts)[live[lacking]]
+        needs = places.take(pa.array(lacking))
+        kafka_ms = facts.table.column("kafka_ms").take(pa.array(live[lacking]))
+        needs = needs.append_column("kafka_ms", kafka_ms)
+        needs = needs.append_column("missing", pa.array([left[place] for place in lacking]))
+        needs = needs.append_column("life", pa.array(by_key.lives[live[lacking]]))
+        halves = [facts.values(name, moved[moved >= 0]) for name in ("old_key", "m", "p")]
+        keys, micros, positions = halves
+        origin = iter(
+            {"key": key, "m": m, "p": p} for key, m, p in zip(keys, micros, positions, strict=True)
+        )
+        needs = needs.append_column(
+            "origin",
+            pa.array(
+                [next(origin) if place >= 0 else None for place in moved],
+                pa.struct(
+                    [
+                        ("key", pa.string()),
+                        ("m", pa.int64()),
+                        ("p", facts.table.column("p").type),
+                    ]
+                ),
+            ),
+        )
+        if (fills := old.fills(needs)) is None:
+            return new
+        of_place = {
+            place: int(number)
+            for place, number in zip(
+                zip(*(needs.column(n).to_pylist() for n in ("partition", "offset")), strict=True),
+                lacking,
+                strict=True,
+            )
+        }
+        numbers = [
+            of_place[place]
+            for place in zip(
+                *(fills.column(n).to_pylist() for n in ("partition", "offset")), strict=True
+            )
+        ]
+        columns = {name: fills.column(fill) for name, fill in self.target.fills.items()}
+        return replace(new, fills=pa.table({"place": pa.array(numbers, pa.int64()), **columns}))
+
+
+def _latest(places: pa.Table, first: int, end: int) -> int:
+    """Return the latest of the last changes of one key in several partitions."""
+
+    def age(number: int) -> tuple[Any, ...]:
+        m, p, offset = (places.column(name)[number].as_py() for name in ("m", "p", "offset"))
+        empty: Any = "" if isinstance(p, str) else 0
+        return m is not None, m or 0, p is not None, p or empty, offset
+
+    return max(range(first, end), key=age)
+
+
+def _is_earlier(
+    micros: Any, position: Any, truncate: Deletion, *, is_without: bool
+) -> NDArray[np.bool_]:
+    """Return which times and positions are before those of a truncate.
+
+    :param is_without: whether one of the same time without a position is
+    """
+    limit = -1 if truncate.micros is None else truncate.micros
+    given = pc.fill_null(micros, -1)
+    found = pc.less(given, limit)
+    if truncate.position is not None:
+        lower = pc.fill_null(pc.less(position, truncate.position), is_without)
+        found = pc.or_(found, pc.and_(pc.equal(given, limit), lower))
+    return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)

@@ -1,6 +1,6 @@
 """Schemas of other subjects that a topic's records name.
 
-A producer may write any four bytes as a schema id, so the cache is bounded. An id that the registry
+A producer may write any bytes as a schema id or a GUID, so the cache is bounded. What the registry
 does not have is looked up again after :data:`MISSING_SECONDS`: it may be registered later.
 """
 
@@ -9,9 +9,19 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
+from uuid import UUID
 
 from topicberg.errors import TableflowError
-from topicberg.formats.subjects import RegisteredSchema, SubjectReader
+from topicberg.formats.subjects import (
+    DEFAULT_CONTEXT,
+    RegisteredSchema,
+    SubjectReader,
+    context_of,
+)
+
+if TYPE_CHECKING:
+    from topicberg.topics import TopicSpec
 
 MAX_SCHEMAS = 1_000
 """The most schemas, and the most missing ids, that are cached."""
@@ -25,40 +35,70 @@ MISSING_SECONDS = 20.0
 class ForeignSchemas:
     """Schemas of the registry for ids that records name and their subjects do not have."""
 
-    def __init__(self, subjects: SubjectReader, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        subjects: SubjectReader,
+        context: str = DEFAULT_CONTEXT,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """:param context: of the registry, which has ids of its own"""
         self._subjects = subjects
+        self._context = context
         self._now = now
         self.schemas: OrderedDict[int, RegisteredSchema] = OrderedDict()
         """The schemas found in the registry, by id."""
-        self._missing: OrderedDict[int, tuple[str, float]] = OrderedDict()
+        self._missing: OrderedDict[int | UUID, tuple[str, float]] = OrderedDict()
         self._lookups = 0
 
     @property
-    def missing(self) -> Mapping[int, str]:
-        """Ids that the registry recently did not have, or had only in part, and why."""
+    def missing(self) -> Mapping[int | UUID, str]:
+        """What the registry recently did not have, or had only in part, and why."""
         now = self._now()
         return {number: why for number, (why, until) in self._missing.items() if now < until}
+
+    @property
+    def guids(self) -> dict[UUID, int]:
+        """The GUIDs that are known, and their ids."""
+        return self._subjects.guids(self._context)
 
     def begin_batch(self) -> None:
         """Allow :data:`MAX_LOOKUPS` lookups again."""
         self._lookups = 0
 
-    def look_up(self, schema_ids: Iterable[int]) -> bool:
+    def look_up(self, named: Iterable[int | UUID]) -> bool:
         """Look up schemas in the registry; return whether one was found that was not known.
 
+        :param named: ids and GUIDs
         :raises TopicbergError: the registry does not answer
         """
         missing = self.missing
-        new = [one for one in schema_ids if one not in self.schemas and one not in missing]
+        known = self.schemas.keys() | self.guids.keys()
+        new = [one for one in named if one not in known and one not in missing]
         new = new[: MAX_LOOKUPS - self._lookups]
         self._lookups += len(new)
-        found = [self._look_up(number) for number in new]
+        found = [
+            self._look_up_guid(one) if isinstance(one, UUID) else self._look_up(one) for one in new
+        ]
         return any(found)
+
+    @property
+    def _unknown(self) -> str:
+        inside = "" if self._context == DEFAULT_CONTEXT else f" in the context {self._context}"
+        return f"which the schema registry does not have{inside}"
+
+    def _look_up_guid(self, guid: UUID) -> bool:
+        number = self._subjects.id_of(guid, self._context)
+        if number is None:
+            self._missing[guid] = self._unknown, self._now() + MISSING_SECONDS
+            return False
+        if number not in self.schemas:
+            self._look_up(number)
+        return True
 
     def _look_up(self, number: int) -> bool:
         try:
-            schema = self._subjects.by_id(number)
-            why = "which the schema registry does not have"
+            schema = self._subjects.by_id(number, self._context)
+            why = self._unknown
         except TableflowError as error:  # due to this schema, e.g. a missing reference
             schema, why = None, f"which cannot be read: {error.message}"
         if schema is not None:
@@ -72,3 +112,15 @@ class ForeignSchemas:
         while sum(one.size for one in self.schemas.values()) > MAX_CHARACTERS:
             self.schemas.popitem(last=False)
         return schema is not None
+
+
+def foreign_schemas(spec: TopicSpec, subjects: SubjectReader) -> dict[str, ForeignSchemas]:
+    """Return the schemas for the keys and the values of a topic, each of its subject's context."""
+    contexts = {"key": context_of(spec.key_subject), "value": context_of(spec.value_subject)}
+    found = {context: ForeignSchemas(subjects, context) for context in set(contexts.values())}
+    return {side: found[context] for side, context in contexts.items()}
+
+
+def named_schemas(texts: Iterable[str]) -> list[int | UUID]:
+    """Return ids and GUIDs of their texts: decimal, and 32 hexadecimal digits."""
+    return [UUID(text) if len(text) == 32 else int(text) for text in texts]

@@ -10,22 +10,25 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import TableflowError
-from topicberg.formats import connect_json
-from topicberg.formats.subjects import MAGIC_BYTE, MAX_SCHEMA_BYTES, wire_prefix
+from topicberg.formats.framing import MAGIC_BYTE, wire_prefix
+from topicberg.formats.json import connect as connect_json
+from topicberg.formats.reasons import MalformedError
+from topicberg.formats.subjects import MAX_SCHEMA_BYTES
 from topicberg.kafka.consumer import DamagedRecordsError, messages
-from topicberg.spark import F
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
-    from pyspark.sql import Column, DataFrame
+    from numpy.typing import NDArray
 
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.offsets import Offsets, Place
@@ -35,9 +38,9 @@ MAX_OPENINGS, MAX_BYTES = 500, 16 * MAX_SCHEMA_BYTES
 """The most schemas in records that are known, and their total size."""
 REFUSED_SECONDS = 20.0
 """How long a refused schema is not registered again."""
-_RAW = "__topicberg_raw_"
 _UNKNOWN = "the schema of the record is not known: the batch has too many different ones"
 _CONFLICT, _INVALID = 409, 422
+_WORD = 8
 
 
 @dataclass
@@ -66,6 +69,7 @@ class Framing:
             self._subjects[VALUE] = spec.value_subject
         self._known = {half: _Known() for half in self._subjects}
         self._has_read = False
+        self._lookups = 0
 
     # --- schemas ---
 
@@ -80,9 +84,14 @@ class Framing:
         self._has_read = True
 
     def look_up(self, places: Iterable[Place]) -> bool:
-        """Register the schemas of some records; return whether one of them was not known."""
-        found = [self._learn({partition: (at, at + 1)}) for partition, at in places]
-        return any(found)
+        """Register the schemas of some records; return whether more is known of one of them."""
+        found = False
+        for partition, at in places:
+            self._lookups += 1
+            if self._lookups > MAX_OPENINGS:
+                break
+            found |= self._learn({partition: (at, at + 1)})
+        return found
 
     def _learn(self, ranges: Mapping[int, tuple[int, int]]) -> bool:
         found = False
@@ -97,7 +106,7 @@ class Framing:
         return found
 
     def _register(self, half: str, raw: bytes) -> bool:
-        """Register the schema of a record; return whether it was not known."""
+        """Register the schema of a record; return whether more is known of it than before."""
         known = self._known[half]
         opening = connect_json.opening(raw)
         if opening is None or opening.text in known.openings:
@@ -110,10 +119,11 @@ class Framing:
             if opening.schema is not None:
                 number = self._registered(half, connect_json.json_schema(opening.schema))
         except TableflowError as error:
+            is_new = opening.text not in known.refused
             if len(known.refused) >= MAX_OPENINGS:
                 known.refused.clear()
             known.refused[opening.text] = error.message, time.monotonic() + REFUSED_SECONDS
-            return False
+            return is_new
         known.openings[opening.text] = number
         return True
 
@@ -140,78 +150,101 @@ class Framing:
                     hint="set schema.compatibility and key.compatibility of the spec to NONE",
                 ) from None
 
-    # --- records, in Spark ---
+    # --- records ---
 
-    def framed(self, records: DataFrame, layout: Layout) -> DataFrame:
-        """Return records in the wire format; :meth:`restored` undoes it."""
-        found: dict[str, Column] = {}
-        for half in (layout.key, layout.value):
-            name, latest = half.column, half.latest
-            if name in self._subjects:
-                found[f"{_RAW}{name}"] = F.col(name)
-                found[name] = self._framed(name, latest.schema_id) if latest else F.col(name)
-        return records.withColumns(found)
+    def begin_batch(self) -> None:
+        self._lookups = 0
 
-    def restored(self, records: DataFrame) -> DataFrame:
-        """Return records with their own bytes."""
-        raw = {half: F.col(f"{_RAW}{half}") for half in self._subjects}
-        return records.withColumns(raw).drop(*(f"{_RAW}{half}" for half in raw))
-
-    def unknown(self, half: str) -> Column | None:
-        """Return a number below zero for a schema in a framed half that is not known, or null."""
-        if half not in self._subjects:
-            return None
-        raw = F.col(half)
-        start = F.substring_index(raw.cast("string"), '"payload"', 1)
-        return F.when(_has_schema(raw), -F.abs(F.xxhash64(start) % (1 << 62)) - 1)
-
-    def _framed(self, half: str, newest: int) -> Column:
-        """:param newest: the newest schema's id, for records that name none"""
-        raw = F.col(half)
-        is_plain = (F.substring(raw, 1, 1) != F.lit(bytes([MAGIC_BYTE]))) & ~_has_schema(raw)
-        found = F.when(is_plain, F.concat(F.lit(wire_prefix(newest)), raw))
-        is_closed = F.substring(raw, -1, 1) == F.lit(b"}")
-        for text, number in self._known[half].openings.items():
-            prefix = F.lit(wire_prefix(newest if number is None else number))
-            rest = F.substring(raw, len(text) + 1, 2**31 - 1)
-            payload = F.substring(rest, F.lit(1), F.length(rest) - 1)
-            is_written = F.startswith(raw, F.lit(text)) & is_closed
-            found = found.when(is_written, F.concat(prefix, payload))
-        return found.otherwise(raw)
-
-    # --- records, in Python ---
-
-    def of(self, half: Half, raw: bytes) -> bytes:
-        """Return a key or value in the wire format."""
+    def inline(self, half: Half) -> InlineSchemas | None:
+        """Return what brings keys or values into the wire format; None: they are."""
         if half.column not in self._subjects or half.latest is None:
-            return raw
+            return None
+        known = self._known[half.column]
+        refused = {text: reason for text, (reason, _) in known.refused.items()}
+        return InlineSchemas(
+            half.column, half.latest.schema_id, tuple(known.openings.items()), refused
+        )
+
+    def inline_schemas(self, layout: Layout) -> dict[str, InlineSchemas]:
+        """Return the same for the halves that are not in the wire format."""
+        found = {half.column: self.inline(half) for half in (layout.key, layout.value)}
+        return {column: one for column, one in found.items() if one is not None}
+
+    def wire(self, half: Half, raw: bytes) -> bytes:
+        """Return a key or value in the wire format.
+
+        :raises MalformedError: it begins with a schema that cannot be used
+        """
+        inline = self.inline(half)
+        return raw if inline is None else inline.wire(raw)
+
+
+class UnknownInlineError(MalformedError):
+    """A record begins with a schema that is not registered yet."""
+
+
+@dataclass(frozen=True)
+class InlineSchemas:
+    """How keys, or values, with a schema of their own, or with none, get into the wire format.
+
+    ``newest``: the id of the schema of records without one. ``openings``: what precedes a payload,
+    and the id of its schema. ``refused``: why others cannot be used. Small enough to be sent to a
+    task.
+    """
+
+    side: str
+    newest: int
+    openings: tuple[tuple[bytes, int | None], ...]
+    refused: Mapping[bytes, str]
+
+    def wire(self, raw: bytes) -> bytes:
+        """Return a key or value in the wire format.
+
+        :raises MalformedError: it begins with a schema that cannot be used
+        """
         if raw[:1] == bytes([MAGIC_BYTE]):
             return raw
-        newest = half.latest.schema_id
-        if (opening := connect_json.opening(raw)) is None:
-            return wire_prefix(newest) + raw
-        known = self._known[half.column].openings
-        if opening.text not in known or not raw.endswith(b"}"):
-            return raw
-        number = known[opening.text]
-        return wire_prefix(newest if number is None else number) + raw[len(opening.text) : -1]
-
-    def problem(self, half: str, raw: bytes) -> str | None:
-        """Return why the schema in a record cannot be used; None: it can, or there is none."""
-        if half not in self._subjects or not connect_json.has_schema(raw):
-            return None
+        for text, number in self.openings:
+            if raw.startswith(text) and raw.endswith(b"}"):
+                return wire_prefix(self.newest if number is None else number) + raw[len(text) : -1]
+        if not connect_json.has_schema(raw):
+            return wire_prefix(self.newest) + raw
         opening = connect_json.opening(raw)
         if opening is None or not raw.endswith(b"}"):
-            return "it begins with a schema, but does not end with its payload"
-        if opening.text in self._known[half].openings:
-            return None
-        return self._known[half].refused.get(opening.text, (_UNKNOWN, 0.0))[0]
+            raise MalformedError(
+                f"the {self.side}: it begins with a schema, but does not end with its payload"
+            )
+        reason = self.refused.get(opening.text)
+        if reason is None:
+            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}")
+        raise MalformedError(f"the {self.side}: {reason}")
 
+    def in_wire_format(
+        self,
+        data: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        wanted: NDArray[np.bool_],
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], dict[int, MalformedError]]:
+        """Return keys or values in the wire format, where they begin, and why some cannot be.
 
-def _has_schema(raw: Column) -> Column:
-    return F.coalesce(
-        F.substring(raw, 1, 200).cast("string").rlike(connect_json.OPENING), F.lit(False)
-    )
+        :param wanted: those to change; others are as they are
+        """
+        parts, malformed = list[bytes](), dict[int, MalformedError]()
+        there = wanted & (np.diff(offsets) > 0)
+        if (data[offsets[:-1][there]] == MAGIC_BYTE).all() and not (wanted & ~there).any():
+            return data, offsets, malformed  # as those of a registry's converter are
+        for place, (begin, end) in enumerate(pairwise(offsets.tolist())):
+            raw = data[begin:end].tobytes()
+            if wanted[place]:
+                try:
+                    raw = self.wire(raw)
+                except MalformedError as error:
+                    malformed[place] = error.with_traceback(None)
+            parts.append(raw)
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        whole = b"".join(parts) + bytes(_WORD)  # compiled code reads words, also at the end
+        return np.frombuffer(whole, np.uint8).copy(), ends, malformed
 
 
 def framing(

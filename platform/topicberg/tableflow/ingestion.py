@@ -31,6 +31,7 @@ from topicberg.tableflow.status import (
     FailingFormat,
     OpenTransaction,
     TopicStatus,
+    Unavailable,
     give_up_status,
     write_status,
 )
@@ -45,6 +46,8 @@ FIRST_BACKOFF_SECONDS = 1.0
 MAX_BACKOFF_SECONDS = 15.0
 SUSPENDED_RETRY_SECONDS = 30.0
 """How often a suspended topic is tried again: once the cause is fixed, it resumes by itself."""
+PENDING_SECONDS = 30.0
+"""A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
 OPEN_SECONDS = 10.0
 """A transaction that has been open for less time is not reported."""
 
@@ -96,8 +99,24 @@ class Ingestion:
             error_handling=spec.tableflow.error_handling.mode,
             **(counters or {}),
         )
+        self._unavailable: Unavailable | None = None
         self._written = self.status
         self._written_at = -math.inf
+
+    @property
+    def shown(self) -> TopicStatus:
+        """The status, as users see it."""
+        missing = self._unavailable
+        return self.status if missing is None else self.status.without(missing)
+
+    def miss(self, service: Unavailable | None, spark: Unavailable | None) -> None:
+        """Show that a service does not answer.
+
+        :param spark: Spark, which only topics that wait for a large batch may need
+        """
+        with self._lock:
+            self._unavailable = service or (spark if any(self.status.lag.values()) else None)
+            self._write()
 
     def wake(self) -> None:
         """Let the next turn be due now."""
@@ -322,7 +341,7 @@ class Ingestion:
 
     def _differs(self, commit: Commit) -> bool:
         """Return whether the table differs from the status although there are no new records."""
-        fields = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes")
+        fields = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys")
         return any(getattr(commit, name) != getattr(self.status, name) for name in fields)
 
     def _sync_delta(self, ingestor: Ingestor) -> None:
@@ -343,8 +362,8 @@ class Ingestion:
     def _committed(self, commit: Commit) -> None:
         if commit.records:
             logger.info(
-                "topic %s: committed %d records in snapshot %s",
-                *(self.spec.name, commit.records, commit.snapshot_id),
+                "topic %s: committed %d rows in snapshot %s",
+                *(self.spec.name, commit.rows, commit.snapshot_id),
             )
         now_ms = int(time.time() * 1000)
         with self._lock:
@@ -358,10 +377,12 @@ class Ingestion:
                 snapshot_id=commit.snapshot_id,
                 end_offsets=end_offsets,
                 lag={p: max(0, end - end_offsets.get(p, 0)) for p, end in high.items()},
-                rows_committed=status.rows_committed + commit.records,
+                rows_committed=status.rows_committed + commit.rows,
                 rows_skipped=commit.rows_skipped,
                 skip_requests=commit.skip_requests,
                 missed_deletes=commit.missed_deletes,
+                keys=commit.keys,
+                reader=commit.reader or status.reader,
                 bytes_committed=status.bytes_committed + commit.bytes,
                 data_files=commit.data_files,
                 commits=status.commits + bool(commit.records),
@@ -376,7 +397,10 @@ class Ingestion:
 
     def _failed(self, **changes: object) -> None:
         with self._lock:
-            since = self.status.failing_since_ms or int(time.time() * 1000)
+            now_ms = int(time.time() * 1000)
+            since = self.status.failing_since_ms or now_ms
+            if now_ms - since >= PENDING_SECONDS * 1000:
+                changes["phase"] = "FAILED"
             self._report(**changes, failures=self.status.failures + 1, failing_since_ms=since)
 
     def _report(self, **changes: object) -> None:
@@ -386,11 +410,12 @@ class Ingestion:
 
     def _write(self) -> None:
         with self._lock:
-            if self.is_stopped or self.status == self._written:
+            shown = self.shown
+            if self.is_stopped or shown == self._written:
                 return
             try:
-                write_status(self._config, self.status)
+                write_status(self._config, shown)
             except OSError as error:  # e.g. a full disk; the next report writes it
                 logger.warning("topic %s: the status cannot be written: %s", self.spec.name, error)
             else:
-                self._written, self._written_at = self.status, time.monotonic()
+                self._written, self._written_at = shown, time.monotonic()

@@ -39,6 +39,9 @@ _CHECKSUM_BYTES = 16
 _TRAILER_BYTES = 8 + _CHECKSUM_BYTES
 """The number of rows, and the checksum. They come last, so a truncated file has others there."""
 _COPIED_AT_ONCE = 1 << 20
+PARTITION_BITS = 16
+"""The highest bits of the second half of a decoded key's hash: the partition of its row."""
+_KEY_BITS = np.uint64((1 << (64 - PARTITION_BITS)) - 1)
 _FEW = 8
 """A file with fewer rows than this share of the keys is looked up in the keys."""
 
@@ -50,6 +53,10 @@ class Keys:
     high: NDArray[np.uint64]
     low: NDArray[np.uint64]
     position: NDArray[np.uint32]
+
+    def chosen(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> Keys:
+        """Return some of the keys."""
+        return Keys(self.high[which], self.low[which], self.position[which])
 
     def text(self, number: int) -> str:
         """Return one hash as 32 hexadecimal digits."""
@@ -84,6 +91,59 @@ class HeldKeys(Keys):
             maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
             _, place = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
         return np.sort(self.position[place])
+
+    def matches(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return all pairs of equal decoded keys, whatever their partitions are.
+
+        :param keys: sorted
+        :returns: places in ``keys``, and here
+        """
+        from topicberg.tableflow.key_lookup import pairs_of_high, passing
+
+        if len(self.high) <= len(keys.high) // _FEW:
+            held, wanted = pairs_of_high(self.high, keys.high)
+        else:
+            maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
+            wanted, held = pairs_of_high(keys.high[maybe], self.high)
+            wanted = maybe[wanted]
+        is_same = ((keys.low[wanted] ^ self.low[held]) & _KEY_BITS) == 0
+        return wanted[is_same], held[is_same]
+
+
+def with_partition(low: NDArray[np.uint64], partitions: NDArray[np.integer]) -> NDArray[np.uint64]:
+    """Return the second halves of decoded keys' hashes, with the partitions of their rows."""
+    shift = np.uint64(64 - PARTITION_BITS)
+    return (low & _KEY_BITS) | (partitions.astype(np.uint64) << shift)
+
+
+def same_key(keys: Keys) -> NDArray[np.bool_]:
+    """Return which of the sorted decoded keys are followed by an equal one, of any partition."""
+    is_same: NDArray[np.bool_] = (keys.high[1:] == keys.high[:-1]) & (
+        ((keys.low[1:] ^ keys.low[:-1]) & _KEY_BITS) == 0
+    )
+    return is_same
+
+
+def newest_of_partitions(keys: Keys, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of the sorted decoded keys is the newest record of its key.
+
+    In a partition, the last one; between partitions, the one with the latest time; if the times are
+    equal, that of the highest partition.
+
+    :param keys: those of one partition in the order of their records
+    :param times: at the places of the keys
+    """
+    found = np.zeros(len(keys.high), np.bool_)
+    last = np.flatnonzero(is_last(keys))
+    if not len(last):
+        return found
+    of_last = Keys(keys.high[last], keys.low[last], keys.position[last])
+    group = np.cumsum(np.append(False, ~same_key(of_last)))
+    # Partitions of a key are in ascending order, and lexsort keeps it where times are equal.
+    order = np.lexsort((times[of_last.position], group))
+    ends = np.append(group[order][1:] != group[order][:-1], True)
+    found[last[order[ends]]] = True
+    return found
 
 
 def merged(parts: Sequence[Keys]) -> Keys:

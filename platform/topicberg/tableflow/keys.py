@@ -8,7 +8,9 @@ Which rows are deleted already is read from the snapshot's delete files. So the 
 with the table, whoever commits to it and whatever is killed.
 
 Hash: 128 bits, SipHash twice, keyed by the table's UUID. No producer knows the UUID, so no producer
-can construct two keys whose hashes collide.
+can construct two keys whose hashes collide. A decoded key of an upsert table has 112 bits, and 16
+of the row's partition: equal keys are found in all partitions, and a row of another one is known
+without reading it.
 
 What each part costs:
 
@@ -35,6 +37,8 @@ from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent
 
 from topicberg.files import topic_file
+from topicberg.formats.framing import WIRE_BYTES
+from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries_by_manifest, in_parallel
 from topicberg.iceberg.manifests import identity
 from topicberg.iceberg.position_deletes import Deletes, FileRows, read_deletes
@@ -42,7 +46,20 @@ from topicberg.iceberg.shared_keys import delete_shared, file_name, shared_file
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.settings import Settings
 from topicberg.tableflow import key_files
-from topicberg.tableflow.key_files import HeldKeys, Keys, Seal, bits_of, merged, unusable
+from topicberg.tableflow.arrays import whole
+from topicberg.tableflow.key_files import (
+    HeldKeys,
+    Keys,
+    Seal,
+    bits_of,
+    in_order,
+    merged,
+    newest_of_partitions,
+    same_key,
+    unusable,
+    with_partition,
+)
+from topicberg.tableflow.key_values import key_text
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -52,11 +69,21 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
+    from topicberg.tableflow.upsert_key import UpsertKey
+
 logger = logging.getLogger(__name__)
 
 SHARED_ROWS = 10_000
 """Key files of fewer rows are not shared: reading the data file takes as long."""
 _ROWS_AT_ONCE = 200_000
+_DECODED_VERSION = 1
+"""Increase it with any change of :mod:`topicberg.tableflow.key_values`."""
+_RANGE_ROWS = 4_000_000
+"""Rows of a table whose keys are compared with each other at once."""
+NO_TIME = np.iinfo(np.int64).min
+"""The time of a record without one."""
+DecodeKeys = Callable[[Any], Any]
+"""Returns the texts of raw keys; null: a key cannot be decoded. Both are Arrow arrays."""
 _UNUSED_SECONDS = 3600.0
 """The minimum age of a key file that is deleted: another process may have just created it."""
 # The partition is multiplied by the golden ratio's 64 bits, which spread small numbers far.
@@ -81,6 +108,31 @@ def forget_files(config: Settings, topic: str, table: Table, paths: Collection[s
             found.unlink(missing_ok=True)
 
 
+def no_decoder(raw: Any) -> Any:
+    """Decode no key: for tables whose index does not need it."""
+    raise AssertionError(f"{len(raw)} keys are not decoded")
+
+
+def index_of(
+    config: Settings,
+    topic: str,
+    table: Table,
+    key: UpsertKey,
+    decode: DecodeKeys,
+    known: KeyIndex | None = None,
+) -> KeyIndex:
+    """Return the index of an upsert table without a change log.
+
+    :param known: the index of before, which is kept if it is of the same keys
+    """
+    columns = key.names if key.is_decoded else (key.raw, key.partition)
+    decoded = key if key.is_decoded else None
+    if known is not None and known.of == (table.metadata.table_uuid, columns, decoded):
+        known.decode = decode
+        return known
+    return KeyIndex(key_folder(config, topic), table, columns, key=decoded, decode=decode)
+
+
 class KeyIndex:
     """The keys of one table. Not thread-safe; any number of processes may share the folder.
 
@@ -92,12 +144,25 @@ class KeyIndex:
     """
 
     def __init__(
-        self, folder: Path, table: Table, key_columns: Sequence[str], *, is_decoded: bool = False
+        self,
+        folder: Path,
+        table: Table,
+        key_columns: Sequence[str],
+        *,
+        is_decoded: bool = False,
+        key: UpsertKey | None = None,
+        decode: DecodeKeys = no_decoder,
     ) -> None:
+        """:param key: of an upsert table whose keys are decoded
+        :param decode: decodes the raw keys of such a table, if its columns do not have the keys
+        """
         self.table_uuid = table.metadata.table_uuid
-        self.of = (self.table_uuid, tuple(key_columns))
+        self.of = (self.table_uuid, tuple(key_columns), key)
+        self.key, self.decode = key, decode
         schema = table.schema()
-        self._key_ids = tuple(schema.find_field(name).field_id for name in key_columns)
+        self._key_ids = tuple(
+            schema.find_field(name).field_id for name in (() if key else key_columns)
+        )
         self._key_types = _arrow_types(schema, key_columns) if is_decoded else None
         self._format = f"{self.table_uuid}-{self._probe()}"
         self._folder = folder / self._format
@@ -141,6 +206,125 @@ class KeyIndex:
         """
         return self._rows(table, head, lambda held: np.sort(held.position))
 
+    def older_rows(
+        self, table: Table, head: Snapshot, keys: Keys, times: NDArray[np.int64]
+    ) -> tuple[list[FileRows], NDArray[np.bool_]]:
+        """Return the rows of a snapshot that records of decoded keys replace.
+
+        Also return which of the records are older than a row of their key, which is of another
+        partition: they change nothing.
+
+        :param keys: sorted; the newest record of each key
+        :param times: of the records, at the places of the keys
+        :raises TopicbergError: the state directory cannot be written
+        """
+        assert self.key is not None  # noqa: S101  the keys are decoded
+        stale = np.zeros(len(keys.high), np.bool_)
+        matches: dict[str, tuple[NDArray[np.intp], NDArray[np.uint64]]] = {}
+        file_path = ""
+
+        def choose(held: HeldKeys) -> NDArray[np.uint32]:
+            places, rows = held.matches(keys)
+            order = np.argsort(held.position[rows])
+            places, rows = places[order], rows[order]
+            matches[file_path] = places, held.low[rows]
+            return held.position[rows]
+
+        def note(path: str) -> None:
+            nonlocal file_path
+            file_path = path
+
+        replaced = []
+        for of_file, chosen in self._chosen_rows(table, head, choose, note):
+            places, low = (part[chosen] for part in matches[of_file.file.file_path])
+            stays = np.zeros(len(places), np.bool_)
+            is_moved = low != keys.low[places]
+            if is_moved.any():
+                moved = np.flatnonzero(is_moved)
+                rows = FileRows(of_file.file, of_file.positions[moved])
+                held_times = self._times(table, rows)
+                own_times = times[keys.position[places[moved]]]
+                # As in newest_of_partitions: the higher partition if the times are equal.
+                is_newer = (held_times > own_times) | (
+                    (held_times == own_times) & (low[moved] > keys.low[places[moved]])
+                )
+                stays[moved[is_newer]] = True
+                stale[places[moved[is_newer]]] = True
+            if not stays.all():
+                replaced.append(FileRows(of_file.file, of_file.positions[~stays]))
+        return replaced, stale
+
+    def repeated_rows(self, table: Table, head: Snapshot) -> list[FileRows]:
+        """Return the rows of a snapshot whose decoded key a newer row has.
+
+        They are there if keys became equal: the table was written when raw keys were compared, or
+        by an older version of the key's schema.
+
+        :raises TopicbergError: the state directory cannot be written
+        """
+        assert self.key is not None  # noqa: S101  the keys are decoded
+        files: list[DataFile] = []
+        parts: list[Keys] = []
+
+        def choose(held: HeldKeys) -> NDArray[np.uint32]:
+            parts.append(held)
+            return np.sort(held.position)
+
+        live = {}
+        paths: list[str] = []
+        for of_file, _ in self._chosen_rows(table, head, choose, paths.append):
+            live[of_file.file.file_path] = of_file
+        files = [live[path].file for path in paths if path in live]
+        held = [(live[path], part) for path, part in zip(paths, parts, strict=True) if path in live]
+        found: dict[int, list[NDArray[np.uint32]]] = {}
+        for numbers, keys in _in_ranges(held):
+            for number, positions in self._repeated(table, files, numbers, keys).items():
+                found.setdefault(number, []).append(positions)
+        return [
+            FileRows(files[number], np.sort(np.concatenate(positions)))
+            for number, positions in sorted(found.items())
+        ]
+
+    def _repeated(
+        self, table: Table, files: Sequence[DataFile], numbers: NDArray[np.int32], keys: Keys
+    ) -> dict[int, NDArray[np.uint32]]:
+        """Return, by file, the rows of keys that have a newer row.
+
+        :param numbers: of the files of the keys
+        """
+        ordered = in_order(keys.high, keys.low)
+        same = same_key(ordered)
+        repeated = np.append(same, False) | np.append(False, same)
+        places = ordered.position[repeated[: len(ordered.high)]]
+        if not len(places):
+            return {}
+        times, offsets = np.empty(len(keys.high), np.int64), np.empty(len(keys.high), np.int64)
+        for number in np.unique(numbers[places]):
+            of_file = places[numbers[places] == number]
+            of_file = of_file[np.argsort(keys.position[of_file])]
+            rows = FileRows(files[number], keys.position[of_file])
+            assert self.key is not None  # noqa: S101  see the caller
+            names = [self.key.time, self.key.raw, self.key.offset]
+            micros, raw, offset = read_rows(table, rows, names).columns
+            times[of_file] = times_of(micros, raw, self.key)
+            offsets[of_file] = offset.combine_chunks().fill_null(-1).to_numpy()
+        high, low = keys.high[places], keys.low[places]
+        # Of one partition, the higher offset; of several, as between records.
+        order = np.lexsort((offsets[places], low, high))
+        places = places[order]
+        one = Keys(keys.high[places], keys.low[places], np.arange(len(places), dtype=np.uint32))
+        is_newest = newest_of_partitions(one, times[places])
+        gone = places[~is_newest]
+        return {
+            int(number): keys.position[gone[numbers[gone] == number]]
+            for number in np.unique(numbers[gone])
+        }
+
+    def _times(self, table: Table, rows: FileRows) -> NDArray[np.int64]:
+        assert self.key is not None  # noqa: S101  the keys are decoded
+        micros, raw = read_rows(table, rows, [self.key.time, self.key.raw]).columns
+        return times_of(micros, raw, self.key)
+
     def hashes(self, columns: Sequence[Any], first: int = 0) -> Keys:
         """Return the keys of rows, given their key columns; see :meth:`hashed`."""
         if self._key_types is None:
@@ -148,7 +332,7 @@ class KeyIndex:
         import pyarrow as pa
 
         raw = _one_text(columns, self._key_types)
-        return self.hashed(raw, pa.array(np.zeros(len(raw), np.int32)), first)
+        return hash_keys(self.table_uuid, raw, pa.array(np.zeros(len(raw), np.int32)), first)
 
     def rows_without(self, table: Table, head: Snapshot, kept: Keys) -> list[FileRows]:
         """Return the rows of a snapshot that have none of these keys and are not deleted.
@@ -158,13 +342,29 @@ class KeyIndex:
         """
 
         def others(held: HeldKeys) -> NDArray[np.uint32]:
-            return np.setdiff1d(held.position, held.positions_of(kept))
+            if self.key is None:
+                return np.setdiff1d(held.position, held.positions_of(kept))
+            return np.setdiff1d(held.position, held.position[held.matches(kept)[1]])
 
         return self._rows(table, head, others)
 
     def _rows(
         self, table: Table, head: Snapshot, choose: Callable[[HeldKeys], NDArray[np.uint32]]
     ) -> list[FileRows]:
+        return [rows for rows, _ in self._chosen_rows(table, head, choose)]
+
+    def _chosen_rows(
+        self,
+        table: Table,
+        head: Snapshot,
+        choose: Callable[[HeldKeys], NDArray[np.uint32]],
+        begin: Callable[[str], None] = lambda _: None,
+    ) -> list[tuple[FileRows, NDArray[np.intp]]]:
+        """Return the chosen rows that are not deleted, and their places among the chosen ones.
+
+        :param choose: returns positions, ascending
+        :param begin: called with the path of the file whose rows are chosen next
+        """
         files = self._live(table, head)
         data = [file for file in files if file.content == DataFileContent.DATA]
         self._unshared = {one.file_path: one for one in data if one.file_path in self._unshared}
@@ -172,10 +372,11 @@ class KeyIndex:
         self._fetch(table, data)
         found = []
         for file in data:
+            begin(file.file_path)
             positions = choose(self._keys_of(table, file))
-            positions = self._not_deleted(file.file_path, positions)
-            if len(positions):
-                found.append(FileRows(file, positions))
+            places = self._not_deleted(file.file_path, positions)
+            if len(places):
+                found.append((FileRows(file, positions[places]), places))
         self._clean(data)
         return found
 
@@ -215,15 +416,16 @@ class KeyIndex:
             bits = _with_bits(np.empty(0, np.uint8), positions)
             self._vectors[path] = identity(vectors[path]), bits
 
-    def _not_deleted(self, data_file: str, positions: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    def _not_deleted(self, data_file: str, positions: NDArray[np.uint32]) -> NDArray[np.intp]:
+        """Return the places of the positions, ascending, that are not deleted."""
         _, deleted = self._vectors.get(data_file, (None, None))  # has all deletes of its data file
         if deleted is None:
             deleted = self._deleted.get(data_file)
+        places = np.arange(len(positions))
         if deleted is None:
-            return positions
+            return places
         last = np.searchsorted(positions, 8 * len(deleted))
-        inside = positions[:last]
-        return np.concatenate([inside[~bits_of(deleted, inside)], positions[last:]])
+        return np.concatenate([places[:last][~bits_of(deleted, positions[:last])], places[last:]])
 
     def _fetch(self, table: Table, data: Iterable[DataFile]) -> None:
         """Copy key files that others share."""
@@ -254,8 +456,12 @@ class KeyIndex:
         path = self._path(file)
         if (held := key_files.read(path)) is not None:
             return held
-        columns = _key_columns(table, file, self._key_ids, self._key_types)
-        keys = HeldKeys.of(merged([self.hashes(*each) for each in columns]))
+        if self.key is not None:
+            texts = _key_texts(table, file, self.key, self.decode)
+            keys = HeldKeys.of(merged([self.hashed(*each) for each in texts]))
+        else:
+            columns = _key_columns(table, file, self._key_ids, self._key_types)
+            keys = HeldKeys.of(merged([self.hashes(*each) for each in columns]))
         self.hold(file, keys)
         return keys
 
@@ -280,8 +486,31 @@ class KeyIndex:
         return Seal(self._format, file.file_path)
 
     def hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
-        """Return the keys of rows from position ``first`` on, in order, without null keys."""
-        return hash_keys(self.table_uuid, raw, partition, first)
+        """Return the keys of rows from position ``first`` on, in order, without null keys.
+
+        :param raw: raw keys, or the texts of decoded ones
+        """
+        hash_rows = hash_keys if self.key is None else hash_decoded
+        return hash_rows(self.table_uuid, raw, partition, first)
+
+    def hashed_raw(self, raw: Any, partition: Any) -> Keys:
+        """Return the keys of records, given their raw keys; without those that are malformed.
+
+        :param raw: of keys without a schema: as tables hold them
+        """
+        if self.key is None:
+            return self.hashed(raw, partition)
+        if not len(raw):
+            return merged([])
+        text = self.decode(raw)
+        rows = np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))
+        found = self.hashed(text.take(rows), partition.take(rows))
+        return Keys(found.high, found.low, rows[found.position].astype(np.uint32))
+
+    @property
+    def definition(self) -> str:
+        """What the keys are, and how they are hashed: it differs if other keys are equal."""
+        return self._format.removeprefix(f"{self.table_uuid}-")
 
     def _probe(self) -> str:
         """Return a digest of the key format: key files of another format are not read."""
@@ -294,6 +523,10 @@ class KeyIndex:
         content += repr((key_files.FORMAT, self._key_ids)).encode()
         if self._key_types is not None:
             content += repr(list(map(str, self._key_types))).encode()
+            if any(map(_is_floating, self._key_types)):
+                content += b"-0.0 is 0.0"
+        if self.key is not None:
+            content += repr((_DECODED_VERSION, self.key.definition)).encode()
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
     def _path(self, file: DataFile) -> Path:
@@ -325,15 +558,90 @@ def hash_keys(table_uuid: UUID, raw: Any, partition: Any, first: int = 0) -> Key
     from topicberg.tableflow.key_hash import hashes
 
     has_key = pc.and_(raw.is_valid(), partition.is_valid())
-    keys = raw.filter(has_key).cast(pa.binary())
-    if isinstance(keys, pa.ChunkedArray):
-        keys = keys.combine_chunks()
+    keys = whole(raw.filter(has_key).cast(pa.binary()))
     spread = partition.filter(has_key).to_numpy(zero_copy_only=False).astype(np.uint64) * _SPREAD
     secret = table_uuid.hex.encode()
     high, low = (hashes(keys, part) for part in (secret[:16], secret[16:]))
     high ^= spread
     position = np.flatnonzero(has_key.to_numpy(zero_copy_only=False)) + first
     return Keys(high, low, position.astype(np.uint32))
+
+
+def hash_decoded(table_uuid: UUID, text: Any, partition: Any, first: int = 0) -> Keys:
+    """Return the keys of rows, given the texts of decoded keys; see :func:`hash_keys`."""
+    import pyarrow as pa
+
+    text, partition = whole(text), whole(partition)
+    is_there = partition.is_valid()
+    nowhere = pa.array(np.zeros(len(text), np.int32))
+    found = hash_keys(table_uuid, text.filter(is_there), nowhere.filter(is_there))
+    rows = np.flatnonzero(is_there.to_numpy(zero_copy_only=False)) + first
+    partitions = partition.filter(is_there).to_numpy(zero_copy_only=False)
+    low = with_partition(found.low, partitions[found.position])
+    return Keys(found.high, low, rows[found.position].astype(np.uint32))
+
+
+def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
+    """Return what orders records of a decoded key in several partitions.
+
+    These are microseconds since 1970. Kafka's times are milliseconds, so the last three digits are
+    free: they are the version of the key's schema, which is newer in the newer one of two records
+    of one millisecond. A record without a time is older than all others.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    times, raw = whole(times), whole(raw)
+    found: NDArray[np.int64] = times.cast(pa.int64()).fill_null(NO_TIME).to_numpy().copy()
+    if len(key.versions) > 1:
+        named = pc.fill_null(pc.binary_slice(raw, 1, WIRE_BYTES), b"")
+        prefixes = [number.to_bytes(WIRE_BYTES - 1, "big") for number in key.versions]
+        version = pc.index_in(named, pa.array(prefixes, named.type)).fill_null(-1).to_numpy()
+        found[found != NO_TIME] += 1 + version[found != NO_TIME]
+    return found
+
+
+def _in_ranges(
+    held: Sequence[tuple[FileRows, Keys]],
+) -> Iterator[tuple[NDArray[np.int32], Keys]]:
+    """Yield the live keys of files in ranges of their hashes, with the numbers of their files."""
+    total = sum(len(keys.high) for _, keys in held)
+    count = max(1, -(-total // _RANGE_ROWS))
+    limits = [(number << 64) // count for number in range(1, count)]
+    bounds = [
+        [0, *np.searchsorted(keys.high, np.array(limits, np.uint64)), len(keys.high)]
+        for _, keys in held
+    ]
+    is_live = []
+    for rows, keys in held:
+        live = np.zeros(int(keys.position.max(initial=0)) + 1, np.bool_)
+        live[rows.positions] = True
+        is_live.append(live)
+    for number in range(count):
+        parts, numbers = [], []
+        for place, (_, keys) in enumerate(held):
+            inside = slice(bounds[place][number], bounds[place][number + 1])
+            stays = is_live[place][keys.position[inside]]
+            one = Keys(
+                keys.high[inside][stays], keys.low[inside][stays], keys.position[inside][stays]
+            )
+            parts.append(one)
+            numbers.append(np.full(len(one.high), place, np.int32))
+        if parts:
+            yield (
+                np.concatenate(numbers),
+                Keys(
+                    np.concatenate([part.high for part in parts]),
+                    np.concatenate([part.low for part in parts]),
+                    np.concatenate([part.position for part in parts]),
+                ),
+            )
+
+
+def _is_floating(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_floating(kind))
 
 
 def _is_shared(file: DataFile) -> bool:
@@ -366,23 +674,9 @@ def _one_text(columns: Sequence[Any], types: Sequence[pa.DataType]) -> Any:
 
     :param types: of the columns in the table; files may have narrower ones
     """
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    parts = []
-    for column, kind in zip(columns, types, strict=True):
-        values = pc.cast(column, kind)
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
-        if pa.types.is_temporal(kind):
-            values = values.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())
-        if not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind):
-            values = values.cast(pa.string())
-        values = values.cast(pa.binary())
-        size = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
-        text = pc.binary_join_element_wise(size, values, b":")
-        parts.append(pc.fill_null(text, b"-"))
-    return pc.binary_join_element_wise(*parts, b",")
+    return key_text([pc.cast(one, kind) for one, kind in zip(columns, types, strict=True)])
 
 
 def _key_columns(
@@ -417,4 +711,44 @@ def _key_columns(
                 for place, number in enumerate(field_ids)
             ]
             yield found, first
+            first += batch.num_rows
+
+
+def _key_texts(
+    table: Table, file: DataFile, key: UpsertKey, decode: DecodeKeys
+) -> Iterator[tuple[Any, Any, int]]:
+    """Yield the texts of the decoded keys of some rows, their partitions, and the first position.
+
+    Rows that others wrote, without a partition, have no key.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    schema = table.schema()
+    fields = {name: schema.find_field(name).field_id for name in (*key.names, key.partition)}
+    raw_id = schema.find_field(key.raw).field_id
+    with table.io.new_input(file.file_path).open() as stream:
+        parquet = pq.ParquetFile(stream)
+        names = {
+            int((field.metadata or {}).get(b"PARQUET:field_id", -1)): field.name
+            for field in parquet.schema_arrow
+        }
+        if fields[key.partition] not in names:
+            return
+        ids = [*fields.values(), *(() if key.is_in_columns else (raw_id,))]
+        columns = [names[number] for number in ids if number in names]
+        first = 0
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
+            nothing = pa.nulls(batch.num_rows)
+            held = {
+                name: batch.column(names[number]) if number in names else nothing
+                for name, number in fields.items()
+            }
+            text = key_text([held[name] for name in key.names], key.shapes)
+            if not key.is_in_columns and raw_id in names:
+                # The columns may have the value's fields. They are for keys that cannot be decoded
+                # any more: earlier versions of topicberg kept only the SHA-256 of a long key.
+                text = pc.coalesce(decode(batch.column(names[raw_id])), text)
+            yield text, held[key.partition], first
             first += batch.num_rows

@@ -7,6 +7,7 @@ columns; a half without one schema of its own is one binary column, ``key`` or `
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -29,8 +30,10 @@ from topicberg.errors import TableflowError
 from topicberg.formats import as_record, format_of, is_union
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import SOURCE, Changes, changed_columns
+from topicberg.formats.framing import SchemaHeaders
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
+from topicberg.iceberg.names import name_in_files
 from topicberg.topics.spec import PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
@@ -70,6 +73,11 @@ class Half:
     @property
     def latest(self) -> RegisteredSchema | None:
         return self.subject.latest if self.subject else None
+
+    def headers(self) -> SchemaHeaders:
+        """Return how headers name the schemas of the records."""
+        assert self.subject is not None  # noqa: S101  it is decoded
+        return SchemaHeaders(self.column, self.subject.latest.schema_type, self.subject.guids)
 
     def fields(self, ids: Iterator[int] | None = None) -> list[NestedField]:
         """Return the half's columns, all of them optional.
@@ -139,6 +147,12 @@ class Layout:
         """Ids of the schemas that the columns come from."""
         key, value = self.key.latest, self.value.latest
         return key.schema_id if key else None, value.schema_id if value else None
+
+    @property
+    def schema_ids(self) -> tuple[object, ...]:
+        """Ids of all schemas by which records are decoded, and of the newest ones."""
+        subjects = (half.subject for half in (self.key, self.value))
+        return self.fitted, *(subject and tuple(subject.schemas) for subject in subjects)
 
 
 def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
@@ -226,8 +240,8 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     The columns are those of the newest versions, then what only older versions have, at every
     depth: old producers may still write those fields.
 
-    An upsert table also has the key as it was sent, in the metadata column ``raw-key``: with the
-    partition it is the primary key.
+    An upsert table also has the key as it was sent, in the metadata column ``raw-key``: see
+    :mod:`topicberg.tableflow.upsert_key`.
 
     :raises TableflowError: a schema cannot become a table, or has the name of a metadata column
     """
@@ -265,8 +279,8 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         )
     for field, twin in twins((), fields):
         raise TableflowError(
-            f"topic {spec.name}: the fields {twin} and {field} differ only in case",
-            hint="rename one: Spark, Glue, DuckDB and Snowflake cannot tell them apart",
+            f"topic {spec.name}: the fields {twin} and {field} {sameness(field, twin)}",
+            hint="rename one: they would be one column",
         )
     return Schema(*fields, *metadata)
 
@@ -338,24 +352,59 @@ _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than
 def twins(
     held: Sequence[NestedField], new: Sequence[NestedField], path: str = ""
 ) -> Iterator[tuple[str, str]]:
-    """Yield the fields whose names differ only in case from those of columns, at every depth.
+    """Yield the fields that would be one column with another one, at every depth.
 
-    Spark, Glue, DuckDB and Snowflake treat them as one column.
+    Their names differ only in case, as of which Spark, Glue, DuckDB and Snowflake treat them as one
+    column; or they have one name in Parquet files, as ``a b`` and ``a_x20b`` do.
 
     :return: path of the new field, name of the column
     """
     by_lower: dict[str, NestedField] = {}
     for field in held:
-        by_lower.setdefault(field.name.lower(), field)
+        by_lower.setdefault(name_in_files(field.name).lower(), field)
     by_name = {field.name: field for field in held}
     for field in new:
         where = f"{path}{field.name}"
-        twin = by_lower.setdefault(field.name.lower(), field)
-        if twin.name != field.name:
+        twin = by_lower.setdefault(name_in_files(field.name).lower(), field)
+        # A table that already has two names which Iceberg escapes equally goes on.
+        is_held = field.name in by_name and twin.name.lower() != field.name.lower()
+        if twin.name != field.name and not is_held:
             yield where, f"{path}{twin.name}"
         same = by_name.get(field.name, field)
         held_inside, inside = inner_fields(same.field_type), inner_fields(field.field_type)
         yield from twins(held_inside, inside, f"{where}.")
+
+
+def sameness(field: str, twin: str) -> str:
+    """Return why two fields that :func:`twins` found would be one column, after their names."""
+    if field.lower() == twin.lower():
+        return "differ only in case, which Spark, Glue, DuckDB and Snowflake ignore"
+    return f"are both {name_in_files(field)} in Parquet files"
+
+
+def columns_to_fill(
+    half: Half, layout: Layout, fields: Sequence[NestedField]
+) -> Sequence[NestedField]:
+    """Return the table's columns, without those of the value that a key's field does not fit."""
+    value = layout.value.subject
+    if half.column == VALUE or value is None:
+        return fields
+    natural = {field.name: type_text(field) for field in half.fields()}
+    unlike = {one.name for one in fields if natural.get(one.name, type_text(one)) != type_text(one)}
+    if not unlike:
+        return fields
+    written = (
+        format_of(one).written(one, value.latest, layout.value.message)
+        for one in value.schemas.values()
+        if one.schema_type == value.latest.schema_type
+    )
+    shared = unlike & frozenset().union(*written)
+    return [one for one in fields if one.name not in shared]
+
+
+def type_text(field: NestedField) -> str:
+    """Return the type of a column without field ids."""
+    return re.sub(r"\b\d+: ", "", str(field.field_type))
 
 
 def inner_fields(kind: IcebergType) -> Sequence[NestedField]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from topicberg.errors import TopicbergError
 from topicberg.security.guard import Guard
-from topicberg.security.wsgi import serve
+from topicberg.security.wsgi import App, serve
 from topicberg.settings import settings
 from topicberg.tableflow.status import SHOWN_PHASES
 
@@ -26,20 +26,28 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 _PREFIX = "topicberg_tableflow_"
 _COUNTERS = {
-    "rows_committed": "records committed to the table",
-    "rows_skipped": "records left out because they could not be decoded",
-    "bytes_committed": "bytes of the data files that commits added",
-    "commits": "snapshots that added records",
+    "rows_committed": "rows that commits added to the table",
+    "rows_skipped": "records left out since the table was created: malformed ones, and those that "
+    "a user requested to skip",
+    "bytes_committed": "bytes of the files that commits added",
+    "commits": "batches committed",
     "failures": "turns that ended in an error",
 }
 _GAUGES = {
-    "consumer_lag_records": ("records in Kafka that are not committed", "topic", "partition"),
+    "consumer_lag_records": (
+        "offsets in Kafka that are not committed: records, ends of transactions, and gaps",
+        *("topic", "partition"),
+    ),
     "commit_lag_seconds": ("time since the last commit while records are waiting, else 0", "topic"),
     "open_transaction_seconds": (
         "age of a transaction that its producer did not end, which holds records back",
         *("topic", "partition"),
     ),
     "data_files": ("data files of the table", "topic"),
+    "reader": (
+        "1 for what read the newest batch: process, a process of the engine, or spark",
+        *("topic", "reader"),
+    ),
     "phase": ("1 for the phase of the topic", "topic", "phase"),
     "engine": ("1 for the engine that has the topic", "topic", "engine"),
     "topics": ("topics that the engine has", "engine"),
@@ -84,9 +92,25 @@ class StatusCollector(Collector):
                 seconds = max(0.0, now - transaction.since_ms / 1000)
                 add("open_transaction_seconds", seconds, topic, str(partition))
             add("data_files", status.data_files, topic)
+            if status.reader is not None:
+                add("reader", 1.0, topic, status.reader)
             for name in SHOWN_PHASES:
                 add("phase", float(status.shown_phase == name), topic, name)
         yield from gauges.values()
+
+
+def _with_health(app: App, is_healthy: Callable[[], bool]) -> App:
+    def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/health":
+            return app(environ, start_response)
+        body, status = b"ok\n", "200 OK"
+        if not is_healthy():
+            body, status = b"a thread of the engine hangs\n", "503 Service Unavailable"
+        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
+        start_response(status, headers)
+        return [body]
+
+    return application
 
 
 def serve_metrics(
@@ -95,12 +119,14 @@ def serve_metrics(
     *,
     host: str = LOOPBACK,
     engine: str = "",
+    is_healthy: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Serve scrapes until the process ends.
+    """Serve scrapes until the process ends, and `/health`: 200 or 503.
 
     :param host: address to listen on; a scrape must name the host by it, or by an address of the
         machine if it is another one than the default
     :param engine: the name of this engine
+    :param is_healthy: whether its threads work
     :raises TopicbergError: the port is in use, or is not allowed
     """
     registry = CollectorRegistry()
@@ -108,7 +134,7 @@ def serve_metrics(
     # In production, Prometheus may scrape as another user of the machine.
     guard = Guard(same_user=settings().deployment == "local", any_address=host != LOOPBACK)
     try:
-        serve(make_wsgi_app(registry), port, guard, host)
+        serve(_with_health(make_wsgi_app(registry), is_healthy), port, guard, host)
     except OSError as error:
         raise TopicbergError(
             f"the metrics endpoint cannot listen on {host}, port {port}: {error.strerror}",

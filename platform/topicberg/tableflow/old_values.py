@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
 from topicberg.formats.limits import UNREADABLE
 from topicberg.kafka.offsets import Offsets, Place
-from topicberg.spark import F, quote
-from topicberg.tableflow.changes import CHANGE, LIVE, READ
+from topicberg.tableflow.change_batch import ByKey, Changes, Facts
+from topicberg.tableflow.changes import LIVE, READ
 from topicberg.tableflow.current_rows import OldRows, Target
 from topicberg.tableflow.fold_state import LostChanges, Move, Order, State, order_of, precedes
 from topicberg.tableflow.offsets import end_before
-from topicberg.tableflow.rows import ROW
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from topicberg.tableflow.offsets import Batch
 
 CERTAIN_MS = 150_000
@@ -66,16 +64,17 @@ class Progress:
     passed: dict[int, Order]
     may_move: bool
 
-    def look(self, changes: DataFrame) -> None:
+    def look(self, facts: Facts) -> None:
         """Note the newest change of each partition, without rows that a snapshot read."""
-        change = F.col(CHANGE)
-        newest = F.max(F.struct(change.micros.alias("m"), change.position.alias("p")))
-        rows = changes.filter(change.op != READ).groupBy("partition").agg(newest.alias("at"))
-        for row in rows.collect():
-            at = order_of(row["at"]["m"], row["at"]["p"])
+        counts = facts.has("op") & ~facts.is_op(READ)
+        for partition in map(int, np.unique(facts.partition[counts])):
+            own = facts.table.filter(pa.array(counts & (facts.partition == partition)))
+            micros = pc.max(own.column("m")).as_py()
+            if micros is not None:
+                own = own.filter(pc.equal(own.column("m"), micros))
+            at = order_of(micros, pc.max(own.column("p")).as_py())
             if at is not None:
-                held = self.passed.get(row["partition"], at)
-                self.passed[row["partition"]] = max(at, held)
+                self.passed[partition] = max(at, self.passed.get(partition, at))
 
 
 class OldValues:
@@ -88,11 +87,12 @@ class OldValues:
         state: State,
         lost: LostChanges,
         rows: OldRows,
-        events: DataFrame,
+        changes: Changes,
+        by_key: ByKey,
     ) -> None:
-        """:param events: the changes of the batch, with their keys"""
+        """:param by_key: the facts of the changes of the batch"""
         self.target, self.progress, self.state, self.lost = target, progress, state, lost
-        self.rows, self.events = rows, events
+        self.rows, self.changes, self.by_key = rows, changes, by_key
         self.known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         """The changes of the batch by key, in order; only of keys that were looked up."""
         self.refused: dict[Place, str] = {}
@@ -327,29 +327,22 @@ class OldValues:
     def _events(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
         if key in self.known:
             return self.known[key]
-        change = F.col(CHANGE)
-        target = self.target
-        matching = self.events
-        for name, value in zip(target.key_columns, key, strict=True):
-            kind = self.events.schema[name].dataType
-            matching = matching.filter(F.col(name) == F.lit(value).cast(kind))
-        rows = matching.filter(change.op.isNotNull()).select(
-            "partition",
-            "offset",
-            "kafka_ms",
-            "op",
-            change.micros.alias("m"),
-            change.position.alias("p"),
-            change.missing.alias("missing"),
-            change.old_key.alias("old_key"),
-            *(F.col(f"{ROW}.{quote(name)}").alias(fill) for name, fill in target.fills.items()),
-        )
+        target, by_key = self.target, self.by_key
+        hashed = target.hashed(target.of_key(key)).get(0)
+        places = np.empty(0, np.intp)
+        if hashed is not None:
+            places = by_key.of_key(int(hashed[:16], 16), int(hashed[16:], 16))
+        facts = by_key.facts.chosen(places)
+        rows = self.changes.rows.select(target.toast).take(pa.array(by_key.order[places]))
+        lacks = facts.missing.T
         found = []
-        for event in rows.toArrow().to_pylist():
+        for event, values, lacking in zip(
+            facts.table.to_pylist(), rows.to_pylist(), lacks, strict=True
+        ):
             order = order_of(event["m"], event["p"])
-            if order is not None:
-                values = {name: event[fill] for name, fill in target.fills.items()}
-                found.append(event | {"order": order, "values": values})
+            if event["op"] is not None and order is not None:
+                names = [name for name, one in zip(target.toast, lacking, strict=True) if one]
+                found.append(event | {"order": order, "values": values, "missing": names})
         for read in [event for event in found if event["op"] == READ]:
             later = [
                 e["order"][0]

@@ -21,6 +21,7 @@ from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.sessions import Sessions
+from topicberg.tableflow.status import Unavailable
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,9 @@ class Pool:
         ]
         self._transactions = ThreadPoolExecutor(1, "tableflow-transactions")
         self._requested: dict[str, Offsets] = {}
+        self._missing: tuple[Unavailable | None, Unavailable | None] = None, None
+        self.polled_at = time.monotonic()
+        """When the thread that polls last worked."""
 
     @property
     def topics(self) -> dict[str, Ingestion]:
@@ -159,11 +163,20 @@ class Pool:
                 self._topics[name].wake()
                 self._changed.notify()
 
+    def miss(self, service: Unavailable | None, spark: Unavailable | None) -> None:
+        """Let the statuses say which services do not answer; None: they do."""
+        if (service, spark) == (None, None) == self._missing:
+            return
+        self._missing = service, spark
+        for topic in self.topics.values():
+            topic.miss(service, spark)
+
     # --- the poll ---
 
     def _poll(self) -> None:
         due = time.monotonic()
         while not self._is_stopped:
+            self.polled_at = time.monotonic()
             if (now := time.monotonic()) >= due:
                 used = time.thread_time()
                 try:

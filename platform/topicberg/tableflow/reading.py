@@ -1,211 +1,195 @@
-"""The records of a batch as a DataFrame, read by Spark's Kafka source or, if it fails, by a client.
+"""Records of some offsets become data files.
 
-Spark's source is fast, but it cannot represent every timestamp: it multiplies milliseconds by 1,000
-(``long overflow``), and changes times before the Gregorian calendar. One such record fails a whole
-batch. The client reads everything that is in Kafka, about ten times slower.
-
-Both return Kafka's columns as Spark names them (``timestamp`` is null for a record without one) and
-two more: :data:`TIMESTAMP_MS` and :data:`UNREADABLE`.
+They are read by librdkafka into arrays (:mod:`topicberg.kafka.fetch`), decoded into columns
+(:mod:`.columns`), and written as Parquet (:mod:`topicberg.iceberg.data_files`). Changes that become
+current rows stay in memory and are folded before anything is written.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
-from collections.abc import Sequence
+import logging
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from topicberg.endpoints import Endpoints
-from topicberg.kafka import consumer
-from topicberg.spark import F
-from topicberg.tableflow.offsets import Batch
-from topicberg.tableflow.sizing import SMALL_BYTES
+from topicberg.errors import TopicbergError
+from topicberg.iceberg.data_files import DataFileWriter
+from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.columns import (
+    MAX_BYTES,
+    MAX_ROWS,
+    Chunk,
+    absent_columns,
+    buffers_of,
+    chunks,
+)
+from topicberg.tableflow.key_files import newest
+from topicberg.tableflow.keys import hash_decoded, hash_keys, times_of
+from topicberg.tableflow.memory import limited
+from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.upsert_key import IDENTITY
+from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-    from pyspark.sql import DataFrame, SparkSession
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyiceberg.manifest import DataFile
 
-    from topicberg.topics import TopicSpec
+    from topicberg.kafka.offsets import Ranges
+    from topicberg.tableflow.change_batch import Changes
 
-TIMESTAMP_MS = "__topicberg_timestamp_ms"
-"""The timestamp as it is in Kafka."""
-UNREADABLE = "__topicberg_unreadable"
-"""Why the record itself, whatever its key and value are, cannot become a row; or null."""
-NO_TIMESTAMP = -1
-"""Kafka's number for a record that has no timestamp, such as one of an old message format."""
-FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_999
-"""Years 1 to 9999, which every query engine supports."""
-OUT_OF_SPARKS_RANGE = "topicberg: a timestamp that Spark's Kafka source may have changed"
-
-# Before 1900, local times of the JVM's zone differ from UTC by odd seconds, which Spark corrects.
-_SPARK_FIRST = datetime.datetime(1900, 1, 2, tzinfo=datetime.UTC)
-_SPARK_LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=datetime.UTC)
-
-# The Kafka client's defaults fetch 500 records at a time, which limits the throughput of the
-# ingest, and wait half a second for more at the end of every partition, which delays small batches.
-MAX_POLL_RECORDS = 20_000
-FEW_RECORDS, FEW_POLL_RECORDS, UNKNOWN_POLL_RECORDS = 1_000, 50, 500
-"""Records that the consumer holds at once: fewer if they are large, if the batch is small, and if
-their size is not known. A batch in Kafka may be ten thousand times as large when decompressed."""
-FEW_BYTES = 512 * 1024
-"""The most bytes of a batch of few records that the client reads. Spark would keep what is larger
-than its ``spark.sql.session.localRelationCacheThreshold`` as long as the session lives."""
-_OPTIONS = {
-    "kafka.fetch.max.wait.ms": "20",
-    "kafka.isolation.level": "read_committed",
-    "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
-    "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
-    "kafka.receive.buffer.bytes": str(1024 * 1024),
-    "failOnDataLoss": "true",
-    "includeHeaders": "true",
-}
-
-_SCHEMA = pa.schema(
-    [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestampType", pa.int32()),
-        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        (TIMESTAMP_MS, pa.int64()),
-        (UNREADABLE, pa.string()),
-    ]
-)
+logger = logging.getLogger(__name__)
 
 
-def read_by_spark(
-    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch, size: float | None
-) -> DataFrame:
-    """Return the batch; its job fails at a record whose timestamp Spark cannot represent.
+@dataclass(frozen=True)
+class Written:
+    """What became of some records."""
 
-    :param size: average size of its records in bytes; None: not known
+    files: list[DataFile]
+    records: int
+    rejections: Rejections
+    keys: BatchKeys | None = None
+    """Of an upsert batch."""
+    changes: ChangesRead | None = None
+    """That are still to be folded; there are no files."""
+
+
+@dataclass
+class ChangesRead:
+    """The changes of a batch that become current rows."""
+
+    parts: list[Changes] = field(default_factory=list)
+    lost: list[pa.Table] = field(default_factory=list)
+
+    def add(self, chunk: Chunk, columns: Mapping[str, pa.Array]) -> None:
+        """Add a copy of the rows: the next ones overwrite them.
+
+        :param columns: of the table
+        """
+        import pyarrow as pa
+
+        from topicberg.tableflow.change_batch import Changes, Facts
+
+        assert chunk.facts is not None  # noqa: S101  they are changes
+        assert chunk.missing is not None and chunk.lost is not None  # noqa: S101, PT018
+        facts = Facts(_copied(chunk.facts), chunk.missing)
+        self.parts.append(Changes(_copied(pa.table(dict(columns))), facts))
+        self.lost.append(_copied(chunk.lost))
+
+
+def _copied(table: pa.Table) -> pa.Table:
+    import pyarrow as pa
+
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(stream.getvalue()).read_all()
+
+
+def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> Written:
+    """Write the records of some offsets as data files.
+
+    If the plan is to suspend at a malformed record, there are no files when there is one.
+
+    :param check: called now and then; raises if the batch is abandoned
+    :raises FetchError: Kafka does not return the records
+    :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    topic, ranges = spec.name, batch.ranges
-    records = (
-        spark.read.format("kafka")
-        .options(**endpoints.kafka_spark_options())
-        .option("assign", json.dumps({topic: list(ranges)}))
-        .option("startingOffsets", json.dumps({topic: {str(p): s for p, (s, _) in ranges.items()}}))
-        .option("endingOffsets", json.dumps({topic: {str(p): e for p, (_, e) in ranges.items()}}))
-        .options(**_OPTIONS)
-        .option("kafka.max.poll.records", str(_poll_records(batch.records, size)))
-        .load()
-    )
-    time = F.col("timestamp")
-    is_safe = time.between(F.lit(_SPARK_FIRST), F.lit(_SPARK_LAST))
-    none = F.timestamp_millis(F.lit(NO_TIMESTAMP))
-    return records.withColumns(
-        {
-            "timestamp": F.when(time != none, time),
-            TIMESTAMP_MS: F.unix_millis(time),
-            UNREADABLE: F.when(~is_safe, F.raise_error(OUT_OF_SPARKS_RANGE).cast("string")),
-        }
-    )
+    from pyiceberg.io import load_file_io
 
+    from topicberg.kafka.fetch import Records, fetcher
 
-def _poll_records(records: int, size: float | None) -> int:
-    if size is None:
-        return FEW_POLL_RECORDS if records <= FEW_RECORDS else UNKNOWN_POLL_RECORDS
-    return max(1, min(MAX_POLL_RECORDS, int(SMALL_BYTES / max(size, 1))))
-
-
-def read_few(
-    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
-) -> DataFrame | None:
-    """Return a batch of few records, read by the client; None: it is for Spark to read.
-
-    Spark's source opens two connections for each batch, of its driver and of its task, which cost
-    more than to read, decode and write a few records.
-
-    :raises DamagedRecordsError: the client cannot read a record
-    :raises UnreachableError: Kafka does not answer
-    """
-    found: list[Message] = []
-    size = 0
-    for message in consumer.messages(endpoints, spec.name, batch.ranges, is_committed=True):
-        found.append(message)
-        size += len(message.value() or b"") + len(message.key() or b"")
-        if size > FEW_BYTES:
-            return None
-    records = _table([raw_record(message, spec) for message in found])
-    return _frame(spark, records) if records.nbytes <= FEW_BYTES else None  # headers count too
-
-
-def read_by_client(
-    spark: SparkSession, endpoints: Endpoints, spec: TopicSpec, batch: Batch
-) -> tuple[DataFrame, Batch]:
-    """Return the first part of the batch, up to some megabytes; and the batch that it is.
-
-    :raises DamagedRecordsError: the client cannot read its first record either
-    :raises UnreachableError: Kafka does not answer
-    """
-    found: list[Message] = []
-    size, is_whole = 0, True
+    target = plan.target
+    io = load_file_io(dict(plan.files), target.location)
+    rows = min(MAX_ROWS, max(1, sum(end - start for start, end in ranges.values())))
+    buffers = buffers_of(plan.decoded, rows)
+    writer = DataFileWriter(target, io)
+    keys = None if plan.upserts is None else WrittenKeys()
+    rejections = Rejections(plan.error_mode)
+    changes = ChangesRead() if plan.is_folded else None
+    count = 0
     try:
-        for message in consumer.messages(endpoints, spec.name, batch.ranges, is_committed=True):
-            found.append(message)
-            size += len(message.value() or b"") + len(message.key() or b"") + 100
-            if size > SMALL_BYTES:
-                is_whole = False
-                break
-    except consumer.DamagedRecordsError:
-        if not found:
-            raise
-        is_whole = False
-    if not is_whole:
-        reached = {p: start for p, (start, _) in batch.ranges.items()}
-        reached |= {m.partition() or 0: (m.offset() or 0) + 1 for m in found}
-        batch = batch.until(reached)
-    return _frame(spark, _table([raw_record(message, spec) for message in found])), batch
+        with fetcher(plan.kafka, plan.topic, ranges) as reader, writer:
+            for records in reader.fill(Records(rows, MAX_BYTES)):
+                count += records.count
+                for chunk in chunks(plan, records, buffers, rejections):
+                    check()
+                    if rejections.is_final:
+                        break
+                    columns = chunk.columns | absent_columns(chunk, target.schema.fields)
+                    if changes is not None:
+                        names = [one.name for one in target.schema.fields]
+                        changes.add(chunk, {name: columns[name] for name in names})
+                    elif keys is None:
+                        writer.write(columns)
+                    else:
+                        _upsert(plan, columns, chunk.has_value, writer, keys)
+                if rejections.is_final:
+                    break
+    except BaseException:
+        delete(io, writer.files)
+        raise
+    if rejections.is_final:
+        delete(io, writer.files)
+        return Written([], count, rejections)
+    of_keys = None if keys is None else keys.all()
+    return Written(writer.files, count, rejections, of_keys, changes)
 
 
-def raw_record(message: Message, spec: TopicSpec) -> dict[str, Any]:
-    """Return one record with the columns that both readers return."""
-    kind, milliseconds = message.timestamp()
-    reason = None
-    headers: Sequence[tuple[str, bytes | None]] | None = None
-    if milliseconds != NO_TIMESTAMP and not FIRST_MS <= milliseconds <= LAST_MS:
-        column = spec.metadata_column("timestamp")
-        reason = (
-            f"field {column} (timestamptz): value {milliseconds} is not between the years 1 and "
-            "9999, in milliseconds since 1970"
-        )
-    try:
-        headers = message.headers()  # type: ignore[assignment]
-    except (SystemError, UnicodeError):
-        reason = reason or f"field {spec.metadata_column('headers')} (map): a name is not UTF-8"
-    usable = reason is None and milliseconds != NO_TIMESTAMP
-    return {
-        "key": message.key(),
-        "value": message.value(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestamp": milliseconds * 1000 if usable else None,
-        "timestampType": kind - 1,  # the client starts at "not available" = 0, Spark at -1
-        "headers": [{"key": k, "value": v} for k, v in headers] if headers else None,
-        TIMESTAMP_MS: milliseconds,
-        UNREADABLE: reason,
-    }
+def _upsert(
+    plan: Plan,
+    columns: dict[str, pa.Array],
+    has_value: NDArray[np.bool_],
+    writer: DataFileWriter,
+    keys: WrittenKeys,
+) -> None:
+    """Write the newest record of each key, unless it deletes its key."""
+    import numpy as np
+    import pyarrow as pa
+
+    assert plan.upserts is not None  # noqa: S101  see the caller
+    key = plan.key
+    partition = columns[plan.columns[PARTITION]]
+    times = None
+    if key is not None and key.is_decoded:
+        hashed = hash_decoded(plan.upserts, columns.pop(IDENTITY), partition)
+        times = times_of(columns[key.time], columns[key.raw], key)
+    else:
+        hashed = hash_keys(plan.upserts, columns[plan.columns[RAW_KEY]], partition)
+    kept = np.sort(newest(hashed.high, hashed.low))
+    rows = kept[has_value[kept]]
+    keys.add_deleted(hashed, kept[~has_value[kept]], times)
+    if len(rows) == len(has_value):
+        keys.add(hashed, rows, writer.write(columns), times)
+    elif len(rows):
+        chosen = pa.array(rows)
+        written = writer.write({name: column.take(chosen) for name, column in columns.items()})
+        keys.add(hashed, rows, written, times)
 
 
-def without_value(spark: SparkSession) -> DataFrame:
-    """Return a record without value, which no topic contains: a test of whether Spark works."""
-    columns = dict.fromkeys(_SCHEMA.names)
-    record = {**columns, "key": b"", "partition": 0, "offset": 0, "timestampType": 0}
-    return _frame(spark, _table([record]))
+def delete(io: Any, files: Sequence[DataFile]) -> None:
+    """Delete files that were never committed; what cannot be deleted is left to maintenance."""
+    for file in files:
+        try:
+            io.delete(file.file_path)
+        except Exception as error:
+            logger.debug("%s cannot be deleted now: %s", file.file_path, error)
 
 
-def _frame(spark: SparkSession, records: pa.Table) -> DataFrame:
-    """Return records for Spark, also if there are none: a batch may hold only the markers of
-    transactions, or records of aborted ones.
+def outcome(plan: Plan, ranges: Ranges, memory: int) -> Written | Exception:
+    """Return what :func:`ingest` returned or raised, so that it can be sent to another process.
+
+    :param memory: bytes that it may take
     """
-    # Spark infers no columns from an empty table.
-    return spark.createDataFrame(records) if records.num_rows else without_value(spark).limit(0)
-
-
-def _table(records: list[dict[str, Any]]) -> pa.Table:
-    return pa.Table.from_pylist(records, schema=_SCHEMA)
+    try:
+        with limited(memory):
+            return ingest(plan, ranges)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  from this process
+        except Exception:  # an error of a library that cannot be sent
+            return TopicbergError(f"{type(error).__name__}: {error}")
+        return error

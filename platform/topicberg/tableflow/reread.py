@@ -24,6 +24,8 @@ from pydantic import BaseModel
 
 from topicberg import kafka
 from topicberg.errors import CommitConflictError, SpecError
+from topicberg.formats.framing import header_of
+from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, Ranges
@@ -31,13 +33,16 @@ from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
-from topicberg.tableflow.key_files import Keys, merged, newest
-from topicberg.tableflow.keys import KeyIndex, key_folder
-from topicberg.tableflow.rows import held_key
+from topicberg.tableflow.foreign import foreign_schemas
+from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
+from topicberg.tableflow.keys import DecodeKeys, KeyIndex, index_of, no_decoder, times_of
+from topicberg.tableflow.layout import KEY, Half, read_layout
+from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.skips import current_user
-from topicberg.tableflow.upsert import key_columns
+from topicberg.tableflow.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
     from pyiceberg.table import Table
 
     from topicberg.endpoints import Endpoints
@@ -49,10 +54,13 @@ ATTEMPTS = 20
 CHUNK = 500_000
 """After so many records, only the newest of each key are kept in memory."""
 
-Record = tuple[bytes, int, int, bool]
-"""Raw key, partition, offset, and whether it is a tombstone."""
+Record = tuple[bytes, int, int, bool, int]
+"""Raw key, partition, offset, whether it is a tombstone, and the time in milliseconds."""
 _RECORD = np.dtype(
-    [("high", "u8"), ("low", "u8"), ("partition", "i4"), ("offset", "i8"), ("deletes", "?")]
+    [
+        *(("high", "u8"), ("low", "u8"), ("partition", "i4"), ("offset", "i8")),
+        *(("deletes", "?"), ("time", "i8")),
+    ]
 )
 """A record without its value; its key as in :class:`Keys`."""
 
@@ -67,12 +75,20 @@ class Reread(BaseModel):
 
 
 def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
-    """Return an array of :data:`_RECORD`."""
+    """Return an array of :data:`_RECORD`.
+
+    Records whose key is malformed are left out: they have no row.
+    """
     found = np.empty(len(records), _RECORD)
-    columns = zip(*records, strict=True) if records else ((),) * 4
-    raw, found["partition"], found["offset"], found["deletes"] = columns
-    partition = np.ascontiguousarray(found["partition"])
-    keys = index.hashed(pa.array(raw, pa.binary()), pa.array(partition))
+    columns = zip(*records, strict=True) if records else ((),) * 5
+    listed, found["partition"], found["offset"], found["deletes"], times = columns
+    raw, partition = pa.array(listed, pa.binary()), np.ascontiguousarray(found["partition"])
+    found["time"] = 0
+    if index.key is not None:
+        micros = [None if time < 0 else 1_000 * time for time in times]
+        found["time"] = times_of(pa.array(micros, pa.int64()), raw, index.key)
+    keys = index.hashed_raw(raw, pa.array(partition))
+    found = found[keys.position]
     found["high"], found["low"] = keys.high, keys.low
     return found
 
@@ -84,8 +100,15 @@ def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _kept(records: NDArray[Any], held: Offsets) -> Keys:
-    """Return the keys whose rows stay in a table that holds the topic up to these offsets."""
+def _kept(records: NDArray[Any], held: Offsets, *, is_decoded: bool) -> Keys:
+    """Return the keys whose rows stay in a table that holds the topic up to these offsets.
+
+    :param is_decoded: whether a key may have records in several partitions
+    """
+    if is_decoded:
+        keys = in_order(records["high"], records["low"])
+        is_newest = newest_of_partitions(keys, np.ascontiguousarray(records["time"]))
+        records = records[keys.position[is_newest]]
     ends = np.zeros(max([int(records["partition"].max(initial=-1)), *held]) + 1, np.int64)
     for partition, offset in held.items():
         ends[partition] = offset
@@ -116,7 +139,8 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     :raises CommitConflictError: others kept committing to the table
     """
     require_upsert(spec)
-    index = KeyIndex(key_folder(config, spec.name), table, key_columns(spec))
+    key, decode, half = _key(spec, table, endpoints)
+    index = index_of(config, spec.name, table, key, decode)
     started_ms, records = int(time.time() * 1000), 0
     keys = _described([], index)
     reached = kafka.beginning_offsets(endpoints, spec.name)
@@ -125,7 +149,8 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         """Read what the topic has by now."""
         nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
-        unread = _records(endpoints, spec.name, {p: (reached.get(p, 0), end[p]) for p in end})
+        ranges = {p: (reached.get(p, 0), end[p]) for p in end}
+        unread = _records(endpoints, spec.name, ranges, half if key.is_decoded else None)
         while some := list(islice(unread, CHUNK)):
             keys, records = _newest(keys, _described(some, index)), records + len(some)
         reached = end
@@ -135,7 +160,9 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         read()  # after the refresh: the rows of the head are of records that the topic has by now
         if head is None:
             return Reread(by=current_user(), at_ms=started_ms, records=records, rows=0)
-        rows = index.rows_without(table, head, _kept(keys, committed(table, head).offsets))
+        held = committed(table, head).offsets
+        kept = _kept(keys, held, is_decoded=key.is_decoded)
+        rows = index.rows_without(table, head, kept)
         count = sum(len(of_file.positions) for of_file in rows)
         done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)
         note = {REREAD: done.model_dump_json(), tombstones.CURRENT_AT_MS: str(started_ms)}
@@ -150,12 +177,37 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
-def _records(endpoints: Endpoints, topic: str, ranges: Ranges) -> Iterator[Record]:
+def _key(
+    spec: TopicSpec, table: Table, endpoints: Endpoints
+) -> tuple[UpsertKey, DecodeKeys, Half | None]:
+    """Return the key of the table, what decodes raw keys, and the half that they are."""
+    if spec.key.format in ("none", "string"):
+        return raw_key(spec), no_decoder, None
+    subjects = SubjectReader(endpoints.schema_registry_client())
+    layout, foreign = read_layout(spec, subjects), foreign_schemas(spec, subjects)[KEY]
+    key = upsert_key(spec, layout, table.schema().fields)
+
+    return key, RawKeys(layout.key, key, foreign).texts, layout.key
+
+
+def _in_wire_format(half: Half, raw: bytes, message: Message) -> bytes:
+    """Return a key with the id of its schema, which a header may have."""
+    listed: Any = message.headers() or []
+    header = header_of(KEY, listed)
+    prefix = None if header is None else half.headers().prefix(header)
+    return raw if prefix is None else prefix + raw
+
+
+def _records(
+    endpoints: Endpoints, topic: str, ranges: Ranges, half: Half | None
+) -> Iterator[Record]:
+    """:param half: of keys that are decoded"""
     for message in messages(endpoints, topic, ranges):
         if (key := message.key()) is not None:
             yield (
-                held_key(key),
+                held_key(key) if half is None else _in_wire_format(half, key, message),
                 message.partition() or 0,
                 message.offset() or 0,
                 message.value() is None,
+                0 if half is None else message.timestamp()[1],
             )

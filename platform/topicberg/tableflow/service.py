@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from topicberg.endpoints import Endpoints, load_endpoints
@@ -45,6 +45,9 @@ GIVE_UP_SECONDS = 20.0
 """How long a running batch may take when its topic moves to another engine."""
 SPECS_SECONDS = 2.0
 TICK_SECONDS = 0.2
+HANGING_SECONDS = 180.0
+"""After which a thread that does not work hangs: requests to Kafka have deadlines of 15 seconds, a
+topic is given up in 25."""
 LOGINS_SECONDS = 300.0
 """How often the deployment's keys are read again."""
 
@@ -184,11 +187,26 @@ def _usable(
     return specs | {name: spec for name, spec in known.items() if name in wrong}, wrong
 
 
+class Engine:
+    """The running engine, for whoever watches it and what it needs."""
+
+    def __init__(self, config: Settings, pool: Pool) -> None:
+        self.config, self.pool = config, pool
+        self.looped_at = time.monotonic()
+        """When the loop that reads specs last worked."""
+
+    def is_healthy(self) -> bool:
+        """Return whether the threads of the engine work."""
+        oldest = min(self.looped_at, self.pool.polled_at)
+        return time.monotonic() - oldest < HANGING_SECONDS
+
+
 def serve(
     config: Settings,
     stopping: threading.Event,
     metrics_port: int | None = None,
     metrics_host: str = LOOPBACK,
+    started: Callable[[Engine], None] = lambda engine: None,
 ) -> bool:
     """Run until ``stopping``; new and changed specs and requests take effect at once.
 
@@ -196,6 +214,7 @@ def serve(
 
     :param metrics_port: port of the metrics endpoint; None: no endpoint
     :param metrics_host: address on which the endpoint listens
+    :param started: is called once the engine works
     :returns: whether the process has to start again, as keys of the deployment were replaced
     :raises TopicbergError: the endpoint cannot listen
     """
@@ -204,12 +223,14 @@ def serve(
         return False
     share = _Share(endpoints, config)
     pool = share.pool
+    engine = Engine(config, pool)
     if metrics_port is not None:  # an engine that cannot listen must not take topics from others
         serve_metrics(
             metrics_port,
-            lambda: [topic.status for topic in pool.topics.values()],
+            lambda: [topic.shown for topic in pool.topics.values()],
             host=metrics_host,
             engine=share.engine,
+            is_healthy=engine.is_healthy,
         )
     share.member.start()
     # Import it before any worker does: of two concurrent imports, one may see it incomplete.
@@ -223,12 +244,17 @@ def serve(
     pool.start()
     keeper.start()
     discoverer.start()
+    try:
+        started(engine)
+    except TopicbergError as error:  # a wrong setting of alerts stops no topic
+        logger.error("nothing is watched: %s", error)
     logins = _Logins(endpoints, config)
     if config.deployment == "cloud":
         logins.start()
     requested = control.Requested(config)
     complaints: dict[str, str] = {}
     while not (stopping.is_set() or logins.are_replaced):
+        engine.looped_at = time.monotonic()
         known = {name: topic.spec for name, topic in pool.topics.items()}
         specs, wrong = _usable(requested, known)
         for name, reason in wrong.items() - complaints.items():
@@ -257,9 +283,14 @@ def serve(
     return logins.are_replaced and not stopping.is_set()
 
 
-def main(metrics_port: int | None, metrics_host: str = LOOPBACK) -> None:
+def main(
+    metrics_port: int | None,
+    metrics_host: str = LOOPBACK,
+    started: Callable[[Engine], None] = lambda engine: None,
+) -> None:
     """Serve until SIGTERM or SIGINT.
 
+    :param started: as of :func:`serve`
     :raises TopicbergError: settings of the deployment are missing, or see :func:`serve`
     """
     log_to_stderr(
@@ -270,7 +301,7 @@ def main(metrics_port: int | None, metrics_host: str = LOOPBACK) -> None:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    if serve(settings(), stopping, metrics_port, metrics_host):
+    if serve(settings(), stopping, metrics_port, metrics_host, started):
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  this program
     # A worker may be waiting for a long Spark job; leaving it is safe, see commit.py.
     os._exit(0)

@@ -7,11 +7,14 @@ own. So the engine has as many sessions as batches at once, not as many as topic
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.spark import check_spark, new_session
+from topicberg.tableflow.tasks import check_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,13 +26,18 @@ logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 1200.0
 """Spark drops a session that is not used for half an hour."""
-_SETTINGS = {
-    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # repeated headers
-    "spark.sql.variant.allowDuplicateKeys": "true",  # of JSON objects
-    "spark.sql.caseSensitive": "true",
-    # Spark's older reader is not used: it creates objects for every record.
-    "spark.sql.sources.useV1SourceList": "",
-}
+AGAIN_SECONDS = 600.0
+"""After so long, workers that cannot read batches are tried again."""
+
+
+class _Checked(NamedTuple):
+    """What the workers of Spark were found to lack; None: nothing."""
+
+    ends: int
+    """How often Spark had ended by then."""
+    until: float
+    """When they are tried again (monotonic)."""
+    lack: TopicbergError | None
 
 
 class Sessions:
@@ -46,6 +54,7 @@ class Sessions:
         self._lent: dict[int, int] = {}
         """By id of a session: how often Spark had ended before the session was lent."""
         self._ends = 0
+        self._checked: _Checked | None = None
 
     def take(self) -> SparkSession:
         """Return a session that is free, or a new one.
@@ -61,12 +70,34 @@ class Sessions:
             self._stop(one)
         if session is None:
             conf, renew_at = self._endpoints.spark_session(self._config)
-            session = new_session(self._endpoints.spark_connect, {**conf, **_SETTINGS})
+            session = new_session(self._endpoints.spark_connect, conf)
             if renew_at is not None:
                 self._renewals[id(session)] = renew_at
         with self._lock:
             self._lent[id(session)] = self._ends
         return session
+
+    def check_workers(self, session: SparkSession) -> TopicbergError | None:
+        """Return why tasks of Spark cannot read batches; None: they can.
+
+        They are tried once, again after Spark ended, and now and then if they lack something.
+        """
+        with self._lock:
+            ends, known = self._ends, self._checked
+        if known is not None and known.ends == ends and time.monotonic() < known.until:
+            return known.lack
+        lack: TopicbergError | None = None
+        try:
+            check_workers(session)
+        except UnreachableError:
+            raise
+        except TopicbergError as error:
+            logger.warning("%s", error)
+            lack = error
+        until = time.monotonic() + AGAIN_SECONDS if lack else math.inf
+        with self._lock:
+            self._checked = _Checked(ends, until, lack)
+        return lack
 
     def give_back(self, session: SparkSession) -> None:
         """Let other topics use a session, unless Spark may have ended meanwhile."""

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 from pydantic import BaseModel, ValidationError
 
-GROWTH = 1.1
-"""How fast batches grow beyond a size at which one exhausted Spark's memory."""
 MIN_RATIO = 1 / 8
 """The least bytes of files for a byte in Kafka: the next records may compress less well."""
 SMALL_RECORDS, SMALL_BYTES = 100_000, 64 * 1024 * 1024
@@ -22,7 +20,7 @@ class Learnt(BaseModel):
     """What a table's snapshot summary keeps for the next engine."""
 
     limit: int
-    """The number of records that fits Spark's memory and disks."""
+    """The number of records that fits the disks."""
     ratio: float
     """Bytes of the table's files for a byte in Kafka."""
 
@@ -37,15 +35,13 @@ class BatchSize:
     """Bytes of the files of a commit."""
     limit: int
     """The number of records allowed after earlier failures."""
-    threshold: int
-    """Below it the limit doubles with each commit, above it grows by :data:`GROWTH`."""
     ratio: float = 1.0
     """Bytes of files for a byte of Kafka; 1 before anything is learnt."""
 
     @classmethod
     def of(cls, most: int, max_bytes: int, learnt: str | None = None) -> BatchSize:
         """:param learnt: what :meth:`dump` returned for the newest batch"""
-        size = cls(most, max_bytes, most, most)
+        size = cls(most, max_bytes, most)
         if learnt is None:
             return size
         try:
@@ -79,17 +75,10 @@ class BatchSize:
 
     def committed(self, records: int, record_bytes: float | None, written: int) -> BatchSize:
         """Return the limits after a commit of so many records into ``written`` bytes of files."""
-        doubled = min(self.limit * 2, self.threshold)
-        grown = max(doubled, int(self.limit * GROWTH), self.limit + 1)
         ratio = self.ratio
         if record_bytes and written >= LEARNT_BYTES:
             ratio = written / (records * record_bytes)
-        return replace(self, limit=min(grown, self.most), ratio=ratio)
-
-    def out_of_memory(self, records: int, record_bytes: float | None) -> BatchSize:
-        """Return the limits after a batch that exhausted Spark's memory."""
-        half = max(small(record_bytes), records // 2)
-        return replace(self, limit=min(self.limit, half), threshold=half)
+        return replace(self, limit=min(2 * self.limit, self.most), ratio=ratio)
 
     def out_of_space(self, records: int, record_bytes: float | None) -> BatchSize:
         """Return the limits after a batch that filled a disk."""

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 SKIP_PREFIX = "topicberg.skip."
 """Prefix of the table property of each requested skip, followed by partition, dot, offset."""
 FAILING = "topicberg.failing-record"
-"""Table property: the record that the engine found to fail by itself."""
+"""Prefix of the table property of each record that the engine found to fail by itself, followed by
+dot, partition, dot, offset. Earlier versions noted one record, without a place in the name."""
 ATTEMPTS = 10
 
 
@@ -60,22 +61,28 @@ def requested(table: Table) -> dict[Place, Skip]:
     return {skip.place: skip for skip in ordered}
 
 
-def failing(table: Table) -> Skip | None:
-    """Return the record that fails by itself, or None if none is known."""
-    return _parsed(table.properties.get(FAILING))
+def failing(table: Table) -> dict[Place, Skip]:
+    """Return the records that fail by themselves and that the table has not passed yet."""
+    return {skip.place: skip for skip in _failing(table).values()}
 
 
 def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
     """Return the table properties that are obsolete after a commit up to these offsets."""
-    known = failing(table)
-    return [FAILING] if known and known.offset < ends.get(known.partition, 0) else []
+    known = _failing(table).items()
+    return [key for key, skip in known if skip.offset < ends.get(skip.partition, 0)]
+
+
+def _failing(table: Table) -> dict[str, Skip]:
+    """Return the records that fail by themselves, by the names of their properties."""
+    texts = {key: text for key, text in table.properties.items() if key.startswith(FAILING)}
+    return {key: skip for key, text in texts.items() if (skip := _parsed(text))}
 
 
 def note_failing(table: Table, place: Place, reason: str) -> None:
     """Record in the table that a record fails by itself."""
     skip = _skip(place, "the engine", reason)
     with table.transaction() as transaction:
-        transaction.set_properties({FAILING: skip.model_dump_json()})
+        transaction.set_properties({f"{FAILING}.{place[0]}.{place[1]}": skip.model_dump_json()})
 
 
 def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -13,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.files import replace_file, topic_file
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
+from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.tombstones import Missed
 
@@ -22,7 +24,7 @@ SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
 
 _LASTING = (
     *("topic", "write_mode", "error_handling", "snapshot_id", "committed_at_ms", "end_offsets"),
-    *("rows_skipped", "skip_requests", "missed_deletes", "data_files"),
+    *("rows_skipped", "skip_requests", "missed_deletes", "data_files", "keys", "reader"),
 )
 FLEET = 20_000
 """Topics whose snapshots are kept in memory."""
@@ -43,8 +45,19 @@ class OpenTransaction(BaseModel):
     """The time of its first record."""
 
 
+@dataclass(frozen=True)
+class Unavailable:
+    """A service that the engine needs and that does not answer."""
+
+    message: str
+    since_ms: int
+
+
 class TopicStatus(BaseModel):
-    """Phase and counters of one topic since its engine started; times are milliseconds, UTC."""
+    """Phase and counters of one topic; times are milliseconds, UTC.
+
+    Counters are of the engine's process and of the topics that it had, unless they say otherwise.
+    """
 
     topic: str
     engine: str | None = Field(default=None, description="name of the engine that has the topic")
@@ -59,27 +72,51 @@ class TopicStatus(BaseModel):
     snapshot_id: int | None = None
     committed_at_ms: int | None = None
     end_offsets: Offsets = Field(default_factory=dict)
-    lag: Offsets = Field(default_factory=dict, description="records not yet committed")
+    lag: Offsets = Field(
+        default_factory=dict,
+        description="offsets not yet committed: records, ends of transactions, and gaps",
+    )
     open_transactions: dict[int, OpenTransaction] = Field(
         default_factory=dict, description="by partition; records after them cannot be read yet"
     )
-    rows_committed: int = 0
-    rows_skipped: int = Field(default=0, description="of the table's whole life")
+    rows_committed: int = Field(default=0, description="rows that commits added to the table")
+    rows_skipped: int = Field(default=0, description="records left out since the table was created")
     skip_requests: list[Skip] = Field(
         default_factory=list, description="records that users requested to leave out"
     )
     missed_deletes: Missed | None = Field(
         default=None, description="deletes that the table may not have, of an upsert topic"
     )
-    bytes_committed: int = 0
+    keys: KeyState | None = Field(
+        default=None, description="how keys with a schema are compared, of an upsert topic"
+    )
+    reader: Literal["process", "spark"] | None = Field(
+        default=None,
+        description="what read the newest batch: a process of the engine, or tasks of Spark",
+    )
+    bytes_committed: int = Field(default=0, description="of the files that commits added")
     data_files: int = Field(default=0, description="that the table has")
-    commits: int = 0
+    commits: int = Field(default=0, description="batches committed")
     failures: int = Field(default=0, description="turns that did not commit")
 
     @property
     def shown_phase(self) -> str:
         """The phase, or SUSPENDED: the term of every command and check."""
         return "SUSPENDED" if self.suspended else self.phase
+
+    def without(self, service: Unavailable) -> TopicStatus:
+        """Return what the status is while a service does not answer: no commit succeeds.
+
+        A turn that waits for it reports nothing, for minutes. What one reported stays.
+        """
+        if self.suspended:
+            return self
+        changes = {
+            "phase": "FAILED",
+            "error_message": self.error_message or service.message,
+            "failing_since_ms": self.failing_since_ms or service.since_ms,
+        }
+        return self.model_copy(update=changes)
 
     def given_up(self) -> TopicStatus:
         """Return what stays true when the engine gives up the topic."""

@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING
 
 import pyiceberg.partitioning as iceberg
@@ -24,14 +25,21 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError, TableFormatError
-from topicberg.formats.avro_schema import unit_of
+from topicberg.formats.avro.schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
+from topicberg.iceberg.names import partition_field_name
 from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import METADATA_COLUMNS, twins
-from topicberg.topics.spec import PARTITION
+from topicberg.tableflow.layout import METADATA_COLUMNS, sameness, twins
+from topicberg.tableflow.waiting import (
+    WRITE_MODE,
+    check_table,
+    formats,
+    start_again,
+    unapplied,
+)
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -41,10 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WRITE_MODE = "topicberg.write-mode"
 _METRICS = "write.metadata.metrics.column."
 _PROPERTIES = {
-    "write.wap.enabled": "true",  # a batch is staged, then published: see commit.py
     "write.parquet.compression-codec": "zstd",
     "write.target-file-size-bytes": str(128 * 1024 * 1024),
     # No shuffle before the write: a Kafka partition's records are nearly in order of time.
@@ -69,20 +75,38 @@ _UPSERT_PROPERTIES = {
 
 
 def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> PartitionSpec:
-    """Return Iceberg's partition spec for the topic spec's partition fields."""
-    found = []
+    """Return Iceberg's partition spec for the topic spec's partition fields.
+
+    :raises TableflowError: a column does not exist, or cannot be partitioned so
+    """
+    partition_fields = list[iceberg.PartitionField]()
     for number, field in enumerate(fields):
+        if field.column not in schema.column_names:
+            raise TableflowError(
+                f"table.partitioning: {field}: the table has no column {field.column}",
+                hint="correct `table.partitioning` in the spec",
+            )
         width = "" if field.width is None else f"[{field.width}]"
-        suffix = "" if field.transform == "identity" else f"_{field.transform}"
-        found.append(
+        source = schema.find_field(field.column)
+        transform = parse_transform(f"{field.transform}{width}")
+        if not transform.can_transform(source.field_type):
+            raise TableflowError(
+                f"table.partitioning: {field}: {field.transform} of a {source.field_type} is not "
+                "possible",
+                hint="correct `table.partitioning` in the spec",
+            )
+        suffix = "" if field.transform == "identity" else field.transform
+        taken = [name for name in schema.column_names if suffix or name != field.column]
+        taken += [other.name for other in partition_fields]
+        partition_fields.append(
             iceberg.PartitionField(
-                source_id=schema.find_field(field.column).field_id,
+                source_id=source.field_id,
                 field_id=1000 + number,
-                transform=parse_transform(f"{field.transform}{width}"),
-                name=f"{field.column}{suffix}",
+                transform=transform,
+                name=partition_field_name(field.column, suffix, taken),
             )
         )
-    return PartitionSpec(*found)
+    return PartitionSpec(*partition_fields)
 
 
 def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Schema) -> Table:
@@ -100,7 +124,7 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
         # on a table that has one, whose rows are then lost.
         raise TableflowError(
             f"table {'.'.join(identifier)}: the catalog is Nessie, which keeps only the newest "
-            "snapshot of a table: exactly once needs staged snapshots and tags",
+            "snapshot of a table: exactly once needs its history and tags",
             hint="use another Iceberg REST catalog; docs/catalogs.md lists them",
         )
     try:
@@ -108,10 +132,25 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     except NoSuchTableError:
         return _create(catalog, identifier, schema, spec, config)
     require_spark(table)
-    _check(table, spec)
+    check_table(table, spec)
     _evolve(table, schema)
     keep_bounds(table, _bounded_columns(spec))
+    _keep_formats(table, spec)
+    for change in unapplied(table, spec):
+        _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
     return table
+
+
+def _keep_formats(table: Table, spec: TopicSpec) -> None:
+    """Note the formats of a table that an earlier version created."""
+    if missing := {k: v for k, v in formats(spec).items() if k not in table.properties}:
+        with table.transaction() as transaction:
+            transaction.set_properties(missing)
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def bounds_kept(columns: Iterable[str]) -> dict[str, str]:
@@ -152,31 +191,6 @@ def drop(catalog: Catalog, identifier: tuple[str, str]) -> bool:
     return True
 
 
-def start_again(topic: str) -> str:
-    """Return the hint for a table that cannot continue."""
-    return (
-        f"run `topicberg tableflow disable {topic} --drop-table` to delete the table and what only "
-        f"it holds, then `topicberg tableflow enable {topic}` to start again with a new one"
-    )
-
-
-def _check(table: Table, spec: TopicSpec) -> None:
-    """:raises TableflowError: the table is not one of this spec"""
-    held = table.properties.get(WRITE_MODE, "append")
-    if held != spec.write_mode:
-        raise TableflowError(
-            f"topic {spec.name}: its table is in write mode {held}, the spec says "
-            f"{spec.write_mode}",
-            hint=f"{start_again(spec.name)}; the mode of a table cannot change",
-        )
-    if spec.metadata_column(PARTITION) not in table.schema().column_names:
-        raise TableflowError(
-            f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
-            "spec has another tableflow.metadata_column_naming_scheme than the table",
-            hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
-        )
-
-
 def _create(
     catalog: Catalog, identifier: tuple[str, str], schema: Schema, spec: TopicSpec, config: Settings
 ) -> Table:
@@ -200,6 +214,7 @@ def _create(
                 **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
                 **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
                 WRITE_MODE: spec.write_mode,
+                **formats(spec),
             },
         )
     except TableAlreadyExistsError:  # another engine was faster
@@ -219,8 +234,7 @@ def _evolve(table: Table, schema: Schema) -> None:
             raise ValueError(f"it would have {columns} columns, including nested and dropped ones")
         for column, twin in twins(held.fields, schema.fields):
             raise ValueError(
-                f"the new column {column} differs only in case from the column {twin}; Spark, "
-                "Glue, DuckDB and Snowflake cannot tell them apart"
+                f"the new column {column} and the column {twin} {sameness(column, twin)}"
             )
         check_types(held.as_struct(), schema.as_struct())
         with table.update_schema() as update:

@@ -16,10 +16,12 @@ from typing import Any, Concatenate, Literal, ParamSpec
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from topicberg.errors import SpecError, TableflowError
+from topicberg.formats import as_record, is_union
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import Changes, changed_columns
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema
+from topicberg.topics.schema import Part
 
 P = ParamSpec("P")
 Columns = dict[str, str]
@@ -47,10 +49,16 @@ def _refusing(
 
 
 @_refusing
-def avro_columns(name: str, text: str, changes: Changes | Literal["key"] | None = None) -> Columns:
+def avro_columns(
+    name: str,
+    text: str,
+    changes: Changes | Literal["key"] | None = None,
+    part: Part | None = None,
+) -> Columns:
     """Return top-level columns of an Avro record.
 
     :param changes: the records are changes of a database's table, or their keys
+    :param part: see :func:`topicberg.topics.schema.read_schema`
     :raises SpecError: not Avro, not a record, recursive
     """
     import avro.schema
@@ -62,7 +70,8 @@ def avro_columns(name: str, text: str, changes: Changes | Literal["key"] | None 
 
     _check_format(name, text, "avro")
     schema = _json(name, text)
-    if not isinstance(schema, dict) or schema.get("type") != "record":
+    is_record = isinstance(schema, dict) and schema.get("type") == "record"
+    if not is_record and (part is None or (part == "value" and not isinstance(schema, list))):
         raise SpecError(f"{name}: an Avro schema of a topic must be a record")
     try:
         with warnings.catch_warnings():
@@ -72,7 +81,7 @@ def avro_columns(name: str, text: str, changes: Changes | Literal["key"] | None 
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
         raise SpecError(f"{name} is not an Avro schema: {_reason(error)}") from None
     _check_names(name, schema)
-    return _columns(name, RegisteredSchema(0, "AVRO", text), avro_format.fields, changes)
+    return _columns(name, RegisteredSchema(0, "AVRO", text), avro_format.fields, changes, part)
 
 
 def _check_format(name: str, text: str, expected: str) -> None:
@@ -115,21 +124,23 @@ def json_columns(
     name: str,
     text: str,
     changes: Changes | Literal["key"] | None = None,
+    part: Part | None = None,
     *,
     parses_times: bool = False,
 ) -> Columns:
     """Return top-level columns of a JSON Schema.
 
     :param changes: the records are changes of a database's table, or their keys
+    :param part: see :func:`topicberg.topics.schema.read_schema`
     :param parses_times: strings with ``format: date-time`` are times
     :raises SpecError: not JSON Schema, not an object with properties, recursive
     """
-    from topicberg.formats import json_schema
+    from topicberg.formats import json as json_schema
 
     _check_format(name, text, "json")
     _json(name, text)
     schema = RegisteredSchema(0, "JSON", text, parses_times=parses_times)
-    return _columns(name, schema, json_schema.fields, changes)
+    return _columns(name, schema, json_schema.fields, changes, part)
 
 
 @_refusing
@@ -149,8 +160,13 @@ def _columns(
     schema: RegisteredSchema,
     fields: Callable[[str, RegisteredSchema, Iterator[int]], list[NestedField]],
     changes: Changes | Literal["key"] | None = None,
+    part: Part | None = None,
 ) -> Columns:
     """Return the columns that the Tableflow engine derives from a schema."""
+    if part is not None and changes is None and is_union(schema):
+        return {part: "binary"}
+    if part == "key":
+        schema = as_record(schema, "key")
     found = fields(name, with_connect_types(schema) if changes else schema, count(1))
     if changes in ("rows", "changes"):
         found = changed_columns(name, found, changes)

@@ -7,18 +7,20 @@ not answer changes nothing. :mod:`topicberg.kafka.discovery` writes them.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.files import update_file
 from topicberg.settings import Settings
+from topicberg.topics.schema import Part
 
 logger = logging.getLogger(__name__)
 
 SUFFIXES = {"avro": "avsc", "json": "json", "protobuf": "proto"}
-Part = Literal["value", "key"]
 
 
 class FoundSchema(BaseModel):
@@ -28,13 +30,15 @@ class FoundSchema(BaseModel):
     version: int
     is_envelope: bool = False
     """It is Debezium's envelope of a change."""
+    subject: str | None = None
+    """None: TopicNameStrategy's."""
 
 
 class FoundTopic(BaseModel):
     """A topic in Kafka."""
 
     partitions: int
-    is_compacted: bool
+    is_compacted: bool = False
     value: FoundSchema | None = None
     key: FoundSchema | None = None
     looked_at: float = 0.0
@@ -47,6 +51,49 @@ class Discovery(BaseModel):
     """The topics that were found, by name."""
 
     topics: dict[str, FoundTopic] = Field(default_factory=dict)
+
+
+def found_document(
+    name: str,
+    found: FoundTopic,
+    pipeline: str,
+    given: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    own_engine: bool,
+) -> dict[str, Any] | None:
+    """Return the spec of a topic by what Kafka and the registry have of it.
+
+    This is the one rule for topics without a spec of their own, wherever one is needed.
+
+    :param pipeline: if none is given
+    :param given: fields of the spec that a pattern, or the command, has
+    :returns: None: the registry has no schema of the values
+    """
+    schema, key = dict(given.get("schema") or {}), dict(given.get("key") or {})
+    if schema.get("format") != "none":
+        if found.value is None:
+            return None
+        schema["format"] = found.value.format
+        if found.value.subject is not None:
+            schema["subject"] = found.value.subject
+    document: dict[str, Any] = {"name": name, "pipeline": pipeline, **given, "schema": schema}
+    document |= {"external": True, "partitions": found.partitions}
+    is_change = bool(own_engine and found.value and found.value.is_envelope)
+    if is_change and schema["format"] != "none" and "changelog" not in given:
+        document["changelog"] = {"format": "debezium"}
+    is_change = bool(document.get("changelog"))
+    # Bytes without a schema; the keys of changes have one, or a table has no primary key.
+    own_key: dict[str, Any] = {"format": "none" if is_change else "string"}
+    if found.key is not None:
+        own_key = {"format": found.key.format}
+        if found.key.subject is not None:
+            own_key["subject"] = found.key.subject
+    document["key"] = key = own_key | key
+    if "write_mode" not in given:
+        # The key of a change is written as its value is.
+        is_upsert = key["format"] == schema["format"] if is_change else found.is_compacted
+        document["write_mode"] = "upsert" if is_upsert else "append"
+    return document
 
 
 def index_file(config: Settings) -> Path:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,37 +30,57 @@ MAX_SHOWN = 5
 """Problems in one message or alert."""
 
 
+@dataclass(frozen=True)
+class KnownSpecs:
+    """The specs that there are while some files are invalid."""
+
+    specs: list[TopicSpec]
+    """The valid ones, and the last valid ones of the others."""
+    left_out: frozenset[str] = frozenset()
+    """Topics whose spec is invalid and was never valid."""
+    problem: str | None = None
+    """The errors of the files, in one line."""
+
+
 def build_with_kept(
-    config: Settings, build: Callable[[list[TopicSpec], str | None], Built]
+    config: Settings,
+    build: Callable[[KnownSpecs], Built],
+    *,
+    keeps: bool = True,
+    report: Callable[[str], None] = logger.error,
 ) -> Built:
     """Build something from all specs; for an invalid one, from the last that was valid.
 
-    :param build: gets the specs and the errors of the files; raises :class:`SpecError` if the
-        specs do not fit each other or the derived tables
+    :param build: raises :class:`SpecError` if the specs do not fit each other or the derived tables
+    :param keeps: whether specs from which it was built are kept for later
+    :param report: gets a message about invalid specs
     :raises SpecError: it cannot be built, and there is no earlier version to use
     """
     specs, problems = check_topics(config)
-    reason: str | None = None
+    known = KnownSpecs(specs)
     if problems:
-        kept = _read(config)
-        reason = _joined(problems)
         wrong = {name for problem in problems for name in problem.names}
-        specs = _completed(specs, [spec for name, spec in kept.items() if name in wrong])
+        specs = _completed(specs, [spec for n, spec in _read(config).items() if n in wrong])
+        left_out = frozenset(wrong - {spec.name for spec in specs})
+        known = KnownSpecs(specs, left_out, _joined(problems))
     try:
-        built = build(specs, reason)
+        built = build(known)
+        if keeps:
+            _write(config, known.specs)
     except SpecError as error:
         kept = _read(config)
         if not kept:
             raise
-        reason = "; ".join(filter(None, (reason, error.message)))
+        reason = "; ".join(filter(None, (known.problem, error.message)))
+        known = KnownSpecs(_completed([], list(kept.values())), known.left_out, reason)
         try:
-            built = build(_completed([], list(kept.values())), reason)
+            built = build(known)
         except TopicbergError:
             raise error from None
-    if reason is None:
-        _write(config, specs)
-    else:
-        logger.error("the last valid topic specs stay in use: %s", reason)
+    if known.problem is not None:
+        lost = ", ".join(sorted(known.left_out))
+        never = f"; left out, as they were never valid: {lost}" if lost else ""
+        report(f"the last valid topic specs stay in use: {known.problem}{never}")
     return built
 
 
@@ -72,7 +93,7 @@ def wrong_specs(config: Settings) -> str | None:
     return _joined(problems) or None
 
 
-def _joined(problems: list[Problem]) -> str:
+def _joined(problems: Sequence[Problem]) -> str:
     """Return problems in one line: the first of them, where a fleet has many."""
     more = len(problems) - MAX_SHOWN
     rest = [f"and {more} more: run `topicberg topics validate`"] if more > 0 else []

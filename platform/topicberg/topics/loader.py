@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -16,11 +17,14 @@ from pydantic_core import ErrorDetails
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.topics.deadletters import DEFAULT_TARGET, dead_letter_specs
-from topicberg.topics.discovery import read_discovery
-from topicberg.topics.patterns import FIELD, TopicPattern, document_of
+from topicberg.topics.discovery import found_document, read_discovery
+from topicberg.topics.patterns import FIELD, TopicPattern
 from topicberg.topics.rules import findings, suggestion
+from topicberg.topics.schema import Part
 from topicberg.topics.spec import TopicSpec
 from topicberg.topics.yamlfile import read_yaml
+
+logger = logging.getLogger(__name__)
 
 _FILLER: dict[str, Any] = {"name": "filler", "pipeline": "filler", "schema": {"format": "none"}}
 """Replace required fields that are invalid, so that the other fields can still be checked."""
@@ -110,51 +114,80 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
 
 
 def load_topics(config: Settings | None = None) -> list[TopicSpec]:
-    """Return all topic specs, by name.
+    """Return all topic specs, by name, for what needs them completely, such as a deployment.
 
-    :raises SpecError: any of them is invalid; the message has one line per problem
+    A single topic of a pattern that is left out does not concern the others.
+
+    :raises SpecError: a file is invalid; the message has one line per problem
     """
     specs, problems = check_topics(config)
-    if problems:
-        raise SpecError("\n".join(["the topic specs are invalid:", *map(str, problems)]))
+    if wrong := [str(problem) for problem in problems if not problem.is_of_topic]:
+        raise SpecError("\n".join(["the topic specs are invalid:", *wrong]))
+    for problem in problems:
+        logger.warning("left out: %s", problem)
     return specs
 
 
 def load_topic(name: str, config: Settings | None = None) -> TopicSpec:
     """Return one topic spec by its name.
 
-    :raises SpecError: there is none of that name, or any spec is invalid
+    :raises SpecError: there is none of that name, or it is invalid; other specs may be
     """
     config = config or settings()
-    specs = {spec.name: spec for spec in load_topics(config)}
+    found, problems = check_topics(config)
+    if own := [str(problem) for problem in problems if name in problem.names]:
+        raise SpecError("\n".join(["the topic spec is invalid:", *own]))
+    specs = {spec.name: spec for spec in found}
     if name not in specs:
         folder = config.topics_dir.relative_to(config.project_root)
         raise SpecError(f"no topic {name!r} in {folder}{suggestion(name, specs)}")
     return specs[name]
 
 
-def wanted_topics(config: Settings, known: Collection[str] = ()) -> Callable[[str], bool] | None:
-    """Return whether a topic of Kafka needs discovery; None: no spec needs it.
+@dataclass(frozen=True)
+class WantedTopics:
+    """The topics of Kafka that need discovery."""
+
+    patterns: list[TopicPattern]
+    subjects: dict[str, Mapping[Part, str]]
+    """Topics by name, with the subjects that their specs name."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.subjects or any(pattern.matches(name) for pattern in self.patterns)
+
+    def __bool__(self) -> bool:
+        return bool(self.patterns or self.subjects)
+
+
+def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics:
+    """Return the topics of Kafka that need discovery, by the files of specs.
 
     :param known: topics that still need it while a file is invalid, which may be their pattern
     """
     patterns: list[TopicPattern] = []
-    wanted: set[str] = set()
+    wanted: dict[str, Mapping[Part, str]] = {}
     for path in config.topics_dir.glob("*.yaml"):
         document, _ = read_yaml(path)
-        if not isinstance(document, dict):
-            wanted |= set(known)
-        elif FIELD in document:
+        pattern = None
+        if isinstance(document, dict) and FIELD in document:
             pattern = check_pattern(document)[0]
-            if pattern is None:
-                wanted |= set(known)
-            else:
-                patterns.append(pattern)
-        elif document.get("external") is True:
-            wanted.add(path.stem)
-    if not patterns and not wanted:
-        return None
-    return lambda name: name in wanted or any(pattern.matches(name) for pattern in patterns)
+        elif isinstance(document, dict):
+            if document.get("external") is True:
+                sections: dict[Part, Any] = {
+                    "value": document.get("schema"),
+                    "key": document.get("key"),
+                }
+                wanted[path.stem] = {
+                    part: section["subject"]
+                    for part, section in sections.items()
+                    if isinstance(section, dict) and isinstance(section.get("subject"), str)
+                }
+            continue
+        if pattern is not None:
+            patterns.append(pattern)
+        else:
+            wanted = {**{name: {} for name in known}, **wanted}
+    return WantedTopics(patterns, wanted)
 
 
 def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[tuple[str, str]]]:
@@ -215,7 +248,9 @@ def _by_pattern(
             problems.append(Problem(file, f"topic {name}", topic.problem, topics))
             continue
         pipeline = re.sub(r"[^a-z0-9_]", "_", Path(file).stem.lower())
-        document = document_of(pattern, pipeline, name, topic, config.own_engine)
+        document = found_document(
+            name, topic, pipeline, pattern.defaults, own_engine=config.own_engine
+        )
         if document is None:
             reason = (
                 f"the registry has no subject {name}-value: register a schema, exclude the topic, "

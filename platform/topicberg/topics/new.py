@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,9 @@ from pydantic import ValidationError
 
 from topicberg.clients.registry import if_found, registry_errors
 from topicberg.errors import SpecError
-from topicberg.formats import connect_json
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
-from topicberg.topics.discovery import SUFFIXES, FoundTopic
+from topicberg.formats.json import connect as connect_json
+from topicberg.topics.discovery import SUFFIXES, FoundTopic, found_document
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
 from topicberg.topics.spec import TopicSpec
@@ -27,82 +28,87 @@ if TYPE_CHECKING:
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
+@dataclass(frozen=True)
+class _Schema:
+    """A schema that becomes a file."""
+
+    format: str
+    text: str
+    subject: str | None = None
+    """None: TopicNameStrategy's."""
+
+    def section(self, name: str, half: str = "") -> dict[str, str]:
+        """Return the section of a spec of the topic ``name``."""
+        named = {} if self.subject is None else {"subject": self.subject}
+        return {"format": self.format, "file": f"{name}{half}.{SUFFIXES[self.format]}", **named}
+
+
 def new_topic(
-    name: str,
-    subject: str,
-    pipeline: str,
-    endpoints: Endpoints,
-    config: Settings,
-    has: FoundTopic | None = None,
-    *,
-    is_one_of_many: bool = False,
-) -> tuple[Path, Path]:
-    """Write the spec and the schema file of a topic; return their paths.
+    name: str, subject: str, pipeline: str, endpoints: Endpoints, config: Settings
+) -> list[Path]:
+    """Write the spec and the schema files of a topic that Kafka does not have; return their paths.
 
     :param subject: its newest schema becomes the schema of the topic's values
-    :param has: see :func:`_written`
-    :param is_one_of_many: see :func:`_written`
-    :raises SpecError: a file exists already, the schema has references, or the spec is invalid
+    :raises SpecError: a file exists already, a schema has references, or the spec is invalid
     :raises TopicbergError: the registry does not answer, or has no such subject
     """
-    with registry_errors(f"the subject {subject}"):
-        registered = endpoints.schema_registry_client().get_latest_version(subject).schema
-    kind = registered.schema_type or "AVRO"
-    if registered.references:
+    value = _newest(subject, f"{name}-value", endpoints)
+    if value is None:
         raise SpecError(
-            f"subject {subject}: its schema refers to other subjects",
-            hint="put the definitions into one schema, or write the spec manually",
+            f"the schema registry has no subject {subject}",
+            hint="list its subjects, or register the schema first",
         )
-    text = registered.schema_str or ""
-    key = _key_schema(subject, endpoints, kind) if is_envelope(text) else None
-    return _written(
-        *(name, f"the subject {subject}", pipeline, kind, (text, key), config, has),
-        is_one_of_many=is_one_of_many,
-    )
+    key = None
+    for candidate in dict.fromkeys((f"{name}-key", f"{subject.removesuffix('-value')}-key")):
+        if (key := _newest(candidate, f"{name}-key", endpoints)) is not None:
+            break
+    return _written(name, f"the subject {subject}", pipeline, (value, key), config)
+
+
+def new_external_topic(
+    name: str, found: FoundTopic, pipeline: str, config: Settings, *, is_enabled: bool
+) -> Path:
+    """Write the spec of a topic that Kafka has and whose schemas the registry has; return its path.
+
+    :raises SpecError: the file exists already, the registry has no schema, or the spec is invalid
+    """
+    path = _write_external(name, found, pipeline, config, is_enabled=is_enabled)
+    _check(name, [path], config)
+    return path
 
 
 def new_topics(
     names: Mapping[str, FoundTopic],
     pipeline: Callable[[str], str],
-    endpoints: Endpoints,
     config: Settings,
+    *,
+    is_enabled: bool,
 ) -> tuple[list[str], dict[str, str]]:
-    """Write the specs and the schema files of topics that Kafka has.
+    """Write the specs of topics that Kafka has.
 
     :param pipeline: returns that of a topic
     :returns: the topics with a new spec, and why others have none
-    :raises TopicbergError: the registry does not answer
     """
-    made: dict[str, set[Path]] = {}
+    made: dict[str, Path] = {}
     refused: dict[str, str] = {}
-    with registry_errors("the subjects"):
-        subjects = set(endpoints.schema_registry_client().get_subjects())
-    for name, has in names.items():
-        if has.problem is not None:
-            refused[name] = has.problem
+    for name, found in names.items():
+        if found.problem is not None:
+            refused[name] = found.problem
             continue
-        if f"{name}-value" not in subjects:
-            refused[name] = f"the registry has no subject {name}-value"
-            continue
-        before = set(config.schemas_dir.iterdir())
         try:
-            spec_file, _ = new_topic(
-                *(name, f"{name}-value", pipeline(name), endpoints, config, has),
-                is_one_of_many=True,
-            )
+            made[name] = _write_external(name, found, pipeline(name), config, is_enabled=is_enabled)
         except SpecError as error:
             refused[name] = error.message
-        else:
-            made[name] = {spec_file, *(set(config.schemas_dir.iterdir()) - before)}
     for problem in check_topics(config)[1]:
         if (name := Path(problem.file).stem) in made:
-            for path in made.pop(name):
-                path.unlink()
+            made.pop(name).unlink()
             refused[name] = str(problem)
     return list(made), refused
 
 
-def new_pattern(name: str, match: str, pipeline: str, config: Settings) -> Path:
+def new_pattern(
+    name: str, match: str, pipeline: str, config: Settings, *, is_enabled: bool
+) -> Path:
     """Write a file that describes all topics whose names match; return its path.
 
     :raises SpecError: the file exists, or the pattern is invalid
@@ -110,7 +116,8 @@ def new_pattern(name: str, match: str, pipeline: str, config: Settings) -> Path:
     path = config.topics_dir / f"{name}.yaml"
     if path.exists():
         raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
-    document = {FIELD: {"match": match, "defaults": {"pipeline": pipeline}}}
+    defaults = {"pipeline": pipeline, **_reviewed(is_enabled)}
+    document = {FIELD: {"match": match, "defaults": defaults}}
     if found := check_pattern(document)[1]:
         reasons = [f"{field}: {reason}" for field, reason in found]
         raise SpecError("\n".join([f"no pattern was written for {match!r}:", *reasons]))
@@ -122,31 +129,36 @@ def new_topic_from_kafka(
     name: str,
     read: Sequence[tuple[bytes | None, bytes | None]],
     pipeline: str,
-    endpoints: Endpoints,
     config: Settings,
-    has: FoundTopic | None = None,
-) -> tuple[tuple[Path, Path], list[str]]:
-    """Write the spec and the schema file of a topic by its newest records.
+    has: FoundTopic,
+    *,
+    is_enabled: bool,
+) -> tuple[list[Path], list[str]]:
+    """Write the spec and the schema files of a topic by its newest records.
 
     :param read: their keys and values, those of the newest record last
-    :param has: see :func:`_written`
+    :param has: what Kafka and the registry have of the topic
     :return: the paths, and what was found
     :raises SpecError: there are no records, or their values have no schema and are no changes
-    :raises TopicbergError: the registry does not answer
     """
-    if not (values := [value for _, value in read if value is not None]):
+    values = [value for _, value in read if value is not None]
+    opening = connect_json.opening(values[-1]) if values else None
+    if has.value is not None and (opening is None or opening.schema is None):
+        return [new_external_topic(name, has, pipeline, config, is_enabled=is_enabled)], []
+    if not values:
         raise SpecError(
             f"topic {name} has no record with a value",
             hint="wait for the first record, or use --from-subject",
         )
     where = f"the newest records of the topic {name}"
     if values[-1][:1] == b"\0":
-        paths = new_topic(name, f"{name}-value", pipeline, endpoints, config, has)
-        return paths, [f"{where} name a schema of the registry"]
+        raise SpecError(
+            f"{where} name a schema of the registry, which has no subject {name}-value",
+            hint="use --from-subject with the subject of the topic's values",
+        )
     keys = [key for key, _ in read if key is not None]
-    begin = connect_json.opening(values[-1])
-    if begin is not None and begin.schema is not None:
-        text, notes = connect_json.json_schema(begin.schema), []
+    if opening is not None and opening.schema is not None:
+        text, notes = connect_json.json_schema(opening.schema), []
         notes.append(f"{where} are JSON with a schema of Kafka Connect in each record")
     else:
         text, untyped = inferred_schema(values, f"{name}.Envelope")
@@ -169,7 +181,8 @@ def new_topic_from_kafka(
             key = connect_json.json_schema(own.schema)
         elif keys[-1][:1] == b"{":
             key, _ = inferred_schema(keys, f"{name}.Key")
-    return _written(name, where, pipeline, "JSON", (text, key), config, has), notes
+    schemas = _Schema("json", text), None if key is None else _Schema("json", key)
+    return _written(name, where, pipeline, schemas, config, has, is_enabled=is_enabled), notes
 
 
 def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
@@ -224,53 +237,138 @@ def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str,
     return {"type": ["null", *kinds]} if len(kinds) == 1 and "" not in kinds else {}
 
 
+def _write_external(
+    name: str, found: FoundTopic, pipeline: str, config: Settings, *, is_enabled: bool
+) -> Path:
+    """:raises SpecError: the file exists already, or the registry has no schema of the values"""
+    document = found_document(name, found, pipeline, own_engine=config.own_engine)
+    if document is None:
+        raise SpecError(
+            f"the registry has no subject {name}-value",
+            hint="register a schema, use --from-subject with the subject of the topic's values, or "
+            "write a spec with `schema: {format: none}`",
+        )
+    changes = "changelog" in document
+    document["description"] = _description(name, "Kafka and the schema registry", changes=changes)
+    # Current rows of changes move to the partition of each change: they are not read by hours.
+    if not (changes and document["write_mode"] == "upsert"):
+        document |= _by_hours()
+    document |= _reviewed(is_enabled)
+    _validate(document)
+    path = config.topics_dir / f"{name}.yaml"
+    _write({path: _yaml(document)})
+    return path
+
+
 def _written(
     name: str,
     where: str,
     pipeline: str,
-    kind: str,
-    schemas: tuple[str, str | None],
+    schemas: tuple[_Schema, _Schema | None],
     config: Settings,
-    has: FoundTopic | None,
+    has: FoundTopic | None = None,
     *,
-    is_one_of_many: bool = False,
-) -> tuple[Path, Path]:
-    """Write a spec and its schema files; return the paths of the spec and of the value's schema.
+    is_enabled: bool = True,
+) -> list[Path]:
+    """Write a spec and its schema files; return their paths, the spec's first.
 
     :param where: what the schemas come from
-    :param schemas: of the value; of the key, if the records are changes
+    :param schemas: of the value; of the key, if it has one
     :param has: what Kafka has of the topic; None: it does not exist
-    :param is_one_of_many: the caller checks all specs that it writes together
     :raises SpecError: a file exists already, or the spec is invalid
     """
-    text, key = schemas
-    document = _document(name, where, pipeline, kind.lower(), f"{name}.{SUFFIXES[kind.lower()]}")
-    schema_file = config.schemas_dir / document["schema"]["file"]
+    value, key = schemas
+    document: dict[str, Any] = {"name": name, "pipeline": pipeline, "description": ""}
+    document["schema"] = value.section(name)
+    texts = {config.schemas_dir / document["schema"]["file"]: f"{value.text}\n"}
+    changes = config.own_engine and value.format in ("avro", "json") and is_envelope(value.text)
+    if changes and key is not None and key.format != value.format:
+        key = None  # its bytes are not those of the connector's converter
+    if key is not None:
+        document["key"] = key.section(name, "-key")
+        texts[config.schemas_dir / document["key"]["file"]] = f"{key.text}\n"
+    document |= {"partitions": has.partitions if has else 6, "write_mode": "append"}
+    document["description"] = _description(name, where, changes=changes)
+    if changes:
+        document["changelog"] = {"format": "debezium"}
+        for section in ("schema", "key"):
+            if section in document and value.format == "json":
+                # With BACKWARD, the registry refuses a new property of an open object.
+                document[section]["compatibility"] = "NONE"
+    if changes and key is not None:
+        document["write_mode"] = "upsert"
+    else:
+        document |= _by_hours()
+    document |= _reviewed(is_enabled)
+    _validate(document)
     spec_file = config.topics_dir / f"{name}.yaml"
-    texts = {schema_file: f"{text}\n"}
-    if kind in ("AVRO", "JSON") and is_envelope(text):
-        _as_changelog(document, where, key is not None)
-        if key is not None:
-            texts[config.schemas_dir / document["key"]["file"]] = f"{key}\n"
-    if has is not None:
-        document["partitions"] = has.partitions
-        if has.is_compacted and "changelog" not in document:
-            document |= {"write_mode": "upsert", "key": {"format": "string"}}
-    for path in (spec_file, *texts):
+    paths = [spec_file, *texts]
+    _write({**texts, spec_file: _yaml(document)})
+    _check(name, paths, config)
+    return paths
+
+
+def _write(texts: Mapping[Path, str]) -> None:
+    """:raises SpecError: one of the files exists already; none is written"""
+    for path in texts:
         if path.exists():
             raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
     for path, text in texts.items():
         path.write_text(text)
-    spec_file.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
-    if is_one_of_many:
-        return spec_file, schema_file
+
+
+def _check(name: str, written: Sequence[Path], config: Settings) -> None:
+    """:raises SpecError: the spec is invalid; the files are deleted"""
+    spec_file = f"{name}.yaml"
     _, problems = check_topics(config)
-    mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file.name]
+    mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file]
     if mine:
-        for path in (spec_file, *texts):
+        for path in written:
             path.unlink()
         raise SpecError("\n".join([f"no spec was written for {name}:", *mine]))
-    return spec_file, schema_file
+
+
+def _yaml(document: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def _reviewed(is_enabled: bool) -> dict[str, Any]:
+    """Return the fields by which a topic is materialized only after its file was reviewed."""
+    return {} if is_enabled else {"tableflow": {"enabled": False}}
+
+
+def _by_hours() -> dict[str, Any]:
+    return {
+        "table": {"partitioning": ["hour($$timestamp)"]},
+        "derived_partitions": {"granularity": "hourly", "start": datetime.now(UTC).date()},
+    }
+
+
+def _description(name: str, where: str, *, changes: bool) -> str:
+    if changes:
+        return f"Changes of a database's table, from {where}."
+    if where == "Kafka and the schema registry":
+        return f"Records of the topic {name}."
+    return f"Records of {where.removeprefix('the newest records of ')}."
+
+
+def _newest(subject: str, usual: str, endpoints: Endpoints) -> _Schema | None:
+    """Return the newest schema of a subject; None: there is no such subject.
+
+    :param usual: the subject of TopicNameStrategy
+    :raises SpecError: it refers to other subjects
+    """
+    with registry_errors(f"the subject {subject}"):
+        latest = if_found(endpoints.schema_registry_client().get_latest_version, subject)
+    if latest is None:
+        return None
+    if latest.schema.references:
+        raise SpecError(
+            f"subject {subject}: its schema refers to other subjects",
+            hint="create the topic first: the schemas of an existing topic stay in the registry",
+        )
+    kind = (latest.schema.schema_type or "AVRO").lower()
+    return _Schema(kind, latest.schema.schema_str or "", None if subject == usual else subject)
 
 
 def is_envelope(text: str) -> bool:
@@ -289,53 +387,14 @@ def is_envelope(text: str) -> bool:
     return all(name in names for name in (BEFORE, AFTER, SOURCE, OPERATION))
 
 
-def _key_schema(subject: str, endpoints: Endpoints, kind: str) -> str | None:
-    """Return the newest schema of the keys; None: they have none."""
-    name = f"{subject.removesuffix('-value')}-key"
-    with registry_errors(f"the subject {name}"):
-        latest = if_found(endpoints.schema_registry_client().get_latest_version, name)
-    if latest is None:
-        return None
-    found = latest.schema
-    is_usable = (found.schema_type or "AVRO") == kind and not found.references
-    return found.schema_str if is_usable else None
-
-
-def _as_changelog(document: dict[str, Any], where: str, has_key: bool) -> None:
-    """Let the spec keep the current rows of a source's table, or its changes if it has no keys."""
-    document["description"] = f"Changes of a database's table, from {where}."
-    document["changelog"] = {"format": "debezium"}
-    if (kind := document["schema"]["format"]) == "json":
-        # With BACKWARD, the registry refuses a new property of an open object.
-        document["schema"]["compatibility"] = "NONE"
-    if has_key:
-        stem, _, suffix = document["schema"]["file"].rpartition(".")
-        key = {"format": kind, "file": f"{stem}-key.{suffix}"}
-        document["key"] = key | ({"compatibility": "NONE"} if kind == "json" else {})
-        document["write_mode"] = "upsert"
-        # A row moves to the partition of each change; current rows are not read by hours.
-        del document["table"], document["derived_partitions"]
-
-
-def _document(name: str, where: str, pipeline: str, kind: str, file: str) -> dict[str, Any]:
+def _validate(document: Mapping[str, Any]) -> None:
     """:raises SpecError: the name of the topic or the pipeline is invalid"""
-    document = {
-        "name": name,
-        "pipeline": pipeline,
-        "description": f"Records of {where.removeprefix('the newest records of ')}.",
-        "schema": {"format": kind, "file": file},
-        "partitions": 6,
-        "write_mode": "append",
-        "table": {"partitioning": ["hour($$timestamp)"]},
-        "derived_partitions": {"granularity": "hourly", "start": datetime.now(UTC).date()},
-    }
     try:
         TopicSpec.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}"
-        raise SpecError(f"no spec was written for {name!r}: {reason}") from None
-    return document
+        raise SpecError(f"no spec was written for {document['name']!r}: {reason}") from None
 
 
 def chosen_for_changes(config: Settings, name: str) -> str | None:

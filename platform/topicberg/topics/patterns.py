@@ -20,7 +20,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.spec import SpecModel
 
 FIELD = "topics"
@@ -83,7 +82,7 @@ class TopicPattern(SpecModel):
         """Return whether the pattern is for the topic; it never is for internal topics."""
         if name.startswith(INTERNAL):
             return False
-        return _matches(self.match, name) and not _matches(self.exclude, name)
+        return matches(self.match, name) and not matches(self.exclude, name)
 
 
 def is_pattern(text: str) -> bool:
@@ -91,35 +90,9 @@ def is_pattern(text: str) -> bool:
     return text.startswith("/") or not set(text).isdisjoint("*?[")
 
 
-def _matches(patterns: Collection[str], name: str) -> bool:
+def matches(patterns: Collection[str], name: str) -> bool:
     for text in patterns:
         expression = _expression(text)
         if re.fullmatch(expression, name) if expression is not None else fnmatchcase(name, text):
             return True
     return False
-
-
-def document_of(
-    pattern: TopicPattern, pipeline: str, name: str, found: FoundTopic, own_engine: bool
-) -> dict[str, Any] | None:
-    """Return the spec of a topic that matches; None: the registry has no schema of its values.
-
-    :param pipeline: if the defaults name none
-    """
-    given = pattern.defaults
-    schema = dict(given.get("schema") or {})
-    if schema.get("format") != "none":
-        if found.value is None:
-            return None
-        schema["format"] = found.value.format
-    document: dict[str, Any] = {"pipeline": pipeline, **given, "schema": schema}
-    document |= {"name": name, "external": True, "partitions": found.partitions}
-    key_format = found.key.format if found.key else "string" if found.is_compacted else "none"
-    document["key"] = {"format": key_format, **(given.get("key") or {})}
-    is_change = bool(own_engine and found.value and found.value.is_envelope)
-    if is_change and schema["format"] != "none" and "changelog" not in given:
-        document["changelog"] = {"format": "debezium"}
-    if "write_mode" not in given:
-        is_upsert = key_format == "avro" if document.get("changelog") else found.is_compacted
-        document["write_mode"] = "upsert" if is_upsert else "append"
-    return document

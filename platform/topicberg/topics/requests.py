@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.errors import TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
+from topicberg.topics.discovery import FoundTopic
 
 
 class Request(BaseModel):
@@ -28,6 +29,8 @@ class Request(BaseModel):
     write_mode: Literal["append", "upsert"] | None = None
     tableflow: dict[str, Any] = Field(default_factory=dict)
     command: dict[str, Any] = Field(default_factory=dict)
+    found: FoundTopic | None = None
+    """Of a topic without a spec: what Kafka and the registry had of it when its table was new."""
     resumed_at: float = 0.0
     """Seconds since 1970."""
     deleted: bool = False

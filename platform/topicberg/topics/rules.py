@@ -9,13 +9,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from topicberg.datagen import kind_names
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
-from topicberg.topics.discovery import Part
-from topicberg.topics.schema import read_schema, schema_path
+from topicberg.topics.schema import Part, read_schema, schema_path
 from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
 T = TypeVar("T")
@@ -90,6 +89,8 @@ def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Fi
     ]
     if not is_applicable(_COLUMN_SOURCES) or any(field in _SCHEMA_FINDINGS for field, _ in found):
         return found  # the columns are not known
+    if spec.unknown_schemas(config):
+        return found
     columns = spec.columns(config)
     for reads, table_rule in _TABLE_RULES:
         if is_applicable(reads):
@@ -119,16 +120,17 @@ def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if spec.external:
         yield from _registered_schemas(spec, config)
         return
-    for section, schema, changes in (
-        ("schema", spec.value_schema, spec.changes),
-        ("key", spec.key, spec.key_changes),
-    ):
+    sections: tuple[tuple[str, ValueSchema | KeySpec, Any, Part | None], ...] = (
+        ("schema", spec.value_schema, spec.changes, None),
+        ("key", spec.key, spec.key_changes, "key"),
+    )
+    for section, schema, changes, part in sections:
         found = list(_schema_reference(section, schema))
         yield from found
         if schema.file and not found:
             try:
                 path = schema_path(config.schemas_dir, schema.file)
-                read_schema(path, schema.format, schema.message, changes=changes)
+                read_schema(path, schema.format, schema.message, changes=changes, part=part)
             except SpecError as error:
                 yield f"{section}.file", error.message
 

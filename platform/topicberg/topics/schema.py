@@ -12,6 +12,7 @@ from topicberg.errors import SpecError
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
 
+Part = Literal["value", "key"]
 SchemaFormat = Literal["avro", "json", "protobuf", "none"]
 
 
@@ -48,6 +49,7 @@ def read_schema(
     message: str | None = None,
     date_times: str = "text",
     changes: Changes | Literal["key"] | None = None,
+    part: Part | None = None,
 ) -> SchemaFile:
     """Read and check one schema file.
 
@@ -55,13 +57,15 @@ def read_schema(
     :param message: protobuf only: the message type; None: the first one of the file
     :param date_times: JSON Schema only: ``timestamp`` reads ``format: date-time`` as times
     :param changes: the records are changes, see :class:`topicberg.topics.spec.ChangelogSpec`
+    :param part: also accept what the engine accepts as the schema of keys, or of values: keys that
+        are no records, several event types; None: a record only
     :raises SpecError: not readable, not of that format, recursive, or not a record with fields
     """
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise SpecError(f"{path.name} cannot be read: {error.strerror}") from None
-    return _read(path, changed, kind, message, date_times, changes)
+    return _read(path, changed, kind, message, date_times, changes, part)
 
 
 @lru_cache(maxsize=8192)
@@ -72,6 +76,7 @@ def _read(
     message: str | None,
     date_times: str,
     changes: Changes | Literal["key"] | None,
+    part: Part | None,
 ) -> SchemaFile:
     from topicberg.topics import columns
 
@@ -81,10 +86,10 @@ def _read(
         raise SpecError(f"{path.name} cannot be read: {error}") from None
     match kind:
         case "avro":
-            found = columns.avro_columns(path.name, text, changes)
+            found = columns.avro_columns(path.name, text, changes, part)
         case "json":
             parses_times = date_times == "timestamp"
-            found = columns.json_columns(path.name, text, changes, parses_times=parses_times)
+            found = columns.json_columns(path.name, text, changes, part, parses_times=parses_times)
         case _:
             found = columns.protobuf_columns(path.name, text, message)
     if not found:

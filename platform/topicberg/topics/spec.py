@@ -17,9 +17,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from topicberg.naming import Names
 from topicberg.settings import Settings, settings
-from topicberg.topics.discovery import SUFFIXES, Part, schema_file
+from topicberg.topics.discovery import SUFFIXES, schema_file
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
-from topicberg.topics.schema import SchemaFile, SchemaFormat, read_schema
+from topicberg.topics.schema import Part, SchemaFile, SchemaFormat, read_schema
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
@@ -63,7 +63,7 @@ _METADATA_DESCRIPTIONS = {
     "timestamp": "timestamp of the Kafka record, see the column of its timestamp type",
     "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
     "LOG_APPEND_TIME (the broker's clock)",
-    RAW_KEY: "bytes of the record's key; an upsert table has one row for each",
+    RAW_KEY: "bytes of the record's key, of an upsert table",
     OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
     "(truncate)",
     SOURCE_TIMESTAMP: "time of the change in the source database",
@@ -74,7 +74,11 @@ _METADATA_DESCRIPTIONS = {
 _METADATA_NAME = re.compile(r"(?:\$\$|cflt_metadata_)(?P<name>.+)")
 
 TRANSFORMS = ("identity", "bucket", "truncate", "year", "month", "day", "hour")
-_TRANSFORM = re.compile(r"(?P<name>\w+)(?:\[(?P<width>\d+)\])?\((?P<column>[^()\[\],\s]+)\)")
+_COLUMN = r"`(?:[^`]|``)+`|[^()\[\],\s`](?:[^()\[\],]*[^()\[\],\s])?"
+"""A column in a partition field: quoted as in Spark, or without brackets and commas."""
+_PARTITION_FIELD = re.compile(
+    rf"(?P<name>\w+)(?:\[(?P<width>\d+)\])?\(\s*(?P<source>{_COLUMN})\s*\)|(?P<column>{_COLUMN})"
+)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9._-]*")
 _PLAIN = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _OWNER = re.compile(r"team:.+|[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Z|a-z]{2,7}", re.DOTALL)
@@ -112,8 +116,16 @@ def _scalar(value: Any) -> Any:
     return value
 
 
+def _subject(text: str) -> str:
+    """:raises ValueError: the text names a context of the registry only"""
+    if text.startswith(":.") and not text[1:].partition(":")[2]:
+        raise ValueError(f'"{text}" is a context without a subject: write ":.context:subject"')
+    return text
+
+
 TopicName = Annotated[str, AfterValidator(_topic_name)]
 PlainName = Annotated[str, AfterValidator(_plain_name)]
+SubjectName = Annotated[str, Field(min_length=1), AfterValidator(_subject)]
 PositiveInt = Annotated[int, Field(strict=True, ge=1)]
 
 
@@ -128,10 +140,18 @@ class PartitionField(BaseModel):
     """Buckets of ``bucket[n]``, length of ``truncate[n]``."""
 
     def __str__(self) -> str:
-        if self.transform == "identity":
-            return self.column
         width = "" if self.width is None else f"[{self.width}]"
-        return f"{self.transform}{width}({self.column})"
+        return partition_field_text(f"{self.transform}{width}", self.column)
+
+
+def partition_field_text(transform: str, column: str) -> str:
+    """Return a partition field as a spec writes it.
+
+    :param transform: as Iceberg writes it, e.g. ``bucket[16]``
+    """
+    if column.startswith("`") or not re.fullmatch(_COLUMN, column):
+        column = "`" + column.replace("`", "``") + "`"
+    return column if transform == "identity" else f"{transform}({column})"
 
 
 def parse_partition_field(text: str) -> PartitionField:
@@ -140,12 +160,18 @@ def parse_partition_field(text: str) -> PartitionField:
     :raises ValueError: not of that form, an unknown transform, or ``n`` is missing or too large
     """
     text = text.strip()
-    if text and not set(text) & set("()[], \t"):
-        return PartitionField(transform="identity", column=text)
-    match = _TRANSFORM.fullmatch(text)
+    match = _PARTITION_FIELD.fullmatch(text)
     if not match:
-        raise ValueError(f"{text!r} is not of the form column, transform(column), transform[n](…)")
-    transform, column = match["name"].lower(), match["column"]
+        raise ValueError(
+            f"{text!r} is not of the form column, transform(column), transform[n](…); quote a "
+            "column with brackets or commas in its name: `column`"
+        )
+    column = match["column"] or match["source"]
+    if column.startswith("`"):
+        column = column[1:-1].replace("``", "`")
+    if match["column"]:
+        return PartitionField(transform="identity", column=column)
+    transform = match["name"].lower()
     width = int(match["width"]) if match["width"] else None
     if transform not in TRANSFORMS:
         raise ValueError(f"{match['name']!r} is not a transform; there are {', '.join(TRANSFORMS)}")
@@ -206,7 +232,7 @@ class ValueSchema(SpecModel):
     """File name in ``platform/schemas/``."""
     message: str | None = None
     """Protobuf only: the message type of the value; default: the first one of the file."""
-    subject: str | None = Field(default=None, min_length=1)
+    subject: SubjectName | None = None
     """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``."""
     compatibility: Compatibility | None = None
     """What a new version of the schema may change; default: the registry's level."""
@@ -225,7 +251,7 @@ class KeySpec(SpecModel):
     """File name in ``platform/schemas/`` (formats avro, json, protobuf)."""
     message: str | None = None
     """Protobuf only: the message type of the key; default: the first one of the file."""
-    subject: str | None = Field(default=None, min_length=1)
+    subject: SubjectName | None = None
     """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``."""
     compatibility: Compatibility | None = None
     """What a new version of the schema may change; default: the registry's level."""
@@ -282,6 +308,10 @@ class TableflowSpec(SpecModel):
     """Where a new table begins: the first record kept, the next one, or a time in milliseconds."""
     commit_interval_seconds: float = Field(default=10, gt=0, le=86_400, allow_inf_nan=False)
     commit_max_bytes: int = Field(default=250_000_000, strict=True, ge=1)
+    engine: Literal["auto", "spark"] = "auto"
+    """What reads and writes the batches of topicberg's engine. auto: processes of the engine those
+    of up to 100,000 records and 64 MB, and changes that become current rows; tasks of Spark the
+    others. spark: tasks of Spark all of them."""
 
 
 class TableSpec(SpecModel):
@@ -363,6 +393,11 @@ class Checks(Rules):
 
     max_lag_records: int | None = Field(default=None, strict=True, ge=0)
     """The largest lag of the table behind Kafka's end offsets, in records."""
+
+
+def asset_name(topic: str) -> str:
+    """Return a topic's name in Dagster ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
+    return re.sub(r"[.-]", "_", topic)
 
 
 def _metadata_column(tableflow: TableflowSpec, name: str) -> str:
@@ -506,7 +541,25 @@ class TopicSpec(SpecModel):
         changes = self.key_changes if is_key else self.changes
         if path is None:
             return None
-        return read_schema(path, one.format, one.message, one.date_times, changes)
+        as_registered = part if self.external or is_key else None
+        return read_schema(path, one.format, one.message, one.date_times, changes, as_registered)
+
+    def unknown_schemas(self, config: Settings) -> list[str]:
+        """Return the subjects of an external topic whose schemas are not known here.
+
+        They were not read yet, do not exist, or refer to other subjects.
+
+        :raises SpecError: a schema that is known is invalid
+        """
+        parts: tuple[tuple[Part, str, str], ...] = (
+            ("value", self.value_schema.format, self.value_subject),
+            ("key", self.key.format, self.key_subject),
+        )
+        return [
+            subject
+            for part, kind, subject in parts
+            if self.external and kind in SUFFIXES and self.known_schema(part, config) is None
+        ]
 
     def has_table(self, config: Settings) -> bool:
         """Return whether its table is in the catalogs of the deployment."""
@@ -551,8 +604,8 @@ class TopicSpec(SpecModel):
 
     @property
     def asset_name(self) -> str:
-        """The topic's name in Dagster ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
-        return re.sub(r"[.-]", "_", self.name)
+        """The topic's name in Dagster, see :func:`asset_name`."""
+        return asset_name(self.name)
 
     # The table's columns
 

@@ -1,5 +1,10 @@
 """A derived table: for a window of event time, exactly the result of its function on its sources.
 
+What the function gets for a partition never depends on the window that a run computes: it is called
+for each partition separately or, with a lookback or a lookahead, for each part of a grid that is as
+wide as these. Which rows it may return for the rows of a partition is checked for each partition.
+So a range may be divided into runs in any way.
+
 Writing a window replaces it, so writing it twice changes nothing. Of two concurrent writers, the
 one that read the newer sources wins: each records the head of the target *before* it reads the
 sources, and Iceberg refuses an overwrite of a window in which others wrote since that head. A
@@ -10,13 +15,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from functools import reduce
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyiceberg.exceptions import (
     TableAlreadyExistsError,
@@ -28,15 +37,17 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.endpoints import CATALOG
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.hours import BEFORE_EVERYTHING
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
+from topicberg.iceberg.names import partition_field_name
 from topicberg.iceberg.read_tags import reading
-from topicberg.iceberg.snapshots import added_rows
+from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.iceberg.tables import attached_catalog, find_table
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
 from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
 from topicberg.transforms.unread import READ, SourceTable, after, unread
+from topicberg.transforms.versions import computed_by, outdated, recorded
 from topicberg.transforms.windows import FOREVER, WINDOW, Window
 
 if TYPE_CHECKING:
@@ -51,10 +62,15 @@ logger = logging.getLogger(__name__)
 
 WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
+AT_ONCE = 48
+"""Parts of a window that one job of Spark computes, and one commit replaces."""
+_HOURS = {"hour": 1, "day": 24}
+"""Iceberg transform of the event time → hours of a partition."""
 _TRANSFORMS = ("hour", "day", "month", "year")
 """Iceberg's transforms of a time, the shortest first."""
 _OUTSIDE = "topicberg-outside-of-the-window"
-_RETENTION_MARGIN = timedelta(hours=1)
+_REFUSED = re.compile(rf"{_OUTSIDE} (\S+) <([^>]*)>")
+RETENTION_MARGIN = timedelta(hours=1)
 """A requested window is computed within this time; later it may be past its retention."""
 _PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
@@ -97,26 +113,96 @@ class Derivation:
     """The event time in the target, by which a window is replaced."""
     lookback: timedelta | None = None
     """How far before the window the sources are read; None: the function gets only the window."""
+    lookahead: timedelta | None = None
+    """How far after the window the sources are read."""
     partitioned_by: str = "hour"
     """Iceberg transform of ``target_time``; windows begin and end with its partitions."""
+    first: datetime | None = None
+    """When the first partition begins; it also has everything before."""
     format_version: int = 2
     """Iceberg's format version of a new table."""
+    version: str | None = None
+    """Of the function and its settings; None: it is not recorded."""
 
     @property
     def name(self) -> str:
         return ".".join(self.target)
 
     def reach(self, source: Source) -> timedelta:
-        """Return how far beyond an hour that changed in a source the table changes.
+        """Return how far after an hour that changed in a source the table changes.
 
         For a source that is read as a whole, this is not known.
         """
-        return FOREVER if source.whole else self.lookback or timedelta()
+        return FOREVER if source.whole else self.back
+
+    @property
+    def back(self) -> timedelta:
+        """The lookback in whole partitions: what follows from their rows is checked in these."""
+        return self._whole(self.lookback)
+
+    @property
+    def ahead(self) -> timedelta:
+        """The lookahead in whole partitions."""
+        return self._whole(self.lookahead)
+
+    def _whole(self, duration: timedelta | None) -> timedelta:
+        if duration is None or duration == FOREVER:
+            return duration or timedelta()
+        partition = timedelta(hours=self.hours)
+        return ceil(duration / partition) * partition
+
+    @property
+    def hours(self) -> int:
+        """The hours of a partition."""
+        return _HOURS[self.partitioned_by]
+
+    def calls(self, window: Window) -> list[Call]:
+        """Return the calls of the function that compute a window."""
+        back, ahead = self.back, self.ahead
+        if FOREVER in (back, ahead):
+            return [Call(window, None)]
+        found = list[Call]()
+        step = max(self.hours, max(back, ahead) // timedelta(hours=1))
+        for part in window.cut(self.hours, self.first):
+            block = part.around(step)
+            read = Window(block.start - back if block.start else None, block.end + ahead)
+            if found and found[-1].read == read:
+                part = Window(found.pop().window.start, part.end)
+            found.append(Call(part, read))
+        return found
+
+    def partitions(self, window: Window) -> Iterator[Window]:
+        """Yield the partitions of a window; of the first one, what lies before it separately."""
+        for part in window.cut(self.hours, self.first):
+            if part.start is None and self.first and self.first < part.end:
+                yield Window(None, self.first)
+                yield Window(self.first, part.end)
+            else:
+                yield part
+
+    def placed(self, partition: Window) -> Window:
+        """Return where the rows may be that follow from a source's rows of a partition.
+
+        Those of before the first partition change no other one.
+        """
+        back, ahead = self.back, self.ahead
+        if partition.start is None and partition.end == self.first:
+            return Window(None, self.first + timedelta(hours=self.hours))
+        if partition.start == self.first:
+            ahead = FOREVER
+        start = None if partition.start is None or ahead == FOREVER else partition.start - ahead
+        return Window(start, partition.end + (timedelta() if back == FOREVER else back))
 
     def source_tables(self, find: Callable[[TableName], Table | None]) -> dict[str, SourceTable]:
         """Return the sources that exist and have an event time, by their names."""
         return {
-            each.name: SourceTable(found, each.time, self.reach(each))
+            each.name: SourceTable(
+                found,
+                each.time,
+                self.reach(each),
+                timedelta() if each.whole else self.ahead,
+                each.whole,
+            )
             for each in self.sources
             if each.time is not None and (found := find(each.table)) is not None
         }
@@ -131,8 +217,16 @@ class Derivation:
         if not kept:
             return BEFORE_EVERYTHING
         back = self.lookback if self.lookback and self.lookback != FOREVER else timedelta()
-        first = now - min(kept) + back + _RETENTION_MARGIN
+        first = now - min(kept) + back + RETENTION_MARGIN
         return -int(-first.timestamp() // 3600)
+
+
+class Call(NamedTuple):
+    """A call of the function: the window that is kept of its result, and what it reads."""
+
+    window: Window
+    read: Window | None
+    """None: everything."""
 
 
 @dataclass(frozen=True)
@@ -148,15 +242,54 @@ class Written:
     snapshot_id: int | None = None
     sources: Mapping[str, int | None] | None = None
 
+    def followed_by(self, other: Written) -> Written:
+        """Return both as one, of which the other was written later."""
+        rows = Counter(self.rows_by_hour or {})
+        rows.update(other.rows_by_hour or {})
+        return Written(
+            rows=self.rows + other.rows,
+            rows_by_hour=rows,
+            snapshot_id=other.snapshot_id or self.snapshot_id,
+            sources=other.sources or self.sources,
+        )
+
 
 def write_window(
     spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
 ) -> Written:
     """Compute a window from the heads of the sources and replace it in the target.
 
-    :raises TopicbergError: a source does not exist, or the function lost or changed the time column
+    A long window is replaced in several commits, of whole partitions each.
+
+    :raises TopicbergError: a source does not exist, or the function lost the time column or returns
+        rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
+    first, *others = _portions(catalog, derivation, window)
+    written = _write(spark, catalog, derivation, first)
+    for portion in others:
+        written = written.followed_by(_write(spark, catalog, derivation, portion))
+    return written
+
+
+def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[Window]:
+    """Return the parts of a window that are computed by a job of Spark each."""
+    calls = derivation.calls(window)
+    if len(calls) <= AT_ONCE:
+        return [window]
+    held = _held(derivation, _load(catalog, derivation))
+    found, start, number = list[Window](), window.start, 0
+    for call in calls:
+        if number == AT_ONCE:
+            found.append(Window(start, call.window.start or call.window.end))
+            start, number = call.window.start, 0
+        number += _meets(held, call.read)
+    return [*found, Window(start, window.end)]
+
+
+def _write(
+    spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
+) -> Written:
     partition = derivation.target_time, derivation.partitioned_by
 
     def attempt() -> Written:
@@ -170,8 +303,7 @@ def write_window(
         ):
             tagged = beside.submit(tags.enter_context, reading(sources.values(), derivation.name))
             try:
-                computed = _computed(spark, derivation, sources, window)
-                columns = _columns(derivation, computed)
+                computed, columns = _computed(spark, derivation, sources, window)
             finally:
                 tagged.result()  # where a source's snapshot is expired, this error is the reason
             table = ensure_table(
@@ -179,16 +311,20 @@ def write_window(
             )
             if not any(map(_head, sources.values())) and not _has_rows(table):
                 return Written()
-            summary_ = summary_of(derivation, table, sources, window)
+            names = [field.name for field in table.schema().fields]
+            unused = [name for name in names if name not in columns.names]
+            summary_ = summary_of(derivation, table, sources, window, unused)
             properties = {**summary_, WRITE_ID: uuid.uuid4().hex}
             try:
                 _overwrite(spark, table, derivation, window, computed, properties)
             except Exception as error:
-                if _OUTSIDE in str(error):
-                    raise _time_changed(derivation) from error
+                if refused := _REFUSED.search(str(error)):
+                    raise _misplaced(derivation, *refused.groups()) from error
                 raise
             beside.submit(tags.close)
-            return _written(derivation, window, table, sources, properties[WRITE_ID])
+            written = _written(derivation, window, table, sources, properties[WRITE_ID])
+            _drop_unused(derivation, table, unused)
+            return written
 
     exhausted = CommitConflictError(
         f"table {derivation.name}: {ATTEMPTS} attempts conflicted with another writer of {window}",
@@ -224,6 +360,24 @@ def _written(
     )
 
 
+def _drop_unused(derivation: Derivation, table: Table, unused: Sequence[str]) -> None:
+    """Drop columns that the function no longer returns, once no row has another version's value."""
+    if not unused or derivation.version is None:
+        return
+    held = held_hours(table, derivation.target_time)
+    for hours in outdated(computed_by(table), derivation.version):
+        if any(each.start < hours.stop and hours.start < each.stop for each in held):
+            return
+    with table.update_schema() as update:
+        for name in unused:
+            update.delete_column(name)
+    logger.info(
+        "table %s: dropped %s, which its function no longer returns",
+        derivation.name,
+        ", ".join(unused),
+    )
+
+
 def read_window(
     spark: SparkSession, table: TableName, time: str, window: Window | None
 ) -> DataFrame:
@@ -235,13 +389,23 @@ def read_window(
 
 
 def summary_of(
-    derivation: Derivation, target: Table, sources: Mapping[str, Table], window: Window
+    derivation: Derivation,
+    target: Table,
+    sources: Mapping[str, Table],
+    window: Window,
+    unused: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return the summary properties of a snapshot that computes a window of the sources' heads."""
+    """Return the summary properties of a snapshot that computes a window of the sources' heads.
+
+    :param unused: columns of the target that the function does not return
+    """
     tables = derivation.source_tables(lambda name: sources[".".join(name)])
     first_hour = derivation.first_hour(datetime.now(UTC))
     read = unread(target, derivation.target_time, tables, first_hour)
+    version = derivation.version
+    versions = recorded(computed_by(target), version, window, unused) if version else {}
     return {
+        **versions,
         SOURCE_SNAPSHOTS: json.dumps({name: _head(table) for name, table in sources.items()}),
         WINDOW: str(window),
         READ: after(read, window),
@@ -276,23 +440,107 @@ def _has_rows(table: Table) -> bool:
 
 def _computed(
     spark: SparkSession, derivation: Derivation, sources: Mapping[str, Table], window: Window
-) -> DataFrame:
-    """Return what the function returns for a window; with a lookback also rows before it."""
-    read = window.back(derivation.lookback) if derivation.lookback else window
-    return derivation.transform(
-        *(_rows(spark, source, sources[source.name], read) for source in derivation.sources)
+) -> tuple[DataFrame, pa.Schema]:
+    """Return the rows of a window, and the columns that the function returns.
+
+    :raises TopicbergError: no run would look for some of the rows where they are
+    """
+    calls, parts = derivation.calls(window), [*derivation.partitions(window)]
+    if len(parts) > 1:
+        held = _held(derivation, sources)
+        calls = [call for call in calls if _meets(held, call.read)] or calls[-1:]
+        parts = [part for part in parts if _meets(held, part)]
+    frames = {
+        source.name: rows_at_head(spark, sources[source.name]) for source in derivation.sources
+    }
+
+    def result(read: Window | None) -> DataFrame:
+        return derivation.transform(
+            *(
+                _rows(source, frames[source.name], sources[source.name], read)
+                for source in derivation.sources
+            )
+        )
+
+    results = [result(call.read) for call in calls]
+    schema, time = results[0].schema, derivation.target_time  # a request to Spark
+    if time not in schema.names:
+        raise TopicbergError(
+            f"table {derivation.name}: its function returns no column {time}",
+            hint=f"name the event-time column: the function returns {', '.join(schema.names)}",
+        )
+    kind = schema[time].dataType
+    pairs = [(each, call.window) for each, call in zip(results, calls, strict=True)]
+    if derivation.lookback or derivation.lookahead:
+        _check_places(derivation, result, kind, parts)
+        rows = [each.filter(part.condition(time, kind)) for each, part in pairs]
+    else:
+        rows = [_refusing(each, time, kind, part) for each, part in pairs]
+    return reduce(lambda one, other: one.unionByName(other), rows), optional(described(results[0]))
+
+
+def _held(derivation: Derivation, sources: Mapping[str, Table]) -> list[Hours] | None:
+    """Return the hours in which the sources have rows; None: not known of all."""
+    windowed = [source for source in derivation.sources if not source.whole]
+    if not all(source.time for source in windowed):
+        return None
+    return union(
+        hours
+        for source in windowed
+        if source.time
+        for hours in held_hours(sources[source.name], source.time)
     )
 
 
-def _columns(derivation: Derivation, computed: DataFrame) -> pa.Schema:
-    """Return the columns that the function returns, all of them optional."""
-    schema = described(computed)
-    if derivation.target_time not in schema.names:
-        raise TopicbergError(
-            f"table {derivation.name}: its function returns no column {derivation.target_time}",
-            hint=f"name the event-time column: the function returns {', '.join(schema.names)}",
+def _meets(held: list[Hours] | None, window: Window | None) -> bool:
+    """Return whether there may be rows in a window."""
+    if held is None or window is None:
+        return True
+    hours = window.hours
+    return any(each.start < hours.stop and hours.start < each.stop for each in held)
+
+
+def _refusing(computed: DataFrame, time: str, kind: DataType, window: Window) -> DataFrame:
+    """Return all rows; those outside of a window end the job, and the error says where they are."""
+    from pyspark.sql import functions as F
+
+    where = F.coalesce(F.col(quote(time)).cast("string"), F.lit("null"))
+    refused = F.raise_error(F.concat(F.lit(f"{_OUTSIDE} {window} <"), where, F.lit(">")))
+    inside = window.condition(time, kind)
+    return computed.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(refused))
+
+
+def _check_places(
+    derivation: Derivation,
+    result: Callable[[Window], DataFrame],
+    kind: DataType,
+    partitions: Sequence[Window],
+) -> None:
+    """Check of some partitions that their rows become rows only where the declaration says.
+
+    Else the runs of other partitions would have to find them, and these do not read that far.
+
+    :param kind: the type of the event time
+    """
+    from pyspark.sql import functions as F
+
+    time = derivation.target_time
+
+    def misplaced(partition: Window) -> DataFrame:
+        allowed = derivation.placed(partition).condition(time, kind)
+        return (
+            result(partition)
+            .filter(~F.coalesce(allowed, F.lit(False)))
+            .select(
+                F.lit(str(partition)).alias("partition"),
+                F.coalesce(F.col(quote(time)).cast("string"), F.lit("null")).alias("time"),
+            )
         )
-    return optional(schema)
+
+    for begin in range(0, len(partitions), AT_ONCE):
+        frames = map(misplaced, partitions[begin : begin + AT_ONCE])
+        for row in reduce(lambda one, other: one.union(other), frames).limit(1).collect():
+            raise _misplaced(derivation, row["partition"], row["time"])
 
 
 def described(frame: DataFrame) -> pa.Schema:
@@ -363,6 +611,17 @@ def _check_partition(table: Table, column: str, transform: str) -> None:
     """
     source = table.schema().find_field(column).field_id
     found = {str(each.transform) for each in table.spec().fields if each.source_id == source}
+    others = [
+        table.schema().find_column_name(each.source_id)
+        for each in table.spec().fields
+        if str(each.transform) in _TRANSFORMS and each.source_id != source
+    ]
+    if others and not found:
+        raise TopicbergError(
+            f"table {'.'.join(table.name())} is partitioned by its event time {others[0]}, and its "
+            f"event time is now {column}: no run would replace the rows that it has",
+            hint=f"name the event time {others[0]} again, or drop the table and backfill it",
+        )
     longer = {*_TRANSFORMS[_TRANSFORMS.index(transform) + 1 :]}
     if found and found <= longer:
         raise TopicbergError(
@@ -419,7 +678,8 @@ def _create(
     if partition:
         column, transform = partition
         source = schema.find_field(column).field_id
-        field = PartitionField(source, 1000, parse_transform(transform), f"{column}_{transform}")
+        field_name = partition_field_name(column, transform, schema.column_names)
+        field = PartitionField(source, 1000, parse_transform(transform), field_name)
         spec = PartitionSpec(field)
     properties = {
         "format-version": str(format_version),
@@ -445,22 +705,16 @@ def _overwrite(
     computed: DataFrame,
     properties: dict[str, str],
 ) -> None:
-    """:param computed: what the function returns"""
+    """:param computed: the rows of the window"""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
     time, target = derivation.target_time, spark_name(derivation.target)
-    inside = window.condition(time, time_type(table, time))
-    if derivation.lookback:
-        frame = computed.filter(inside)
-    else:
-        moved = F.raise_error(F.lit(_OUTSIDE))
-        frame = computed.withColumn(time, F.when(inside, F.col(quote(time))).otherwise(moved))
     # Other columns are of an earlier version of the function.
     names = [field.name for field in table.schema().fields]
     earlier = set(names) - set(computed.columns)
     columns = spark.table(target).schema if earlier else StructType()
-    frame = frame.select(
+    frame = computed.select(
         *(
             F.lit(None).cast(columns[name].dataType).alias(name)
             if name in earlier
@@ -471,7 +725,7 @@ def _overwrite(
     head = table.current_snapshot()
     assert head is not None  # noqa: S101  see ensure_table
     writer = serializable(frame.writeTo(target), head.snapshot_id, properties)
-    writer.overwrite(inside)
+    writer.overwrite(window.condition(time, time_type(table, time)))
 
 
 def serializable(
@@ -491,10 +745,12 @@ def serializable(
     return writer
 
 
-def _rows(spark: SparkSession, source: Source, table: Table, window: Window) -> DataFrame:
-    """Return the rows of a source that a window may read, as of the snapshot that was loaded."""
-    frame = rows_at_head(spark, table)
-    if source.time is None or source.whole:
+def _rows(source: Source, frame: DataFrame, table: Table, window: Window | None) -> DataFrame:
+    """Return the rows of a source that a call reads.
+
+    :param frame: all rows
+    """
+    if source.time is None or source.whole or window is None:
         return frame
     return frame.filter(window.condition(source.time, time_type(table, source.time)))
 
@@ -522,10 +778,54 @@ def time_type(table: Table, column: str) -> DataType:
     return from_arrow_type(kind, prefer_timestamp_ntz=True)
 
 
-def _time_changed(derivation: Derivation) -> TopicbergError:
+def _misplaced(derivation: Derivation, partition: str, time: str) -> TopicbergError:
+    """Return the error of a row that no run would find.
+
+    :param partition: the window of the rows of the sources that it follows from
+    :param time: of the row, in UTC
+    """
+    source, column = Window.parse(partition), derivation.target_time
+    allowed = derivation.placed(source)
+    start, end = (f"{at:%Y-%m-%d %H:%M}" if at else "" for at in (allowed.start, allowed.end))
+    expected = f"from {start} to before {end}" if start else f"before {end}"
+    of_source = f"before {source.end:%Y-%m-%d %H:%M}"
+    if source.start:
+        of_source = f"{source.start:%Y-%m-%d %H:%M} to {source.end:%Y-%m-%d %H:%M}"
+    if time == "null":
+        return TopicbergError(
+            f"table {derivation.name}: for the rows {of_source} of its sources, its function "
+            f"returns a row without a {column}; expected is a time {expected}",
+            hint=f"leave out rows without a {column} in the function, or use another time for them",
+        )
     return TopicbergError(
-        f"table {derivation.name}: its function returns rows outside of the window it was given",
-        hint=f"return the event time of the source unchanged in {derivation.target_time}",
+        f"table {derivation.name}: for the rows {of_source} of its sources, its function returns a "
+        f"row with the {column} {time}; expected is a time {expected} (UTC)",
+        hint=f"return the event time of the sources in {column}, "
+        + _declaration(derivation, source, time),
+    )
+
+
+def _declaration(derivation: Derivation, source: Window, time: str) -> str:
+    """Return what would allow a row, as text."""
+    try:
+        at = datetime.fromisoformat(time).replace(tzinfo=UTC)
+    except ValueError:  # Python's years are those of four digits
+        return "and leave out rows with such a time"
+    hour = timedelta(hours=1)
+    if at >= derivation.placed(source).end:
+        if source.start is None and source.end == derivation.first:
+            return "or set an earlier `derived_partitions.start` in the spec of the topic"
+        start = source.start or source.end - timedelta(hours=derivation.hours)
+        back = ceil((at - start) / hour)
+        return (
+            "or declare in `@derived_table` how much later it may be: "
+            f"`lookback=timedelta(hours={back})`, or more"
+        )
+    ahead = ceil((source.end - at) / hour)
+    return (
+        "or declare in `@derived_table` how much earlier it may be: "
+        f"`lookahead=timedelta(hours={ahead})`, or more, or `lookahead=FOREVER`, which reads the "
+        "sources as a whole"
     )
 
 

@@ -32,8 +32,9 @@ from pydantic import BaseModel
 
 from topicberg import kafka
 from topicberg.errors import TopicbergError
-from topicberg.formats.json_nodes import read_node
-from topicberg.formats.subjects import RegisteredSchema, wire_prefix
+from topicberg.formats.framing import wire_prefix
+from topicberg.formats.json.columns import read_node
+from topicberg.formats.subjects import RegisteredSchema
 from topicberg.iceberg.hours import Hours, coarse, union
 from topicberg.iceberg.snapshots import affected_hours, changes_since
 from topicberg.iceberg.tables import find_table

@@ -9,7 +9,7 @@ remember anything, and it does not matter which snapshots expire.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -81,11 +81,19 @@ class Known(BaseModel):
 
 @dataclass(frozen=True)
 class SourceTable:
-    """``reach``: how far beyond an hour that changed the derived table changes."""
+    """``reach``: how far after an hour that changed the derived table changes; ``lookahead``: how
+    far before it."""
 
     table: Table
     time: str
     reach: timedelta = timedelta()
+    lookahead: timedelta = timedelta()
+    whole: bool = False
+    """It is a lookup."""
+
+    def reached(self, hours: Hours, now: datetime) -> Hours:
+        """Return the hours of the derived table that follow from some hours of the source."""
+        return reached(hours, self.reach, now, self.lookahead)
 
 
 @dataclass(frozen=True)
@@ -119,10 +127,10 @@ def unread(
         source = sources[name]
         news = changed(source.table, source.time, before.mark if before else None)
         epoch = before.epoch + (news.everything or news.rolled_back) if before else 0
-        ranges = [*(before.unread if before else ()), *_unread(news.changes, source.reach, epoch)]
+        ranges = [*(before.unread if before else ()), *_unread(news.changes, source.reached, epoch)]
         if news.everything:
             anywhere = _anywhere(source.table, news, _held(target, time, sources))
-            ranges += _unread(anywhere, timedelta(), epoch)
+            ranges += _unread(anywhere, lambda hours, _: hours, epoch)
         for write in writes:
             if read := write.read.get(name):
                 ranges = _left(ranges, write.hours, read.clock)
@@ -175,10 +183,12 @@ def _read(newest: _Write, name: str, source: Table) -> Read | None:
     return Read(mark=Mark.of(source, snapshot)) if snapshot or number is None else None
 
 
-def _unread(changes: Iterable[Change], reach: timedelta, epoch: int) -> Iterator[Unread]:
+def _unread(
+    changes: Iterable[Change], follow: Callable[[Hours, datetime], Hours], epoch: int
+) -> Iterator[Unread]:
     for change in changes:
         until = datetime.fromtimestamp(change.until / 1000, UTC)
-        hours, clock = reached(change.hours, reach, until), epoch * _EPOCH + change.sequence
+        hours, clock = follow(change.hours, until), epoch * _EPOCH + change.sequence
         yield Unread(hours.start, hours.stop, clock, clock, change.since, change.since)
 
 

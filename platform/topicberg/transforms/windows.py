@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -21,14 +21,26 @@ if TYPE_CHECKING:
 
 WINDOW = "topicberg.window"
 FOREVER = timedelta.max
-"""A lookback over everything before."""
+"""A lookback over everything before, or a lookahead over everything after."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def reached(hours: Hours, lookback: timedelta, now: datetime) -> Hours:
-    """Return an affected hour range with what looks back at it; ``now``: when it was, or later."""
+def reached(
+    hours: Hours, lookback: timedelta, now: datetime, lookahead: timedelta = timedelta()
+) -> Hours:
+    """Return the hours whose rows follow from those of an hour range.
+
+    :param lookback: how much later than these hours they are at most
+    :param now: when the hours changed, or later
+    :param lookahead: how much earlier they are at most
+    """
+    hour = timedelta(hours=1)
+    start = BEFORE_EVERYTHING
+    if lookahead != FOREVER:
+        start = max(start, hours.start - ceil(lookahead / hour))
     if lookback == FOREVER:
-        return Hours(hours.start, max(hours.stop, int(now.timestamp()) // 3600 + 1))
-    return Hours(hours.start, hours.stop + ceil(lookback / timedelta(hours=1)))
+        return Hours(start, max(hours.stop, int(now.timestamp()) // 3600 + 1))
+    return Hours(start, hours.stop + ceil(lookback / hour))
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,39 @@ class Window:
         if self.start is None or lookback == FOREVER:
             return Window(None, self.end)
         return Window(self.start - lookback, self.end)
+
+    def around(self, hours: int) -> Window:
+        """Return the part of a grid that begins in 1970 in which the window begins.
+
+        :param hours: between two lines of the grid
+        """
+        if self.start is None:
+            return self
+        step = timedelta(hours=hours)
+        begin = self.start - (self.start - _EPOCH) % step
+        return Window(begin, begin + step)
+
+    def cut(self, hours: int, first: datetime | None = None) -> Iterator[Window]:
+        """Yield the parts of the window in a grid that begins in 1970.
+
+        What lies before ``first`` and up to the next line of the grid is one part.
+
+        :param hours: between two lines of the grid
+        """
+        step = timedelta(hours=hours)
+
+        def next_line(moment: datetime) -> datetime:
+            return moment + step - (moment - _EPOCH) % step
+
+        start = self.start
+        if start is None:
+            end = min(next_line(first), self.end) if first else self.end
+            yield Window(None, end)
+            start = end
+        while start < self.end:
+            end = min(next_line(start), self.end)
+            yield Window(start, end)
+            start = end
 
     @property
     def hours(self) -> Hours:

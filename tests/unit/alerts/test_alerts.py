@@ -31,6 +31,7 @@ from dagster._core.scheduler.instigation import (
     TickStatus,
 )
 from dagster_shared.error import SerializableErrorInfo
+from memory_instance import memory_instance
 from security.corpus import TEXTS
 
 from assets.checks.adapter import result
@@ -185,7 +186,7 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     verdicts.clear()
     broken.clear()
-    with monkeypatch.context() as patch, dg.instance_for_test() as instance:
+    with monkeypatch.context() as patch, memory_instance() as instance:
         patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path))
         settings.cache_clear()
         yield Desk(instance)

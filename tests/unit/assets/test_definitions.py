@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 from botocore.exceptions import EndpointConnectionError
+from memory_instance import memory_instance
 from pyiceberg.exceptions import ServerError
 
 from assets import Lake, find_derived, lake_assets, lake_checks
-from assets.derived import DerivedTable
+from assets.derived import DerivedTable, derivation, derived_table
 from assets.platform import platform_nodes
 from assets.registry import OF_TOPICS, HistoryTable, TopicTable
 from assets.tables import CATALOGS
@@ -27,7 +28,7 @@ from topicberg.errors import SpecError
 from topicberg.settings import DEPLOYED_FILE, Settings, settings
 from topicberg.topics import TopicSpec, load_topics
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
-from topicberg.transforms.windows import reached
+from topicberg.transforms.windows import FOREVER, reached
 
 REPOSITORY = defs.get_repository_def()
 GRAPH = REPOSITORY.asset_graph
@@ -118,6 +119,7 @@ def test_jobs_and_sensors() -> None:
     assert set(sensors) == {
         "alerts",
         "catalogs",
+        "engine",
         "snapshots",
     }
     assert {watch.name for watch in watches(LAKE)} == {
@@ -140,7 +142,7 @@ def test_every_table_is_maintained() -> None:
 @pytest.mark.usefixtures("nothing_runs")
 def test_the_schedule_skips_while_the_stack_is_down() -> None:
     (schedule,) = (s for s in REPOSITORY.schedule_defs if s.job_name == "maintain_tables")
-    with dg.instance_for_test() as instance:
+    with memory_instance() as instance:
         tick = schedule.evaluate_tick(
             dg.build_schedule_context(
                 instance=instance, resources={"lakehouse": RESOURCES["lakehouse"]}
@@ -192,7 +194,7 @@ def nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_sensor_skips_while_the_stack_is_down() -> None:
     sensor = REPOSITORY.get_sensor_def("snapshots")
-    with dg.instance_for_test() as instance:  # Dagster's own would stay the current one
+    with memory_instance() as instance:  # Dagster's own would stay the current one
         tick = sensor.evaluate_tick(
             dg.build_sensor_context(
                 instance=instance,
@@ -223,7 +225,7 @@ def test_a_sensor_skips_while_a_service_is_silent(
 
     monkeypatch.setattr(Lakehouse, "peek", fail)
     sensor = REPOSITORY.get_sensor_def(name)
-    with dg.instance_for_test() as instance:
+    with memory_instance() as instance:
         context = dg.build_sensor_context(
             instance=instance,
             repository_def=REPOSITORY,
@@ -240,7 +242,7 @@ def test_a_sensor_skips_while_a_service_is_silent(
 def test_the_catalogs_are_asked_for_once_at_a_time() -> None:
     """Where the run waits in the queue, as many would wait as tables were maintained meanwhile."""
     sensor = REPOSITORY.get_sensor_def("catalogs")
-    with dg.instance_for_test() as instance:
+    with memory_instance() as instance:
         run = instance.create_run_for_job(
             REPOSITORY.get_job("maintain_tables"),
             tags={"topicberg/kind": "catalogs"},
@@ -294,6 +296,59 @@ def test_a_lookback_reaches_into_later_partitions() -> None:
     hour = int(now.timestamp()) // 3600
     assert reached(range(hour - 9, hour - 8), moving.reach, now) == range(hour - 9, hour - 7)
     assert reached(range(hour - 9, hour - 8), running.reach, now) == range(hour - 9, hour + 1)
+
+
+def with_large_trades(retention_ms: int | None, **arguments: Any) -> Lake:
+    """Return the lake with one derived table of the stock trades more."""
+
+    def large_trades(trades: Any) -> Any:
+        return trades
+
+    table = derived_table(source="stock_trades", time_column="at", **arguments)(large_trades)
+    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
+    kept = spec.tableflow.model_copy(update={"data_retention_ms": retention_ms})
+    topics = (spec.model_copy(update={"tableflow": kept}),)
+    return Lake(LAKE.config, topics, (table,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "earlier", "later"),
+    [
+        ({"lookahead": timedelta(minutes=90)}, 2, 0),
+        ({"lookahead": timedelta(hours=3), "lookback": timedelta(hours=1)}, 3, 1),
+        ({"lookback": timedelta(0)}, 0, 0),
+    ],
+)
+def test_lookahead_reaches_into_earlier_partitions(
+    arguments: dict[str, Any], earlier: int, later: int
+) -> None:
+    lake = with_large_trades(None, **arguments)
+    found = [watch for watch in watches(lake) if watch.derived]
+    (watch,) = found  # and no other one requests the same
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    hour = int(now.timestamp()) // 3600
+    expected = range(hour - 9 - earlier, hour - 8 + later)
+    assert watch.reached(range(hour - 9, hour - 8), now) == expected
+
+
+@pytest.mark.parametrize(
+    ("hours", "arguments", "message"),
+    [
+        (24, {"lookahead": timedelta(hours=30)}, "a source keeps its rows for 1 day"),
+        (24, {"lookahead": FOREVER}, "may still change after any time"),
+        (24, {"lookahead": timedelta(hours=12), "lookback": timedelta(hours=12)}, "keeps its rows"),
+        (None, {"lookback": timedelta(hours=-1)}, "lookback is datetime.timedelta"),
+        (None, {"lookahead": lambda _: 5}, "lookahead is 5"),
+    ],
+)
+def test_lookahead_beyond_what_the_source_keeps_is_refused(
+    hours: int | None, arguments: dict[str, Any], message: str
+) -> None:
+    lake = with_large_trades(hours and hours * 3_600_000, **arguments)
+    with pytest.raises(SpecError, match=message):
+        derivation(lake.derived[0], lake)
+    allowed = with_large_trades(hours and hours * 3_600_000, lookahead=timedelta(hours=2))
+    assert derivation(allowed.derived[0], allowed).lookahead == timedelta(hours=2)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_table_that_a_module_imports_is_one_table(write: Write) -> None:
     ("arguments", "expected"),
     [
         ({"lookback": 5}, "lookback is 5"),
+        ({"lookahead": "1h"}, "lookahead is '1h'"),
         ({"parameters": {"least": 1}}, "parameters is {'least': 1}"),
         ({"rules": {"not_null": ["a"]}}, "rules is {'not_null': ['a']}"),
         ({"checks": ("fresh",)}, "checks is ('fresh',)"),

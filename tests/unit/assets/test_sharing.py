@@ -11,6 +11,7 @@ from typing import Any
 import boto3
 import dagster as dg
 import pytest
+from memory_instance import memory_instance
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
@@ -110,7 +111,7 @@ def shop(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -
     for name in TOPICS:
         catalog.create_table((namespace, name), SCHEMA)
     breaking = Catalog(catalog)
-    with mock_aws(), dg.instance_for_test() as instance:
+    with mock_aws(), memory_instance() as instance:
         client = boto3.client("glue", region_name="us-east-1")
         monkeypatch.setattr("assets.lake.OF_TOPICS", (CommittedTable,))
         monkeypatch.setattr(Lakehouse, "catalog", lambda _: breaking)

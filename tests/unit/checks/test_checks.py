@@ -15,6 +15,7 @@ import boto3
 import dagster as dg
 import pyarrow as pa
 import pytest
+from equality_deletes import with_equality_deletes
 from hypothesis import given
 from hypothesis import strategies as st
 from moto import mock_aws
@@ -42,7 +43,7 @@ from assets.registry import TopicTable
 from resources import RESOURCES
 from topicberg import kafka, retry
 from topicberg.checks.catalogs import check_pointer, is_late, place, stale_since
-from topicberg.checks.check import Probe, TableCheck, evaluate
+from topicberg.checks.check import CheckedTable, Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
     CHECKED_RULE,
@@ -83,7 +84,7 @@ from topicberg.iceberg.erasure import Rows, erase
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
 from topicberg.kafka.offsets import dump_offsets
-from topicberg.settings import settings
+from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed
 from topicberg.topics import Rules, TopicSpec, load_topic, load_topics
@@ -318,6 +319,40 @@ def test_no_equality_deletes(table: Table) -> None:
     assert check_equality_deletes(table, "CALL …").passed
 
 
+def test_equality_deletes_block_unless_confluent_wrote_them(table: Table) -> None:
+    """Only Confluent rewrites its tables, and nothing documents which deletes it writes."""
+    append(table, {"side": "BUY"})
+    changed = with_equality_deletes(table, {"operation": "delete"})
+    deleted = StaticTable.from_metadata(changed)
+    probe = cast(
+        "Probe",
+        SimpleNamespace(iceberg=deleted, table=CheckedTable("orders", ("shop", "orders"))),
+    )
+    ours, confluents = equality_deletes_check(), equality_deletes_check(of_confluent=True)
+    assert (ours.blocking, confluents.blocking) == (True, False)
+    finding = evaluate(ours, probe)
+    assert (finding.passed, finding.severity) == (False, "error")
+    assert "rewrite_data_files" in (finding.remediation or "")
+    finding = evaluate(confluents, probe)
+    assert (finding.passed, finding.severity) == (False, "warning")
+    assert "Confluent" in finding.what
+    assert "CALL" not in (finding.remediation or "")
+
+
+@pytest.mark.parametrize("tableflow", ["confluent", "topicberg"])
+def test_equality_deletes_of_a_topic_block_if_topicberg_writes_it(tableflow: str) -> None:
+    cloud = {"deployment": "cloud", "tableflow": tableflow}
+    config = Settings.model_validate(settings().model_dump() | cloud)
+    lake = Lake(config, tuple(load_topics()), tuple(find_derived()))
+    blocking = {
+        table.reported: check.blocking
+        for table, system, checks in lake.checks
+        for check in checks
+        if system == "iceberg" and check.name == "equality_deletes"
+    }
+    assert blocking == {True: tableflow == "topicberg", False: True}
+
+
 @pytest.mark.parametrize(
     ("counts", "good"),
     [
@@ -328,12 +363,21 @@ def test_no_equality_deletes(table: Table) -> None:
         ([10] * (MIN_HISTORY + 1) + [2], False),
         ([10] * (MIN_HISTORY + 1) + [0], False),
         ([1, 30, 2, 25, 40, 3, 28, 60], True),  # it varies a lot
+        ([*[0] * 160, 1, 0, 0, 1], True),  # a rare topic
+        ([*[0] * 160, 50, 0, 0, 51], True),  # that has bursts
+        ([*[0] * 160, 1, 0, 0, 1000], False),
+        ([0] * (MIN_HISTORY + 1) + [7], True),  # its first rows
+        ([*[1, 1, 0] * 30, 0], True),  # a third of the hours has none
+        ([*[5] * 100, 0, 5], True),
+        ([*[5] * 100, 0, 0], False),
+        ([*[5, 5, 5, 5, 400] * 20, 400], True),  # a job every five hours
     ],
 )
 def test_volume(counts: list[int], good: bool) -> None:
     finding = judge_volume(counts, timedelta(hours=1), NOW, 4)
     assert finding.passed == good, finding.what
-    assert f"{counts[-1]:,} rows" in finding.what or len(counts) == MIN_HISTORY
+    rows = f"{counts[-1]:,} row{'' if counts[-1] == 1 else 's'} in the hour"
+    assert rows in finding.what or len(counts) == MIN_HISTORY
 
 
 @pytest.mark.parametrize(
@@ -359,6 +403,15 @@ def test_the_median_is_always_usual(history: list[int], factor: float) -> None:
 
     low, high = usual_range(history, factor)
     assert low <= statistics.median(history) <= high
+
+
+@given(st.integers(1, 23), st.integers(1, 10**6), st.integers(0, 23), st.floats(1.01, 100))
+def test_hour_of_a_daily_pattern_is_usual(busy: int, rows: int, hour: int, factor: float) -> None:
+    """A topic with rows in some hours of each day: neither a busy hour nor an idle one is a fault,
+    as far as they are a tenth of the day."""
+    day = [rows if hour < busy else 0 for hour in range(24)]
+    finding = judge_volume([*day * 7, day[hour]], timedelta(hours=1), NOW, factor)
+    assert finding.passed or 24 - busy < 3, finding.what
 
 
 def test_states_that_readers_do_not_see_are_no_lag(table: Table) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import dagster as dg
+import pytest
 import yaml
 
 from topicberg.dagster import storage as dagster_storage
@@ -35,7 +36,10 @@ def _plain(home: Path) -> Path:
     return plain
 
 
-def test_dagsters_own_storage_reads_the_same(tmp_path: Path) -> None:
+def test_dagsters_own_storage_reads_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dagster_storage, "KEPT", 4)
     home = dagster_home(Settings(state_dir=tmp_path))
     with dg.DagsterInstance.from_config(str(home)) as instance:
         for _ in range(dagster_storage.KEPT + 3):  # more runs than databases stay open

@@ -418,6 +418,15 @@ def test_tables_without_the_linked_database_are_as_before(linked: Deployment) ->
     assert linked.plan() == {}
 
 
+def test_integration_without_a_principal_names_what_snowflake_answered(
+    linked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linked.vendors.snowflake, "sigv4_properties", "OTHER")
+    expected = "'GLUE_AWS_IAM_USER_ARN' or 'API_AWS_IAM_USER_ARN'; it has ENABLED, .*OTHER_AWS_"
+    with pytest.raises(TopicbergError, match=expected):
+        linked.plan(**LINKED)
+
+
 def test_delete_leaves_nothing(linked: Deployment) -> None:
     """Also a table of the service user, which the admin does not own."""
     context = linked.context
@@ -429,3 +438,17 @@ def test_delete_leaves_nothing(linked: Deployment) -> None:
     assert linked.vendors.left() != set()
     assert linked.delete(**LINKED) == {}
     assert linked.vendors.left() == set()
+
+
+def test_other_names_of_the_principal_of_an_integration_by_sigv4(
+    deleted: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snowflake's documents have ``API_AWS_…`` as well as ``GLUE_AWS_…``, as in all other tests."""
+    vendors = deleted.vendors
+    monkeypatch.setattr(vendors.snowflake, "sigv4_properties", "API")
+    vendors.confluent.written.add(TOPICS[1])
+    deleted.create(**LINKED)
+    integration = snowflake.Names.of(vendors.open()[0].config).linked_integration
+    shown = {row[0] for row in vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
+    assert "API_AWS_IAM_USER_ARN" in shown
+    assert deleted.plan(**LINKED) == {}

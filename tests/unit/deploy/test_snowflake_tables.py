@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from topicberg.deploy.resource import Live
+from topicberg.deploy.snowflake.session import Session
 from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
@@ -79,3 +80,31 @@ def test_stopped_table_is_refreshed_before_it_follows_again(kind: type[IcebergTa
     table, live = found(kind, account)
     table.update(cast("Any", account), live, {"auto_refresh": (False, True)})
     assert account.sent == ["SET AUTO_REFRESH = TRUE"]
+
+
+def test_session_takes_only_the_role_that_the_settings_name() -> None:
+    """The identity that plans has no other."""
+
+    class Connection:
+        description = ()
+
+        def __init__(self) -> None:
+            self.sent: list[str] = []
+
+        def cursor(self) -> Connection:
+            return self
+
+        def execute(self, statement: str) -> None:
+            self.sent.append(statement)
+
+        def fetchall(self) -> list[Any]:
+            return []
+
+    for only_role, taken in ((None, ["ACCOUNTADMIN", "SYSADMIN"]), ("PLANNER", ["PLANNER"])):
+        connection = Connection()
+        session = Session(cast("Any", connection), only_role=only_role)
+        session.run("SHOW EXTERNAL VOLUMES", "ACCOUNTADMIN")
+        session.run("SHOW WAREHOUSES", "SYSADMIN")
+        assert [one for one in connection.sent if one.startswith("USE")] == [
+            f"USE ROLE {role}" for role in taken
+        ]

@@ -188,7 +188,6 @@ def test_keys_are_those_of_the_secrets(deployed: rsa.KeyPair) -> None:
     assert found.kafka_config()["bootstrap.servers"] == "broker:9092"
     assert found.kafka_config()["sasl.username"] == "app_consumer"
     assert found.kafka_config(writes=True)["sasl.username"] == "app_producer"
-    assert "app_consumer" in found.kafka_spark_options()["kafka.sasl.jaas.config"]
     assert found.registry_login.client() == {"basic.auth.user.info": "R:T"}
     assert found.iceberg_rest == "https://glue.us-east-1.amazonaws.com/iceberg"
     login = found.snowflake.login()["private_key"]

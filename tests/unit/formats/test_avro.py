@@ -10,7 +10,8 @@ import pytest
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats import avro, avro_schema
+from topicberg.formats import avro
+from topicberg.formats.avro.schema import parse
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.layout import Half, Layout, table_schema
 from topicberg.tableflow.table import partition_spec
@@ -147,7 +148,7 @@ def test_a_referenced_type_is_defined_where_it_is_first_used() -> None:
     price, tax = value_fields(text, *references)
     assert [f.name for f in price.field_type.fields] == ["amount", "currency"]  # type: ignore[attr-defined]
     assert str(tax.field_type).replace("5", "2").replace("6", "3") == str(price.field_type)
-    resolved = avro_schema.parse("s", registered(text, *references))
+    resolved = parse("s", registered(text, *references))
     assert resolved.fields[1].type.members == (resolved.fields[0].type,)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from topicberg.errors import TableflowError
-from topicberg.formats import json_schema as json_format
+from topicberg.formats import json as json_format
 from topicberg.formats.connect import with_connect_types
-from topicberg.formats.connect_json import has_schema, json_schema, opening
+from topicberg.formats.json.connect import has_schema, json_schema, opening
 from topicberg.formats.subjects import RegisteredSchema
 
 TYPES = [

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats.json_schema import fields
+from topicberg.formats.json import fields
 from topicberg.formats.subjects import RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."

@@ -5,33 +5,29 @@ from __future__ import annotations
 import itertools
 import json
 import resource
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import pyarrow as pa
 import pytest
+from decoders import Decoders
 from growth import ratio
 from hostile import varint
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyiceberg.types import NestedField, StructType
-from pyspark.errors import PySparkException
+from reasons import reason
 
-from topicberg.errors import TableflowError, TopicbergError
+from topicberg.errors import TableflowError
 from topicberg.formats import (
     Pairing,
     as_record,
     format_of,
     is_union,
-    protobuf_wire,
-    protoc,
     subjects,
 )
 from topicberg.formats.limits import (
@@ -41,14 +37,10 @@ from topicberg.formats.limits import (
     MAX_NAME,
     remembered,
 )
-from topicberg.formats.protobuf import reader
+from topicberg.formats.protobuf import protoc
+from topicberg.formats.protobuf.wire import MAX_TEXT_BYTES
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
 from topicberg.local import python_daemon
-from topicberg.settings import Settings
-from topicberg.tableflow.engine import DEATHS, Ingestor
-from topicberg.tableflow.offsets import Batch
-from topicberg.tableflow.turns import Turn, Turns
-from topicberg.topics import load_topic
 
 SECONDS, MEGABYTES = 20.0, 200
 HEAD = 'syntax = "proto3";'
@@ -282,7 +274,7 @@ def test_union_is_read_in_a_time_of_its_length(name: str) -> None:
             # No text is read twice: nothing of it is remembered.
             schema = replace(text, text=text.text + " " * next(numbers))
             columns = format_of(schema).fields("s", schema, itertools.count(1))
-            format_of(schema).explain(b"", Pairing(schema, schema, columns))
+            reason(format_of(schema), b"", Pairing(schema, schema, columns))
             return columns
 
         return read
@@ -425,7 +417,7 @@ class Registry:
         self.kept += 1
         return Version(version, self.get_schema(version))
 
-    def get_schema(self, number: int) -> Any:
+    def get_schema(self, number: int, _: str | None = None) -> Any:
         more = [Reference(f"{number}.{n}", "s", number + n + 1) for n in range(self.references)]
         return Text(self.text, more)
 
@@ -447,7 +439,7 @@ class Text:
 
 class Version:
     def __init__(self, number: int, schema: Text) -> None:
-        self.schema_id, self.schema = number, schema
+        self.schema_id, self.schema, self.guid = number, schema, None
 
 
 def test_subject_with_many_versions_keeps_the_newest() -> None:
@@ -483,12 +475,8 @@ def test_schema_with_endless_references_is_not_read(size: int) -> None:
 # --- records ---
 
 
-def protobuf_rows(schema: RegisteredSchema, records: list[bytes]) -> list[Any]:
-    columns = format_of(schema).fields("s", schema, itertools.count(1))
-    _, plan, prefixes = reader(Pairing(schema, schema, columns))
-    payload = pa.array([b"\x00" + record for record in records], pa.binary())
-    found = protobuf_wire.decode(payload, plan, prefixes, "ok")
-    return found.field("ok").to_pylist()
+def pairing_of(schema: RegisteredSchema) -> Pairing:
+    return Pairing(schema, schema, format_of(schema).fields("s", schema, itertools.count(1)))
 
 
 def test_protobuf_record_that_expands_is_malformed() -> None:
@@ -497,7 +485,9 @@ def test_protobuf_record_that_expands_is_malformed() -> None:
     schema = registered(
         "PROTOBUF", f"{HEAD} message M {{ repeated I items = 1; message I {{ {names} }} }}"
     )
-    assert protobuf_rows(schema, [b"\x0a\x00", b"\x0a\x00" * 20_000, b""]) == [True, False, True]
+    items = [b"\x0a\x00", b"\x0a\x00" * 20_000, b""]
+    rows = Decoders(format_of(schema), pairing_of(schema)).decoded([b"\x00" + one for one in items])
+    assert [row is not None for row in rows] == [True, False, True]
 
 
 LONG = "x" * 50_000
@@ -533,26 +523,12 @@ def test_protobuf_record_of_long_names_or_defaults_is_malformed(name: str) -> No
     """Two bytes of a record become the text of the schema."""
     text, record, where = TEXTS[name]
     schema, memory = registered("PROTOBUF", text), peak()
-    assert protobuf_rows(schema, [b"", record, b""]) == [True, False, True]
-    assert peak() - memory < 2 * protobuf_wire.PART_MEMORY // 2**20
-    form = format_of(schema)
-    pairing = Pairing(schema, schema, form.fields("s", schema, itertools.count(1)))
-    reason = form.explain(b"\x00" + record, pairing)
-    assert reason == f"{where}: its value needs more than 256 MiB of memory"
-
-
-def test_protobuf_parts_are_decoded_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = registered("PROTOBUF", f"{HEAD} message M {{ string a = 1; }}")
-    records = [b"\x0a%c" % size + b"x" * size for size in (1, 50, 0, 100, 100, 3)] * 3
-    records.insert(4, b"\x0a\x05")
-    expected = protobuf_rows(schema, records)
-    for size in (1, 60, 150, 10_000):
-        monkeypatch.setattr(protobuf_wire, "PART_BYTES", size)
-        assert protobuf_rows(schema, records) == expected
-    assert expected.count(False) == 1
-    monkeypatch.setattr(protobuf_wire, "BATCH_MEMORY", 100)
-    with pytest.raises(MemoryError):
-        protobuf_rows(schema, records)
+    form, pairing = format_of(schema), pairing_of(schema)
+    found = reason(form, b"\x00" + record, pairing)
+    assert found == f"{where}: its value needs more than {MAX_TEXT_BYTES >> 20} MiB of memory"
+    rows = Decoders(form, pairing).decoded([b"\x00", b"\x00" + record, b"\x00"])
+    assert [row is not None for row in rows] == [True, False, True]
+    assert peak() - memory < 2 * MAX_TEXT_BYTES // 2**20
 
 
 def test_daemon_limits_the_memory_of_its_workers() -> None:
@@ -592,91 +568,8 @@ def test_short_record_is_explained_in_a_time_of_its_own_length(kind: SchemaType)
 
         def explained() -> None:
             for _ in range(20):
-                assert "field f" in form.explain(record, pairing)
+                assert "field f" in str(reason(form, record, pairing))
 
         return explained
 
     assert ratio(explaining(2_900), explaining(10)) < 20
-
-
-# --- turns at Spark ---
-
-
-@pytest.fixture
-def started() -> Iterator[list[threading.Thread]]:
-    threads: list[threading.Thread] = []
-    yield threads
-    for thread in threads:
-        thread.join(10)
-
-
-def test_exclusive_turn_waits_for_the_others(started: list[threading.Thread]) -> None:
-    turns, release, order = Turns(patience=10), threading.Event(), list[str]()
-
-    def shared() -> None:
-        with turns.take(exclusive=False):
-            release.wait(10)
-            order.append("shared")
-
-    started.append(threading.Thread(target=shared))
-    started[0].start()
-    while not turns._running:
-        time.sleep(0.01)
-    threading.Timer(0.2, release.set).start()
-    with turns.take(exclusive=True) as turn:
-        order.append("alone")
-        assert turn.is_exclusive
-    assert order == ["shared", "alone"]
-
-
-def test_turn_does_not_wait_for_ever(started: list[threading.Thread]) -> None:
-    """Whoever goes on beside it is seen, so that neither is blamed."""
-    turns, release, seen = Turns(patience=0.2), threading.Event(), list[bool]()
-
-    def hangs() -> None:
-        with turns.take(exclusive=True) as turn:
-            release.wait(10)
-            seen.append(turn.is_exclusive)
-
-    started.append(threading.Thread(target=hangs))
-    started[0].start()
-    while not turns._running:
-        time.sleep(0.01)
-    with turns.take(exclusive=True) as other:
-        assert not other.is_exclusive
-    release.set()
-    started[0].join(10)
-    assert seen == [False]
-    with turns.take(exclusive=True) as last:
-        assert last.is_exclusive
-
-
-class Nothing:
-    """Endpoints of a deployment that gets no request."""
-
-    spark_connect = ""
-
-    def catalog(self, _: object) -> None: ...
-    def schema_registry_client(self) -> None: ...
-
-
-def failed(ingestor: Ingestor, records: int, *, alone: bool) -> TopicbergError:
-    ingestor._turn = Turn(is_exclusive=alone)
-    batch = Batch({0: 0}, {0: records}, frozenset())
-    error = PySparkException("java.lang.OutOfMemoryError: Java heap space")
-    return ingestor._learn(batch, None, error, TopicbergError("Spark ended"))
-
-
-def test_spark_that_ends_beside_others_blames_no_record(tmp_path: Path) -> None:
-    config = Settings(state_dir=tmp_path)
-    ingestor = Ingestor(load_topic("stock_trades", config), cast("Any", Nothing()), config)
-    for _ in range(DEATHS + 1):
-        assert not isinstance(failed(ingestor, 1, alone=False), TableflowError)
-    assert ingestor._is_suspect
-    assert ingestor._isolation is None
-    for number in range(1, DEATHS + 1):
-        reason = failed(ingestor, 1, alone=True)
-        assert isinstance(reason, TableflowError) == (number == DEATHS)
-    assert ingestor._isolation is not None
-    assert ingestor._isolation.culprit == (0, 0)
-    assert "0: 0 to 0" in reason.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,27 +15,38 @@ import pytest
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.expressions import GreaterThanOrEqual
 from pyiceberg.expressions.literals import literal
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    YearTransform,
+)
 from pyiceberg.types import (
     DateType,
     DecimalType,
+    ListType,
     LongType,
+    MapType,
     NestedField,
     StringType,
+    StructType,
     TimestamptzType,
 )
 
+from topicberg.iceberg import data_files
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import (
     DataFileWriter,
     Target,
-    UnsupportedWriteError,
-    dump_file,
-    load_file,
     repeated,
 )
 
@@ -92,7 +105,7 @@ def test_rows_of_many_partitions_are_read_again(tmp_path: Path) -> None:
     with DataFileWriter(target, table.io, 2**30) as writer:
         writer.write(columns(wanted[:200]))
         writer.write(columns(wanted[200:]))
-    sent = [load_file(dump_file(file, target), target) for file in writer.files]
+    sent = pickle.loads(pickle.dumps(writer.files))  # as from a task
     change = SnapshotChange(table, Operation.APPEND)
     change.add(sent)
     change.commit()
@@ -126,10 +139,57 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.parquet"))
 
 
-def test_other_transforms_are_for_spark(tmp_path: Path) -> None:
-    spec = PartitionSpec(PartitionField(5, 1000, BucketTransform(4), "number_bucket"))
-    with pytest.raises(UnsupportedWriteError):
-        Target.of(make_table(tmp_path, spec))
+@pytest.mark.parametrize(
+    ("source", "transform"),
+    [
+        *((1, T()) for T in (YearTransform, MonthTransform, DayTransform, HourTransform)),
+        *((3, T()) for T in (YearTransform, MonthTransform, DayTransform)),
+        *((n, BucketTransform(4)) for n in (1, 2, 3, 4, 5)),
+        *((n, TruncateTransform(7)) for n in (2, 4, 5)),
+        *((n, IdentityTransform()) for n in (1, 2, 3, 4, 5)),
+    ],
+)
+def test_files_of_each_transform_have_the_values_of_the_specification(
+    tmp_path: Path, source: int, transform: Transform[Any, Any]
+) -> None:
+    field = SCHEMA.find_field(source)
+    table = make_table(tmp_path, PartitionSpec(PartitionField(source, 1000, transform, "p")))
+    expected = transform.transform(field.field_type)
+    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+        writer.write(columns(rows(100)))
+    for file in writer.files:
+        values = pq.read_table(file.file_path.removeprefix("file://")).column(source - 1)
+        for value in values.to_pylist():
+            wanted = None if value is None else literal(value).to(field.field_type).value
+            assert file.partition[0] == expected(wanted)
+    assert sum(file.record_count for file in writer.files) == 100
+
+
+@pytest.mark.parametrize("waiting", [0, 2**30])
+def test_rows_of_more_partitions_than_open_files_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waiting: int
+) -> None:
+    monkeypatch.setattr(data_files, "MAX_OPEN", 3)
+    monkeypatch.setattr(data_files, "MAX_WAITING_BYTES", waiting)
+    spec = PartitionSpec(PartitionField(5, 1000, TruncateTransform(10), "tens"))
+    table, wanted = make_table(tmp_path, spec), rows(200)
+    random.Random(1).shuffle(wanted)
+    places: dict[int, tuple[str, int]] = {}
+    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+        for first in range(0, 200, 50):
+            some = wanted[first : first + 50]
+            for placed in writer.write(columns(some)):
+                assert placed.rows is not None
+                for position, row in enumerate(placed.rows, placed.first):
+                    places[some[row]["number"]] = placed.path, position
+    assert len(writer.files) >= 20
+    assert (len(writer.files) == 20) == (waiting > 0)
+    found: dict[int, tuple[str, int]] = {}
+    for file in writer.files:
+        numbers = pq.read_table(file.file_path.removeprefix("file://")).column("number")
+        assert {n // 10 * 10 for n in numbers.to_pylist()} == {file.partition[0]}
+        found |= {n: (file.file_path, at) for at, n in enumerate(numbers.to_pylist())}
+    assert found == places
 
 
 def test_only_values_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
@@ -152,3 +212,51 @@ def test_only_values_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
     }
     assert with_dictionary == set(named)
     assert {one.partition(".")[0] for one in named} == {"same", "nested", "pairs"}
+
+
+def test_fields_of_any_name_keep_their_values_at_every_depth(tmp_path: Path) -> None:
+    """In files, names are escaped; Arrow's cast would look fields up by their names."""
+    numbers = iter(range(1, 100))
+    inner = StructType(
+        NestedField(next(numbers), "Kind'", StringType(), required=False),
+        NestedField(
+            next(numbers), "p-x", ListType(next(numbers), LongType(), False), required=False
+        ),
+        NestedField(next(numbers), "größe", LongType(), required=False),
+    )
+    schema = Schema(
+        NestedField(next(numbers), "a b", inner, required=False),
+        NestedField(next(numbers), "l", ListType(next(numbers), inner, False), required=False),
+        NestedField(
+            next(numbers),
+            "m",
+            MapType(next(numbers), StringType(), next(numbers), inner, False),
+            required=False,
+        ),
+    )
+    catalog = InMemoryCatalog("test", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("n")
+    table = catalog.create_table("n.names", schema)
+    one = {"Kind'": "B", "p-x": [1, 2], "größe": 3}
+    other = {"Kind'": None, "p-x": None, "größe": -1}
+    rows_ = [
+        {"a b": one, "l": [one, None, other], "m": [("k", one), ("n", None)]},
+        {"a b": None, "l": None, "m": None},
+        {"a b": other, "l": [], "m": []},
+    ]
+    kinds = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    with DataFileWriter(Target.of(table), table.io) as writer:
+        for part in (rows_[:1], rows_[1:]):
+            arrow = pa.Table.from_pylist(part, schema=kinds)
+            writer.write({name: arrow.column(name).combine_chunks() for name in arrow.column_names})
+    (file,) = writer.files
+    with table.io.new_input(file.file_path).open() as stream:
+        found = pq.read_table(stream).to_pylist()
+    assert without_names(found) == without_names(rows_)
+
+
+def without_names(value: Any) -> Any:
+    """Return rows, and the structs in them, as lists of their values."""
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return [*map(without_names, value)] if isinstance(value, list | tuple) else value

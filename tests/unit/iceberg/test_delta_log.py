@@ -53,8 +53,8 @@ from pyiceberg.types import (
 from topicberg.errors import TableflowError
 from topicberg.iceberg import delta
 from topicberg.iceberg.delta.log import CHECKPOINT_EVERY
-from topicberg.iceberg.delta.schema import name_in_files
 from topicberg.iceberg.delta.stats import statistics
+from topicberg.iceberg.names import name_in_files
 from topicberg.topics import TopicSpec
 
 Row = dict[str, Any]

@@ -10,6 +10,7 @@ import boto3
 import dagster as dg
 import pytest
 from botocore.exceptions import ClientError
+from memory_instance import memory_instance
 from moto import mock_aws
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
@@ -75,7 +76,7 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
     catalog.create_namespace(NAME[0])
     table = catalog.create_table(NAME, Schema(NestedField(1, "id", LongType())))
     table.append(table.schema().as_arrow().empty_table())
-    with dg.instance_for_test() as instance:
+    with memory_instance() as instance:
         ticks = Ticks(instance)
         assert [ticks.tick() for _ in range(2)] == [False, True]
         assert ticks.tick(), "it was never launched"
@@ -118,7 +119,7 @@ def test_table_that_fails_stops_no_other(
         return get_table(**asked)
 
     monkeypatch.setattr(client, "get_table", refuse)
-    with dg.instance_for_test() as instance:
+    with memory_instance() as instance:
         ticks = Ticks(instance)
         assert [ticks.tick() for _ in range(2)] == [False, True]
         glue.register(client, catalog.load_table(NAME), *NAME)

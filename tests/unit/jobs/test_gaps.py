@@ -45,8 +45,15 @@ def test_any_history_ends_at_the_full_recomputation(seed: int, partitioned: bool
             catalog.close()
 
 
-@pytest.mark.parametrize("lost", [False, True])
-@pytest.mark.parametrize("maintained", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "maintained"),
+    [
+        (False, False),
+        (True, True),
+        # Random histories have these as well.
+        *(pytest.param(lost, not lost, marks=pytest.mark.slow) for lost in (False, True)),
+    ],
+)
 def test_a_daemon_away_for_days_loses_no_hour(lake: Lake, lost: bool, maintained: bool) -> None:
     """All but the newest snapshot are expired, by topicberg or by another tool."""
     lake.append("a", 0, 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from memory_instance import memory_instance
 
 from jobs.alerts import Reader
 from topicberg.alerts.alert import Alert, AlertState
@@ -17,8 +18,7 @@ from topicberg.alerts.evaluation import evaluate
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
-from topicberg.topics import TopicSpec
-from topicberg.topics.kept import build_with_kept, wrong_specs
+from topicberg.topics.kept import KnownSpecs, build_with_kept, wrong_specs
 
 SPEC = "name: {name}\npipeline: shop\nschema: {{format: none}}\npartitions: {partitions}\n"
 
@@ -40,7 +40,7 @@ def config(tmp_path: Path) -> Settings:
 def built(config: Settings) -> tuple[dict[str, int], str | None]:
     """The partitions of each topic, and what is wrong."""
     return build_with_kept(
-        config, lambda specs, wrong: ({spec.name: spec.partitions for spec in specs}, wrong)
+        config, lambda known: ({s.name: s.partitions for s in known.specs}, known.problem)
     )
 
 
@@ -55,6 +55,15 @@ def test_invalid_spec_after_a_valid_one_keeps_the_last(config: Settings) -> None
     write(config, "orders", 3)
     (config.topics_dir / "new.yaml").unlink()
     assert built(config) == ({"clicks": 2, "orders": 3}, None)
+
+
+def test_valid_specs_are_kept_while_another_is_invalid(config: Settings) -> None:
+    """A topic of a pattern may be left out for good."""
+    write(config, "new", "none")
+    write(config, "clicks", 2)
+    assert built(config)[0] == {"clicks": 2, "orders": 1}
+    write(config, "clicks", "many")
+    assert built(config)[0] == {"clicks": 2, "orders": 1}
 
 
 def test_invalid_spec_without_a_valid_one_is_left_out(config: Settings) -> None:
@@ -74,10 +83,10 @@ def test_many_invalid_specs_are_named_in_part(config: Settings) -> None:
 def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:
     """What only the asset graph knows: parameters of a derived table, say."""
 
-    def build(specs: list[TopicSpec], wrong: str | None) -> tuple[list[int], str | None]:
-        if any(spec.partitions == 7 for spec in specs):
+    def build(known: KnownSpecs) -> tuple[list[int], str | None]:
+        if any(spec.partitions == 7 for spec in known.specs):
             raise SpecError("parameters.totals: unknown field")
-        return [spec.partitions for spec in specs], wrong
+        return [spec.partitions for spec in known.specs], known.problem
 
     write(config, "orders", 7)
     with pytest.raises(SpecError, match="unknown field"):
@@ -98,7 +107,7 @@ def test_invalid_spec_is_one_alert_that_quotes_it(
 ) -> None:
     monkeypatch.setattr("jobs.alerts.settings", lambda: config)
     repository = dg.Definitions().get_repository_def()
-    with dg.instance_for_test() as instance:
+    with memory_instance() as instance:
         assert not alerts(Reader(instance, repository))
         write(config, "orders", "many")
         write(config, "clicks", "few")

@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from memory_instance import memory_instance
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
@@ -23,6 +24,7 @@ from jobs.sensors import (
     AT_ONCE,
     CHECK_SECONDS,
     INTERVAL_SECONDS,
+    LOOKING_BACK_SECONDS,
     MAX_SILENT,
     SENSOR,
     snapshot_sensor,
@@ -185,7 +187,9 @@ def fleet(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Lakehouse, "config", property(lambda _: project.config))
     monkeypatch.setattr(kafka, "beginning_offsets", silent)
     monkeypatch.setattr("jobs.sensors.SWEEP", SWEEP)
-    with dg.instance_for_test() as instance:
+    # Every tick sweeps the same tables: on a slow machine, another one would be news.
+    monkeypatch.setattr("jobs.sensors._now", lambda: 1000.0)
+    with memory_instance() as instance:
         yield Fleet(project.config, counting, instance)
 
 
@@ -303,7 +307,7 @@ def test_given_up_runs_are_told_at_every_tick(
     fleet.commit(2)
     fleet.failing = names(2)
     fleet.live(8)
-    monkeypatch.setattr("jobs.sensors.LOOKING_BACK_SECONDS", 0)
+    monkeypatch.setattr("jobs.sensors._now", lambda: 1000.0 + LOOKING_BACK_SECONDS)
     looked_back = fleet.tick()
     assert looked_back.cursor != fleet.cursor
     assert "3 runs failed for t02_snapshots" in looked_back.skip_message
@@ -391,7 +395,7 @@ def test_cursors_of_earlier_versions_go_on(fleet: Fleet) -> None:
     position = Position.parse(fleet.cursor)
     assert position
     earlier = load(fleet.instance, position, ["t01_snapshots", "t02_snapshots"])
-    with dg.instance_for_test() as instance:
+    with memory_instance() as instance:
         for name, cursor in earlier.items():
             instance.add_instigator_state(_state(name, cursor.model_dump_json()))
         upgraded = Fleet.__new__(Fleet)

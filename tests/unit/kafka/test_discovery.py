@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,15 @@ from topicberg.kafka import discovery
 from topicberg.kafka.discovery import Discoverer, discover, find_topic, find_topics
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
-from topicberg.topics.discovery import read_discovery
-from topicberg.topics.new import new_topics
+from topicberg.topics import check_topics, load_topic
+from topicberg.topics.discovery import (
+    Discovery,
+    FoundSchema,
+    FoundTopic,
+    read_discovery,
+    write_discovery,
+)
+from topicberg.topics.new import new_external_topic, new_topics
 
 SCHEMA = '{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}'
 
@@ -30,6 +38,8 @@ class Services:
     def __init__(self, *names: str) -> None:
         self.configs: dict[str, dict[str, str] | int] = {name: {} for name in names}
         self.schemas: dict[str, str] = dict.fromkeys(names, SCHEMA)
+        self.others: dict[str, tuple[str, str]] = {}
+        """Subject → type and text of its schema."""
 
     def list_topics(self, timeout: float) -> Any:
         one = SimpleNamespace(partitions={0: 0}, error=None)
@@ -51,11 +61,12 @@ class Services:
         return self
 
     def get_subjects(self) -> list[str]:
-        return [f"{name}-value" for name in self.schemas]
+        return [*(f"{name}-value" for name in self.schemas), *self.others]
 
     def get_latest_version(self, subject: str) -> Any:
-        text = self.schemas[subject.removesuffix("-value")]
-        schema = SimpleNamespace(schema_type="AVRO", schema_str=text, references=[])
+        kind, text = self.others.get(subject, ("AVRO", ""))
+        text = text or self.schemas[subject.removesuffix("-value")]
+        schema = SimpleNamespace(schema_type=kind, schema_str=text, references=[])
         return SimpleNamespace(schema=schema, version=1)
 
 
@@ -96,7 +107,7 @@ def test_topic_without_rights_is_left_out_of_new_specs(
     (config.topics_dir / "web.yaml").unlink()
     services.configs["web.b"] = KafkaError.TOPIC_AUTHORIZATION_FAILED
     found, _ = find_topics("web.*", endpoints, config)
-    made, refused = new_topics(found, lambda _: "web", endpoints, config)
+    made, refused = new_topics(found, lambda _: "web", config, is_enabled=False)
     assert made == ["web.a"]
     assert "describe the configuration of web.b" in refused["web.b"]
     with pytest.raises(TopicbergError, match=r"describe the configuration of web.b"):
@@ -149,3 +160,93 @@ def test_discoverer_survives_an_unexpected_error(
     discoverer.start()
     discoverer.join(10)
     assert len(attempts) == 2
+
+
+def test_find_topic_returns_the_schemas_of_keys_and_values(services: Services) -> None:
+    services.others["web.a-key"] = ("JSON", "{}")
+    services.configs["web.a"] = {"cleanup.policy": "compact"}
+    found = find_topic("web.a", cast(Any, services))
+    assert found is not None
+    assert (found.partitions, found.is_compacted) == (1, True)
+    assert found.value == FoundSchema(format="avro", version=1)
+    assert found.key == FoundSchema(format="json", version=1)
+    assert find_topic("web.c", cast(Any, services)) is None
+
+
+@pytest.mark.parametrize(
+    ("subject", "keys", "expected"),
+    [
+        ("shipments-acme.Created", ["shipments-key"], "shipments-key"),
+        ("eu.shipments-value", ["eu.shipments-key"], "eu.shipments-key"),
+        ("eu.shipments-value", ["eu.shipments-key", "shipments-key"], "shipments-key"),
+        ("shipments-acme.Created", [], None),
+    ],
+)
+def test_spec_from_another_subject_names_it_and_the_subject_of_the_keys(
+    config: Settings,
+    services: Services,
+    subject: str,
+    keys: list[str],
+    expected: str | None,
+) -> None:
+    services.configs["shipments"] = {}
+    services.others = {subject: ("AVRO", SCHEMA), **dict.fromkeys(keys, ("AVRO", '"string"'))}
+    found = find_topic("shipments", cast(Any, services), subject)
+    assert found is not None
+    path = new_external_topic("shipments", found, "shop", config, is_enabled=False)
+    spec = load_topic("shipments", config)
+    assert (spec.external, spec.tableflow.enabled) == (True, False)
+    assert spec.value_subject == subject
+    assert spec.key.format == ("string" if expected is None else "avro")
+    assert expected in (None, spec.key_subject)
+    discover(cast(Any, services), config)
+    assert spec.unknown_schemas(config) == []
+    assert spec.columns(config)["a"] == "int"
+    assert path.read_text().count("file:") == 0
+
+
+def test_schema_of_an_external_spec_with_a_subject_of_its_own_is_read(
+    config: Settings, services: Services
+) -> None:
+    text = "{name: shipments, pipeline: shop, external: true, schema: {format: avro, subject: S}}"
+    (config.topics_dir / "shipments.yaml").write_text(text)
+    services.configs["shipments"], services.others = {}, {"S": ("AVRO", SCHEMA)}
+    assert load_topic("shipments", config).unknown_schemas(config) == ["S"]
+    discover(cast(Any, services), config)
+    assert load_topic("shipments", config).columns(config)["a"] == "int"
+
+
+def test_envelope_in_json_is_recognized_only_in_a_new_topic(
+    config: Settings, services: Services
+) -> None:
+    """A table of an earlier version keeps its rows: it has the envelope's fields."""
+    fields = {name: {"type": "object"} for name in ("before", "after", "source", "op")}
+    envelope = json.dumps({"type": "object", "properties": fields})
+    services.others = {f"{name}-value": ("JSON", envelope) for name in services.configs}
+    services.schemas = {}
+    old = FoundTopic(partitions=1, value=FoundSchema(format="json", version=1))
+    write_discovery(config, Discovery(topics={"web.a": old}))
+    discover(cast(Any, services), config)
+    found = read_discovery(config).topics
+    values = [found[name].value for name in ("web.a", "web.b")]
+    assert [value and value.is_envelope for value in values] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "columns"),
+    [
+        ("key", '"string"', {"key": "string"}),
+        ("key", '{"type": "long"}', {"key": "long"}),
+        ("value", f'[{SCHEMA}, "string"]', {"value": "binary"}),
+    ],
+)
+def test_columns_of_an_external_topic_are_those_of_its_table(
+    config: Settings, services: Services, part: str, text: str, columns: dict[str, str]
+) -> None:
+    """Of keys that are no records, and of several event types: no reason to leave the topic out."""
+    services.others[f"web.a-{part}"] = ("AVRO", text)
+    services.schemas = {"web.a": SCHEMA} if part == "key" else {}
+    discover(cast(Any, services), config)
+    (spec,), problems = check_topics(config)
+    assert (spec.name, [str(one) for one in problems if "web.b" not in str(one)]) == ("web.a", [])
+    assert spec.columns(config).items() >= columns.items()

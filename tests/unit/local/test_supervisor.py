@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,7 +16,7 @@ from waiting import wait_until
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import StackError
-from topicberg.local import health, ports, state, supervisor
+from topicberg.local import health, ports, stack, state, supervisor
 from topicberg.local.progress import LogReport
 from topicberg.local.service import Context, Service
 from topicberg.settings import Settings
@@ -48,6 +50,7 @@ def service(code: str, healthy: bool, name: str = "little", order: int = 1) -> S
         url=None,
         start_order=order,
         healthy=ask,
+        answers=lambda _: None if healthy else "no server",
     )
 
 
@@ -73,6 +76,45 @@ def test_a_service_runs_while_its_short_children_end(context: Context) -> None:
     health.wait(context, [busy], NOWHERE, control, LogReport())
     info = (control.processes() or {})["little"]
     assert {health.service_status(busy, info).state for _ in range(1000)} == {"running"}
+
+
+def test_frozen_service_is_unresponsive(context: Context) -> None:
+    """Its port accepts connections, as the kernel does that."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        frozen = replace(
+            service("import time; time.sleep(600)", True),
+            port=server.getsockname()[1],
+            answers=lambda seconds: f"no answer within {seconds:.0f} s",
+        )
+        supervisor.launch(context, [frozen])
+        control = supervisor.Control(context)
+        health.wait(context, [frozen], NOWHERE, control, LogReport())
+        info = (control.processes() or {})["little"]
+        status = health.service_status(frozen, info)
+        assert (status.state, status.problem) == ("unresponsive", "no answer within 5 s")
+    process, absent = psutil.Process(info["pid"]), replace(frozen, port=1)
+    assert health.service_status(absent, info).state == "starting", "nothing listens"
+    process.suspend()
+    wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+    status = health.service_status(absent, info)
+    assert (status.state, status.problem) == (
+        "unresponsive",
+        "a signal stopped the process (SIGSTOP)",
+    )
+    process.resume()
+
+
+def test_supervisor_that_does_not_answer_is_not_waited_for(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", context.ports["supervisor"])):
+        began = time.monotonic()
+        assert supervisor.Control(context).processes() is None
+        assert time.monotonic() - began < 10
+        state.save_ports(context)
+        with pytest.raises(StackError, match="supervisor of the local stack does not answer"):
+            stack.status(context.config)
 
 
 def test_what_is_killed_comes_back(context: Context) -> None:

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import io
 import re
+import runpy
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +22,32 @@ from topicberg.settings import PROJECT_ROOT
 WORKFLOWS = sorted((PROJECT_ROOT / ".github" / "workflows").glob("*.yml"))
 
 
+PLAN = PROJECT_ROOT / ".github" / "workflows" / "platform-plan.yml"
+OF_A_REQUEST = ("pull_request", "pull_request_review", "pull_request_review_comment")
+"""Events whose workflow is the request's own file."""
+_IDENTITY = re.compile(r"vars\.(TOPICBERG_\w*(?:ROLE|SECRET))")
+
+
+def parsed(path: Path) -> dict[Any, Any]:
+    return dict(yaml.safe_load(path.read_text()))
+
+
+def jobs_of(path: Path) -> list[dict[str, Any]]:
+    return list(parsed(path)["jobs"].values())
+
+
 def steps(path: Path) -> list[dict[str, Any]]:
-    jobs = yaml.safe_load(path.read_text())["jobs"]
-    return [step for job in jobs.values() for step in job["steps"]]
+    return [step for job in jobs_of(path) for step in job["steps"]]
+
+
+def events(path: Path) -> list[str]:
+    return list(parsed(path)[True])  # YAML's `on`
+
+
+def permissions(path: Path) -> list[dict[str, str]]:
+    """Of each job."""
+    workflow = parsed(path)
+    return [job.get("permissions", workflow["permissions"]) for job in jobs_of(path)]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -30,10 +56,108 @@ def test_workflow_pins_actions_and_stores_no_key(path: Path) -> None:
     assert used
     assert all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", one) for one in used)
     assert "secrets." not in path.read_text()
-    assert yaml.safe_load(path.read_text())["permissions"] == {
-        "contents": "read",
-        "id-token": "write",
+    for each in permissions(path):
+        assert each == {"contents": "read", "id-token": "write"}
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflow_with_an_identity_needs_an_approval(path: Path) -> None:
+    """And none whose file is that of a pull request gets one."""
+    for job, rights in zip(jobs_of(path), permissions(path), strict=True):
+        if rights.get("id-token") == "write" or _IDENTITY.search(str(job)):
+            assert job["environment"]
+            assert not {*events(path)} & {*OF_A_REQUEST}
+
+
+def test_plan_runs_the_code_of_the_default_branch_with_specs_as_data() -> None:
+    assert events(PLAN) == ["pull_request_target"]
+    (job,) = jobs_of(PLAN)
+    assert "head.repo.full_name == github.repository" in job["if"]
+    for step in job["steps"]:
+        if "checkout" in step.get("uses", ""):  # the default branch's, without a token for git
+            assert step["with"] == {"persist-credentials": False}
+        assert not re.search(r"\bgit\b|gh pr", step.get("run", ""))
+    request = [n for n, step in enumerate(job["steps"]) if "pull_request." in str(step)]
+    installed = [n for n, step in enumerate(job["steps"]) if "make install" in step.get("run", "")]
+    assert len(request) == 1
+    assert installed < request
+    lines = job["steps"][request[0]]["run"].splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["gh", "api"],
+        [".venv/bin/python", "-I"],
+    ]
+    assert lines[1].split()[2] == ".github/request_specs.py"
+    assert "pull_request" not in str({**job, "steps": [], "if": ""})
+
+
+def test_plan_has_no_identity_of_the_deployment() -> None:
+    found = {path.name: {*_IDENTITY.findall(path.read_text())} for path in WORKFLOWS}
+    assert len(found["platform-plan.yml"]) == len(found["platform.yml"]) + 1  # Snowflake's role
+    assert not found["platform-plan.yml"] & found["platform.yml"]
+    names = {path.name: {job["environment"] for job in jobs_of(path)} for path in WORKFLOWS}
+    assert names == {"platform-plan.yml": {"platform-plan"}, "platform.yml": {"platform"}}
+
+
+def archive(path: Path, members: dict[str, bytes | tuple[bytes, str]]) -> Path:
+    """Write an archive as GitHub's, with one folder in it. A tuple: type of the member, target."""
+    with tarfile.open(path, "w:gz") as tar:
+        for name, content in members.items():
+            member = tarfile.TarInfo(f"owner-repository-0123abc/{name}")
+            if isinstance(content, tuple):
+                member.type, member.linkname = content
+                tar.addfile(member)
+            else:
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+def test_request_gives_only_specs_and_schemas(tmp_path: Path) -> None:
+    take = runpy.run_path(str(PROJECT_ROOT / ".github" / "request_specs.py"))["take"]
+    root = tmp_path / "base"
+    before = {
+        "platform/topics/removed.yaml": b"base",
+        "platform/topics/orders.yaml": b"base",
+        "Makefile": b"base",
+        ".env": b"secret",
     }
+    for name, content in before.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    refused: dict[str, bytes | tuple[bytes, str]] = {
+        "platform/topics/link.yaml": (tarfile.SYMTYPE, "../../.env"),
+        "platform/topics/hard.yaml": (tarfile.LNKTYPE, ".env"),
+        "platform/topics/pipe.yaml": (tarfile.FIFOTYPE, ""),
+        "platform/schemas/etc": (tarfile.SYMTYPE, "/etc"),
+        "platform/topics/../../Makefile": b"request",
+        "platform/schemas/../../.venv/x.json": b"request",
+        "platform/topics/sitecustomize.py": b"request",
+        "platform/schemas/conftest.py": b"request",
+        "platform/topics/sub/deep.yaml": b"request",
+    }
+    ignored: dict[str, bytes | tuple[bytes, str]] = {
+        "Makefile": b"request",
+        "assets/pipelines/evil.py": b"request",
+        "platform/topicberg/cli/__init__.py": b"request",
+        "platform/topics": (tarfile.DIRTYPE, ""),
+    }
+    taken: dict[str, bytes | tuple[bytes, str]] = {
+        "platform/topics/orders.yaml": b"request",
+        "platform/schemas/orders.avsc": b"request",
+        "platform/schemas/shop/order-v1.proto": b"request",
+    }
+    tar = archive(tmp_path / "request.tar.gz", {**refused, **ignored, **taken})
+    assert set(take(tar, root)) == set(refused)
+    after = {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in root.rglob("*")
+        if not path.is_dir()
+    }
+    assert after == {**taken, "Makefile": b"base", ".env": b"secret"}
+    take.__globals__["MAX_BYTES"] = 20
+    with pytest.raises(ValueError, match="20 bytes"):
+        take(tar, root)
+    assert (root / "platform/topics/orders.yaml").read_bytes() == b"request"
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

@@ -21,7 +21,7 @@ from topicberg import query, spark
 from topicberg.catalogs import snowflake
 from topicberg.datagen.status import read_status as read_generator
 from topicberg.errors import SpecError, TableflowError, TopicbergError
-from topicberg.formats import protoc, sql
+from topicberg.formats.protobuf import protoc
 from topicberg.iceberg.maintenance.conflicts import literal
 from topicberg.settings import Settings
 from topicberg.tableflow import control
@@ -92,7 +92,6 @@ def test_a_quoted_name_stays_one_name(
     [
         (snowflake.text, "snowflake"),
         (literal, "spark"),
-        (sql.text, "spark"),
         (query._literal, "duckdb"),
     ],
 )

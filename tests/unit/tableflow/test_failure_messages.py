@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 
-from topicberg.tableflow.failures import blame, explain
+from topicberg.tableflow.failures import explain, is_ended, is_full, is_of_service
 
 LOST = "Job aborted due to stage failure: java.io.UncheckedIOException: Failed to close\n"
 GRPC = """<_InactiveRpcError of RPC that terminated with:
@@ -18,13 +18,18 @@ GRPC = """<_InactiveRpcError of RPC that terminated with:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (LOST + "Caused by: java.io.IOException: No space left on device", "disk of Spark"),
-        (LOST + "Caused by: java.io.IOException: File too large", "disk of Spark"),
+        (LOST + "Caused by: java.io.IOException: No space left on device", "a disk is full"),
+        (LOST + "Caused by: java.io.IOException: File too large", "a disk is full"),
         (
             LOST + "S3Exception: Try again. (Service: S3, Status Code: 500, …)",
             "object store failed",
         ),
         (LOST + "S3Exception: no (Service: S3, Status Code: 403, …)", "refuses the credentials"),
+        ("AWS Error INVALID_ACCESS_KEY_ID during PutObject", "refuses the credentials"),
+        ("AWS Error ACCESS_DENIED during PutObject operation", "refuses the credentials"),
+        ("AWS Error NO_SUCH_BUCKET during CreateMultipartUpload", "bucket of the table"),
+        ("AWS Error INTERNAL_FAILURE during PutObject operation", "object store failed"),
+        ("AWS Error NETWORK_CONNECTION during PutObject operation", "does not answer"),
         ("CommitStateUnknownException: Service failed: 500: …", "the catalog failed"),
         ("[NO_ACTIVE_SESSION] No active Spark session found.", "Spark ended and was restarted"),
         ("Cannot call methods on a stopped SparkContext.", "Spark ended and was restarted"),
@@ -60,27 +65,34 @@ def test_failed_task_is_reported_by_reason_and_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "blamed"),
+    ("text", "is_of_a_service", "is_gone"),
     [
-        (LOST + "Caused by: java.io.IOException: No space left on device", "space"),
-        (LOST + "S3Exception: no (Service: S3, Status Code: 403, …)", "service"),
-        (LOST + "S3Exception: SlowDown (Service: S3, Status Code: 503, …)", "service"),
-        (LOST + "java.net.ConnectException: Connection refused", "service"),
-        (LOST + "SaslAuthenticationException: no", "service"),
-        ("CommitStateUnknownException: Service failed: 500: …", "service"),
-        ("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.", "memory"),
-        (LOST + "java.lang.OutOfMemoryError: Java heap space", "memory"),
-        (GRPC, "memory"),
-        (TASK, "batch"),
-        (LOST + "java.lang.ArithmeticException: long overflow", "batch"),
+        (LOST + "Caused by: java.io.IOException: No space left on device", True, False),
+        (LOST + "S3Exception: no (Service: S3, Status Code: 403, …)", True, False),
+        (LOST + "S3Exception: SlowDown (Service: S3, Status Code: 503, …)", True, False),
+        (LOST + "java.net.ConnectException: Connection refused", True, False),
+        ("CommitStateUnknownException: Service failed: 500: …", True, False),
+        ("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.", True, True),
+        (GRPC, True, True),
+        (LOST + "java.lang.OutOfMemoryError: Java heap space", False, False),
+        (LOST + "SparkException: Python worker exited unexpectedly (crashed)", False, False),
+        (TASK, False, False),
     ],
 )
-def test_a_failed_job_is_blamed(text: str, blamed: str) -> None:
-    assert blame(PySparkException(text)) == blamed
+def test_job_that_failed_whatever_it_read(text: str, is_of_a_service: bool, is_gone: bool) -> None:
+    """Otherwise, perhaps, a record is the reason."""
+    error = PySparkException(text)
+    assert is_of_service(error) == is_of_a_service
+    assert is_ended(error) == is_gone
 
 
 def test_invalid_query_is_not_blamed_on_a_record() -> None:
-    assert blame(AnalysisException("[DATATYPE_MISMATCH.CAST_WITHOUT_SUGGESTION] …")) == "service"
+    assert is_of_service(AnalysisException("[DATATYPE_MISMATCH.CAST_WITHOUT_SUGGESTION] …"))
+
+
+def test_full_disk_is_recognised() -> None:
+    assert is_full(OSError(28, "No space left on device"))
+    assert not is_full(OSError(2, "No such file or directory"))
 
 
 def test_an_unknown_failure_is_one_line() -> None:

@@ -13,11 +13,9 @@ from topicberg.tableflow.isolation import ATTEMPTS, Isolation
 from topicberg.tableflow.offsets import plan_batch
 from topicberg.tableflow.places import CHUNK, Places
 from topicberg.tableflow.sizing import (
-    GROWTH,
     LEARNT_BYTES,
     MIN_RATIO,
     SMALL_BYTES,
-    SMALL_RECORDS,
     BatchSize,
     small,
 )
@@ -146,7 +144,7 @@ def test_size_fits_the_bytes_of_a_commit() -> None:
 def test_size_is_within_its_limits(
     sizes: list[float], offsets: int, max_bytes: int, ratio: float
 ) -> None:
-    size = BatchSize(5_000_000, max_bytes, 5_000_000, 5_000_000, ratio)
+    size = BatchSize(5_000_000, max_bytes, 5_000_000, ratio)
     records, average = size.fit(sizes, offsets)
     assert 1 <= records <= min(offsets, 5_000_000)
     if average and records > 1:
@@ -158,10 +156,6 @@ def test_size_shrinks_after_failures_and_grows_again() -> None:
     full = size.out_of_space(10_000, None)
     assert full.limit == 5_000
     assert full.committed(5_000, None, 1).limit == 10_000
-    died = size.out_of_memory(1_000_000, None)
-    assert (died.limit, died.committed(1, None, 1).limit) == (500_000, int(500_000 * GROWTH))
-    assert size.out_of_memory(1, None).limit == SMALL_RECORDS
-    assert size.out_of_memory(2_000, 1_000_000.0).limit == 1_000
     assert small(1_000_000.0) == SMALL_BYTES // 1_000_000
     for _ in range(60):
         full = full.out_of_space(full.limit, 10_000_000.0)

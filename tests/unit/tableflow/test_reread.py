@@ -16,8 +16,8 @@ from topicberg.iceberg.summaries import END_OFFSETS
 from topicberg.kafka.offsets import Ranges, dump_offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import reread as module
-from topicberg.tableflow.upsert import key_columns
 from topicberg.topics import TopicSpec
+from topicberg.topics import spec as names
 
 SPEC = TopicSpec.model_validate(
     {
@@ -25,7 +25,7 @@ SPEC = TopicSpec.model_validate(
         **{"schema": {"format": "none"}, "write_mode": "upsert"},
     }
 )
-RAW_KEY, PARTITION = key_columns(SPEC)
+RAW_KEY, PARTITION = (SPEC.metadata_column(n) for n in (names.RAW_KEY, names.PARTITION))
 COLUMNS = pa.schema([(RAW_KEY, pa.binary()), (PARTITION, pa.int32())])
 
 

@@ -13,6 +13,7 @@ from topicberg.cli.query import deleted_topics
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.settings import Settings
 from topicberg.tableflow import control
+from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.status import (
@@ -306,6 +307,7 @@ def test_notes_on_a_topic_that_runs_are_shown(
         open_transactions={0: OpenTransaction(offset=7, since_ms=0)},
         missed_deletes=Missed(since_ms=0, until_ms=1000),
         skip_requests=[skip],
+        keys=KeyState(columns=["id"], rebuilt_at_ms=0, rows_removed=2),
     )
     write_status(config, status)
     monkeypatch.setattr("topicberg.settings.settings", lambda: config)
@@ -313,4 +315,6 @@ def test_notes_on_a_topic_that_runs_are_shown(
     shown = capsys.readouterr().err
     assert "partition 0: records from offset 7 on wait for the end of a transaction" in shown
     assert "`topicberg tableflow reread orders`" in shown
+    assert "(id): the index of keys was rebuilt at 1970-01-01 00:00:00 UTC; rows deleted" in shown
+    assert "newer row has their key: 2" in shown
     assert "skipped by ann@host at 1970-01-01 00:00:00 UTC, reason: broken disk" in shown

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +24,7 @@ from topicberg.tableflow import control, ingestion, service
 from topicberg.tableflow.engine import Commit
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.pool import Pool
-from topicberg.tableflow.status import read_status, write_status
+from topicberg.tableflow.status import Unavailable, read_status, write_status
 from topicberg.topics import TopicSpec, load_topic
 
 NOTHING = cast("Any", None)
@@ -209,6 +211,72 @@ def test_changes_by_others_are_in_the_status(topic: Callable[..., Ingestion]) ->
     assert one.status.commits == 1
 
 
+def test_rows_are_counted_and_not_offsets(topic: Callable[..., Ingestion]) -> None:
+    """Ends of transactions, gaps and skipped records have offsets, and are no rows."""
+    batch = replace(committed(604, 604), rows=136, bytes=7, rows_skipped=3)
+    one = topic(batch, replace(committed(2, 606), rows=0, rows_skipped=5))
+    one.observe(ends(606))
+    one.turn()
+    one.turn()
+    status = one.status
+    assert (status.rows_committed, status.rows_skipped, status.commits) == (136, 5, 2)
+
+
+def test_topic_is_failed_while_a_service_does_not_answer(
+    config: Settings, topic: Callable[..., Ingestion]
+) -> None:
+    """A turn that waits for it, or is not due, reports nothing."""
+    one, missing = topic(committed(3, 3)), Unavailable("s3 does not answer", 5_000)
+    one.observe(ends(3))
+    one.miss(None, missing)
+    assert one.shown.phase == "RUNNING", "Spark is not needed while nothing waits"
+    one.miss(missing, None)
+    shown = read_status(config, one.spec.name)
+    assert (shown.phase, shown.error_message) == ("FAILED", "s3 does not answer")
+    assert (shown.suspended, shown.failing_since_ms) == (False, 5_000)
+    one.observe(ends(4))
+    one.miss(None, missing)
+    assert read_status(config, one.spec.name).phase == "FAILED", "a record waits"
+    one.miss(None, None)
+    shown = read_status(config, one.spec.name)
+    assert (shown.phase, shown.error_message, shown.failing_since_ms) == ("RUNNING", None, None)
+
+
+def test_suspended_topic_keeps_its_reason_while_a_service_does_not_answer(
+    config: Settings, topic: Callable[..., Ingestion]
+) -> None:
+    one = topic(TableflowError("a malformed record"))
+    one.miss(Unavailable("kafka does not answer", 5_000), None)
+    shown = read_status(config, one.spec.name)
+    assert (shown.shown_phase, shown.error_message) == ("SUSPENDED", "a malformed record")
+
+
+def test_topic_that_keeps_failing_is_failed(
+    monkeypatch: pytest.MonkeyPatch, topic: Callable[..., Ingestion]
+) -> None:
+    failure = TopicbergError("Kafka does not answer")
+    one = topic(failure, failure, failure, committed(1, 1))
+    assert one.status.phase == "PENDING"
+    one.turn()
+    assert one.status.phase == "PENDING"
+    monkeypatch.setattr(ingestion, "PENDING_SECONDS", 0)
+    one.turn()
+    assert (one.status.phase, one.status.suspended) == ("FAILED", False)
+    assert one.due_at(60) < math.inf, "it is tried again"
+    one.turn()
+    assert (one.status.phase, one.status.failing_since_ms) == ("RUNNING", None)
+
+
+def test_engine_is_healthy_while_its_threads_work(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = SimpleNamespace(polled_at=time.monotonic())
+    engine = service.Engine(config, cast("Any", pool))
+    assert engine.is_healthy()
+    pool.polled_at -= service.HANGING_SECONDS
+    assert not engine.is_healthy()
+
+
 def test_lag_is_written_at_most_so_often(config: Settings, topic: Callable[..., Ingestion]) -> None:
     one = topic(committed(3, 3))
     one.observe(ends(4), write_seconds=60)
@@ -369,8 +437,7 @@ def test_free_session_serves_the_next_topic(monkeypatch: pytest.MonkeyPatch) -> 
     stopped: list[Any] = []
 
     def new(_: str, conf: dict[str, str]) -> Any:
-        assert conf["a login"] == "of this session"
-        assert conf["spark.sql.caseSensitive"] == "true"
+        assert conf == {"a login": "of this session"}
         made.append(SimpleNamespace(stop=partial(stopped.append, len(made))))
         return made[-1]
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 from debezium import ENVELOPE, KEY_SCHEMAS, captured_json, schemas
 from specs import Project, minimal
 
-from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError
-from topicberg.formats.connect_json import json_schema, opening
+from topicberg.formats.json.connect import json_schema, opening
 from topicberg.tableflow.fold_state import Deletion, State, order_of
 from topicberg.topics import load_topic
 from topicberg.topics.discovery import FoundTopic
@@ -171,13 +170,14 @@ def test_new_topic_of_json_with_schemas_keeps_current_rows(project: Project) -> 
     records = captured_json("djsons.shop.orders")
     read = [(one.key, one.value) for one in records]
     has = FoundTopic(partitions=3, is_compacted=True)
-    (spec_file, _), notes = new_topic_from_kafka(
-        "shop.orders", read, "shop", cast("Endpoints", None), project.config, has
+    (spec_file, *_), notes = new_topic_from_kafka(
+        "shop.orders", read, "shop", project.config, has, is_enabled=False
     )
     document = yaml.safe_load(spec_file.read_text())
     assert document["partitions"] == 3
     assert document["changelog"] == {"format": "debezium"}
     assert document["write_mode"] == "upsert"
+    assert document["tableflow"] == {"enabled": False}
     assert document["schema"]["format"] == document["key"]["format"] == "json"
     assert "a schema of Kafka Connect in each record" in notes[0]
 
@@ -188,7 +188,7 @@ def test_new_topic_of_other_json_is_refused(project: Project) -> None:
             "shop.orders",
             [(None, b'{"a": 1}')],
             "shop",
-            cast("Endpoints", None),
             project.config,
             FoundTopic(partitions=3, is_compacted=False),
+            is_enabled=False,
         )

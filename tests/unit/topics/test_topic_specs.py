@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from specs import Project, documents, minimal
 
@@ -49,6 +49,7 @@ def test_the_projects_own_specs() -> None:
     assert trades.cleanup_policy == "delete"
 
 
+@settings(max_examples=40)
 @given(documents)
 def test_right_specs_round_trip(document: dict[str, Any]) -> None:
     with TemporaryDirectory() as folder:
@@ -63,6 +64,7 @@ def test_right_specs_round_trip(document: dict[str, Any]) -> None:
         assert [s for s in load_topics(project.config) if s.name not in brought] == [spec]
 
 
+@settings(max_examples=40)
 @given(documents)
 def test_names_fit_every_catalog(document: dict[str, Any]) -> None:
     spec = TopicSpec.model_validate(document)
@@ -189,6 +191,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         {"schema": {"format": "avro", "file": "trades.avsc", "message": "X"}},
         "schema.message",
         "only for format protobuf",
+    ),
+    (
+        {"schema": {"format": "avro", "file": "trades.avsc", "subject": ":.eu"}},
+        "schema.subject",
+        "a context without a subject",
     ),
     ({"upsert_views": {"Newest": ["side"]}}, "upsert_views.Newest", "lowercase letters"),
     ({"upsert_views": {"newest": []}}, "upsert_views.newest", "at least 1"),

@@ -129,7 +129,7 @@ class Subject(Resource):
         return f"{begin}/{quote(self.name, safe='')}{end}"
 
     def _body(self) -> dict[str, Any]:
-        text = read_schema(self.file, self.format, self.message).text
+        text = read_schema(self.file, self.format, self.message, part="key").text
         return {"schema": text, "schemaType": _TYPES[self.format]}
 
     def find(self, context: DeployContext) -> Live | None:

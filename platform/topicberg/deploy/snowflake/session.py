@@ -37,6 +37,8 @@ class Session:
     connection: SnowflakeConnection
     role: str = ""
     check_lease: Callable[[], None] = lambda: None
+    only_role: str | None = None
+    """The role that is taken for every statement; None: that of the statement."""
 
     def run(self, statement: str, role: str) -> list[dict[str, Any]]:
         """The rows of a statement, columns in lower case."""
@@ -52,6 +54,7 @@ class Session:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def take(self, role: str) -> None:
+        role = self.only_role or role
         if role != self.role:
             ask(self.connection, f"USE ROLE {role}")
             self.role = role
@@ -131,7 +134,8 @@ def open_session(context: DeployContext) -> Session:
             hint="store the base64 of its PEM file, without a password; "
             "`topicberg deploy bootstrap-snowflake` creates such a secret",
         ) from None
-    return Session(connection, check_lease=context.check_lease)
+    role = context.deploy.snowflake_role
+    return Session(connection, check_lease=context.check_lease, only_role=role)
 
 
 def admin(context: DeployContext) -> dict[str, Any]:

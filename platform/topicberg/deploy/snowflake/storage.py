@@ -112,9 +112,13 @@ class _UsedByTables(SqlObject):
     column: ClassVar[str]
     """Of ``SHOW ICEBERG TABLES``: the one that names what a table uses."""
 
-    def properties(self, context: DeployContext) -> Parts | None:
+    def properties(self, context: DeployContext) -> Answer | None:
+        """Return what DESC says of the object; None: there is none."""
         rows = self.described(context)
-        return None if rows is None else {row["property"]: row["property_value"] for row in rows}
+        if rows is None:
+            return None
+        properties = {row["property"]: row["property_value"] for row in rows}
+        return Answer(properties, f"Snowflake (DESC {self.of} {self.name})")
 
     def _tables(self, context: DeployContext) -> list[tuple[str, str, str]]:
         database = quote(Names.of(context.config).database)
@@ -194,7 +198,7 @@ class _CatalogIntegration(_UsedByTables):
     of = "CATALOG INTEGRATION"
     column = "catalog_name"
 
-    def read(self, properties: Parts, config: Parts, login: Parts) -> tuple[Fields, Parts]:
+    def read(self, properties: Answer, config: Answer, login: Answer) -> tuple[Fields, Parts]:
         """Return the fields and the facts that only this kind of integration has.
 
         :param config: ``REST_CONFIG``
@@ -210,8 +214,10 @@ class _CatalogIntegration(_UsedByTables):
         properties = self.properties(context)
         if properties is None:
             return None
-        config = parts(properties.get("REST_CONFIG") or "")
-        login = parts(properties.get("REST_AUTHENTICATION") or "")
+        config, login = (
+            Answer(parts(properties.get(name) or ""), f"Snowflake ({name} of {self.name})")
+            for name in ("REST_CONFIG", "REST_AUTHENTICATION")
+        )
         fields, facts = self.read(properties, config, login)
         fields |= {
             "namespace": properties["CATALOG_NAMESPACE"],
@@ -249,10 +255,9 @@ class Integration(_CatalogIntegration):
 
     replaced_for = frozenset({"source", "role", "catalog", "region", "namespace", "delegation"})
 
-    def read(self, properties: Parts, config: Parts, login: Parts) -> tuple[Fields, Parts]:
+    def read(self, properties: Answer, config: Answer, login: Answer) -> tuple[Fields, Parts]:
         source = properties["CATALOG_SOURCE"]
         rest = source == "ICEBERG_REST"
-        begin = "API" if rest else "GLUE"
         fields = {
             "source": config["CATALOG_URI"] if rest else source,
             "role": login["SIGV4_IAM_ROLE"] if rest else properties["GLUE_AWS_ROLE_ARN"],
@@ -260,8 +265,8 @@ class Integration(_CatalogIntegration):
             "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
         }
         return fields, {
-            "principal": properties[f"{begin}_AWS_IAM_USER_ARN"],
-            "external_id": properties[f"{begin}_AWS_EXTERNAL_ID"],
+            "principal": _aws_property(properties, "IAM_USER_ARN"),
+            "external_id": _aws_property(properties, "EXTERNAL_ID"),
         }
 
     def wanted_of(self, context: DeployContext) -> Fields:
@@ -289,7 +294,7 @@ class RestIntegration(_CatalogIntegration):
         {"source", "uri", "catalog", "client", "scopes", "namespace", "delegation"}
     )
 
-    def read(self, properties: Parts, config: Parts, login: Parts) -> tuple[Fields, Parts]:
+    def read(self, properties: Answer, config: Answer, login: Answer) -> tuple[Fields, Parts]:
         return {
             "source": properties["CATALOG_SOURCE"],
             "uri": config["CATALOG_URI"],
@@ -320,6 +325,16 @@ class RestIntegration(_CatalogIntegration):
         login = rest_login(context)
         _run_with_secret(context, set_rest_secret(self.name, login), login)
         wait_until_verified(context, self.name)
+
+
+def _aws_property(properties: Answer, name: str) -> str:
+    """Return what Snowflake is to AWS. DESC calls it either way for Glue's REST API.
+
+    ``GLUE_AWS_…``: docs.snowflake.com, "Configure a catalog integration for AWS Glue Iceberg REST".
+    ``API_AWS_…``: "Configure a catalog integration for Apache Iceberg REST catalogs" (SigV4), and
+    what accounts have been seen to return.
+    """
+    return str(properties.first(f"GLUE_AWS_{name}", f"API_AWS_{name}"))
 
 
 def rest_login(context: DeployContext) -> RestLogin:

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from topicberg.formats.columnar.decimals import (
+    MAX_BYTES,
+    MAX_DIGITS,
+    MAX_ZEROS,
+    reaches,
+    rescale,
+    unscaled,
+    write_decimal,
+)
+from topicberg.formats.columnar.maps import may_repeat
 from topicberg.formats.columnar.memory import (
     address,
     compiled,
@@ -17,7 +27,7 @@ from topicberg.formats.columnar.memory import (
     store_int32,
     store_int64,
 )
-from topicberg.formats.columnar.program import MAX_NESTED, AvroOp
+from topicberg.formats.columnar.program import MAX_NESTED, AvroOp, Store
 from topicberg.formats.columnar.records import (
     WIRE_BYTES,
     end_value,
@@ -25,20 +35,24 @@ from topicberg.formats.columnar.records import (
     start_of,
     tables,
 )
+from topicberg.formats.columnar.times import Moment, moment
+from topicberg.formats.columnar.utf8 import is_utf8
+from topicberg.formats.connect_values import INFINITE_NANOS
 
 _END, _FAIL, _JUMP, _UNION, _PRESENT = (int(AvroOp(n)) for n in range(5))
 _LONG, _INT, _BOOLEAN, _FLOAT, _DOUBLE = (int(AvroOp(n)) for n in range(5, 10))
 _WIDER, _NEAREST_FLOAT, _NEAREST_DOUBLE = (int(AvroOp(n)) for n in range(10, 13))
 _TEXT, _FIXED, _ENUM, _DECIMAL, _ARRAY, _ITEM = (int(AvroOp(n)) for n in range(13, 19))
-_SKIP_NUMBER, _SKIP_TEXT, _SKIP_BYTES, _SKIP_ENUM = (int(AvroOp(n)) for n in range(19, 23))
+_SKIP_NUMBER, _SKIP_TEXT, _SKIP_BYTES, _UNIQUE = (int(AvroOp(n)) for n in range(19, 23))
+_RESCALE, _NUMBER, _CONSTANT, _VALUE = (int(AvroOp(n)) for n in range(23, 27))
+_NANOS, _MOMENT, _DECIMAL_TEXT = (int(AvroOp(n)) for n in range(27, 30))
+_DAY, _TEXT_STORE = int(Moment.DAY), int(Store.TEXT)
+_LEAST, _MOST = INFINITE_NANOS
 
 
 @compiled
-def _number(data, at, end):  # type: ignore[no-untyped-def]
-    """Return a zig-zag varint and the position after it, or -1 if there is none.
-
-    One with needless bytes is none either: Avro reads some that are longer than an int needs.
-    """
+def _varint(data, at, end):  # type: ignore[no-untyped-def]
+    """Return a zig-zag varint of at most 64 bits and the position after it, or -1."""
     if at >= end:
         return np.int64(0), np.int64(-1)
     byte = data[at]
@@ -52,7 +66,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
             return np.int64(0), np.int64(-1)
         byte = data[at]
         at += 1
-        if byte == 0 or (shift == 63 and byte > 1):
+        if shift == 63 and byte > 1:
             return np.int64(0), np.int64(-1)
         bits |= np.uint64(byte & 0x7F) << shift
         if byte < 0x80:
@@ -81,10 +95,11 @@ def execute(  # type: ignore[no-untyped-def]
 ):
     base = address(data)
     text_base = address(texts)
-    values, valids = addresses[0], addresses[1]
+    values, valids, offs = addresses[0], addresses[1], addresses[2]
     text_rooms, item_rooms = rooms[0], rooms[1]
     _, ending = tables(addresses, used, counts, rooms, starts, ends)
     arrays = np.zeros((MAX_NESTED, 2), np.int64)  # items left, instruction
+    digits = np.zeros(MAX_DIGITS, np.uint8)
     last_id, last_start = np.int64(-1), np.int64(-1)
     records = min(len(offsets) - 1, first + item_rooms[0] - counts[0])
     for record in range(first, records):
@@ -105,29 +120,31 @@ def execute(  # type: ignore[no-untyped-def]
                 a, b = instructions[pc, 3], instructions[pc, 4]
                 pc += 1
                 if op == _TEXT:
-                    size, at = _number(data, at, end)
+                    size, at = _varint(data, at, end)
                     if at < 0 or size < 0 or size > end - at:
                         return record
                     if used[slot] + size > text_rooms[slot]:
+                        return record
+                    if a and not is_utf8(base + at, base + at + size):
                         return record
                     copy(values[slot] + used[slot], base + at, size)
                     used[slot] += size
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                     at += size
                 elif op == _INT:
-                    found, at = _number(data, at, end)
+                    found, at = _varint(data, at, end)
                     if at < 0 or found < a or found > b:
                         return record
                     store_int32(values[slot] + 4 * counts[domain], np.int32(found))
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _LONG:
-                    found, at = _number(data, at, end)
+                    found, at = _varint(data, at, end)
                     if at < 0 or found < a or found > b:
                         return record
                     store_int64(values[slot] + 8 * counts[domain], found * instructions[pc - 1, 5])
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _UNION:
-                    found, at = _number(data, at, end)
+                    found, at = _varint(data, at, end)
                     if at < 0 or found < 0 or found >= a:
                         return record
                     pc = targets[b + found]
@@ -158,7 +175,7 @@ def execute(  # type: ignore[no-untyped-def]
                 elif op == _PRESENT:
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _ENUM:
-                    found, at = _number(data, at, end)
+                    found, at = _varint(data, at, end)
                     if at < 0 or found < 0 or found >= a:
                         return record
                     symbol = text_offsets[b + found]
@@ -187,11 +204,11 @@ def execute(  # type: ignore[no-untyped-def]
                         end_value(domain, *ending)
                     array = arrays[depth - 1, 1]
                     if arrays[depth - 1, 0] == 0:
-                        found, at = _number(data, at, end)
+                        found, at = _varint(data, at, end)
                         if at >= 0 and found < 0:
-                            _, at = _number(data, at, end)  # of bytes
+                            _, at = _varint(data, at, end)  # of bytes
                             found = -found
-                        # Every item has a byte at least: see topicberg.formats.avro_reading.
+                        # Every item has a byte at least: see topicberg.formats.avro.reading.
                         if at < 0 or found < 0 or found > end - at:
                             return record
                         items = instructions[array, 3]
@@ -216,7 +233,7 @@ def execute(  # type: ignore[no-untyped-def]
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                     at += 4
                 elif op in (_NEAREST_FLOAT, _NEAREST_DOUBLE):
-                    found, at = _number(data, at, end)
+                    found, at = _varint(data, at, end)
                     if at < 0 or found < a or found > b:
                         return record
                     if op == _NEAREST_FLOAT:
@@ -229,32 +246,22 @@ def execute(  # type: ignore[no-untyped-def]
                 elif op == _DECIMAL:
                     size = a
                     if a < 0:
-                        size, at = _number(data, at, end)
+                        size, at = _varint(data, at, end)
                     if at < 0 or size < 1 or size > 16 or size > end - at:
                         return record
-                    high = np.int64(-1) if data[at] >= 0x80 else np.int64(0)
-                    low = np.uint64(0xFFFFFFFFFFFFFFFF) if data[at] >= 0x80 else np.uint64(0)
-                    for _ in range(size):
-                        high = (high << 8) | np.int64(low >> np.uint64(56))
-                        low = (low << np.uint64(8)) | np.uint64(data[at])
-                        at += 1
-                    # The absolute value, to compare it with the limit.
-                    above, below = high, low
-                    if high < 0:
-                        below = ~low + np.uint64(1)
-                        above = ~high + (np.int64(1) if below == 0 else np.int64(0))
-                    limit = np.uint64(instructions[pc - 1, 5])
-                    if above < 0 or above > b or (above == b and below >= limit):
+                    high, low = unscaled(base + at, size)
+                    at += size
+                    if reaches(high, low, b, np.uint64(instructions[pc - 1, 5])):
                         return record
                     store_int64(values[slot] + 16 * counts[domain], np.int64(low))
                     store_int64(values[slot] + 16 * counts[domain] + 8, high)
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _SKIP_NUMBER:
-                    found, at = _number(data, at, end)
-                    if at < 0 or found < a or found > b:
+                    found, at = _varint(data, at, end)
+                    if at < 0:
                         return record
                 elif op == _SKIP_TEXT:
-                    size, at = _number(data, at, end)
+                    size, at = _varint(data, at, end)
                     if at < 0 or size < 0 or size > end - at:
                         return record
                     at += size
@@ -262,10 +269,78 @@ def execute(  # type: ignore[no-untyped-def]
                     if a > end - at:
                         return record
                     at += a
-                elif op == _SKIP_ENUM:
-                    found, at = _number(data, at, end)
-                    if at < 0 or found < 0 or found >= a:
+                elif op == _NUMBER:
+                    target = values[slot] + a * counts[domain]
+                    if a == 1:
+                        store_byte(target, np.uint8(b))
+                    elif a == 4:
+                        store_int32(target, np.int32(b))
+                    else:
+                        store_int64(target, b)
+                        if a == 16:
+                            store_int64(target + 8, instructions[pc - 1, 5])
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _CONSTANT:
+                    begin = text_offsets[a]
+                    size = text_offsets[a + 1] - begin
+                    if used[slot] + size > text_rooms[slot]:
                         return record
+                    copy(values[slot] + used[slot], text_base + begin, size)
+                    used[slot] += size
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _VALUE:
+                    if counts[domain] >= item_rooms[domain]:
+                        return record
+                    end_value(domain, *ending)
+                elif op == _UNIQUE:
+                    begin = load_int32(offs[slot] + 4 * counts[domain])
+                    if may_repeat(values[b], offs[b], _TEXT_STORE, begin, counts[a]):
+                        return record
+                elif op == _RESCALE:
+                    if not rescale(values[slot] + 16 * counts[domain], a):
+                        return record
+                elif op == _MOMENT:
+                    size, at = _varint(data, at, end)
+                    if at < 0 or size < 0 or size > end - at:
+                        return record
+                    found, is_valid = moment(base + at, base + at + size, a)
+                    if not is_valid:
+                        return record
+                    if a == _DAY:
+                        store_int32(values[slot] + 4 * counts[domain], np.int32(found))
+                    else:
+                        store_int64(values[slot] + 8 * counts[domain], found)
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                    at += size
+                elif op == _NANOS:
+                    found, at = _varint(data, at, end)
+                    if at < 0 or found in (_LEAST, _MOST):
+                        return record
+                    store_int64(values[slot] + 8 * counts[domain], found // 1_000)
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
+                elif op == _DECIMAL_TEXT:
+                    scale = a
+                    if b == 1:
+                        scale, at = _varint(data, at, end)
+                        if at < 0:
+                            return record
+                    size, at = _varint(data, at, end)
+                    if at < 0 or size < 1 or size > MAX_BYTES or size > end - at:
+                        return record
+                    high, low = unscaled(base + at, size)
+                    at += size
+                    if b == 2:
+                        scale, at = _varint(data, at, end)
+                        if at < 0:
+                            return record
+                    if scale < -MAX_ZEROS or scale > MAX_ZEROS:
+                        return record
+                    room = text_rooms[slot] - used[slot]
+                    size = write_decimal(high, low, scale, values[slot] + used[slot], room, digits)
+                    if size < 0:
+                        return record
+                    used[slot] += size
+                    store_byte(valids[slot] + counts[domain], np.uint8(1))
                 else:
                     return record
         end_value(0, *ending)

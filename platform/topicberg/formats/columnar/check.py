@@ -6,18 +6,21 @@ import json
 import struct
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyiceberg.types import DoubleType, NestedField, StringType
 
-from topicberg.formats import Format, Pairing, avro, json_schema
+from topicberg.formats import Format, Pairing, avro
+from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
 from topicberg.formats.columnar.program import Code, Programs, Shape
-from topicberg.formats.protobuf_program import emit_record
-from topicberg.formats.protobuf_wire import Field, Message
-from topicberg.formats.subjects import RegisteredSchema, SchemaType, wire_prefix
+from topicberg.formats.framing import wire_prefix
+from topicberg.formats.protobuf.program import emit_record
+from topicberg.formats.protobuf.wire import Field, Message
+from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
 _DOUBLE = 1.7976931348623157
 _FIELDS = (
@@ -62,13 +65,18 @@ def _of_message(code: Code, shape: Shape) -> None:
     emit_record(code, Message(fields, ("a", "b"), types), [b"\0"], places, len(fields))
 
 
+def _refused(record: int) -> dict[str, Any]:
+    raise RuntimeError(f"compiled code refuses the record {record}")
+
+
 def _check(language: SchemaType, program: Callable[[Code, Shape], None], payload: bytes) -> None:
     shape, code = Shape(_FIELDS), Code()
     program(code, shape)
     programs, buffers = Programs.of(code, [(1, 0)], language), Buffers(shape, 1, 1024)
     data = np.frombuffer(wire_prefix(1) + payload, np.uint8).copy()
     offsets, present = np.array([0, len(data)], np.int64), np.ones(1, np.uint8)
-    done = decode(programs, buffers, data, offsets, present)
+    done = decode(programs, buffers, data, offsets, present, _refused).reached
+    buffers.undo()
     found = [column.to_pylist() for column in buffers.arrays()]
     if done != 1 or found != [["ok"], [_DOUBLE]]:
         raise RuntimeError(

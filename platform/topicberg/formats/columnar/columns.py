@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from pyiceberg import types as T
 
 from topicberg.formats.columnar.program import Place, Shape, Store
+from topicberg.formats.columnar.records import is_nearly_full, undo
 
 _SCALARS: dict[type[T.IcebergType], pa.DataType] = {
     T.BinaryType: pa.binary(),
@@ -24,6 +26,26 @@ _SCALARS: dict[type[T.IcebergType], pa.DataType] = {
     T.TimestampType: pa.timestamp("us"),
     T.TimestamptzType: pa.timestamp("us", "UTC"),
 }
+
+_PACKED: dict[type[T.IcebergType], struct.Struct] = {
+    T.BooleanType: struct.Struct("<?"),
+    T.DateType: struct.Struct("<i"),
+    T.DoubleType: struct.Struct("<d"),
+    T.FloatType: struct.Struct("<f"),
+    T.IntegerType: struct.Struct("<i"),
+    T.LongType: struct.Struct("<q"),
+    T.TimestampType: struct.Struct("<q"),
+    T.TimestamptzType: struct.Struct("<q"),
+}
+"""How a stored value (:data:`topicberg.formats.RecordDecoder`) is written into a buffer."""
+
+
+_OFFSETS = {Store.TEXT: 1, Store.ITEMS: 2}
+"""Stores with offsets: of bytes, and of the values of another domain."""
+
+
+class BuffersFullError(Exception):
+    """A row does not fit into the buffers."""
 
 
 class Buffers:
@@ -69,6 +91,12 @@ class Buffers:
                 values = np.empty(width + 16, np.uint8)
                 self._values[place.slot] = values
                 self.addresses[0, place.slot] = values.ctypes.data
+        self._places = np.array(
+            [(one.slot, one.domain, _OFFSETS.get(one.store, 0), one.items) for one in shape.all],
+            np.int64,
+        ).reshape(-1, 4)
+        self.starts, self.ends = shape.ends()
+        """See :meth:`.program.Shape.ends`."""
 
     def clear(self) -> None:
         """Prepare for the next records."""
@@ -77,11 +105,75 @@ class Buffers:
         self.used[:] = 0
         self.counts[:] = 0
 
-    def arrays(self) -> list[pa.Array]:
-        """Return the columns of the shape; they are views, valid until :meth:`clear`.
+    def undo(self) -> None:
+        """Forget what was read of a record that did not end."""
+        undo(self._places, self.addresses, self.used, self.counts)
 
-        :raises pyarrow.ArrowInvalid: text is not UTF-8
+    @property
+    def is_nearly_full(self) -> bool:
+        """Whether a record of usual size may not fit any more."""
+        return bool(is_nearly_full(self.used, self.counts, self.rooms))
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append a row of stored values; a column that it lacks is null.
+
+        :raises BuffersFullError: it does not fit; the buffers are as before
         """
+        try:
+            for place in self.shape.places:
+                self._put(place, row.get(place.name))
+        except BuffersFullError:
+            self.undo()
+            raise
+        self._end_value(0)
+
+    def _put(self, place: Place, value: Any) -> None:
+        row = int(self.counts[place.domain])
+        if row >= self.rooms[1, place.domain]:
+            raise BuffersFullError
+        if value is None:
+            return
+        slot = place.slot
+        self._valid[slot][row] = 1
+        values = self._values[slot]
+        match place.store:
+            case Store.NONE:
+                for inner in place.inside:
+                    self._put(inner, value.get(inner.name))
+                return
+            case Store.ITEMS:
+                for item in value:
+                    parts = (item,) if len(place.inside) == 1 else item
+                    for inner, part in zip(place.inside, parts, strict=True):
+                        self._put(inner, part)
+                    self._end_value(place.items)
+                return
+        assert values is not None  # noqa: S101  all other stores have a width
+        if place.store == Store.TEXT:
+            text = value.encode() if isinstance(value, str) else value
+            begin = int(self.used[slot])
+            if begin + len(text) > self.rooms[0, slot]:
+                raise BuffersFullError
+            values[begin : begin + len(text)] = np.frombuffer(text, np.uint8)
+            self.used[slot] += len(text)
+        elif isinstance(place.column, T.DecimalType):
+            packed = value.to_bytes(16, "little", signed=True)
+            values[16 * row : 16 * row + 16] = np.frombuffer(packed, np.uint8)
+        else:
+            packed = _PACKED[type(place.column)]
+            packed.pack_into(values.data, int(place.store) * row, value)
+
+    def _end_value(self, domain: int) -> None:
+        """Write where the texts and lists of a value end."""
+        row = int(self.counts[domain])
+        for slot, items in self.ends[self.starts[domain] : self.starts[domain + 1]]:
+            offsets = self._offsets[slot]
+            assert offsets is not None  # noqa: S101  see Shape.ends
+            offsets[row + 1] = self.used[slot] if items < 0 else self.counts[items]
+        self.counts[domain] += 1
+
+    def arrays(self) -> list[pa.Array]:
+        """Return the columns of the shape; they are views, valid until :meth:`clear`."""
         return [self._array(place) for place in self.shape.places]
 
     def _array(self, place: Place) -> pa.Array:
@@ -97,18 +189,24 @@ class Buffers:
                 return pa.Array.from_buffers(kind, count, [bitmap], nulls, children=children)
             case Store.ITEMS:
                 found = [bitmap, pa.py_buffer(offsets)]
-                child = [self._array(place.inside[0])]
-                return pa.Array.from_buffers(kind, count, found, nulls, children=child)
+                child = _items([self._array(inner) for inner in place.inside])
+                return pa.Array.from_buffers(kind, count, found, nulls, children=[child])
             case Store.TEXT:
                 found = [bitmap, pa.py_buffer(offsets), pa.py_buffer(values)]
-                array = pa.Array.from_buffers(kind, count, found, nulls)
-                if isinstance(place.column, T.StringType):
-                    array.validate(full=True)
-                return array
+                return pa.Array.from_buffers(kind, count, found, nulls)
         if isinstance(place.column, T.BooleanType):
             assert values is not None  # noqa: S101  it has a width
             values = np.packbits(values[:count], bitorder="little")
         return pa.Array.from_buffers(kind, count, [bitmap, pa.py_buffer(values)], nulls)
+
+
+def _items(parts: Sequence[pa.Array]) -> pa.Array:
+    """Return the items of lists, or the entries of maps."""
+    if len(parts) == 1:
+        return parts[0]
+    keys, values = parts
+    fields = [pa.field("key", keys.type, nullable=False), pa.field("value", values.type)]
+    return pa.StructArray.from_arrays([keys, values], fields=fields)
 
 
 def arrow_type(column: T.IcebergType) -> pa.DataType:

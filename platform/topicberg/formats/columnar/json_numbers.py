@@ -21,6 +21,8 @@ from topicberg.formats.columnar.memory import (
 
 MAX_DIGITS = 19
 """The digits that fit 64 bits, whichever they are."""
+_SHORT = 17
+"""Characters of a number with an exponent and 16 digits, less one."""
 _MAX_EXPONENT = 999
 _LEAST_POWER, _LARGEST_POWER = -342, 308
 _EXACT_POWERS = np.array([float(f"1e{n}") for n in range(23)])
@@ -30,6 +32,8 @@ _FIELD = 3
 """Bits after a double's 53 that decide how it is rounded."""
 _REST = np.uint64(2**64 - 1) >> np.uint64(52 + _FIELD)
 _ONE, _TEN = np.uint64(1), np.uint64(10)
+_MOST = np.uint64(2**63 - 1)
+_MOST_TENTH = np.uint64((2**63 - 1) // 10)
 
 
 def _power_of_five(exponent: int) -> tuple[int, int]:
@@ -109,10 +113,8 @@ def _is_digit(byte):  # type: ignore[no-untyped-def]
 
 @compiled
 def whole(at, end, low, high):  # type: ignore[no-untyped-def]
-    """Return a whole number, and the address after it, or -1.
-
-    A point or an exponent is not part of it, and not what may follow a number either.
-    """
+    """Return a whole number, in any notation, and the address after it, or -1."""
+    start = at
     negative = at < end and load_byte(at) == 45
     if negative:
         at += 1
@@ -120,6 +122,9 @@ def whole(at, end, low, high):  # type: ignore[no-untyped-def]
     while at < end and _is_digit(load_byte(at)):
         found = found * 10 + np.int64(load_byte(at) - 48)
         at += 1
+    if at < end and (load_byte(at) == 46 or (load_byte(at) | 32) == 101):
+        found, at = _converted(start, end)
+        return (found, at) if low <= found <= high else (0, -1)
     size = at - begin
     # A number of 19 digits may be negative now: then it is too large.
     if size == 0 or size > MAX_DIGITS or (size > 1 and load_byte(begin) == 48) or found < 0:
@@ -129,6 +134,40 @@ def whole(at, end, low, high):  # type: ignore[no-untyped-def]
     if found < low or found > high:
         return 0, -1
     return found, at
+
+
+@compiled
+def _converted(at, end):  # type: ignore[no-untyped-def]
+    """Return a number of any notation as a whole one, and the address after it, or -1."""
+    start = at
+    negative, digits, places, exponent, at = number(at, end)
+    exponent -= places
+    while digits and exponent < 0 and digits % _TEN == 0:
+        digits //= _TEN
+        exponent += 1
+    if at < 0 or (digits and (exponent < 0 or exponent > MAX_DIGITS)) or _is_long(start, at):
+        return np.int64(0), -1
+    for _ in range(exponent if digits else 0):
+        if digits > _MOST_TENTH:
+            return np.int64(0), -1
+        digits *= _TEN
+    if digits > _MOST:
+        return np.int64(0), -1
+    found = np.int64(digits)
+    return -found if negative else found, at
+
+
+@compiled
+def _is_long(at, end):  # type: ignore[no-untyped-def]
+    """Return whether a number has an exponent and may have more than 15 digits.
+
+    In a union, the reference decoder leaves it to a member of doubles.
+    """
+    if end - at > _SHORT:
+        for place in range(at, end):
+            if (load_byte(place) | 32) == 101:
+                return True
+    return False
 
 
 @compiled
@@ -202,14 +241,20 @@ def as_float(wide):  # type: ignore[no-untyped-def]
 
 @compiled
 def scaled(at, end, scale):  # type: ignore[no-untyped-def]
-    """Return a decimal without exponent, times ``10**scale``: 128 bits, and the address after it.
+    """Return a number times ``10**scale``: 128 bits, and the address after it.
 
     :returns: the upper and the lower half, and the address, or -1: it has more places, or is
         too large
     """
+    start = at
     negative, digits, places, exponent, at = number(at, end)
-    missing = scale - places
-    if at < 0 or exponent != 0 or missing < 0 or missing > MAX_DIGITS:
+    missing = scale - places + exponent
+    while missing < 0 and digits and digits % _TEN == 0:
+        digits //= _TEN
+        missing += 1
+    if digits == 0:
+        missing = np.int64(0)
+    if at < 0 or missing < 0 or missing > MAX_DIGITS or _is_long(start, at):
         return np.int64(0), np.uint64(0), -1
     factor = np.uint64(1)
     for _ in range(missing):

@@ -1,19 +1,19 @@
 """Executes programs for records of JSON.
 
-It reads the bytes once, from left to right. What is not strictly JSON ends it, as does what is
-unusual: a repeated property, an escape in the name of one, a whole number that is written as
-``1.0``, a number with more than 19 digits, half of a surrogate pair, a negative zero. Spark's path
-then decides. Properties that the schema does not declare are checked and skipped.
+It reads the bytes once, from left to right; only an object that may be one of several kinds is
+read twice. What is not strictly JSON ends it, as does what is unusual: a repeated property, a
+number with more than 19 digits, half of a surrogate pair, a negative zero, a value that is not the
+first member of a union of its JSON type. The reference decoder then reads the record. Properties
+that the schema does not declare are checked and skipped.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from topicberg.formats.columnar import json_numbers as numbers
+from topicberg.formats.columnar.decimals import rescale
+from topicberg.formats.columnar.json_any import SCRATCH_WORDS, any_value
 from topicberg.formats.columnar.json_text import (
     WORD,
     at_byte,
@@ -24,12 +24,15 @@ from topicberg.formats.columnar.json_text import (
     space,
     text,
     time,
+    word_at,
 )
+from topicberg.formats.columnar.maps import may_repeat
 from topicberg.formats.columnar.memory import (
     address,
     compiled,
     get,
     load_byte,
+    load_int32,
     load_int64,
     load_word,
     put,
@@ -47,6 +50,7 @@ from topicberg.formats.columnar.records import (
     start_of,
     tables,
 )
+from topicberg.formats.limits import MAX_NAME
 
 _BYTES = 8 * WIDTH
 """Of an instruction."""
@@ -54,29 +58,57 @@ MAX_DEPTH = 64
 """Arrays and objects in each other."""
 MAX_BYTES = 8 * 1024 * 1024
 """Of a record; beyond it, Spark has limits of its own."""
-_OBJECT, _ARRAY, _TEXT, _LONG, _INT, _BOOLEAN, _DOUBLE = (int(JsonOp(n)) for n in range(7))
-_FLOAT, _WIDER, _WHOLE_DOUBLE = (int(JsonOp(n)) for n in range(7, 10))
-_BINARY, _DECIMAL, _TIME = (int(JsonOp(n)) for n in range(11, 14))
+_OBJECT, _ARRAY, _MAP, _ENTRIES, _UNION, _CHOICE = (int(JsonOp(n)) for n in range(6))
+_TEXT, _LONG, _INT, _BOOLEAN, _DOUBLE = (int(JsonOp(n)) for n in range(6, 11))
+_FLOAT, _WIDER, _WHOLE_DOUBLE = (int(JsonOp(n)) for n in range(11, 14))
+_BINARY, _DECIMAL, _TIME, _WHOLE_DECIMAL, _JSON = (int(JsonOp(n)) for n in range(15, 20))
 _DECIMAL_BYTES = 16
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
 """The names that a record's names are compared with, at most."""
+_SCRATCH = 4096
+_LONGEST_NAME = 12 * MAX_NAME
+"""Bytes of a name whose characters are all written as pairs of escapes."""
 
 
-def execute(
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    present: NDArray[np.uint8],
-    instructions: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    *rest: Any,
-) -> int:
+@compiled
+def execute(  # type: ignore[no-untyped-def]
+    data,
+    offsets,
+    present,
+    instructions,
+    targets,
+    text_offsets,
+    texts,
+    writers,
+    addresses,
+    used,
+    counts,
+    rooms,
+    starts,
+    ends,
+    first,
+):
     """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
-    stack = np.zeros(3 * MAX_DEPTH, np.int64)  # instruction, number of the object, last property
-    seen = np.zeros(len(targets), np.int64)  # the number of the last object that had a property
-    after = np.zeros(len(targets), np.int64)  # the property that followed another one last time
-    work = stack, seen, after
-    done: int = _execute(data, offsets, present, instructions, targets, *rest, *work)
-    return done
+    # Its address is used, so it must live as long as the call.
+    work = np.zeros(3 * MAX_DEPTH + 2 * len(targets) + _SCRATCH // 8 + SCRATCH_WORDS, np.int64)
+    return _execute(
+        data,
+        offsets,
+        present,
+        instructions,
+        targets,
+        text_offsets,
+        texts,
+        writers,
+        addresses,
+        used,
+        counts,
+        rooms,
+        starts,
+        ends,
+        first,
+        work,
+    )
 
 
 @compiled
@@ -96,16 +128,17 @@ def _execute(  # type: ignore[no-untyped-def]
     starts,
     ends,
     first,
-    stack,
-    seen,
-    after,
+    work,
 ):
     base = address(data)
     objects = np.int64(0)
     number, start = np.int64(-1), np.int64(-1)
     program = address(instructions), address(targets), address(text_offsets), address(texts)
     columns, ending = tables(addresses, used, counts, rooms, starts, ends)
-    work = address(stack), address(seen), address(after)
+    stack = address(work)  # of each object: its instruction, its number, its last property
+    seen = stack + 8 * 3 * MAX_DEPTH  # the number of the last object that had a property
+    after = seen + 8 * len(targets)  # the property that followed another one last time
+    areas = stack, seen, after, after + 8 * len(targets)
     records = min(len(offsets) - 1, first + rooms[1, 0] - counts[0])
     for record in range(first, records):
         if present[record]:
@@ -117,7 +150,7 @@ def _execute(  # type: ignore[no-untyped-def]
                 return record
             end += base
             at, objects = _record(
-                base + at + WIRE_BYTES, end, start, program, columns, ending, work, objects
+                base + at + WIRE_BYTES, end, start, program, columns, ending, areas, objects
             )
             if at < 0 or space(at, end) != end:
                 return record
@@ -126,7 +159,7 @@ def _execute(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _record(at, end, start, program, columns, ending, work, objects):  # type: ignore[no-untyped-def]
+def _record(at, end, start, program, columns, ending, areas, objects):  # type: ignore[no-untyped-def]
     """Read a record's value by an instruction. The tuples are addresses of arrays.
 
     :param objects: how many there were; each has a number
@@ -134,7 +167,7 @@ def _record(at, end, start, program, columns, ending, work, objects):  # type: i
     """
     instructions, targets, names, texts = program
     _, valids, _, counts, _, item_rooms = columns
-    stack, seen, after = work
+    stack, seen, after, scratch = areas
     steps = _STEPS + _STEPS_OF_A_BYTE * (end - at)
     depth, pc = 0, start
     while True:
@@ -149,10 +182,20 @@ def _record(at, end, start, program, columns, ending, work, objects):  # type: i
             # The record itself is not null.
             is_null = get(it, 1) >= 0 and is_word(at, end, b"null")
             at = at + 4 if is_null else -1
-        elif get(it, 0) > _ARRAY:
-            at = _scalar(at, end, it, columns)
+        elif get(it, 0) > _CHOICE:
+            at = _scalar(at, end, it, columns, targets, scratch)
+        elif get(it, 0) >= _UNION:
+            if get(it, 0) == _UNION:
+                pc = get(targets, get(it, 3) + _json_type(byte))
+                if get(it, 1) >= 0:
+                    store_byte(get(valids, get(it, 1)) + get(counts, get(it, 2)), np.uint8(1))
+            else:
+                pc, steps = _chosen(at, end, it, targets, names, texts, scratch, steps)
+            if pc < 0:
+                return -1, objects
+            continue
         else:
-            slot, is_array = get(it, 1), get(it, 0) == _ARRAY
+            slot, is_array = get(it, 1), get(it, 0) & 1 == 1
             if byte != (91 if is_array else 123) or depth == MAX_DEPTH:
                 return -1, objects
             if slot >= 0:
@@ -176,24 +219,36 @@ def _record(at, end, start, program, columns, ending, work, objects):  # type: i
             at = space(at, end)
             byte = at_byte(at, end)
             container = get(stack, 3 * depth - 3)
-            is_array = get(container, 0) == _ARRAY
-            if is_array:
-                end_value(get(container, 3), *ending)
+            op = get(container, 0)
+            if op != _OBJECT:
+                items = get(container, 3)
+                if op == _ENTRIES and not load_byte(
+                    get(valids, get(container, 4)) + get(counts, items)
+                ):
+                    return -1, objects  # an entry without a key
+                end_value(items, *ending)
             if byte == 44:
                 at = space(at + 1, end)
                 has_content = True
-            elif byte == (93 if is_array else 125):
+            elif byte == (93 if op & 1 == 1 else 125):
                 at += 1
                 depth -= 1
+                if op >= _MAP and _has_repeated(container, columns, ending):
+                    return -1, objects
             else:
                 return -1, objects
         # What an array or an object continues with: an item, or a name.
         container = get(stack, 3 * depth - 3)
-        if get(container, 0) == _ARRAY:
+        if get(container, 0) != _OBJECT:
             items = get(container, 3)
             if get(counts, items) >= get(item_rooms, items):
                 return -1, objects
-            pc = get(container, 4)
+            pc = (container - instructions) // _BYTES + 1
+            if get(container, 0) == _MAP:
+                at = _colon(_scalar(at, end, container + _BYTES, columns, targets, scratch), end)
+                pc += 1
+                if at < 0:
+                    return -1, objects
             continue
         if at_byte(at, end) != 34:
             return -1, objects
@@ -201,7 +256,7 @@ def _record(at, end, start, program, columns, ending, work, objects):  # type: i
         this, last = get(stack, 3 * depth - 2), get(stack, 3 * depth - 1)
         offsets = names + 8 * get(container, 5)
         guess = get(after, first + last)
-        name, at, taken = _property(at + 1, end, texts, offsets, count, guess, last + 1)
+        name, at, taken = _property(at + 1, end, texts, offsets, count, guess, last + 1, scratch)
         steps -= taken
         if at < 0 or steps < 0:
             return -1, objects
@@ -212,51 +267,183 @@ def _record(at, end, start, program, columns, ending, work, objects):  # type: i
             put(after, first + last, name)
             put(stack, 3 * depth - 1, name)
         pc = get(targets, first + name)
-        at = space(at, end)
-        if at_byte(at, end) != 58:
+        at = _colon(at, end)
+        if at < 0:
             return -1, objects
-        at += 1
 
 
 @compiled
-def _property(at, end, texts, offsets, count, guess, following):  # type: ignore[no-untyped-def]
+def _colon(at, end):  # type: ignore[no-untyped-def]
+    """Return the address after the colon that follows a name at an address, or -1."""
+    if at < 0:
+        return at
+    at = space(at, end)
+    return at + 1 if at_byte(at, end) == 58 else -1
+
+
+@compiled
+def _json_type(byte):  # type: ignore[no-untyped-def]
+    """Return which type a value has that begins with a byte; see ``JsonOp.UNION``."""
+    if byte == 34:
+        return 0
+    if byte == 116 or byte == 102:
+        return 2
+    if byte == 123:
+        return 3
+    return 4 if byte == 91 else 1
+
+
+@compiled
+def _chosen(at, end, it, targets, names, texts, scratch, steps):  # type: ignore[no-untyped-def]
+    """Find the kind of object that a value is: the first one whose properties and texts it has.
+
+    One that declares all properties of the object is preferred.
+
+    :returns: the instruction of the kind, or -1, and the steps that are left
+    """
+    first, count, offsets = get(it, 3), get(it, 4), names + 8 * get(it, 5)
+    kinds = get(targets, first)
+    rows = first + 2 + kinds
+    accepted = (np.int64(1) << kinds) - 1
+    declared, seen = accepted, np.int64(0)
+    at = space(at + 1, end)
+    has_more = at_byte(at, end) != 125
+    last = np.int64(-1)
+    while has_more:
+        if at_byte(at, end) != 34:
+            return -1, steps
+        guess = last + 1 if last + 1 < count else 0
+        name, at, taken = _property(at + 1, end, texts, offsets, count, guess, guess + 1, scratch)
+        at = _colon(at, end)
+        steps -= taken
+        if at < 0 or steps < 0:
+            return -1, steps
+        at = space(at, end)
+        byte = at_byte(at, end)
+        if name < count:
+            last = name
+            if seen >> name & 1:
+                return -1, steps
+            seen |= np.int64(1) << name
+            row = rows + 5 * name
+            declared &= get(targets, row)
+            constants = get(targets, row + 4)
+            if constants and byte != 110:  # null is accepted, as everywhere
+                mask = get(targets, row + 2)
+                if byte == 34:
+                    mask = _mask_of(at + 1, end, targets, row, names, texts)
+                    if mask < 0:
+                        return -1, steps
+                    steps -= constants
+                accepted &= mask
+        else:
+            declared &= get(targets, first + 1 + kinds)
+        at = skipped(at, end)
+        if at < 0:
+            return -1, steps
+        at = space(at, end)
+        byte = at_byte(at, end)
+        has_more = byte == 44
+        if has_more:
+            at = space(at + 1, end)
+        elif byte != 125:
+            return -1, steps
+    for name in range(count):
+        if not seen >> name & 1:
+            accepted &= ~get(targets, rows + 5 * name + 1)
+    if accepted & declared:
+        accepted &= declared
+    for kind in range(kinds):
+        if accepted >> kind & 1:
+            return get(targets, first + 1 + kind), steps
+    return -1, steps
+
+
+@compiled
+def _mask_of(at, end, targets, row, names, texts):  # type: ignore[no-untyped-def]
+    """Return which kinds of objects may have a text; -1: it has escapes, or does not end."""
+    start, count = get(targets, row + 3), get(targets, row + 4)
+    for number in range(start, start + 2 * count, 2):
+        offset = names + 8 * get(targets, number)
+        begin = load_int64(offset)
+        size = load_int64(offset + 8) - begin
+        if (
+            at + size < end
+            and load_byte(at + size) == 34
+            and _is_equal(at, end, texts + begin, size)
+        ):
+            return get(targets, number + 1)
+    return get(targets, row + 2) if passed(at, end, False) >= 0 else -1
+
+
+@compiled
+def _has_repeated(it, columns, ending):  # type: ignore[no-untyped-def]
+    """Return whether two keys of a map that ends may be equal."""
+    values, _, _, counts, _, _ = columns
+    offs = ending[2]
+    begin = load_int32(get(offs, get(it, 1)) + 4 * get(counts, get(it, 2)))
+    last, key = get(counts, get(it, 3)), get(it, 4)
+    return may_repeat(get(values, key), get(offs, key), get(it, 5), begin, last)
+
+
+@compiled
+def _property(at, end, texts, offsets, count, guess, following, scratch):  # type: ignore[no-untyped-def]
     """Find the property that has a name of the record.
 
     :param at: what follows the first quotation mark
     :param offsets: the address of where each property's name begins, and where the last one ends
     :param guess: the property that is expected
     :param following: the one to try next; the others follow
+    :param scratch: where a name can be written without its escapes
     :returns: the number of the property, or how many there are; the address after the name, or
         -1; how many names were compared
     """
     number = guess
-    for step in range(count + 1):
+    for step in range(count + 1 if count else 0):
         begin = load_int64(offsets + 8 * number)
         size = load_int64(offsets + 8 * number + 8) - begin
-        if at + size < end and load_byte(at + size) == 34 and _is_equal(at, texts + begin, size):
+        if (
+            at + size < end
+            and load_byte(at + size) == 34
+            and _is_equal(at, end, texts + begin, size)
+        ):
             return number, at + size + 1, step
         number = following if step == 0 else number + 1
         if number >= count:
             number = 0
-    return count, passed(at, end, False), count
+    after = passed(at, end, False)
+    if after >= 0:
+        return count, after, count
+    after = passed(at, end, True)
+    if after < 0 or after - at > _LONGEST_NAME:
+        return count, after, count
+    stop, _ = text(at - 1, after, scratch)
+    for number in range(count):
+        offset = offsets + 8 * (count + number)
+        begin = load_int64(offset)
+        if load_int64(offset + 8) - begin == stop - scratch and _is_equal(
+            scratch, stop, texts + begin, stop - scratch
+        ):
+            return number, after, 2 * count
+    return count, after, 2 * count
 
 
 @compiled
-def _is_equal(one, other, size):  # type: ignore[no-untyped-def]
-    """Compare bytes of memory; up to eight more than ``size`` are read."""
+def _is_equal(at, end, text, size):  # type: ignore[no-untyped-def]
+    """Return whether a text of the program is at an address; eight bytes behind it are read too."""
     place = 0
     while place + WORD <= size:
-        if load_word(one + place) != load_word(other + place):
+        if load_word(at + place) != load_word(text + place):
             return False
         place += WORD
     if place == size:
         return True
-    unlike = load_word(one + place) ^ load_word(other + place)
+    unlike = word_at(at + place, end) ^ load_word(text + place)
     return unlike << np.uint64(8 * (WORD + place - size)) == 0
 
 
 @compiled
-def _scalar(at, end, it, columns):  # type: ignore[no-untyped-def]
+def _scalar(at, end, it, columns, targets, scratch):  # type: ignore[no-untyped-def]
     """Read a value that is neither null, nor an array, nor an object, by an instruction.
 
     :returns: the address after it, or -1
@@ -266,13 +453,22 @@ def _scalar(at, end, it, columns):  # type: ignore[no-untyped-def]
     low, high = get(it, 3), get(it, 4)
     target = get(values, slot)
     store_byte(get(valids, slot) + row, np.uint8(1))
-    if op in (_TEXT, _BINARY):
+    if op in (_TEXT, _BINARY, _JSON):
         # A text is not longer than the rest of the record.
         size = get(used, slot)
         if end - at > get(text_rooms, slot) - size:
             return -1
         target += size
-        stop, at = text(at, end, target) if op == _TEXT else base64(at, end, target)
+        if op == _TEXT:
+            stop, at = text(at, end, target)
+        elif op == _BINARY:
+            stop, at = base64(at, end, target)
+        else:
+            byte = at_byte(at, end)
+            if low & (1 if byte == 123 else 2 if byte == 91 else 4) == 0:
+                return -1
+            limit = get(values, slot) + get(text_rooms, slot)
+            stop, at = any_value(at, end, target, limit, scratch + _SCRATCH)
         put(used, slot, size + stop - target)
     elif op == _LONG:
         found, at = numbers.whole(at, end, low, high)
@@ -294,7 +490,13 @@ def _scalar(at, end, it, columns):  # type: ignore[no-untyped-def]
         found, at = time(at, end)
         store_int64(target + 8 * row, found)
     elif op == _DECIMAL:
-        at = _decimal(at, end, low, high, np.uint64(get(it, 5)), target + 16 * row)
+        at = _decimal(at, end, targets + 8 * low, target + 16 * row)
+    elif op == _WHOLE_DECIMAL:
+        found, at = numbers.whole(at, end, low, high)
+        store_int64(target + 16 * row, found)
+        store_int64(target + 16 * row + 8, np.int64(-1) if found < 0 else np.int64(0))
+        if not rescale(target + 16 * row, get(it, 5)):
+            at = -1
     elif op in (_FLOAT, _WIDER):
         wide, at = numbers.double(at, end)
         narrow, is_sure = numbers.as_float(wide)
@@ -313,11 +515,13 @@ def _scalar(at, end, it, columns):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decimal(at, end, scale, most, limit, target):  # type: ignore[no-untyped-def]
+def _decimal(at, end, kind, target):  # type: ignore[no-untyped-def]
     """Read a number, or base64 of its unscaled bytes; return the address after it, or -1.
 
-    :param most: with ``limit`` the upper and lower half of the least value that is too large
+    :param kind: the address of what is known of it; see ``JsonOp.DECIMAL``
     """
+    own_scale, scale, zeros = get(kind, 0), get(kind, 1), get(kind, 2)
+    most, limit = get(kind, 3), np.uint64(get(kind, 4))
     if at_byte(at, end) == 34:
         if end - at > 2 * _DECIMAL_BYTES:
             end = at + 2 * _DECIMAL_BYTES  # more do not fit
@@ -330,6 +534,12 @@ def _decimal(at, end, scale, most, limit, target):  # type: ignore[no-untyped-de
         for place in range(size):
             high = high << 8 | np.int64(low >> np.uint64(56))
             low = low << np.uint64(8) | np.uint64(load_byte(target + place))
+        if own_scale > scale:
+            store_int64(target, np.int64(low))
+            store_int64(target + 8, high)
+            if not rescale(target, scale - own_scale):
+                return -1
+            low, high = load_word(target), load_int64(target + 8)
     else:
         high, low, at = numbers.scaled(at, end, scale)
         if at < 0:
@@ -340,4 +550,4 @@ def _decimal(at, end, scale, most, limit, target):  # type: ignore[no-untyped-de
         return -1
     store_int64(target, np.int64(low))
     store_int64(target + 8, high)
-    return at
+    return at if zeros == 0 or rescale(target, zeros) else -1

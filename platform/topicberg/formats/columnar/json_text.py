@@ -1,7 +1,7 @@
 """Strings of JSON text, and values that are skipped: strictly by RFC 8259, in valid UTF-8.
 
-The functions take the address of a byte, and that of the record's end; some read up to eight bytes
-beyond it. They inspect eight bytes at once; see "Bit Twiddling Hacks" by Sean Eron Anderson,
+The functions take the address of a byte, and that of the record's end, beyond which they read
+nothing. They inspect eight bytes at once; see "Bit Twiddling Hacks" by Sean Eron Anderson,
 "Determine if a word has a byte less than n".
 """
 
@@ -18,12 +18,15 @@ from topicberg.formats.columnar.memory import (
     store_word,
     trailing_zeros,
 )
+from topicberg.formats.columnar.times import digits
+from topicberg.formats.columnar.utf8 import is_utf8
 
 WORD = 8
 """Bytes that are read at once."""
 MAX_SKIPPED = 60
 """Arrays and objects in each other in a value that is skipped."""
 _EACH, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_ONE = np.uint64(1)
 _QUOTES, _BACKSLASHES, _SPACES = (_EACH * np.uint64(byte) for byte in b'"\\ ')
 _DIGIT = np.full(256, 255, np.uint8)
 """The values of base64's characters."""
@@ -32,7 +35,7 @@ for _number, _character in enumerate(
 ):
     _DIGIT[_character] = _number
 _MONTHS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
-_MAX_OFFSET = 14 * 60
+_MAX_OFFSET = 18 * 60
 _MICROS = 1_000_000
 
 
@@ -51,6 +54,17 @@ def space(at, end):  # type: ignore[no-untyped-def]
 def at_byte(at, end):  # type: ignore[no-untyped-def]
     """Return the byte at an address, or 0: the record ends before it."""
     return load_byte(at) if at < end else np.uint8(0)
+
+
+@compiled
+def word_at(at, end):  # type: ignore[no-untyped-def]
+    """Return the eight bytes at an address; those beyond the record's end are 0."""
+    if end - at >= WORD:
+        return load_word(at)
+    word = np.uint64(0)
+    for place in range(end - at):
+        word |= np.uint64(load_byte(at + place)) << np.uint64(8 * place)
+    return word
 
 
 @compiled
@@ -75,32 +89,51 @@ def _special(word):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def has_special(at, end):  # type: ignore[no-untyped-def]
+    """Return whether there is a quotation mark, a backslash or a control code."""
+    while end - at >= WORD:
+        if _special(load_word(at)) != 0:
+            return True
+        at += WORD
+    while at < end:
+        byte = load_byte(at)
+        if byte < 32 or byte == 34 or byte == 92:
+            return True
+        at += 1
+    return False
+
+
+@compiled
 def text(at, end, target):  # type: ignore[no-untyped-def]
     """Copy a string, without its escapes, to an address.
 
     Up to eight bytes more are written than there are to the record's end.
 
-    :returns: the address after the copy, and the address after the string, or -1: it is none
+    :returns: the address after the copy, and the address after the string, or -1: it is none, or
+        not UTF-8
     """
     if at_byte(at, end) != 34:
         return target, -1
     at += 1
+    begin, tops = target, np.uint64(0)
     while True:
         while at < end:
-            word = load_word(at)
+            word = word_at(at, end)
             store_word(target, word)
             special = _special(word)
             if special == 0:
+                tops |= word
                 at += WORD
                 target += WORD
             else:
+                tops |= word & (special - _ONE)
                 step = trailing_zeros(special) >> 3
                 at += step
                 target += step
                 break
         byte = at_byte(at, end)
         if byte == 34:
-            return target, at + 1
+            return target, at + 1 if tops & _TOPS == 0 or is_utf8(begin, target) else -1
         if byte != 92:
             return target, -1
         code, at = _escaped(at, end)
@@ -122,7 +155,7 @@ def _escaped(at, end):  # type: ignore[no-untyped-def]
             if not 0xDC00 <= low < 0xE000:
                 return 0, -1
             return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00, at + 12
-        if code <= 0 or 0xDC00 <= code < 0xE000:
+        if code < 0 or 0xDC00 <= code < 0xE000:
             return 0, -1
         return code, at + 6
     code = np.int64(byte)
@@ -191,7 +224,7 @@ def passed(at, end, has_escapes):  # type: ignore[no-untyped-def]
     tops = np.uint64(0)
     while True:
         while at < end:
-            word = load_word(at)
+            word = word_at(at, end)
             special = _special(word)
             tops |= word
             if special == 0:
@@ -201,46 +234,12 @@ def passed(at, end, has_escapes):  # type: ignore[no-untyped-def]
                 break
         byte = at_byte(at, end)
         if byte == 34:
-            return at + 1 if tops & _TOPS == 0 or _is_utf8(begin, at) else -1
+            return at + 1 if tops & _TOPS == 0 or is_utf8(begin, at) else -1
         if byte != 92 or not has_escapes:
             return -1
         _, at = _escaped(at, end)
         if at < 0:
             return -1
-
-
-@compiled
-def _is_utf8(at, end):  # type: ignore[no-untyped-def]
-    """Return whether bytes are UTF-8; see table 3-7 of the Unicode standard."""
-    while at < end:
-        byte = load_byte(at)
-        at += 1
-        if byte < 0x80:
-            continue
-        low, high = 0x80, 0xBF  # of the second byte
-        if 0xC2 <= byte <= 0xDF:
-            more = 1
-        elif 0xE0 <= byte <= 0xEF:
-            more = 2
-            if byte == 0xE0:
-                low = 0xA0
-            elif byte == 0xED:
-                high = 0x9F
-        elif 0xF0 <= byte <= 0xF4:
-            more = 3
-            if byte == 0xF0:
-                low = 0x90
-            elif byte == 0xF4:
-                high = 0x8F
-        else:
-            return False
-        if end - at < more or not low <= load_byte(at) <= high:
-            return False
-        for place in range(at + 1, at + more):
-            if not 0x80 <= load_byte(place) <= 0xBF:
-                return False
-        at += more
-    return True
 
 
 @compiled
@@ -341,26 +340,14 @@ def base64(at, end, target):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _digits(at, count):  # type: ignore[no-untyped-def]
-    """Return a number of some digits, or a negative one."""
-    found = np.int64(0)
-    for place in range(at, at + count):
-        digit = np.int64(load_byte(place)) - 48
-        if digit < 0 or digit > 9:
-            return -1
-        found = found * 10 + digit
-    return found
-
-
-@compiled
 def time(at, end):  # type: ignore[no-untyped-def]
     """Return a time of RFC 3339 in microseconds, and the address after the string, or -1."""
     if end - at < 22 or load_byte(at) != 34:
         return 0, -1
     at += 1
-    year, month, day = _digits(at, 4), _digits(at + 5, 2), _digits(at + 8, 2)
-    hour, minute = _digits(at + 11, 2), _digits(at + 14, 2)
-    second = _digits(at + 17, 2)
+    year, month, day = digits(at, 4), digits(at + 5, 2), digits(at + 8, 2)
+    hour, minute = digits(at + 11, 2), digits(at + 14, 2)
+    second = digits(at + 17, 2)
     if load_byte(at + 4) != 45 or load_byte(at + 7) != 45 or (load_byte(at + 10) | 32) != 116:
         return 0, -1
     if load_byte(at + 13) != 58 or load_byte(at + 16) != 58:
@@ -391,7 +378,7 @@ def time(at, end):  # type: ignore[no-untyped-def]
     elif zone == 43 or zone == 45:
         if end - at < 6 or load_byte(at + 3) != 58:
             return 0, -1
-        hours, minutes = _digits(at + 1, 2), _digits(at + 4, 2)
+        hours, minutes = digits(at + 1, 2), digits(at + 4, 2)
         offset = hours * 60 + minutes
         if hours < 0 or minutes < 0 or minutes > 59 or offset > _MAX_OFFSET:
             return 0, -1

@@ -1,8 +1,9 @@
 """What decodes the records of one writer: instructions, and the places that they fill.
 
-A place is where the values of a column go, at every depth: a leaf, a struct, or a list. Places of
-one *domain* have as many values as each other: those of domain 0 have one for each record, those
-inside of a list one for each item of all lists.
+A place is where the values of a column go, at every depth: a leaf, a struct, a list or a map.
+Places of one *domain* have as many values as each other: those of domain 0 have one for each
+record, those inside of a list one for each item of all lists, those inside of a map one for each
+entry of all maps.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg import types as T
 
+from topicberg.errors import TableflowError
 from topicberg.formats.subjects import SchemaType
 
 WIDTH = 6
@@ -42,7 +44,7 @@ class Store(IntEnum):
     TEXT = 100
     """Bytes of varying length: text and binary."""
     ITEMS = 101
-    """The items of a list, in another domain."""
+    """The items of a list, or the keys and values of a map, in another domain."""
 
 
 _STORES: tuple[tuple[type[T.IcebergType], Store], ...] = (
@@ -59,6 +61,7 @@ _STORES: tuple[tuple[type[T.IcebergType], Store], ...] = (
     (T.BinaryType, Store.TEXT),
     (T.StructType, Store.NONE),
     (T.ListType, Store.ITEMS),
+    (T.MapType, Store.ITEMS),
 )
 
 
@@ -70,67 +73,99 @@ class JsonOp(IntEnum):
 
     OBJECT = 0
     """[first of the targets, properties, first of their names]. After the targets of the properties
-    follows that of all others; it is negative, so that their values are skipped."""
+    follows that of all others; it is negative, so that their values are skipped. The names follow
+    twice: as JSON text has them, and without escapes."""
     ARRAY = 1
-    """[domain of the items, instruction of an item]"""
-    TEXT = 2
-    LONG = 3
+    """[domain of the items]; the instruction of an item follows."""
+    MAP = 2
+    """[domain of the entries, slot of the keys, bytes of a key, or those of ``Store.TEXT``]; the
+    instructions of a key and of a value follow."""
+    ENTRIES = 3
+    """[as for a map]; the instruction of an object with key and value follows."""
+    UNION = 4
+    """[first of the targets for a string, a number, true or false, an object, an array]; a negative
+    target refuses the record."""
+    CHOICE = 5
+    """[first of the targets, properties, first of their names]; one of several kinds of objects, of
+    which each has a bit in masks: see :func:`topicberg.formats.json.program._choice`."""
+    TEXT = 6
+    LONG = 7
     """[least, most, factor]; a whole number times the factor."""
-    INT = 4
+    INT = 8
     """[least, most]"""
-    BOOLEAN = 5
-    DOUBLE = 6
-    FLOAT = 7
-    WIDER = 8
+    BOOLEAN = 9
+    DOUBLE = 10
+    FLOAT = 11
+    WIDER = 12
     """A float as a double."""
-    WHOLE_DOUBLE = 9
+    WHOLE_DOUBLE = 13
     """[least, most]; a whole number."""
-    WHOLE_FLOAT = 10
+    WHOLE_FLOAT = 14
     """[least, most]"""
-    BINARY = 11
+    BINARY = 15
     """Base64."""
-    DECIMAL = 12
-    """[scale; high and low half of the least value that is too large]; a number, or base64."""
-    TIME = 13
+    DECIMAL = 16
+    """[first of the targets]; a number, or base64. The targets are the decimal's own scale, the
+    smaller one of this and the column's, how many more zeros the column has, and the high and low
+    half of the least value of the smaller scale that is too large."""
+    TIME = 17
     """A time of RFC 3339."""
+    WHOLE_DECIMAL = 18
+    """[least, most, scale]; a whole number."""
+    JSON = 19
+    """[sum of: 1, an object; 2, an array; 4, anything else]; as JSON text."""
 
 
 class ProtobufOp(IntEnum):
     """Instructions for Protobuf; their arguments in brackets.
 
-    The first ones read a value, the last ones are executed at the end of a message, for fields that
-    it does not have.
+    The first ones read a value. The last ones are executed at the end of a message, for what it
+    does not have: their first argument is the number of a field.
     """
 
     RECORD = 0
-    """[first of the texts of message indexes, how many, bytes of the largest record]; the
-    instruction of its message follows."""
+    """[first of the texts of message indexes, how many, first of the targets: bytes and messages of
+    the largest record]; the instruction of its message follows."""
     MESSAGE = 1
     """[first of the targets of its fields, fields, first of the targets of its end]. A field has
     four targets: tag, instruction, number of the field, number of its oneof; for the last two, -1:
     it is repeated, it is in none. The first target of the end is the number of instructions."""
     ITEM = 2
-    """[domain of the items, instruction of an item]"""
+    """[domain of the items, instruction of an item], or of the entries of a map."""
     PACKED = 3
     """[domain of the items, instruction of an item]; many of them."""
     SKIP = 4
-    """A field without a column."""
+    """[bytes of a packed value; 1: of varying length; 0: it is not packed]; a field without a
+    column. Groups are refused."""
     NUMBER = 5
     """[how it is encoded: see :class:`Encoding`, bytes of the column's value]"""
     WIDER = 6
     """A float as a double."""
     TEXT = 7
+    """[1: bytes that are not UTF-8 are refused]"""
     ENUM = 8
-    """[symbols, first of the targets with pairs of number and text]"""
+    """[symbols, first of the targets with pairs of number and text, 1: it is closed]"""
     TIMESTAMP = 9
-    LIST = 10
-    """A list is never null."""
-    REQUIRED = 11
-    """[number of the field]"""
-    DEFAULT_NUMBER = 12
-    """[number of the field, bits of the value, bytes of the column's value]"""
-    DEFAULT_TEXT = 13
-    """[number of the field, text]"""
+    CONVERTED = 10
+    """[how it is encoded, first of the targets]; a number for a column of another type. The targets
+    are least, most, the zeros to append, bytes of the column's value, 1: it is unsigned."""
+    TIME = 11
+    """[0, first of the targets, which are those of a number]"""
+    DATE = 12
+    DECIMAL = 13
+    """[precision, scale, bytes of the column's value]"""
+    PRESENT = 14
+    """[number]; there is a list, or a struct."""
+    MAP = 15
+    """[number, first of the targets: domain of the entries, slot of the keys, bytes of a key or
+    ``Store.TEXT``]; there is a map, whose keys have to differ."""
+    REQUIRED = 16
+    """[number]"""
+    DEFAULT_NUMBER = 17
+    """[number, bits of the value, bytes of the column's value]; of 16 bytes, the first of the
+    targets with their low and their high half instead of the bits."""
+    DEFAULT_TEXT = 18
+    """[number, text]"""
 
 
 class Encoding(IntEnum):
@@ -176,6 +211,7 @@ class AvroOp(IntEnum):
     NEAREST_DOUBLE = 12
     """[least, most]"""
     TEXT = 13
+    """[1: bytes that are not UTF-8 are refused]"""
     FIXED = 14
     """[bytes]"""
     ENUM = 15
@@ -188,12 +224,25 @@ class AvroOp(IntEnum):
     ITEM = 18
     """An item ends."""
     SKIP_NUMBER = 19
-    """[least, most]"""
     SKIP_TEXT = 20
     SKIP_BYTES = 21
     """[bytes]"""
-    SKIP_ENUM = 22
-    """[symbols]"""
+    UNIQUE = 22
+    """[domain of the entries, slot of the keys]; a map ends, whose keys have to differ."""
+    RESCALE = 23
+    """[zeros to append; negative: to remove]; of the decimal that was read."""
+    NUMBER = 24
+    """[bytes, low and high half of the value]; a constant."""
+    CONSTANT = 25
+    """[number of the text]; a constant."""
+    VALUE = 26
+    """An item of a constant ends."""
+    NANOS = 27
+    """Nanoseconds as microseconds."""
+    MOMENT = 28
+    """[what the text is of: see :class:`.times.Moment`]"""
+    DECIMAL_TEXT = 29
+    """[scale; 1: the scale is before, 2: behind the number instead]; a decimal as text."""
 
 
 @dataclass(frozen=True)
@@ -206,9 +255,9 @@ class Place:
     domain: int
     store: Store
     inside: tuple[Place, ...] = ()
-    """The fields of a struct; the items of a list."""
+    """The fields of a struct; the items of a list; the keys and the values of a map."""
     items: int = -1
-    """The domain of a list's items."""
+    """The domain of what a list or a map has."""
 
     def field(self, name: str) -> Place:
         return next(place for place in self.inside if place.name == name)
@@ -218,7 +267,7 @@ class Shape:
     """The places of some columns of a table."""
 
     def __init__(self, columns: Sequence[T.NestedField]) -> None:
-        """:raises NotCoveredError: a column has a type that programs do not fill"""
+        """:raises TableflowError: a column has a type that no record fills"""
         self._slots, self._domains = count(), count(1)
         self.places = tuple(self._place(one.name, one.field_type, 0) for one in columns)
         self.slots, self.domains = next(self._slots), next(self._domains)
@@ -227,7 +276,10 @@ class Shape:
     def _place(self, name: str, column: T.IcebergType, domain: int) -> Place:
         store = next((store for kind, store in _STORES if isinstance(column, kind)), None)
         if store is None:
-            raise NotCoveredError(f"the column {name} is a {column}")
+            raise TableflowError(
+                f"the column {name} is a {column}, which topicberg does not write",
+                hint="rename the column, or drop it: topicberg never created it",
+            )
         slot = next(self._slots)
         if isinstance(column, T.StructType):
             fields = (self._place(one.name, one.field_type, domain) for one in column.fields)
@@ -236,6 +288,11 @@ class Shape:
             items = next(self._domains)
             item = self._place("element", column.element_type, items)
             return Place(name, column, slot, domain, store, (item,), items)
+        if isinstance(column, T.MapType):
+            items = next(self._domains)
+            key = self._place("key", column.key_type, items)
+            value = self._place("value", column.value_type, items)
+            return Place(name, column, slot, domain, store, (key, value), items)
         return Place(name, column, slot, domain, store)
 
     def _all(self, places: Sequence[Place]) -> Sequence[Place]:
@@ -278,6 +335,10 @@ class Code:
         self.instructions.append([int(operation), slot, domain, *arguments, *padding])
         return self.at - 1
 
+    def emit_value(self, operation: int, domain: int) -> None:
+        """Append an instruction that ends a value of a domain; 0: of none."""
+        self.instructions.append([int(operation), -1, domain, 0, 0, 0])
+
     def mark(self) -> tuple[int, int, int]:
         """Return where the next program begins."""
         return self.at, len(self.targets), len(self.texts)
@@ -309,7 +370,7 @@ class Programs:
     texts: tuple[NDArray[np.int64], NDArray[np.uint8]]
     """Offsets and bytes of the constant texts."""
     writers: NDArray[np.int64]
-    """Rows of a schema id and where its program begins."""
+    """Rows of a schema id, in order, and where its program begins."""
     language: SchemaType
 
     @classmethod
@@ -320,6 +381,6 @@ class Programs:
             np.array([*code.targets, 0], np.int64),
             # A copy can be written, as it can be in a task: compiled code is of one type.
             (offsets, np.frombuffer(b"".join(code.texts) + bytes(8), np.uint8).copy()),
-            np.array(writers, np.int64).reshape(-1, 2),
+            np.array(sorted(writers), np.int64).reshape(-1, 2),
             language,
         )

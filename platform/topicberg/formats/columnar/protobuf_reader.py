@@ -1,19 +1,26 @@
 """Executes programs for records of Protobuf.
 
 It reads the bytes once, from left to right, expecting the fields in the order of the schema. What
-is unusual ends it, and Spark's path decides: a field that is not repeated but occurs twice, several
-members of a oneof, a group, a number of an enum without a name. Unknown fields are skipped.
+is unusual ends it, and the reference decoder reads the record: a field that is not repeated but
+occurs twice, several members of a oneof, a key of a map that occurs twice, a group, a number of a
+closed enum without a name. Unknown fields are skipped.
 
 Source: https://protobuf.dev/programming-guides/encoding
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from topicberg.formats.columnar.decimals import (
+    MAX_BYTES,
+    POWERS_HIGH,
+    POWERS_LOW,
+    reaches,
+    rescaled,
+    unscaled,
+)
+from topicberg.formats.columnar.maps import may_repeat
 from topicberg.formats.columnar.memory import (
     address,
     compiled,
@@ -37,6 +44,8 @@ from topicberg.formats.columnar.records import (
     start_of,
     tables,
 )
+from topicberg.formats.columnar.times import days_of
+from topicberg.formats.columnar.utf8 import is_utf8
 
 MAX_DEPTH = 64
 """Messages in each other."""
@@ -46,8 +55,9 @@ _LEVEL = 5
 """Numbers of an open message: instruction, end, number, domain of the items or -1, next field."""
 _FIELD = 4
 _, _MESSAGE, _ITEM, _PACKED, _SKIP, _NUMBER, _WIDER = (int(ProtobufOp(n)) for n in range(7))
-_TEXT, _ENUM, _TIMESTAMP, _LIST, _REQUIRED = (int(ProtobufOp(n)) for n in range(7, 12))
-_DEFAULT_NUMBER = int(ProtobufOp.DEFAULT_NUMBER)
+_TEXT, _ENUM, _TIMESTAMP, _CONVERTED = (int(ProtobufOp(n)) for n in range(7, 11))
+_TIME, _DATE, _DECIMAL = (int(ProtobufOp(n)) for n in range(11, 14))
+_PRESENT, _MAP, _REQUIRED, _DEFAULT_NUMBER = (int(ProtobufOp(n)) for n in range(14, 18))
 _INT32, _UINT32, _SINT32, _INT64, _SINT64, _BOOL = (int(Encoding(n)) for n in range(6))
 _FIXED32, _SFIXED32 = int(Encoding.FIXED32), int(Encoding.SFIXED32)
 _VARINT, _WIRE_64, _LENGTH, _WIRE_32 = 0, 1, 2, 5
@@ -55,22 +65,52 @@ _MAX_TAG = 2**32 - 1
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
 """The fields that a record's fields are compared with, at most."""
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
+_MICROS, _DAY_MICROS = 1_000_000, 86_400_000_000
+_MAX_ZEROS = len(POWERS_HIGH) - 1
+_ONE_BYTE = np.uint8(1)
 
 
-def execute(
-    data: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    present: NDArray[np.uint8],
-    instructions: NDArray[np.int64],
-    targets: NDArray[np.int64],
-    *rest: Any,
-) -> int:
+@compiled
+def execute(  # type: ignore[no-untyped-def]
+    data,
+    offsets,
+    present,
+    instructions,
+    targets,
+    text_offsets,
+    texts,
+    writers,
+    addresses,
+    used,
+    counts,
+    rooms,
+    starts,
+    ends,
+    first,
+):
     """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
+    # Their addresses are used, so they must live as long as the call.
     stack = np.zeros(_LEVEL * MAX_DEPTH, np.int64)
     seen = np.zeros(len(targets), np.int64)  # the last message that had a field or a oneof
-    work = stack, seen
-    done: int = _execute(data, offsets, present, instructions, targets, *rest, *work)
-    return done
+    return _execute(
+        data,
+        offsets,
+        present,
+        instructions,
+        targets,
+        text_offsets,
+        texts,
+        writers,
+        addresses,
+        used,
+        counts,
+        rooms,
+        starts,
+        ends,
+        first,
+        stack,
+        seen,
+    )
 
 
 @compiled
@@ -112,8 +152,9 @@ def _execute(  # type: ignore[no-untyped-def]
             at = _message_at(at, end, start, program)
             if at < 0:
                 return record
+            before = messages
             messages = _record(at, end, start + 1, program, columns, ending, work, messages)
-            if messages < 0:
+            if messages < 0 or messages - before > targets[instructions[start, 5] + 1]:
                 return record
         end_value(0, *ending)
     return records
@@ -122,9 +163,9 @@ def _execute(  # type: ignore[no-untyped-def]
 @compiled
 def _message_at(at, end, start, program):  # type: ignore[no-untyped-def]
     """Return the address after the message indexes that name the table's message, or -1."""
-    instructions, _, names, texts = program
+    instructions, targets, names, texts = program
     it = instructions + _BYTES * start
-    if end - at > get(it, 5):
+    if end - at > get(targets, get(it, 5)):
         return -1
     for text in range(get(it, 3), get(it, 3) + get(it, 4)):
         begin, size = get(names, text), get(names, text + 1) - get(names, text)
@@ -183,6 +224,20 @@ def _skipped(at, end, wire):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _skipped_packed(at, end, size):  # type: ignore[no-untyped-def]
+    """Return the address after packed values, or -1.
+
+    :param size: bytes of a value; 1: they are varints
+    """
+    at, till = _sized(at, end)
+    if at < 0 or (till - at) % size:
+        return -1
+    while size == 1 and 0 <= at < till:
+        _, at = _varint(at, till)
+    return -1 if at < 0 else till
+
+
+@compiled
 def _record(at, end, pc, program, columns, ending, work, messages):  # type: ignore[no-untyped-def]
     """Read a record's message. The tuples are addresses of arrays.
 
@@ -199,7 +254,7 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
     while True:
         # The end of messages.
         while at == end:
-            if not _ended(targets + 8 * get(it, 5), this, program, columns, seen):
+            if not _ended(targets + 8 * get(it, 5), this, program, columns, ending, seen):
                 return -1
             if items >= 0:
                 end_value(items, *ending)
@@ -235,7 +290,10 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
             following = (place + 1) % count
         op, inner = get(value, 0), np.int64(-1)
         if op == _SKIP:
-            at = _skipped(at, end, np.int64(tag) & 7)
+            if get(value, 3):
+                at = _skipped_packed(at, end, get(value, 3))
+            else:
+                at = _skipped(at, end, np.int64(tag) & 7)
         elif op == _PACKED:
             at = _packed(at, end, value, program, columns, ending)
         else:
@@ -258,7 +316,7 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
                 messages += 1
                 it, end, this, items, following = value, till, messages, inner, 0
                 if get(it, 1) >= 0:
-                    store_byte(get(valids, get(it, 1)) + get(counts, get(it, 2)), np.uint8(1))
+                    store_byte(get(valids, get(it, 1)) + get(counts, get(it, 2)), _ONE_BYTE)
                 continue
             at = _scalar(at, end, value, program, columns)
             if at >= 0 and inner >= 0:
@@ -310,10 +368,12 @@ def _scalar(at, end, it, program, columns):  # type: ignore[no-untyped-def]
     op, slot, row = get(it, 0), get(it, 1), get(counts, get(it, 2))
     a, b = get(it, 3), get(it, 4)
     target = get(values, slot)
-    store_byte(get(valids, slot) + row, np.uint8(1))
+    store_byte(get(valids, slot) + row, _ONE_BYTE)
     if op == _TEXT:
         at, till = _sized(at, end)
         if at < 0 or till - at > get(text_rooms, slot) - get(used, slot):
+            return -1
+        if a and not is_utf8(at, till):
             return -1
         copy(target + get(used, slot), at, till - at)
         put(used, slot, get(used, slot) + till - at)
@@ -325,23 +385,37 @@ def _scalar(at, end, it, program, columns):  # type: ignore[no-untyped-def]
         return at
     if op == _ENUM:
         found, at = _number(at, end, _INT32)
-        text = _symbol(program[1] + 8 * b, a, found)
-        if at < 0 or text < 0 or not _copied(text, slot, program, columns):
+        if at < 0:
             return -1
-        return at
+        text = _symbol(program[1] + 8 * b, a, found)
+        if text >= 0:
+            return at if _copied(text, slot, program, columns) else -1
+        return at if not get(it, 5) and _digits(found, slot, columns) else -1
     if op == _WIDER:
         if end - at < 4:
             return -1
         store_double(target + 8 * row, np.float64(load_float(at)))
         return at + 4
+    if op == _CONVERTED:
+        found, at = _number(at, end, a)
+        return at if at >= 0 and _convert(target, row, found, program[1] + 8 * b) else -1
+    at, till = _sized(at, end)  # of a message
+    if at < 0:
+        return -1
+    is_one = False
     if op == _TIMESTAMP:
-        at, till = _sized(at, end)
-        if at < 0:
-            return -1
         micros, is_one = _timestamp(at, till)
         store_int64(target + 8 * row, micros)
-        return till if is_one else -1
-    return -1
+    elif op == _DATE:
+        days, is_one = _date(at, till)
+        store_int32(target + 4 * row, np.int32(days))
+    elif op == _TIME:
+        micros, is_one = _time(at, till)
+        is_one = is_one and _convert(target, row, micros, program[1] + 8 * b)
+    elif op == _DECIMAL:
+        high, low, is_one = _decimal(at, till, a, b)
+        is_one = is_one and _store_decimal(target, row, high, low, get(it, 5))
+    return till if is_one else -1
 
 
 @compiled
@@ -386,6 +460,46 @@ def _store(target, row, found, width):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _convert(target, row, found, limits):  # type: ignore[no-untyped-def]
+    """Write a number as the value of a column of another type; return whether it has it.
+
+    :param limits: see :attr:`ProtobufOp.CONVERTED`
+    """
+    least, most, width = get(limits, 0), get(limits, 1), get(limits, 3)
+    high = np.int64(0)
+    if get(limits, 4):
+        if np.uint64(found) > np.uint64(most):
+            return False
+    else:
+        if found < least or found > most:
+            return False
+        high = np.int64(-1) if found < 0 else np.int64(0)
+    if width < 16:
+        _store(target, row, found, width)
+        return True
+    high, low, _ = rescaled(high, np.uint64(found), get(limits, 2))
+    store_int64(target + 16 * row, np.int64(low))
+    store_int64(target + 16 * row + 8, high)
+    return True
+
+
+@compiled
+def _store_decimal(target, row, high, low, width):  # type: ignore[no-untyped-def]
+    """Write a decimal, or a whole number, as the value of a column; return whether it has it."""
+    number = np.int64(low)
+    if width == 16:
+        store_int64(target + 16 * row, number)
+        store_int64(target + 16 * row + 8, high)
+        return True
+    if high != (np.int64(-1) if number < 0 else np.int64(0)):
+        return False
+    if width == 4 and number != np.int64(np.int32(number)):
+        return False
+    _store(target, row, number, width)
+    return True
+
+
+@compiled
 def _symbol(pairs, count, number):  # type: ignore[no-untyped-def]
     """Return the text of an enum's number, or -1."""
     if 0 <= number < count and get(pairs, 2 * number) == number:
@@ -410,28 +524,129 @@ def _copied(text, slot, program, columns):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _timestamp(at, end):  # type: ignore[no-untyped-def]
-    """Return a message ``google.protobuf.Timestamp`` in microseconds, and whether it is one."""
-    seconds, nanos = np.int64(0), np.int64(0)
+def _digits(number, slot, columns):  # type: ignore[no-untyped-def]
+    """Append a number as text to a column, and return whether there was room."""
+    values, _, used, _, text_rooms, _ = columns
+    rest, size = abs(number), np.int64(1 if number >= 0 else 2)
+    while rest >= 10:
+        rest //= 10
+        size += 1
+    if size > get(text_rooms, slot) - get(used, slot):
+        return False
+    begin = get(values, slot) + get(used, slot)
+    if number < 0:
+        store_byte(begin, np.uint8(45))
+    rest, place = abs(number), begin + size - 1
+    for _ in range(size - (1 if number < 0 else 0)):
+        store_byte(place, np.uint8(48 + rest % 10))
+        rest //= 10
+        place -= 1
+    put(used, slot, get(used, slot) + size)
+    return True
+
+
+@compiled
+def _parts(at, end, most):  # type: ignore[no-untyped-def]
+    """Return the first four fields of a message, and whether they are numbers in order.
+
+    :param most: the largest number of a field
+    """
+    first, second, third, fourth = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     last = np.int64(0)
     while at < end:
         tag, at = _varint(at, end)
         field = np.int64(tag) >> 3
-        if at < 0 or np.int64(tag) & 7 != _VARINT or field <= last or field > 2:
-            return seconds, False
+        if at < 0 or np.int64(tag) & 7 != _VARINT or field <= last or field > most:
+            return first, second, third, fourth, False
         last = field
-        if field == 1:
-            seconds, at = _number(at, end, _INT64)
-        else:
-            nanos, at = _number(at, end, _INT32)
+        found, at = _number(at, end, _INT64)
         if at < 0:
-            return seconds, False
-    is_one = _FIRST_SECOND <= seconds <= _LAST_SECOND and 0 <= nanos <= 999_999_999
-    return (seconds * 1_000_000 + nanos // 1000 if is_one else np.int64(0)), is_one
+            return first, second, third, fourth, False
+        if field == 1:
+            first = found
+        elif field == 2:
+            second = found
+        elif field == 3:
+            third = found
+        else:
+            fourth = found
+    return first, second, third, fourth, True
 
 
 @compiled
-def _ended(targets, this, program, columns, seen):  # type: ignore[no-untyped-def]
+def _int32(number):  # type: ignore[no-untyped-def]
+    return np.int64(np.int32(number))
+
+
+@compiled
+def _timestamp(at, end):  # type: ignore[no-untyped-def]
+    """Return a message ``google.protobuf.Timestamp`` in microseconds, and whether it is one."""
+    seconds, nanos, _, _, is_one = _parts(at, end, 2)
+    nanos = _int32(nanos)
+    is_one &= _FIRST_SECOND <= seconds <= _LAST_SECOND and 0 <= nanos <= 999_999_999
+    return (seconds * _MICROS + nanos // 1000 if is_one else np.int64(0)), is_one
+
+
+@compiled
+def _date(at, end):  # type: ignore[no-untyped-def]
+    """Return a message ``google.type.Date`` in days, and whether it is one."""
+    year, month, day, _, is_one = _parts(at, end, 3)
+    days, is_day = days_of(_int32(year), _int32(month), _int32(day))
+    return days, is_one and is_day
+
+
+@compiled
+def _time(at, end):  # type: ignore[no-untyped-def]
+    """Return a message ``google.type.TimeOfDay`` in microseconds, and whether it is one."""
+    hours, minutes, seconds, nanos, is_one = _parts(at, end, 4)
+    hours, minutes, seconds, nanos = _int32(hours), _int32(minutes), _int32(seconds), _int32(nanos)
+    micros = ((hours * 60 + minutes) * 60 + seconds) * _MICROS + nanos // 1000
+    is_one &= 0 <= hours <= 24 and 0 <= minutes <= 59 and 0 <= seconds <= 60
+    is_one &= 0 <= nanos <= 999_999_999 and (hours < 24 or micros <= _DAY_MICROS)
+    return micros, is_one
+
+
+@compiled
+def _decimal(at, end, precision, scale):  # type: ignore[no-untyped-def]
+    """Return a message ``confluent.type.Decimal`` in a column's scale: halves, whether it fits."""
+    content, till, own = at, at, np.int64(0)
+    last, none = np.int64(0), (np.int64(0), np.uint64(0), False)
+    while at < end:
+        tag, at = _varint(at, end)
+        field, wire = np.int64(tag) >> 3, np.int64(tag) & 7
+        if at < 0 or field <= last or field > 3:
+            return none
+        last = field
+        if wire != (_LENGTH if field == 1 else _VARINT):
+            return none
+        if field == 1:
+            content, till = _sized(at, end)
+            at = till
+        else:
+            found, at = _number(at, end, _INT64)
+            own = _int32(found) if field == 3 else own
+        if at < 0:
+            return none
+    if till == content:
+        return np.int64(0), np.uint64(0), True
+    if till - content > MAX_BYTES:
+        return none
+    high, low = unscaled(content, till - content)
+    if high == 0 and low == 0:
+        return high, low, True
+    zeros = scale - own
+    digits = precision - max(zeros, 0)
+    if zeros < -_MAX_ZEROS or digits < 0:
+        return none
+    if zeros > 0 and reaches(high, low, POWERS_HIGH[digits], POWERS_LOW[digits]):
+        return none
+    high, low, is_exact = rescaled(high, low, zeros)
+    is_large = reaches(high, low, POWERS_HIGH[precision], POWERS_LOW[precision])
+    return high, low, is_exact and not is_large
+
+
+@compiled
+def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-untyped-def]
     """Fill what a message does not have; return whether it is complete.
 
     :param targets: how many instructions there are, and these
@@ -440,13 +655,26 @@ def _ended(targets, this, program, columns, seen):  # type: ignore[no-untyped-de
     for place in range(1, get(targets, 0) + 1):
         it = program[0] + _BYTES * get(targets, place)
         op, slot, row = get(it, 0), get(it, 1), get(counts, get(it, 2))
-        if op != _LIST and get(seen, get(it, 3)) == this:
+        if get(seen, get(it, 3)) == this:
             continue
         if op == _REQUIRED:
             return False
-        store_byte(get(valids, slot) + row, np.uint8(1))
+        store_byte(get(valids, slot) + row, _ONE_BYTE)
         if op == _DEFAULT_NUMBER:
-            _store(get(values, slot), row, get(it, 4), get(it, 5))
-        elif op != _LIST and not _copied(get(it, 4), slot, program, columns):
+            target, width, bits = get(values, slot), get(it, 5), get(it, 4)
+            if width == 16:
+                store_int64(target + 16 * row, get(program[1], bits))
+                store_int64(target + 16 * row + 8, get(program[1], bits + 1))
+            else:
+                _store(target, row, bits, width)
+        elif op == _MAP:
+            entries = program[1] + 8 * get(it, 4)
+            first, last = load_int32(get(ending[2], slot) + 4 * row), get(counts, get(entries, 0))
+            keys, width = get(entries, 1), get(entries, 2)
+            if last - first > 1 and may_repeat(
+                get(values, keys), get(ending[2], keys), width, first, last
+            ):
+                return False
+        elif op != _PRESENT and not _copied(get(it, 4), slot, program, columns):
             return False
     return True

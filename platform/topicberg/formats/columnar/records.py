@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from topicberg.formats.columnar.memory import address, compiled, get, put, store_int32
+from topicberg.formats.columnar.memory import (
+    address,
+    compiled,
+    get,
+    load_int32,
+    put,
+    store_byte,
+    store_int32,
+)
 
 WIRE_BYTES = 5
 
@@ -24,12 +32,17 @@ def schema_of(data, at, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def start_of(writers, number):  # type: ignore[no-untyped-def]
-    """Return the first instruction for a schema, or -1."""
-    found = np.int64(-1)
-    for writer in range(len(writers)):
-        if writers[writer, 0] == number:
-            found = writers[writer, 1]
-    return found
+    """Return the first instruction for a schema, or -1; the writers are ordered by their ids."""
+    low, high = 0, len(writers)
+    while low < high:
+        middle = (low + high) // 2
+        if writers[middle, 0] < number:
+            low = middle + 1
+        else:
+            high = middle
+    if low < len(writers) and writers[low, 0] == number:
+        return writers[low, 1]
+    return np.int64(-1)
 
 
 @compiled
@@ -63,3 +76,33 @@ def end_value(domain, starts, ends, offs, used, counts):  # type: ignore[no-unty
         till = get(used, varying) if items < 0 else get(counts, items)
         store_int32(get(offs, varying) + 4 * (place + 1), np.int32(till))
     put(counts, domain, place + 1)
+
+
+@compiled
+def undo(places, addresses, used, counts):  # type: ignore[no-untyped-def]
+    """Restore the buffers to the end of the last record, as offsets tell it.
+
+    :param places: slot, domain, whether it has offsets (1: of bytes, 2: of the values of another
+        domain), and that domain; each list before what it contains
+    """
+    before = counts.copy()
+    for number in range(len(places)):
+        slot, domain, kind, items = places[number]
+        count = counts[domain]
+        for row in range(count, before[domain] + 1):
+            store_byte(addresses[1, slot] + row, np.uint8(0))
+        if kind == 1:
+            used[slot] = load_int32(addresses[2, slot] + 4 * count)
+        elif kind == 2:
+            counts[items] = load_int32(addresses[2, slot] + 4 * count)
+
+
+@compiled
+def is_nearly_full(used, counts, rooms):  # type: ignore[no-untyped-def]
+    """Return whether there is no room for a record, or half of the room for its parts is used."""
+    is_full = counts[0] >= rooms[1, 0]
+    for slot in range(len(used)):
+        is_full |= 2 * used[slot] > rooms[0, slot]
+    for domain in range(1, len(counts)):
+        is_full |= 2 * counts[domain] > rooms[1, domain]
+    return is_full

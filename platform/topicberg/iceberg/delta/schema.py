@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from unicodedata import category
 
 from pyiceberg.schema import index_by_id, index_name_by_id
 from pyiceberg.table import Table
@@ -33,6 +32,7 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
+from topicberg.iceberg.names import name_in_files
 
 Action = dict[str, Any]
 
@@ -78,24 +78,6 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
         "configuration": configuration,
     }
     return {"protocol": _protocol(mapped, fields.features)}, {"metaData": metadata}
-
-
-def name_in_files(name: str) -> str:
-    """Return the name of a column in the Parquet files that Iceberg's Java library writes.
-
-    Source: ``AvroSchemaUtil.makeCompatibleName``, which processes UTF-16 code units; PyIceberg's
-    function of that name accepts more characters as letters.
-    """
-    text = name.encode("utf-16-be")
-    units = [chr(text[at] << 8 | text[at + 1]) for at in range(0, len(text), 2)]
-    return "".join(
-        unit
-        if unit == "_" or category(unit)[0] == "L" or (at > 0 and category(unit) == "Nd")
-        else f"_{unit}"
-        if category(unit) == "Nd"
-        else f"_x{ord(unit):X}"
-        for at, unit in enumerate(units)
-    )
 
 
 def _protocol(mapped: bool, features: set[str]) -> Action:

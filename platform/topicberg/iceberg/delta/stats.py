@@ -31,8 +31,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from topicberg.iceberg.delta.schema import name_in_files
 from topicberg.iceberg.manifests import bounds_of
+from topicberg.iceberg.names import name_in_files
 
 _EPOCH = datetime(1970, 1, 1)
 _Bound = int | float | str | Decimal

@@ -11,17 +11,22 @@ from topicberg.iceberg.erasure.run import (
     erase,
     find,
 )
+from topicberg.iceberg.erasure.search import HeldIn, fields_in_structs, find_column, search
 
 __all__ = [
     "READERS_SECONDS",
     "Condition",
     "Erased",
     "Found",
+    "HeldIn",
     "PinnedError",
     "Proof",
     "Rows",
     "data_files",
     "erase",
+    "fields_in_structs",
     "find",
+    "find_column",
     "prove",
+    "search",
 ]

@@ -52,10 +52,6 @@ def tiers(target: int) -> tuple[Tier, ...]:
     return Tier(full, 5), Tier(full // 8, 5), Tier(full // 64, 2)
 
 
-def target_bytes(table: Table) -> int:
-    return int(table.properties.get("write.target-file-size-bytes", 128 * MEBIBYTE))
-
-
 def is_compaction(snapshot: Snapshot) -> bool:
     """Return whether it rewrites data files, and not only manifests or delete files."""
     rewrites = operation_of(snapshot) == Operation.REPLACE

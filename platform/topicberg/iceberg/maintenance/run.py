@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg import delta
+from topicberg.iceberg.data_files import file_bytes
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.maintenance import compaction, expiry, ttl
 from topicberg.iceberg.maintenance.conflicts import retried
@@ -177,7 +178,7 @@ class _Run:
             # They are of version 2. Beside vectors, their rows count as deleted twice.
             deletes = self.trim_deletes()
             files = self.files()
-        target = compaction.target_bytes(self.table)
+        target = file_bytes(self.table.properties)
         has_deletes = not files.is_data.all()
         apply_deletes = compaction.deleted_share(files) >= compaction.DELETED_SHARE
         tiers: Iterable[compaction.Tier] = compaction.due_tiers(files, target)

@@ -1,7 +1,22 @@
 """Erase the rows of one key from the tables of a topic, and its records from a compacted topic."""
 
+from topicberg.tableflow.forgetting.candidates import (
+    Candidate,
+    chosen_columns,
+    find_candidates,
+)
 from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.forgetting.records import Records
 from topicberg.tableflow.forgetting.run import FORGOTTEN, Forgetting, Target, Uncovered
 
-__all__ = ["FORGOTTEN", "Forgetting", "Key", "Records", "Target", "Uncovered"]
+__all__ = [
+    "FORGOTTEN",
+    "Candidate",
+    "Forgetting",
+    "Key",
+    "Records",
+    "Target",
+    "Uncovered",
+    "chosen_columns",
+    "find_candidates",
+]

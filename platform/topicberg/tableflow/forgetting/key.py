@@ -9,6 +9,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
@@ -19,6 +20,7 @@ import pyiceberg.types as iceberg
 from topicberg.errors import SpecError
 
 _HEX = "hex"
+_NOT_OF_TYPE = (ValueError, TypeError, KeyError, InvalidOperation, OverflowError)
 _BITS: dict[type[iceberg.IcebergType], int] = {iceberg.IntegerType: 31, iceberg.LongType: 63}
 
 
@@ -29,12 +31,21 @@ class Key:
     topic: str
     fields: tuple[iceberg.NestedField, ...]
     given: Mapping[str, Any]
+    argument: str = "KEY"
+    """What a user writes it in, for messages."""
 
     @classmethod
-    def parse(cls, topic: str, fields: Sequence[iceberg.NestedField], text: str) -> Key:
+    def parse(
+        cls,
+        topic: str,
+        fields: Sequence[iceberg.NestedField],
+        text: str,
+        argument: str = "KEY",
+    ) -> Key:
         """Return the key that a text means: JSON with all columns, or the value of the only one.
 
         :param fields: the columns of the topic's keys, with their types
+        :param argument: what the user writes the text in, for messages
         :raises SpecError: the text does not have the columns, or a value is not of its type
         """
         names = [field.name for field in fields]
@@ -52,7 +63,7 @@ class Key:
                     hint=f"write KEY as JSON: '{_example(fields)}'",
                 )
             given = {names[0]: text}
-        key = cls(topic, tuple(fields), given)
+        key = cls(topic, tuple(fields), given, argument)
         for field in fields:
             key.value(field.name, field.field_type)
         return key
@@ -64,11 +75,26 @@ class Key:
         """
         try:
             return _value(self.given[name], kind)
-        except (ValueError, TypeError, KeyError, InvalidOperation, OverflowError):
+        except _NOT_OF_TYPE:
             raise SpecError(
-                f"topic {self.topic}: the value of KEY for the column {name} is not of type {kind}",
-                hint=f"write KEY with the columns of the topic's keys: {described(self.fields)}",
+                f"topic {self.topic}: the value of {self.argument} for the column {name} is not of "
+                f"type {kind}",
+                hint=f"write {self.argument} with these columns: {described(self.fields)}",
             ) from None
+
+    def as_found_in(self, name: str, kind: iceberg.IcebergType) -> list[Any]:
+        """Return what a column of some type may hold if it has the value of a column of the key.
+
+        Text may be the value as it is written; a null, and a boolean, identify nothing.
+        """
+        given = self.given[name]
+        is_hex = isinstance(given, dict) and set(given) == {_HEX}
+        if given is None or (isinstance(given, bool | dict | list) and not is_hex):
+            return []
+        with suppress(*_NOT_OF_TYPE):
+            value = _value(given if is_hex else str(given), kind)
+            return [] if isinstance(value, bool) else [value]
+        return []
 
     def digest(self, table: uuid.UUID) -> str:
         """Return a hash of the key for records of what was done, which differs by table."""

@@ -6,40 +6,47 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from topicberg import kafka
 from topicberg.errors import TopicbergError
-from topicberg.formats import DECODED
-from topicberg.formats.sql import spark_type
-from topicberg.formats.subjects import WIRE_BYTES, SubjectReader
+from topicberg.formats.framing import HEADERS, framed, header_of, payload, wire_prefix
+from topicberg.formats.reasons import MalformedError
+from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
-from topicberg.spark import F, quote
-from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.columns import decode_raw
+from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import KEY, Layout
-from topicberg.tableflow.rows import Writers, decode_half
-from topicberg.tableflow.sessions import Sessions
+from topicberg.tableflow.plan import message_decoder
+from topicberg.tableflow.writers import Writers
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
     from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
     from topicberg.tableflow.forgetting.key import Key
     from topicberg.topics import TopicSpec
 
 CHUNK = 200_000
 """Records of a topic that are read before their keys are compared."""
 FOREVER_MS = 2**62
-_RAW = "__topicberg_raw"
 
-Matching = Callable[[Collection[bytes]], set[bytes]]
-"""Returns which of some raw keys are the key."""
+
+class KafkaKey(NamedTuple):
+    """A key as Kafka has it, and the header that names its schema, if there is one."""
+
+    raw: bytes
+    header: bytes | None = None
+
+
+Matching = Callable[[Collection[KafkaKey]], set[KafkaKey]]
+"""Returns which of some keys in Kafka are the key."""
 
 
 @dataclass
@@ -50,6 +57,8 @@ class Records:
     compacted: bool
     newest: dict[tuple[bytes, int], bool] = field(default_factory=dict)
     """Raw key and partition → whether the newest record is a tombstone; of a compacted topic."""
+    headers: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    """Raw key and partition → the header that names the key's schema, if it has one."""
     count: int = 0
     """Records with a value, of a compacted topic."""
     kept_ms: int = FOREVER_MS
@@ -88,17 +97,21 @@ def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> Records:
     ranges = {p: (log.beginning.get(p, 0), end) for p, end in log.end.items()}
     read = _keyed(messages(endpoints, topic, ranges))
     while some := list(islice(read, CHUNK)):
-        matched = matching({raw for raw, _, _ in some})
-        for raw, partition, is_tombstone in some:
-            if raw in matched:
-                found.newest[raw, partition] = is_tombstone
+        matched = matching({key for key, _, _ in some})
+        for key, partition, is_tombstone in some:
+            if key in matched:
+                found.newest[key.raw, partition] = is_tombstone
+                if key.header is not None:
+                    found.headers[key.raw, partition] = key.header
                 found.count += not is_tombstone
     return found
 
 
-def _keyed(read: Iterator[Message]) -> Iterator[tuple[bytes, int, bool]]:
+def _keyed(read: Iterator[Message]) -> Iterator[tuple[KafkaKey, int, bool]]:
     for message in read:
-        if (key := message.key()) is not None:
+        if (raw := message.key()) is not None:
+            headers: Any = message.headers() or ()
+            key = KafkaKey(raw, header_of(KEY, headers))
             yield key, message.partition() or 0, message.value() is None
 
 
@@ -136,7 +149,9 @@ def write_tombstones(endpoints: Endpoints, found: Records) -> int:
     login = endpoints.kafka_config(writes=True)
     producer = Producer({"log_level": 2, "enable.idempotence": True, **login})
     for raw, partition in pending:
-        producer.produce(found.topic, None, raw, partition, on_delivery=delivered)
+        header = found.headers.get((raw, partition))
+        named: Any = [] if header is None else [(HEADERS[KEY], header)]
+        producer.produce(found.topic, None, raw, partition, on_delivery=delivered, headers=named)
     if producer.flush(60) or refused:
         reason = refused[0] if refused else "no answer within 60 s"
         raise TopicbergError(
@@ -148,51 +163,59 @@ def write_tombstones(endpoints: Endpoints, found: Records) -> int:
     return len(pending)
 
 
-def matching_keys(
-    spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoints, config: Settings
-) -> Matching:
+def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoints) -> Matching:
     """Return what finds the raw keys of a topic that are a key.
 
-    Keys with a schema are decoded as the engine decodes them, by Spark.
+    Keys with a schema are decoded as the engine decodes them.
     """
     if layout.key.subject is None:
         (name,) = (each.name for each in key.fields)
         wanted = key.value(name, key.fields[0].field_type)
-        return lambda raws: {raw for raw in raws if raw == wanted}
+        return lambda keys: {one for one in keys if one.raw == wanted}
     values: Condition = {(f.name,): (key.value(f.name, f.field_type),) for f in key.fields}
     rows = Rows(Schema(*key.fields), (values,))
-    types = (f"CAST(NULL AS {spark_type(f.field_type)}) AS {quote(f.name)}" for f in key.fields)
-    no_row = f"SELECT {', '.join(types)}"
     registry = endpoints.schema_registry_client()
-    foreign, framed = ForeignSchemas(SubjectReader(registry)), framing(spec, endpoints, registry)
-    if framed is not None:
+    foreign = foreign_schemas(spec, SubjectReader(registry))[KEY]
+    changes = framing(spec, endpoints, registry)
+    if changes is not None:
         log = kafka.topic_log(endpoints, spec.name)
-        framed.learn_from(log.beginning, log.end)
-    sessions, known = Sessions(endpoints, config), layout.key.subject.schemas.keys()
+        changes.learn_from(log.beginning, log.end)
+    known = layout.key.subject.schemas.keys()
+    kind = layout.key.subject.latest.schema_type
 
-    def decoded(raws: Collection[bytes]) -> set[bytes]:
-        if not raws:
-            return set()
-        ids = {int.from_bytes(raw[1:WIRE_BYTES], "big") for raw in raws if raw[:1] == b"\0"}
+    def wire(key: KafkaKey) -> bytes | None:
+        """Return a key in the wire format; None: nothing says what its schema is."""
+        raw = key.raw
+        if changes is not None and key.header is None:
+            try:
+                raw = changes.wire(layout.key, raw)
+            except MalformedError:
+                return None
+        record = framed(KEY, raw, key.header)
+        if isinstance(record, str):
+            return None
+        if record.schema not in known:
+            foreign.look_up([record.schema])
+        number = record.schema
+        schema_id = foreign.guids.get(number) if isinstance(number, UUID) else number
+        body = payload(KEY, record, kind)
+        if schema_id is None or isinstance(body, str):
+            return None
+        return wire_prefix(schema_id) + body
+
+    def decoded(keys: Collection[KafkaKey]) -> set[KafkaKey]:
         foreign.begin_batch()
-        foreign.look_up(sorted(ids - known))
-        spark = sessions.take()
-        try:
-            columns = spark.sql(no_row).schema
-            given = pa.table({"raw": pa.array(sorted(raws), pa.binary())})
-            frame = spark.createDataFrame(given).select(
-                "raw", F.col("raw").alias(KEY), F.lit(None).cast("binary").alias("value")
-            )
-            if framed is not None:
-                frame = framed.framed(frame, layout)
-            writers = Writers(layout.key, foreign, key.fields)
-            frame, struct, names = decode_half(frame, writers, columns, {})
-            members = (struct.getField(name).alias(name) for name in names)
-            is_decoded = F.coalesce(struct.getField(DECODED), F.lit(False))
-            found = frame.filter(is_decoded).select(F.col("raw").alias(_RAW), *members).toArrow()
-        finally:
-            sessions.discard(spark)
-        pairs = zip(found.column(_RAW).to_pylist(), rows.among(found), strict=True)
-        return {raw for raw, is_same in pairs if is_same}
+        wires = {key: wire(key) for key in sorted(keys, key=lambda one: one.raw)}
+        framed_keys = [(key, raw) for key, raw in wires.items() if raw is not None]
+        if not framed_keys:
+            return set()
+        decoder = message_decoder(Writers(layout.key, foreign, key.fields))
+        raws = pa.array([raw for _, raw in framed_keys], pa.binary())
+        found = set[KafkaKey]()
+        for numbers, columns in decode_raw(decoder, raws):
+            held = {name: one.slice(0, len(numbers)) for name, one in columns.items()}
+            is_same = rows.among(pa.table(held))
+            found |= {framed_keys[number][0] for number in numbers[is_same]}
+        return found
 
     return decoded

@@ -8,25 +8,30 @@ Kafka and of the tables, so a run that was killed is completed by the next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pydantic import BaseModel, ValidationError
-from pyiceberg.types import BinaryType, IcebergType, StructType
+from pyiceberg.types import BinaryType, IcebergType, NestedField, StructType
 
 from topicberg import kafka
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.formats.framing import header_of
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import delta, erasure
 from topicberg.iceberg.erasure import Condition, Erased, Found, Proof, Rows
-from topicberg.iceberg.erasure.matching import columns
+from topicberg.iceberg.erasure.matching import ColumnPath, columns
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow import keys
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.forgetting.key import Key, described
 from topicberg.tableflow.forgetting.records import (
+    KafkaKey,
+    Matching,
     Records,
     described_topic,
     matching_keys,
@@ -34,11 +39,12 @@ from topicberg.tableflow.forgetting.records import (
     write_tombstones,
 )
 from topicberg.tableflow.history import history_table, ingest_history
-from topicberg.tableflow.layout import KEY, read_layout
-from topicberg.tableflow.rows import held_key
+from topicberg.tableflow.layout import KEY, Layout, read_layout, table_schema
 from topicberg.tableflow.skips import current_user
+from topicberg.tableflow.upsert_key import held_key
 from topicberg.tableflow.wait import noted_offsets, wait_for
 from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
@@ -86,7 +92,9 @@ class Target:
     time: str | None
     """The event time, by whose hours other tables are derived from this one."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Column of the key → column of this table."""
+    """Column of the key → column of this table, ``a.b`` in a struct."""
+    chosen: tuple[Mapping[str, str], ...] = ()
+    """The same, for other columns that the user says hold the key."""
     spec: TopicSpec | None = None
     """The topic's own table, which the engine writes."""
     is_dead_letters: bool = False
@@ -108,23 +116,46 @@ class Forgetting:
         endpoints: Endpoints,
         config: Settings,
         reason: str = "not given",
+        *,
+        where: str | None = None,
     ) -> None:
         """:param spec: with the settings of later requests, as the engine uses it
-        :param text: the key, as a user writes it
+        :param text: the key, as a user writes it; or the value of ``where``
         :param reason: for the record in the tables
+        :param where: a column of the topic's table, by whose value rows are forgotten
         :raises SpecError: the text is not a key of the topic, or no column has the keys
         """
         self.spec, self.endpoints, self.config = spec, endpoints, config
         self._reason = reason
         self._catalog = endpoints.catalog(config)
         layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()))
-        self.key = Key.parse(spec.name, layout.key.fields(), text)
-        self._is_raw = layout.key.subject is None
-        self._shadowed = self._is_raw and KEY in {each.name for each in layout.value.fields()}
-        self._matching = matching_keys(spec, layout, self.key, endpoints, config)
+        self.where = where
         self._raws: set[bytes] = set()
         """Raw keys of the key that are known."""
+        if where is None:
+            self.key = Key.parse(spec.name, layout.key.fields(), text)
+            self._is_raw = layout.key.subject is None
+            self._shadowed = self._is_raw and KEY in {each.name for each in layout.value.fields()}
+            self._matching: Matching = matching_keys(spec, layout, self.key, endpoints)
+        else:
+            self.key = self._column(layout, where, text)
+            self._is_raw = self._shadowed = False
+            self._matching = lambda _: set()
         self.targets = self._of_topic()
+
+    def _column(self, layout: Layout, where: str, text: str) -> Key:
+        """Return the value of a column of the topic's table, as a key of one column."""
+        table = find_table(self._catalog, self.spec.table_identifier(self.config))
+        schema = table_schema(self.spec, layout) if table is None else table.schema()
+        column = erasure.find_column(schema, where)
+        if column is None:
+            raise SpecError(
+                f"the table of topic {self.spec.name} has no column {where}"
+                f"{suggestion(where, schema.column_names)}",
+                hint=f"write --where COLUMN=VALUE with one of {', '.join(schema.column_names)}",
+            )
+        field = NestedField(1, where, column[1], required=False)
+        return Key.parse(self.spec.name, [field], text, "--where")
 
     def _of_topic(self) -> list[Target]:
         """Return the tables of the topic; one that does not exist yet may read the key later."""
@@ -132,10 +163,10 @@ class Forgetting:
         at, own = spec.table_identifier(self.config), {f.name: f.name for f in self.key.fields}
         kept = spec.name if spec.history else None
         found = [
-            Target(at, "the topic's table", spec.event_time, own, spec, topic=spec.name),
+            Target(at, "the topic's table", spec.event_time, own, spec=spec, topic=spec.name),
             Target(history_table(spec), "its history", spec.event_time, own, topic=kept),
         ]
-        if dead.name != spec.name:
+        if dead.name != spec.name and self.where is None:
             what, at = "dead letters", dead.table_identifier(self.config)
             logs = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
             found.append(Target(at, what, dead.event_time, is_dead_letters=True, topic=logs))
@@ -148,13 +179,49 @@ class Forgetting:
     # --- Kafka ---
 
     def records(self) -> Records:
-        """Return what the topic has of the key; nothing if the topic was deleted."""
+        """Return what the topic has of the key; nothing if the topic was deleted.
+
+        Of a value that is not the key: the records whose newest row has it. An older record of a
+        key is Kafka's to compact, and a tombstone would delete the newest one.
+        """
+        held = None if self.where is None else self._held_keys()
+        matching = (
+            self._matching if held is None else partial(_with_keys, held={k for k, _ in held})
+        )
         try:
-            found = records_of(self.endpoints, self.spec.name, self._matching)
+            found = records_of(self.endpoints, self.spec.name, matching)
         except kafka.NoSuchTopicError:
             return Records(self.spec.name, compacted=True)
-        self._raws |= {raw for raw, _ in found.newest}
+        if held is None:
+            self._raws |= {raw for raw, _ in found.newest}
+        else:
+            newest = found.newest.items()
+            found.newest = {at: is_end for at, is_end in newest if (held_key(at[0]), at[1]) in held}
         return found
+
+    @property
+    def lacks_keys(self) -> bool:
+        """Whether the records of a value cannot be found in Kafka: no column has the raw keys."""
+        table = self.table(self.targets[0])
+        raw_key = self.spec.metadata_column(RAW_KEY)
+        return (
+            self.where is not None
+            and table is not None
+            and raw_key not in table.schema().column_names
+        )
+
+    def _held_keys(self) -> set[tuple[bytes, int]]:
+        """Return key, as the table holds it, and partition of the rows that have the value."""
+        names = [self.spec.metadata_column(name) for name in (RAW_KEY, PARTITION)]
+        if self.lacks_keys or (held := self._held(self.targets[0])) is None:
+            return set()
+        table, rows = held
+        (column,) = rows.conditions[0]
+        scan = table.scan(selected_fields=(*names, column[0])).to_arrow()
+        some = scan.filter(pa.array(rows.among(scan)))
+        raws, partitions = (some.column(name).to_pylist() for name in names)
+        pairs = zip(raws, partitions, strict=True)
+        return {(bytes(raw), at) for raw, at in pairs if raw is not None}
 
     def write_tombstones(self, found: Records) -> int:
         """Write the tombstones that a compacted topic lacks; return how many."""
@@ -304,11 +371,14 @@ class Forgetting:
             return self._dead_letters(table)
         found: list[Condition] = []
         raw_key = self.spec.metadata_column(RAW_KEY)
+        found += self._chosen(target, schema)
         if raw_key in schema.column_names and (self._is_raw or self._raws):
             raws = set(self._raws)
             if self._is_raw:
                 raws |= {self.key.value(f.name, f.field_type) for f in self.key.fields}
-            found.append({(raw_key,): [held_key(raw) for raw in sorted(raws)]})
+            # Keys with a schema are held whole; earlier versions held the digest of a long one.
+            held = {*raws, *map(held_key, raws)}
+            found.append({(raw_key,): sorted(held)})
         if values := self._values(target, schema):
             found.append(values)
         if not found:
@@ -322,36 +392,53 @@ class Forgetting:
     def _values(self, target: Target, schema: Schema) -> Condition | None:
         if self._shadowed:
             return None
-        types = {each.name: each.field_type for each in schema.fields}
-        if not {*target.names.values()} <= types.keys():
-            return None
-        return {
-            (column,): (self.key.value(name, types[column]),)
-            for name, column in target.names.items()
-        }
+        return self.condition(schema, target.names)
+
+    def _chosen(self, target: Target, schema: Schema) -> list[Condition]:
+        found = (self.condition(schema, names) for names in target.chosen)
+        return [condition for condition in found if condition is not None]
+
+    def condition(self, schema: Schema, names: Mapping[str, str]) -> Condition | None:
+        """Return which rows of a table have the key in some columns; None: it lacks one of them.
+
+        :param names: column of the key → column of the table
+        :raises SpecError: a column is of a type that the key's value is not
+        """
+        condition: dict[ColumnPath, tuple[Any]] = {}
+        for name, text in names.items():
+            if (column := erasure.find_column(schema, text)) is None:
+                return None
+            path, kind = column
+            condition[path] = (self.key.value(name, kind),)
+        return condition or None
 
     def _dead_letters(self, table: Table) -> Rows | None:
         """Return which dead letters are records of the key."""
         fields = {each.name: each.field_type for each in table.schema().fields}
         if not _has(fields.get(_SOURCE), KEY):
             return None  # another writer's table
-        known: set[bytes] = set()
+        known: set[KafkaKey] = set()
         for path in erasure.data_files(table):
             try:
                 for batch, _ in columns(table.io, path, table.schema(), [_SOURCE]):
                     if _SOURCE in batch.schema.names:
                         known |= {
-                            bytes(one[KEY])
+                            KafkaKey(bytes(one[KEY]), header_of(KEY, one["headers"] or ()))
                             for one in batch.column(_SOURCE).to_pylist()
                             if one and one["topic"] == self.spec.name and one[KEY] is not None
                         }
             except FileNotFoundError:
                 continue
-        self._raws |= self._matching(known)  # kept: the proof looks for them after the erasure
+        # They are kept: the proof looks for them after the erasure.
+        self._raws |= {key.raw for key in self._matching(known)}
         if not self._raws:
             return None
         raws = sorted(self._raws)
         return Rows(table.schema(), ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: raws},))
+
+
+def _with_keys(known: Collection[KafkaKey], held: set[bytes]) -> set[KafkaKey]:
+    return {key for key in known if held_key(key.raw) in held}
 
 
 def _has(kind: IcebergType | None, name: str) -> bool:

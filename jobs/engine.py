@@ -1,0 +1,75 @@
+"""The sensor that watches the engine, which watches all else (:mod:`topicberg.alerts.watch`).
+
+It is a sensor of its own: it costs one request, and an alert may not wait for what the sensor
+``alerts`` reads.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from topicberg.clients.liveness import SECONDS, Check, answers_http
+from topicberg.endpoints import runtime_file
+from topicberg.settings import Settings, settings
+
+INTERVAL_SECONDS = 30
+CONFIRM_SECONDS = 10.0
+"""Within this time, an engine that ended is started again."""
+ENGINE = "tableflow"
+
+
+def engine_sensor() -> dg.SensorDefinition:
+    """Return the sensor."""
+
+    @dg.sensor(
+        name="engine",
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Sends an alert when the engine of the local stack does not answer. The engine "
+        "watches the other services, and Dagster.",
+    )
+    def engine(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        # They are read by the daemon only, and take a while to import.
+        from topicberg.alerts.alert import AlertState
+        from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.settings import alert_settings
+        from topicberg.alerts.watch import fault
+
+        check = engine_check(settings())
+        why = confirmed(check) if check else None
+        state, faults, chosen = AlertState.parse(context.cursor), {}, alert_settings()
+        if why is not None:
+            remediation = (
+                "see `topicberg logs tableflow`; if you end the process that `topicberg status` "
+                "shows (`kill -9 PID`), the supervisor starts it again"
+            )
+            alert = fault(ENGINE, why, datetime.now(UTC), remediation, chosen.ui_url)
+            faults[alert.key] = alert
+        state, problems = deliver(state, faults, channels(settings(), chosen))
+        for problem in problems:
+            context.log.warning(problem)
+        context.update_cursor(state.model_dump_json())
+        return dg.SkipReason("; ".join([why or "the engine answers", *problems]))
+
+    return engine
+
+
+def engine_check(config: Settings) -> Check | None:
+    """Return the check of the stack's engine; None: the stack is stopped."""
+    try:
+        url = json.loads(runtime_file(config).read_text())["services"][ENGINE]["url"]
+    except (OSError, ValueError, LookupError):
+        return None
+    return answers_http(f"{url.removesuffix('/metrics')}/health")
+
+
+def confirmed(check: Check) -> str | None:
+    """Return why the engine does not answer, twice in :data:`CONFIRM_SECONDS`."""
+    if (why := check(SECONDS)) is None:
+        return None
+    time.sleep(CONFIRM_SECONDS)
+    return check(SECONDS) and why

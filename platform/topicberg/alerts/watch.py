@@ -1,0 +1,213 @@
+"""The engine's watch over the services beside it, and over the daemon, whose sensors send alerts.
+
+A service that is stopped by a signal or hangs causes no error for minutes: who waits for it waits.
+So each service is sent a request every ten seconds, with a deadline, and an alert is sent when it
+has not answered for a while. The daemon of Dagster is one of them: its sensors cannot report that
+it does not run. The sensor ``engine`` watches the engine, and so does whoever expects the requests
+to ``TOPICBERG_ALERT_HEARTBEAT_URL``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import requests
+from pydantic import ValidationError
+
+from topicberg.alerts.alert import Alert, AlertState
+from topicberg.alerts.channels import channels, deliver
+from topicberg.alerts.settings import AlertSettings, alert_settings
+from topicberg.clients.liveness import SECONDS, Check
+from topicberg.errors import TopicbergError
+from topicberg.files import replace_file
+from topicberg.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_SECONDS = 10.0
+PATIENCE_SECONDS = 20.0
+"""A service that ended is started again in this time. With the interval and the deadline of a
+request, an alert is sent 40 seconds after a service froze, at the latest."""
+HEARTBEAT_SECONDS = 60.0
+HEARTBEAT_TIMEOUT = 10.0
+STATE_FILE = "watch.json"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Something that has to answer."""
+
+    name: str
+    """Of the process, as in `topicberg status`."""
+    check: Check
+    remediation: str
+    title: str = ""
+    """What it is, in a sentence; by default its name."""
+    patience: float = PATIENCE_SECONDS
+    """For how many seconds it may not answer."""
+    causes: tuple[str, ...] = ()
+    """The names of those without which it cannot answer: its patience begins when they do."""
+
+
+def fault(
+    name: str, why: str, since: datetime, remediation: str, link: str = "", title: str = ""
+) -> Alert:
+    """Return the alert of something that does not answer."""
+    return Alert(
+        key=f"service {name}",
+        title=f"{name} does not answer",
+        what=f"{title or name} does not answer: {why}",
+        severity="error",
+        since=since,
+        link=link,
+        remediation=remediation,
+    )
+
+
+@dataclass(frozen=True)
+class _Failing:
+    since: float
+    """Monotonic."""
+    at: datetime
+    why: str
+
+
+class Watch:
+    """What does not answer, and since when; :meth:`look` asks all of them at once."""
+
+    def __init__(
+        self, watched: Iterable[Watched], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._watched = {one.name: one for one in watched}
+        self._now = now
+        self._failing: dict[str, _Failing] = {}
+        self._requested: dict[str, Future[str | None]] = {}
+        self._pool = ThreadPoolExecutor(max(1, len(self._watched)), "watch")
+
+    def look(self) -> dict[str, Alert]:
+        """Ask, and return key → fault of those that have not answered for their patience."""
+        for name, one in self._watched.items():
+            if name not in self._requested or self._requested[name].done():
+                self._requested[name] = self._pool.submit(one.check, SECONDS)
+        deadline = time.monotonic() + SECONDS + 1.0
+        for name, answer in self._requested.items():
+            self._note(name, answer, deadline)
+        for name, failing in self._failing.items():
+            if self._is_consequence(name):
+                self._failing[name] = replace(failing, since=self._now())
+        return {
+            f"service {name}": self._fault(name, failing)
+            for name, failing in self._failing.items()
+            if self._now() - failing.since >= self._watched[name].patience
+            and not self._is_consequence(name)
+        }
+
+    def _is_consequence(self, name: str) -> bool:
+        return any(cause in self._failing for cause in self._watched[name].causes)
+
+    def _note(self, name: str, answer: Future[str | None], deadline: float) -> None:
+        try:
+            why = answer.result(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            why = f"no answer within {SECONDS:.0f} s"
+        except Exception as error:  # what cannot be asked does not answer
+            why = f"{type(error).__name__}: {error}"
+        if why is None:
+            self._failing.pop(name, None)
+            return
+        known = self._failing.get(name)
+        since, at = (known.since, known.at) if known else (self._now(), datetime.now(UTC))
+        self._failing[name] = _Failing(since, at, why)
+
+    def _fault(self, name: str, failing: _Failing) -> Alert:
+        one = self._watched[name]
+        return fault(name, failing.why, failing.at, one.remediation, title=one.title)
+
+
+class Watcher(threading.Thread):
+    """Looks again and again, and sends what changed.
+
+    :param report: gets key → fault after each look
+    :param is_healthy: whether this process works, as the heartbeat says
+    """
+
+    def __init__(
+        self,
+        config: Settings,
+        watched: Iterable[Watched],
+        report: Callable[[Mapping[str, Alert]], None],
+        is_healthy: Callable[[], bool],
+    ) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._config = config
+        self._chosen = alert_settings()
+        self._watch = Watch(watched)
+        self._report, self._is_healthy = report, is_healthy
+        self._heartbeat_at = -HEARTBEAT_SECONDS
+        self._complaints: set[str] = set()
+
+    def run(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                self.look()
+            except Exception:  # the next look may succeed
+                logger.exception("the services cannot be watched")
+            time.sleep(max(1.0, INTERVAL_SECONDS - (time.monotonic() - began)))
+
+    def look(self) -> None:
+        """Look once, send what changed, and the heartbeat if it is due."""
+        faults = {
+            key: alert.model_copy(update={"link": self._chosen.ui_url})
+            for key, alert in self._watch.look().items()
+        }
+        self._report(faults)
+        path = self._config.state_dir / STATE_FILE
+        state = known = _read(path)
+        if faults.keys() != state.alerts.keys() or state.undelivered:
+            state, problems = deliver(state, faults, channels(self._config, self._chosen))
+            for problem in {*problems} - self._complaints:
+                logger.warning("%s", problem)
+            self._complaints = {*problems}
+        if state != known:
+            replace_file(path, state.model_dump_json())
+        now = time.monotonic()
+        if self._chosen.heartbeat_url and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
+            self._heartbeat_at = now
+            if self._is_healthy():
+                send_heartbeat(self._chosen)
+
+
+def _read(path: Path) -> AlertState:
+    """Return what was sent before."""
+    try:
+        return AlertState.parse(path.read_text())
+    except (OSError, ValidationError, UnicodeDecodeError):
+        return AlertState()
+
+
+def send_heartbeat(chosen: AlertSettings) -> bool:
+    """Request the heartbeat's address, which is a secret; return whether that succeeded."""
+    assert chosen.heartbeat_url is not None  # noqa: S101  the caller has checked
+    try:
+        url = chosen.heartbeat_url.get_secret_value()
+        response = requests.get(url, timeout=HEARTBEAT_TIMEOUT)
+        problem = None if response.ok else f"HTTP status {response.status_code}"
+    except requests.RequestException as error:  # its text contains the address
+        problem = type(error).__name__
+    if problem:
+        logger.warning("%s", _unsent(problem))
+    return problem is None
+
+
+def _unsent(why: str) -> TopicbergError:
+    return TopicbergError(
+        f"the heartbeat is not accepted: {why}", hint="check TOPICBERG_ALERT_HEARTBEAT_URL"
+    )

@@ -1,0 +1,72 @@
+"""Avro: the functions of the format.
+
+A record is malformed if bytes follow it, and if it has a value that the schema does not allow: text
+that is not UTF-8, an int of more than 32 bits, a boolean that is neither 0 nor 1.
+
+==================  ==========================================================================
+``schema.py``       schemas as types
+``columns.py``      the columns of a schema
+``resolution.py``   how records of any version become rows of a table; ``defaults.py``: defaults
+``record.py``       the reference decoder: what a record is
+``program.py``      instructions for the compiled decoder
+==================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from pyiceberg import types as T
+
+from topicberg.formats import Pairing, RecordDecoder
+from topicberg.formats.avro import record
+from topicberg.formats.avro.columns import Converter
+from topicberg.formats.avro.program import emit_row
+from topicberg.formats.avro.resolution import Row, resolve, sources
+from topicberg.formats.avro.schema import Type, parse, parse_record
+from topicberg.formats.columnar.program import AvroOp, Code, Place
+from topicberg.formats.subjects import RegisteredSchema
+
+
+def fields(
+    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+) -> list[T.NestedField]:
+    """Return the columns of a record; see :class:`topicberg.formats.Format`."""
+    where = f"subject {subject}"
+    return Converter(where, ids).fields(parse_record(where, schema))
+
+
+def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
+    """Return the full name of a record; see :class:`topicberg.formats.Format`."""
+    found = parse(f"schema {schema.schema_id}", schema)
+    return found.name if found.kind == "record" and schema.wrapped_as is None else None
+
+
+def written(
+    writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+) -> frozenset[str]:
+    """Return the columns that a writer fills; see :class:`topicberg.formats.Format`."""
+    return frozenset(sources(*_records(writer, latest)))
+
+
+def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+    """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
+    emit_row(code, places, _row(pairing))
+    code.emit(AvroOp.END, None)
+
+
+@lru_cache(maxsize=256)
+def record_decoder(pairing: Pairing) -> RecordDecoder:
+    """Return the reference decoder; see :class:`topicberg.formats.Format`."""
+    return record.record_decoder(_row(pairing), pairing.writer.schema_id)
+
+
+@lru_cache(maxsize=64)
+def _row(pairing: Pairing) -> Row:
+    return resolve(*_records(pairing.writer, pairing.latest), pairing.fields)
+
+
+def _records(writer: RegisteredSchema, latest: RegisteredSchema) -> tuple[Type, Type]:
+    written, newest = (parse_record(f"schema {one.schema_id}", one) for one in (writer, latest))
+    return written, newest

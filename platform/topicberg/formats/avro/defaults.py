@@ -1,0 +1,129 @@
+"""Defaults of Avro fields as stored values of their columns."""
+
+from __future__ import annotations
+
+from decimal import Context, Decimal
+from typing import Any
+
+import numpy as np
+from pyiceberg import types as T
+
+from topicberg.formats.avro.schema import NO_DEFAULT, Field, Type
+from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
+from topicberg.formats.connect_values import MAX_SCALE, unscaled_text
+
+UNITS = {"millis": 1_000, "micros": 1}
+"""Microseconds of a unit of a timestamp."""
+MAX_DECIMAL_BITS = 256
+"""Larger numbers exceed every precision and scale. To convert them to decimals takes a time that
+grows with the square of their bytes: minutes for a megabyte."""
+EXACT = Context(prec=10_000)
+
+
+def default(field: Field, column: T.IcebergType) -> Any:
+    """Return the stored value of a field's default; None if it is null or invalid."""
+    return None if field.default is NO_DEFAULT else _value(field.type, field.default, column)
+
+
+def _value(kind: Type, value: Any, column: T.IcebergType) -> Any:
+    """Return the stored value; None if it is null, or the type does not allow it."""
+    if kind.kind != "union":
+        return _plain(kind, value, column)
+    for index, branch in enumerate(kind.members):
+        found = None
+        if not kind.has_members:
+            found = _value(branch, value, column)
+        elif isinstance(column, T.StructType):
+            members = {one.name: one for one in column.fields}
+            if (member := members.get(f"member{index}")) is not None:
+                inner = _value(branch, value, member.field_type)
+                found = None if inner is None else {**dict.fromkeys(members), member.name: inner}
+        if found is not None:
+            return found
+    return None
+
+
+def _plain(kind: Type, value: Any, column: T.IcebergType) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    match column:
+        case T.BooleanType() if kind.kind == "boolean" and isinstance(value, bool):
+            return value
+        case T.IntegerType() | T.LongType() if kind.kind in ("int", "long") and is_number:
+            return _whole(value, *(INT if isinstance(column, T.IntegerType) else LONG))
+        case T.FloatType() | T.DoubleType() if kind.kind in ("int", "long", "float", "double"):
+            if is_number or value in ("NaN", "Infinity", "-Infinity"):
+                return _nearest(value, column)
+        case T.StringType() if kind.kind == "enum" and value in kind.symbols:
+            return value
+        case T.StringType() if kind.kind == "string" and isinstance(value, str):
+            return value
+        case T.StringType() if kind.logical == "topicberg.decimal":
+            data, scale = _latin(value), kind.scale
+            if data and type(scale) is int and abs(scale) <= MAX_SCALE:
+                return unscaled_text(data, scale)
+        case T.StringType() if kind.kind in ("bytes", "fixed"):
+            return _text(_latin(value))
+        case T.BinaryType() if kind.kind in ("bytes", "fixed"):
+            return _latin(value)
+        case T.DecimalType() if kind.is_decimal:
+            return _unscaled(_latin(value), kind.scale, column)
+        case T.DateType() if kind.logical == "date" and is_number:
+            return _whole(value, *DAYS)
+        case T.TimestamptzType() | T.TimestampType() if kind.logical and is_number:
+            unit = UNITS.get(kind.logical.rpartition("-")[2])
+            return unit and _whole(value * unit, *MICROS)
+        case T.ListType() if kind.inner and isinstance(value, list):
+            return [_value(kind.inner, item, column.element_type) for item in value]
+        case T.MapType() if kind.inner and isinstance(value, dict):
+            inner = kind.inner
+            return [(key, _value(inner, one, column.value_type)) for key, one in value.items()]
+        case T.StructType() if kind.kind == "record" and isinstance(value, dict):
+            fields = {field.name: field for field in kind.fields}
+            return {
+                one.name: _value(field.type, given, one.field_type)
+                if (field := fields.get(one.name)) is not None
+                and (given := value.get(field.name, field.default)) is not NO_DEFAULT
+                else None
+                for one in column.fields
+            }
+    return None
+
+
+def _whole(value: float, low: int, high: int) -> int | None:
+    return int(value) if low <= value <= high and value == int(value) else None
+
+
+def _nearest(value: Any, column: T.IcebergType) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf") if value > 0 else float("-inf")
+    if isinstance(column, T.DoubleType):
+        return number
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
+
+
+def _unscaled(data: bytes | None, scale: int, column: T.DecimalType) -> int | None:
+    number = int.from_bytes(data or b"", "big", signed=True)
+    if not data or number.bit_length() > MAX_DECIMAL_BITS:
+        return None
+    shifted = Decimal(number).scaleb(column.scale - scale, EXACT)
+    if shifted.copy_abs() >= 10**column.precision or shifted != shifted.to_integral_value():
+        return None
+    return int(shifted)
+
+
+def _latin(value: Any) -> bytes | None:
+    """Return the bytes that a default's text represents: one for each character."""
+    try:
+        return value.encode("latin-1") if isinstance(value, str) else None
+    except UnicodeEncodeError:
+        return None
+
+
+def _text(data: bytes | None) -> str | None:
+    try:
+        return None if data is None else data.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,241 @@
+"""Instructions that decode records of a resolved schema; see :mod:`topicberg.formats.columnar`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pyiceberg import types as T
+
+from topicberg.formats.avro.resolution import (
+    Choice,
+    Entries,
+    Form,
+    Items,
+    Member,
+    Node,
+    Row,
+    Scalar,
+    Skipped,
+    Unfit,
+)
+from topicberg.formats.avro.schema import Type
+from topicberg.formats.columnar.program import AvroOp, Code, NotCoveredError, Place, Skip, Store
+from topicberg.formats.columnar.times import Moment
+from topicberg.formats.connect_values import TEXTS
+
+MAX_INSTRUCTIONS = 100_000
+"""Of the values of a field that has no column: a type that is used many times is skipped as many
+times."""
+_IS_UTF8 = 1
+_MOMENTS = {
+    TEXTS["zoned-timestamp"]: Moment.ZONED,
+    TEXTS["iso-timestamp"]: Moment.LOCAL,
+    TEXTS["iso-date"]: Moment.DAY,
+    TEXTS["iso-time"]: Moment.TIME,
+}
+_WORD = 2**64
+
+
+def emit_row(code: Code, places: Mapping[str, Place], row: Row) -> None:
+    """Append the instructions that read the fields of a record.
+
+    :raises NotCoveredError: there are none
+    """
+    for name, value in row.defaults.items():
+        constant(code, places[name], value)
+    for _, column, node in row.parts:
+        if isinstance(node, Skipped):
+            skip(code, node.type)
+        else:
+            assert column is not None  # noqa: S101  other nodes have one
+            emit(code, places[column], node)
+
+
+def emit(code: Code, place: Place, node: Node) -> None:
+    """Append the instructions that read a value."""
+    match node:
+        case Scalar():
+            _scalar(code, place, node)
+        case Skipped():
+            skip(code, node.type)
+        case Unfit():
+            code.emit(AvroOp.FAIL, place)
+        case Choice():
+            branches = [
+                None if one is None else partial(emit, place=place, node=one)
+                for one in node.branches
+            ]
+            _union(code, branches)
+        case Member():
+            code.emit(AvroOp.PRESENT, place)
+            emit(code, place.field(node.name), node.inner)
+        case Items():
+            (item,) = place.inside
+            _items(code, place, lambda code: emit(code, item, node.inner))
+        case Entries():
+            key, value = place.inside
+
+            def entry(code: Code) -> None:
+                code.emit(AvroOp.TEXT, key, _IS_UTF8)
+                emit(code, value, node.inner)
+
+            _items(code, place, entry)
+            code.emit(AvroOp.UNIQUE, place, place.items, key.slot)
+        case Row():
+            code.emit(AvroOp.PRESENT, place)
+            emit_row(code, {inner.name: inner for inner in place.inside}, node)
+
+
+def _scalar(code: Code, place: Place, node: Scalar) -> None:
+    is_double = isinstance(node.column, T.DoubleType)
+    match node.form:
+        case Form.BOOLEAN:
+            code.emit(AvroOp.BOOLEAN, place)
+        case Form.WHOLE if isinstance(node.column, T.IntegerType | T.DateType):
+            code.emit(AvroOp.INT, place, *node.bounds)
+        case Form.WHOLE:
+            code.emit(AvroOp.LONG, place, *node.bounds, node.factor)
+        case Form.NEAREST:
+            near = AvroOp.NEAREST_DOUBLE if is_double else AvroOp.NEAREST_FLOAT
+            code.emit(near, place, *node.bounds)
+        case Form.FLOAT:
+            code.emit(AvroOp.WIDER if is_double else AvroOp.FLOAT, place)
+        case Form.DOUBLE:
+            code.emit(AvroOp.DOUBLE, place)
+        case Form.TEXT:
+            code.emit(AvroOp.TEXT, place, _IS_UTF8)
+        case Form.BINARY if node.size is None:
+            code.emit(AvroOp.TEXT, place)
+        case Form.BINARY:
+            code.emit(AvroOp.FIXED, place, node.size or 0)
+        case Form.ENUM:
+            first = code.text([symbol.encode() for symbol in node.symbols])
+            code.emit(AvroOp.ENUM, place, len(node.symbols), first)
+        case Form.DECIMAL:
+            _decimal(code, place, node)
+        case Form.CONNECT_TEXT:
+            assert node.text is not None  # noqa: S101  its form has it
+            code.emit(AvroOp.MOMENT, place, _MOMENTS[node.text])
+        case Form.NANOS:
+            code.emit(AvroOp.NANOS, place)
+        case Form.DECIMAL_TEXT:
+            code.emit(AvroOp.DECIMAL_TEXT, place, node.scale)
+        case Form.VARIABLE_DECIMAL:
+            code.emit(AvroOp.DECIMAL_TEXT, place, 0, 1 + (node.symbols[0] == "value"))
+
+
+def _decimal(code: Code, place: Place, node: Scalar) -> None:
+    """Append the instructions of a decimal; its limit is that of the writer's scale."""
+    assert isinstance(node.column, T.DecimalType)  # noqa: S101  its form is of such a column
+    zeros = node.column.scale - node.scale
+    limit = min(10 ** max(0, node.column.precision - zeros), 2**127 - 1)
+    size = -1 if node.size is None else node.size
+    code.emit(AvroOp.DECIMAL, place, size, *reversed(_halves(limit)))
+    if zeros:
+        code.emit(AvroOp.RESCALE, place, zeros)
+
+
+def _halves(number: int) -> tuple[int, int]:
+    """Return the lower and the higher half of a number, both with a sign."""
+    low, high = number % _WORD, (number >> 64) % _WORD
+    return low - _WORD * (low >> 63), high - _WORD * (high >> 63)
+
+
+def constant(code: Code, place: Place, value: Any) -> None:
+    """Append the instructions that write a stored value."""
+    if value is None:
+        return
+    match place.store:
+        case Store.NONE:
+            code.emit(AvroOp.PRESENT, place)
+            for inner in place.inside:
+                constant(code, inner, value[inner.name])
+        case Store.ITEMS:
+            code.emit(AvroOp.PRESENT, place)
+            for item in value:
+                parts = (item,) if len(place.inside) == 1 else item
+                for inner, part in zip(place.inside, parts, strict=True):
+                    constant(code, inner, part)
+                code.emit_value(AvroOp.VALUE, place.items)
+        case Store.TEXT:
+            text = value.encode() if isinstance(value, str) else value
+            code.emit(AvroOp.CONSTANT, place, code.text([text]))
+        case _:
+            if isinstance(value, float):
+                kind = "<d" if place.store == Store.INT64 else "<f"
+                value = int.from_bytes(struct.pack(kind, value), "little", signed=True)
+            code.emit(AvroOp.NUMBER, place, int(place.store), *_halves(int(value)))
+
+
+def _union(code: Code, branches: Sequence[Skip | None]) -> None:
+    """Append the instructions of a union; a branch of None: null."""
+    union = code.emit(AvroOp.UNION, None, len(branches), len(code.targets))
+    first = len(code.targets)
+    code.targets += [0] * len(branches)
+    jumps: list[int] = []
+    for number, branch in enumerate(branches):
+        code.targets[first + number] = code.at
+        if branch is not None:
+            branch(code)
+        jumps.append(code.emit(AvroOp.JUMP, None))
+    assert code.instructions[union][4] == first  # noqa: S101  nested unions come later
+    for jump in jumps:
+        code.instructions[jump][3] = code.at
+
+
+def _items(code: Code, place: Place | None, item: Skip) -> None:
+    """Append the instructions of an array or a map; each item has a byte (:mod:`.schema`)."""
+    domain = place.items if place else 0
+    array = code.emit(AvroOp.ARRAY, place, domain or -1)
+    code.instructions[array][4] = code.at
+    item(code)
+    code.emit_value(AvroOp.ITEM, domain)
+    code.instructions[array][5] = code.at
+
+
+def skip(code: Code, kind: Type) -> None:
+    """Append the instructions that skip a value without a column.
+
+    :raises NotCoveredError: the type is recursive, or has too many parts
+    """
+    _skip(code, kind, (), code.at + MAX_INSTRUCTIONS)
+
+
+def _skip(code: Code, kind: Type, around: tuple[Type, ...], end: int) -> None:
+    if code.at > end:
+        raise NotCoveredError(f"{kind} has too many parts")
+    if kind in around:
+        raise NotCoveredError(f"{kind} is recursive")
+    inside = (*around, kind)
+    match kind.kind:
+        case "boolean":
+            code.emit(AvroOp.SKIP_BYTES, None, 1)
+        case "float" | "double":
+            code.emit(AvroOp.SKIP_BYTES, None, struct.calcsize(kind.kind[0]))
+        case "fixed":
+            code.emit(AvroOp.SKIP_BYTES, None, kind.size)
+        case "int" | "long" | "enum":
+            code.emit(AvroOp.SKIP_NUMBER, None)
+        case "bytes" | "string":
+            code.emit(AvroOp.SKIP_TEXT, None)
+        case "record":
+            for field in kind.fields:
+                _skip(code, field.type, inside, end)
+        case "array" | "map":
+
+            def item(code: Code) -> None:
+                if kind.kind == "map":
+                    code.emit(AvroOp.SKIP_TEXT, None)
+                assert kind.inner is not None  # noqa: S101  it has one
+                _skip(code, kind.inner, inside, end)
+
+            _items(code, None, item)
+        case "union":
+
+            def branch(one: Type) -> Callable[[Code], None] | None:
+                return None if one.kind == "null" else lambda code: _skip(code, one, inside, end)
+
+            _union(code, [branch(one) for one in kind.branches])

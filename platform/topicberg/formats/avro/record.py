@@ -1,0 +1,468 @@
+"""The reference decoder of Avro: the bytes of a record become stored values, or a reason.
+
+:func:`record_decoder` makes a function for each node of a resolved schema, once; then these read
+the values of a record one after another. All of them take a :class:`Cursor`, and raise
+:class:`InvalidError` where a value is wrong. Functions around them add the path to it.
+
+Source: Avro's specification, "Binary Encoding". Every spelling of a number that has at most ten
+bytes and 64 bits is read. A value without a column is skipped, whatever it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import numpy as np
+from pyiceberg import types as T
+
+from topicberg.formats import RecordDecoder
+from topicberg.formats.avro.defaults import EXACT, MAX_DECIMAL_BITS
+from topicberg.formats.avro.resolution import (
+    Choice,
+    Entries,
+    Form,
+    Items,
+    Member,
+    Node,
+    Row,
+    Scalar,
+    Skipped,
+    Unfit,
+)
+from topicberg.formats.avro.schema import Type
+from topicberg.formats.connect_values import (
+    INFINITE_NANOS,
+    MAX_DECIMAL_BYTES,
+    MAX_SCALE,
+    parsed,
+    unscaled_text,
+)
+from topicberg.formats.reasons import MalformedError, field_at, shortened, type_name
+
+_WORD, _MAX_BYTES = 64, 10
+"""Bits of a number, and bytes that encode it."""
+_BYTES = {"boolean": 1, "float": 4, "double": 8}
+
+
+class InvalidError(Exception):
+    """A value is invalid. ``path`` and ``kind`` are its place, as far as it is known."""
+
+    def __init__(self, problem: str, kind: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem, self.kind, self.path = problem, kind, ""
+
+    def inside(self, path: str, kind: str) -> InvalidError:
+        """Add what is around the value: the end of its path, and its type."""
+        self.path = path + self.path
+        self.kind = self.kind or kind
+        return self
+
+    @property
+    def reason(self) -> str:
+        return f"{field_at(self.path.removeprefix('.'), self.kind)}: {self.problem}"
+
+
+class Cursor:
+    """The bytes of a record, read from the first to the last."""
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, count: int) -> bytes:
+        begin, end = self.at, self.at + count
+        if count < 0 or end > len(self.data):
+            raise self.too_short(f"{count} byte{'' if count == 1 else 's'}")
+        self.at = end
+        return self.data[begin:end]
+
+    def number(self) -> int:
+        """Read a zig-zag varint."""
+        data, at = self.data, self.at
+        bits = shift = 0
+        for byte in data[at : at + _MAX_BYTES]:
+            if byte < 0x80:
+                bits |= byte << shift
+                if bits >> _WORD:
+                    break
+                self.at = at + shift // 7 + 1
+                return (bits >> 1) ^ -(bits & 1)
+            bits |= (byte & 0x7F) << shift
+            shift += 7
+        if len(data) - at < _MAX_BYTES:
+            self.at = len(data)
+            raise self.too_short("1 byte")
+        raise InvalidError(
+            f"the bytes up to byte {at + _MAX_BYTES} are not a number of {_WORD} bits"
+        )
+
+    def bytes(self) -> bytes:
+        """Read bytes after their length."""
+        return self.take(self.number())
+
+    def text(self) -> str:
+        data = self.bytes()
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidError(
+                f"value {shortened(str(data))} is not UTF-8 at its byte {error.start}"
+            ) from None
+
+    def index(self, count: int, of: str, kind: str | None = None) -> int:
+        """Read the index of a branch or a symbol."""
+        index = self.number()
+        if not 0 <= index < count:
+            name = "branch" if of == "union" else "symbol"
+            raise InvalidError(f"there is no {name} {index}, the {of} has {count}", kind)
+        return index
+
+    def block(self) -> int:
+        """Read how many items of an array or a map follow; 0: none. Each has a byte at least."""
+        count = self.number()
+        if count < 0:
+            self.number()  # of bytes
+            count = -count
+        if count > len(self.data) - self.at:
+            raise self.too_short(f"{count} items")
+        return count
+
+    def items(self) -> Iterator[None]:
+        while count := self.block():
+            for _ in range(count):
+                yield
+
+    def too_short(self, expected: str) -> InvalidError:
+        return InvalidError(
+            f"{expected} expected at byte {self.at}, but the record ends at byte {len(self.data)}"
+        )
+
+
+Read = Callable[[Cursor], Any]
+
+
+class Reader(NamedTuple):
+    """How a value is read. ``kind``: its type in a reason."""
+
+    kind: str
+    read: Read
+
+
+def record_decoder(row: Row, schema_id: int) -> RecordDecoder:
+    """Return how records of a schema are decoded.
+
+    Defaults of lists, maps and structs are the same objects in every row.
+    """
+    read = _fields(row, dict(row.defaults))
+
+    def decode(payload: bytes) -> dict[str, Any]:
+        cursor, reason = Cursor(payload), ""
+        values: dict[str, Any] = {}
+        try:
+            values = read(cursor)
+        except InvalidError as error:
+            reason = error.reason
+        if reason:  # not within the handler: a chain of exceptions is slow
+            raise MalformedError(reason)
+        if cursor.at < len(payload):
+            raise MalformedError(
+                f"the record ends at byte {cursor.at}, but there are {len(payload)} bytes: it was "
+                f"written with another schema than {schema_id}"
+            )
+        return values
+
+    return decode
+
+
+def _reader(node: Node) -> Reader:
+    match node:
+        case Scalar():
+            return Reader(type_name(node.column), _SCALARS[node.form](node))
+        case Skipped():
+            label = type_name(node.column) if node.column is not None else str(node.type)
+            return Reader(label, lambda cursor: skip(cursor, node.type))
+        case Unfit():
+            return Reader(type_name(node.column), _unfit(node))
+        case Choice():
+            return Reader("union", _choice(node))
+        case Member():
+            return _member(node)
+        case Items():
+            return Reader(type_name(node.column), _items(node))
+        case Entries():
+            return Reader(type_name(node.column), _entries(node))
+        case Row():
+            names = [field.name for field in node.column.fields]
+            values = {**dict.fromkeys(names), **node.defaults}
+            return Reader(type_name(node.column), _fields(node, values))
+
+
+# --- values with parts ---
+
+
+def _fields(row: Row, values: dict[str, Any]) -> Read:
+    """:param values: those of columns that the writer lacks"""
+    parts = [(name, column, *_reader(node)) for name, column, node in row.parts]
+
+    def read(cursor: Cursor) -> dict[str, Any]:
+        found = values.copy()
+        for name, column, kind, read_field in parts:
+            try:
+                value = read_field(cursor)
+            except InvalidError as error:
+                raise error.inside(f".{name}", kind) from None
+            if column is not None:
+                found[column] = value
+        return found
+
+    return read
+
+
+def _items(node: Items) -> Read:
+    kind, read_item = _reader(node.inner)
+
+    def read(cursor: Cursor) -> list[Any]:
+        found: list[Any] = []
+        for _ in cursor.items():
+            try:
+                found.append(read_item(cursor))
+            except InvalidError as error:
+                raise error.inside(f"[{len(found)}]", kind) from None
+        return found
+
+    return read
+
+
+def _entries(node: Entries) -> Read:
+    """Return how a map is read; of a key that is there twice, the last value counts."""
+    kind, read_value = _reader(node.inner)
+
+    def read(cursor: Cursor) -> list[tuple[str, Any]]:
+        found: dict[str, Any] = {}
+        for _ in cursor.items():
+            try:
+                key = cursor.text()
+            except InvalidError as error:
+                raise error.inside("", "key of a map") from None
+            try:
+                found[key] = read_value(cursor)
+            except InvalidError as error:
+                raise error.inside(f"[{shortened(key)}]", kind) from None
+        return list(found.items())
+
+    return read
+
+
+def _choice(node: Choice) -> Read:
+    branches = [None if one is None else _reader(one) for one in node.branches]
+    count = len(branches)
+
+    def read(cursor: Cursor) -> Any:
+        branch = branches[cursor.index(count, "union", "union")]
+        if branch is None:
+            return None
+        try:
+            return branch.read(cursor)
+        except InvalidError as error:
+            raise error.inside("", branch.kind) from None
+
+    return read
+
+
+def _member(node: Member) -> Reader:
+    kind, read_inner = _reader(node.inner)
+    members: dict[str, Any] = dict.fromkeys(field.name for field in node.column.fields)
+
+    def read(cursor: Cursor) -> dict[str, Any]:
+        return {**members, node.name: read_inner(cursor)}
+
+    return Reader(kind, read)
+
+
+def _unfit(node: Unfit) -> Read:
+    def read(cursor: Cursor) -> None:
+        raise InvalidError(f"a value of the type {node.type} does not fit")
+
+    return read
+
+
+def skip(cursor: Cursor, kind: Type) -> None:
+    """Read a value without a column.
+
+    It may be recursive, and nested as deeply as the record is long.
+    """
+    # The last one is next. Numbers: the items of an array or a map that are left in its block.
+    following: list[tuple[Type, int]] = [(kind, 0)]
+    try:
+        while following:
+            kind, left = following.pop()
+            match kind.kind:
+                case "boolean" | "float" | "double":
+                    cursor.take(_BYTES[kind.kind])
+                case "fixed":
+                    cursor.take(kind.size)
+                case "int" | "long" | "enum":
+                    cursor.number()
+                case "bytes" | "string":
+                    cursor.bytes()
+                case "record":
+                    following += [(field.type, 0) for field in reversed(kind.fields)]
+                case "union":
+                    branches = kind.branches
+                    following.append((branches[cursor.index(len(branches), "union", "union")], 0))
+                case "array" | "map":
+                    if left := left or cursor.block():
+                        if kind.kind == "map":
+                            cursor.bytes()
+                        assert kind.inner is not None  # noqa: S101  it has one
+                        following += [(kind, left - 1), (kind.inner, 0)]
+    except InvalidError as error:
+        raise error.inside("", str(kind)) from None
+
+
+# --- values without parts ---
+
+
+def _boolean(node: Scalar) -> Read:
+    def read(cursor: Cursor) -> bool:
+        (byte,) = cursor.take(1)
+        if byte > 1:
+            raise InvalidError(f"value {byte} is neither 0 nor 1")
+        return byte == 1
+
+    return read
+
+
+def _whole(node: Scalar) -> Read:
+    (low, high), factor, problem = node.bounds, node.factor, node.problem
+
+    def read(cursor: Cursor) -> int:
+        number = cursor.number()
+        if low <= number <= high:
+            return number * factor
+        raise InvalidError(f"value {number} {problem}")
+
+    return read
+
+
+def _nearest(node: Scalar) -> Read:
+    whole = _whole(node)
+    if isinstance(node.column, T.DoubleType):
+        return lambda cursor: float(whole(cursor))
+    return lambda cursor: float(np.int64(whole(cursor)).astype(np.float32))
+
+
+def _ieee(node: Scalar) -> Read:
+    code = struct.Struct("<f" if node.form is Form.FLOAT else "<d")
+
+    def read(cursor: Cursor) -> float:
+        value: float = code.unpack(cursor.take(code.size))[0]
+        return value
+
+    return read
+
+
+def _enum(node: Scalar) -> Read:
+    symbols = node.symbols
+    return lambda cursor: symbols[cursor.index(len(symbols), "enum")]
+
+
+def _binary(node: Scalar) -> Read:
+    size = node.size
+    return Cursor.bytes if size is None else lambda cursor: cursor.take(size)
+
+
+def _decimal(node: Scalar) -> Read:
+    column = node.column
+    assert isinstance(column, T.DecimalType)  # noqa: S101  its form is of such a column
+    read_bytes, shift, limit = _binary(node), column.scale - node.scale, 10**column.precision
+
+    def read(cursor: Cursor) -> int:
+        data = read_bytes(cursor)
+        if not data:
+            raise InvalidError("a decimal has at least one byte")
+        unscaled = int.from_bytes(data, "big", signed=True)
+        if unscaled.bit_length() > MAX_DECIMAL_BITS:
+            raise InvalidError(f"the value has {len(data)} bytes, exceeds the precision")
+        number, rest = unscaled, 0
+        if shift > 0:
+            number *= 10**shift
+        elif shift < 0:
+            number, rest = divmod(abs(unscaled), 10**-shift)
+            number = -number if unscaled < 0 else number
+        if rest or abs(number) >= limit:
+            problem = "precision" if abs(number) >= limit else "scale"
+            value = Decimal(unscaled).scaleb(-node.scale, EXACT)
+            raise InvalidError(f"value {shortened(str(value))} exceeds the {problem}")
+        return number
+
+    return read
+
+
+def _connect_text(node: Scalar) -> Read:
+    text = node.text
+    assert text is not None  # noqa: S101  its form has it
+
+    def read(cursor: Cursor) -> int:
+        found = cursor.text()
+        value = parsed(text, found)
+        if value is None:
+            raise InvalidError(f'value "{shortened(found)}" is not {text.what}')
+        return value
+
+    return read
+
+
+def _nanos(node: Scalar) -> Read:
+    def read(cursor: Cursor) -> int:
+        number = cursor.number()
+        if number in INFINITE_NANOS:
+            raise InvalidError(f"value {number} (nanoseconds) is infinite")
+        return number // 1_000
+
+    return read
+
+
+def _decimal_text(node: Scalar) -> Read:
+    return lambda cursor: _unscaled(cursor.bytes(), node.scale)
+
+
+def _variable_decimal(node: Scalar) -> Read:
+    def read(cursor: Cursor) -> str:
+        found: dict[str, Any] = {
+            name: cursor.number() if name == "scale" else cursor.bytes() for name in node.symbols
+        }
+        return _unscaled(found["value"], found["scale"])
+
+    return read
+
+
+def _unscaled(data: bytes, scale: int) -> str:
+    if not data:
+        raise InvalidError("a decimal has at least one byte")
+    if len(data) > MAX_DECIMAL_BYTES:
+        raise InvalidError(f"the decimal has {len(data)} bytes, the limit is {MAX_DECIMAL_BYTES}")
+    if abs(scale) > MAX_SCALE:
+        raise InvalidError(f"the decimal has the scale {scale}, beyond {MAX_SCALE}")
+    return unscaled_text(data, scale)
+
+
+_SCALARS: dict[Form, Callable[[Scalar], Read]] = {
+    Form.BOOLEAN: _boolean,
+    Form.WHOLE: _whole,
+    Form.NEAREST: _nearest,
+    Form.FLOAT: _ieee,
+    Form.DOUBLE: _ieee,
+    Form.TEXT: lambda _: Cursor.text,
+    Form.BINARY: _binary,
+    Form.ENUM: _enum,
+    Form.DECIMAL: _decimal,
+    Form.CONNECT_TEXT: _connect_text,
+    Form.NANOS: _nanos,
+    Form.DECIMAL_TEXT: _decimal_text,
+    Form.VARIABLE_DECIMAL: _variable_decimal,
+}

@@ -1,0 +1,382 @@
+"""How a record of one Avro schema becomes a row of a table that other schemas defined too.
+
+Each type of the writer is resolved to the column of its values, and to the latest schema's type.
+The result is a tree of what the bytes have, in their order: the reference decoder reads a record by
+it (:mod:`.record`), and instructions (:mod:`.program`) and Spark's expression (:mod:`.spark`) are
+made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from pyiceberg import types as T
+
+from topicberg.formats.avro.defaults import UNITS, default
+from topicberg.formats.avro.schema import Field, Type
+from topicberg.formats.bounds import DAYS, INT, LONG, MAX_PRECISION, MICROS
+from topicberg.formats.connect_values import MAX_SCALE, TEXTS, Text
+
+_PROMOTED = {
+    "int": ("long", "float", "double"),
+    "long": ("float", "double"),
+    "float": ("double",),
+    "string": ("bytes",),
+    "bytes": ("string",),
+    "enum": ("string",),
+}
+_NAMED = ("record", "enum", "fixed")
+_CONTAINERS = ("record", "array", "map")
+_BOUNDS = {"int": INT, "long": LONG}
+
+
+class Form(Enum):
+    """How a single value is read."""
+
+    BOOLEAN = 1
+    WHOLE = 2
+    """A number within ``bounds``, times ``factor``."""
+    NEAREST = 3
+    """A number within ``bounds``, as the nearest float or double."""
+    FLOAT = 4
+    DOUBLE = 5
+    TEXT = 6
+    BINARY = 7
+    """``size`` bytes; None: their number precedes them."""
+    ENUM = 8
+    """One of ``symbols``, by its index."""
+    DECIMAL = 9
+    """An unscaled number in ``size`` bytes, of ``scale``."""
+    CONNECT_TEXT = 10
+    """A text of the kind ``text``."""
+    NANOS = 11
+    """Nanoseconds since 1970; what is beyond microseconds is dropped."""
+    DECIMAL_TEXT = 12
+    """An unscaled number of ``scale``, as text."""
+    VARIABLE_DECIMAL = 13
+    """A record of a scale and an unscaled number, in the order of ``symbols``, as text."""
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value without parts, and its column."""
+
+    form: Form
+    column: T.IcebergType
+    bounds: tuple[int, int] = LONG
+    factor: int = 1
+    problem: str = "is out of range"
+    """What is wrong with a number beyond ``bounds``."""
+    size: int | None = None
+    scale: int = 0
+    symbols: tuple[str, ...] = ()
+    text: Text | None = None
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A value that has no column, or whose column is null."""
+
+    type: Type
+    column: T.IcebergType | None
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A value that its column cannot hold: a record that has it is malformed."""
+
+    type: Type
+    column: T.IcebergType
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value of a union. ``branches``: None is null."""
+
+    branches: tuple[Node | None, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A value that is a member of its column, which is a union's; the other members are null."""
+
+    name: str
+    inner: Node
+    column: T.StructType
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of an array."""
+
+    inner: Node
+    column: T.ListType
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The values of a map."""
+
+    inner: Node
+    column: T.MapType
+
+
+@dataclass(frozen=True)
+class Row:
+    """The fields of a record.
+
+    ``parts``: the writer's fields in order, each with the name of its column, if there is one.
+    ``defaults``: the stored values of columns that the writer lacks, unless they are null.
+    """
+
+    parts: tuple[tuple[str, str | None, Node], ...]
+    defaults: Mapping[str, Any]
+    column: T.StructType
+
+    @property
+    def read(self) -> dict[str, Node]:
+        """What the columns that the writer has are read from."""
+        return {name: node for _, name, node in self.parts if name is not None}
+
+
+Node = Scalar | Skipped | Unfit | Choice | Member | Items | Entries | Row
+
+
+def sources(writer: Type, latest: Type | None) -> dict[str, Field]:
+    """Return the writer's fields by the names of the columns that they go to.
+
+    These names are the latest schema's, also for fields that it renames with an alias, and the
+    writer's own for fields that the latest schema does not have.
+    """
+    own = {field.name: field for field in writer.fields}
+    newest = latest.fields if latest else []
+    found = {field.name: own[field.name] for field in newest if field.name in own}
+    used = set(found)
+    for field in newest:
+        alias = next((name for name in field.aliases if name in own and name not in used), None)
+        if field.name not in own and alias is not None:
+            found[field.name] = own[alias]
+            used.add(alias)
+    return found | {name: field for name, field in own.items() if name not in used}
+
+
+def resolve(writer: Type, latest: Type | None, columns: Sequence[T.NestedField]) -> Row:
+    """Resolve the fields of a record to columns, by name."""
+    by_name = {column.name: column for column in columns}
+    newest = {field.name: field for field in latest.fields} if latest else {}
+    targets = {
+        id(field): by_name[name]
+        for name, field in sources(writer, latest).items()
+        if name in by_name
+    }
+    parts: list[tuple[str, str | None, Node]] = []
+    for field in writer.fields:
+        if (column := targets.get(id(field))) is None:
+            parts.append((field.name, None, Skipped(field.type, None)))
+        else:
+            new = newest.get(column.name)
+            node = _value(field.type, new.type if new else None, column.field_type)
+            parts.append((field.name, column.name, node))
+    have = {name for _, name, _ in parts}
+    defaults = {
+        column.name: value
+        for column in columns
+        if column.name not in have
+        and (new := newest.get(column.name)) is not None
+        and (value := default(new, column.field_type)) is not None
+    }
+    return Row(tuple(parts), defaults, T.StructType(*columns))
+
+
+def _value(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
+    if latest is not None and not latest.members:
+        latest = None
+    members = writer.members
+    if not members:
+        return Skipped(writer, column)
+    if writer.kind != "union":
+        return _branch(writer, None, latest, column)
+    nodes: list[Node | None] = []
+    place = -1
+    for one in writer.branches:
+        if one.kind == "null":
+            nodes.append(None)
+            continue
+        place += 1
+        nodes.append(_branch(one, place if writer.has_members else None, latest, column))
+    return Choice(tuple(nodes))
+
+
+def _branch(writer: Type, place: int | None, latest: Type | None, column: T.IcebergType) -> Node:
+    """Resolve a type that is not a union to the column, or to a member of the column.
+
+    :param place: index of the type in the writer's union; None: its column has no members
+    """
+    fields = column.fields if isinstance(column, T.StructType) else ()
+    columns = {field.name: field for field in fields}
+    kept = None if place is None else columns.get(f"member{place}")
+    shares_fields = not columns.keys().isdisjoint(field.name for field in writer.fields)
+    if latest is None:
+        # The latest schema dropped the field; the column is of this or another version.
+        if kept is not None:
+            return _member(writer, None, column, kept)
+        if _has_only_members(columns) and not shares_fields:
+            return Unfit(writer, column)
+        return _direct(writer, None, column)
+    options = latest.members
+    if latest.has_members:
+        index = _match(writer, options)
+        if index is not None and (member := columns.get(f"member{index}")) is not None:
+            return _member(writer, options[index], column, member)
+        if kept is not None and place is not None and place >= len(options):
+            return _member(writer, None, column, kept)
+        return _direct(writer, None, column) if shares_fields else Unfit(writer, column)
+    # Of several records, only the record of that name is what the column is of now.
+    is_named = place is not None and writer.kind in _NAMED and writer.kind == options[0].kind
+    if is_named and _match(writer, options) is None:
+        return _member(writer, None, column, kept) if kept is not None else Unfit(writer, column)
+    return _direct(writer, options[0] if len(options) == 1 else None, column)
+
+
+def _member(
+    writer: Type, latest: Type | None, column: T.IcebergType, member: T.NestedField
+) -> Node:
+    assert isinstance(column, T.StructType)  # noqa: S101  it has the member
+    return Member(member.name, _direct(writer, latest, member.field_type), column)
+
+
+def _direct(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
+    """Resolve a type that is not a union to a column as a whole."""
+    if latest is not None and latest.kind != writer.kind and writer.kind in _CONTAINERS:
+        latest = None
+    match writer.kind, column:
+        case "record", T.StructType():
+            return resolve(writer, latest, column.fields)
+        case "array", T.ListType():
+            assert writer.inner is not None  # noqa: S101  it is an array
+            return Items(_value(writer.inner, latest and latest.inner, column.element_type), column)
+        case "map", T.MapType():
+            assert writer.inner is not None  # noqa: S101  it is a map
+            return Entries(_value(writer.inner, latest and latest.inner, column.value_type), column)
+    return _scalar(writer, latest, column) or Unfit(writer, column)
+
+
+def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> Scalar | None:
+    """Resolve a type to a column of one value; None if no value of the type fits.
+
+    If only one of the two schemas has a logical type, it gives the number its meaning.
+    """
+    kind, meaning = writer.kind, _meaning(writer)
+    if (meaning or "").startswith("topicberg."):
+        return _connect(writer, column)
+    new = _meaning(latest) if latest else None
+    bounds = _BOUNDS.get(kind, LONG)
+    is_whole = kind in _BOUNDS
+    size = writer.size if kind == "fixed" else None
+    means_the_same = meaning is None or new in (None, meaning)
+    match column:
+        case T.BooleanType() if kind == "boolean":
+            return Scalar(Form.BOOLEAN, column)
+        case T.IntegerType() if kind == "int" and means_the_same:
+            return Scalar(Form.WHOLE, column, bounds)
+        case T.LongType() if is_whole and means_the_same:
+            return Scalar(Form.WHOLE, column, bounds)
+        case T.FloatType() | T.DoubleType() if is_whole:
+            return Scalar(Form.NEAREST, column, bounds)
+        case T.FloatType() | T.DoubleType() if kind == "float":
+            return Scalar(Form.FLOAT, column)
+        case T.DoubleType() if kind == "double":
+            return Scalar(Form.DOUBLE, column)
+        case T.StringType() if kind == "enum":
+            return Scalar(Form.ENUM, column, symbols=writer.symbols)
+        case T.StringType() if kind == "string" or (kind == "bytes" and meaning is None):
+            return Scalar(Form.TEXT, column)
+        case T.BinaryType() if kind in ("bytes", "string", "fixed"):
+            return Scalar(Form.BINARY, column, size=size)
+        case T.DateType() if kind == "int" and (meaning or new) == "date":
+            problem = "is not a day of the years 1 to 9999"
+            return Scalar(Form.WHOLE, column, DAYS, problem=problem)
+        case T.TimestamptzType() | T.TimestampType() if is_whole:
+            return _timestamp(column, bounds, meaning or new or "")
+        case T.DecimalType() if kind in ("bytes", "fixed"):
+            scaled = writer if meaning else latest
+            if scaled is not None and scaled.is_decimal and scaled.scale <= MAX_PRECISION:
+                return Scalar(Form.DECIMAL, column, size=size, scale=scaled.scale)
+    return None
+
+
+def _timestamp(column: T.IcebergType, bounds: tuple[int, int], meaning: str) -> Scalar | None:
+    """:param meaning: the logical type; None is returned if it is not of the column's kind"""
+    is_local = isinstance(column, T.TimestampType)
+    place, _, unit = meaning.rpartition("timestamp-")
+    if unit not in UNITS or place != ("local-" if is_local else ""):
+        return None
+    factor = UNITS[unit]
+    problem = f"({meaning}) is not of the years 1 to 9999"
+    if bounds == INT:
+        problem = f"({meaning}) is out of range"
+    else:
+        bounds = MICROS[0] // factor, MICROS[1] // factor
+    return Scalar(Form.WHOLE, column, bounds, factor, problem)
+
+
+def _connect(writer: Type, column: T.IcebergType) -> Scalar | None:
+    """Resolve a type of :mod:`topicberg.formats.connect`."""
+    text = TEXTS.get((writer.logical or "").removeprefix("topicberg."))
+    if text is not None:
+        if isinstance(column, T.StringType):
+            return Scalar(Form.TEXT, column)
+        is_of = isinstance(column, text.column)
+        return Scalar(Form.CONNECT_TEXT, column, text=text) if is_of else None
+    names = tuple(field.name for field in writer.fields)
+    kinds = {field.name: field.type.kind for field in writer.fields}
+    match writer.logical, column:
+        case "topicberg.nano-timestamp", T.TimestampType():
+            return Scalar(Form.NANOS, column)
+        case "topicberg.decimal", T.StringType():
+            scale = writer.scale
+            if type(scale) is int and abs(scale) <= MAX_SCALE:
+                return Scalar(Form.DECIMAL_TEXT, column, scale=scale)
+        case "topicberg.variable-decimal", T.StringType():
+            if kinds == {"scale": "int", "value": "bytes"}:
+                return Scalar(Form.VARIABLE_DECIMAL, column, symbols=names)
+    return None
+
+
+def _has_only_members(columns: Mapping[str, T.NestedField]) -> bool:
+    names = [f"member{index}" for index in range(len(columns))]
+    return bool(columns) and list(columns) == names
+
+
+def _meaning(kind: Type) -> str | None:
+    """Return the logical type; None if the number or the bytes have no further meaning."""
+    return None if kind.logical == "decimal" and not kind.is_decimal else kind.logical
+
+
+def _match(branch: Type, options: Sequence[Type]) -> int | None:
+    """Return the index of the latest union's branch that a branch of the writer's is."""
+    alike = [index for index, one in enumerate(options) if one.kind == branch.kind]
+    if branch.kind in _NAMED:
+        short = branch.name.rpartition(".")[2]
+        same = [
+            index
+            for index in alike
+            if branch.name == options[index].name or branch.name in options[index].aliases
+        ]
+        alike = same or [i for i in alike if options[i].name.rpartition(".")[2] == short]
+    if alike:
+        return alike[0]
+    wider = _PROMOTED.get(branch.kind, ())
+    promoted = [index for index, one in enumerate(options) if one.kind in wider]
+    if promoted:
+        return promoted[0]
+    # The latest version narrowed it; the column may still be of the wider type.
+    narrowed = [
+        (_PROMOTED[one.kind].index(branch.kind), index)
+        for index, one in enumerate(options)
+        if branch.kind in _PROMOTED.get(one.kind, ()) and one.logical == branch.logical
+    ]
+    return min(narrowed)[1] if narrowed else None

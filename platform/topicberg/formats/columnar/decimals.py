@@ -1,0 +1,133 @@
+"""Decimals of 128 bits at addresses, for compiled code."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topicberg.formats.columnar.memory import (
+    compiled,
+    load_byte,
+    load_int64,
+    multiply_high,
+    store_byte,
+    store_int64,
+)
+
+MAX_BYTES = 16
+"""Of a decimal that compiled code reads."""
+MAX_ZEROS = 64
+"""The scale, and the zeros after it, of a decimal that compiled code writes as text."""
+MAX_DIGITS = 40
+POWERS_HIGH = np.array([10**power >> 64 for power in range(39)], np.int64)
+POWERS_LOW = np.array([10**power % 2**64 for power in range(39)], np.uint64)
+"""Halves of the powers of ten."""
+_TEN = np.uint64(10)
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+
+
+@compiled
+def reaches(high, low, limit_high, limit_low):  # type: ignore[no-untyped-def]
+    """Return whether the absolute value of a number is at least a limit; both are halves."""
+    if high < 0:
+        low = ~low + np.uint64(1)
+        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+    # The absolute value of the least number exceeds 127 bits.
+    return high < 0 or high > limit_high or (high == limit_high and low >= limit_low)
+
+
+@compiled
+def rescaled(high, low, zeros):  # type: ignore[no-untyped-def]
+    """Append zeros to a number, which do not exceed it, or remove some.
+
+    :param zeros: negative: how many to remove
+    :returns: its halves, and whether the zeros were there to be removed
+    """
+    is_negative = high < 0
+    if is_negative:
+        low = ~low + np.uint64(1)
+        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+    top = np.uint64(high)
+    for _ in range(zeros):
+        top = top * _TEN + multiply_high(low, _TEN)
+        low = low * _TEN
+    for _ in range(-zeros):
+        rest = top % _TEN
+        top //= _TEN
+        upper = (rest << _HALF) | (low >> _HALF)
+        lower = ((upper % _TEN) << _HALF) | (low & _LOW)
+        if lower % _TEN:
+            return high, low, False
+        low = ((upper // _TEN) << _HALF) | (lower // _TEN)
+    high = np.int64(top)
+    if is_negative:
+        low = ~low + np.uint64(1)
+        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+    return high, low, True
+
+
+@compiled
+def rescale(at, zeros):  # type: ignore[no-untyped-def]
+    """Do the same for the number at an address; return whether the zeros were there."""
+    high, low, is_exact = rescaled(load_int64(at + 8), np.uint64(load_int64(at)), zeros)
+    if is_exact:
+        store_int64(at, np.int64(low))
+        store_int64(at + 8, high)
+    return is_exact
+
+
+@compiled
+def unscaled(at, size):  # type: ignore[no-untyped-def]
+    """Return a number of 1 to 16 bytes, the first byte first: its high and its low half."""
+    high = np.int64(-1) if load_byte(at) >= 0x80 else np.int64(0)
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) if load_byte(at) >= 0x80 else np.uint64(0)
+    for place in range(at, at + size):
+        high = (high << 8) | np.int64(low >> np.uint64(56))
+        low = (low << np.uint64(8)) | np.uint64(load_byte(place))
+    return high, low
+
+
+@compiled
+def write_decimal(high, low, scale, target, room, digits):  # type: ignore[no-untyped-def]
+    """Write a decimal as text, and return how many bytes it has, or -1 if there is no room.
+
+    :param scale: digits behind the point; negative: zeros before it
+    :param digits: memory for :data:`MAX_DIGITS` digits
+    """
+    is_negative = high < 0
+    if is_negative:
+        low = ~low + np.uint64(1)
+        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+    top = np.uint64(high)
+    count = 0
+    while top > 0 or low > 0:
+        if top > 0:
+            rest = top % _TEN
+            top //= _TEN
+            upper = (rest << _HALF) | (low >> _HALF)
+            lower = ((upper % _TEN) << _HALF) | (low & _LOW)
+            digits[count] = np.uint8(lower % _TEN)
+            low = ((upper // _TEN) << _HALF) | (lower // _TEN)
+        else:
+            digits[count] = np.uint8(low % _TEN)
+            low //= _TEN
+        count += 1
+    zeros = -scale if scale < 0 and count > 0 else 0
+    behind = max(scale, 0)
+    whole = max(count - behind, 1)
+    size = np.int64(is_negative) + whole + zeros + (1 + behind if behind else 0)
+    if size > room:
+        return np.int64(-1)
+    if is_negative:
+        store_byte(target, np.uint8(45))
+        target += 1
+    for place in range(behind + whole - 1, -1, -1):
+        if behind and place == behind - 1:
+            store_byte(target, np.uint8(46))
+            target += 1
+        store_byte(target, np.uint8(48) + (digits[place] if place < count else np.uint8(0)))
+        target += 1
+    for _ in range(zeros):
+        store_byte(target, np.uint8(48))
+        target += 1
+    return size

@@ -1,0 +1,216 @@
+"""Any JSON value as text in one form, as :mod:`topicberg.formats.json.syntax` has it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from topicberg.formats.columnar.json_numbers import number
+from topicberg.formats.columnar.json_text import (
+    MAX_SKIPPED,
+    at_byte,
+    has_special,
+    is_word,
+    space,
+    text,
+)
+from topicberg.formats.columnar.memory import compiled, copy, get, load_byte, put, store_byte
+
+_MEMBERS = 256
+"""Of all objects in each other."""
+_MOST_SORTED = 64
+"""Members of one object that are not in order."""
+SCRATCH_WORDS = 2 * _MEMBERS + MAX_SKIPPED + 1
+_EXCEPT = 0xEE
+"""From this byte on, the order of UTF-8 is not that of UTF-16."""
+
+
+@compiled
+def any_value(at, end, target, limit, scratch):  # type: ignore[no-untyped-def]
+    """Write a value as text without white space to an address, the members of objects in order.
+
+    The text is not longer than the value. It is refused if it is unusual: a repeated name, a
+    number with an exponent or of more than 19 digits, a text that is written with escapes.
+
+    :param limit: where the room for texts ends, which sorting needs some of
+    :param scratch: the address of ``SCRATCH_WORDS`` words
+    :returns: the address after the text, and the address after the value, or -1
+    """
+    bases = scratch + 8 * 2 * _MEMBERS  # of each depth: the first of its members
+    depth, kinds, used = 0, np.uint64(0), np.int64(0)
+    while True:
+        at = space(at, end)
+        byte = at_byte(at, end)
+        if byte == 123 or byte == 91:
+            if depth == MAX_SKIPPED:
+                return target, -1
+            depth += 1
+            kinds = kinds << np.uint64(1) | np.uint64(byte == 123)
+            store_byte(target, byte)
+            target += 1
+            put(bases, depth, used)
+            at = space(at + 1, end)
+            if at_byte(at, end) != byte + 2:  # it is not empty
+                if byte == 123:
+                    target, at, used = _name(at, end, target, scratch, used)
+                    if at < 0:
+                        return target, -1
+                continue
+            store_byte(target, np.uint8(byte + 2))
+            target += 1
+            at += 1
+            depth -= 1
+            kinds >>= np.uint64(1)
+        elif byte == 34:
+            target, at = _string(at, end, target)
+        elif byte == 116 or byte == 102 or byte == 110:
+            target, at = _constant(at, end, target)
+        else:
+            target, at = _number(at, end, target)
+        if at < 0:
+            return target, -1
+        while depth > 0:
+            at = space(at, end)
+            byte = at_byte(at, end)
+            is_object = kinds & np.uint64(1) == 1
+            if byte == 44:
+                store_byte(target, byte)
+                target += 1
+                at = space(at + 1, end)
+                if is_object:
+                    target, at, used = _name(at, end, target, scratch, used)
+                    if at < 0:
+                        return target, -1
+                break
+            if byte != (125 if is_object else 93):
+                return target, -1
+            if is_object:
+                first = get(bases, depth)
+                if not _sorted(scratch, first, used, target, limit):
+                    return target, -1
+                used = first
+            store_byte(target, byte)
+            target += 1
+            at += 1
+            depth -= 1
+            kinds >>= np.uint64(1)
+        else:
+            return target, at
+
+
+@compiled
+def _name(at, end, target, scratch, used):  # type: ignore[no-untyped-def]
+    """Copy a name and its colon; note where the member begins."""
+    if used == _MEMBERS:
+        return target, -1, used
+    put(scratch, used, target)
+    target, at = _string(at, end, target)
+    if at < 0:
+        return target, -1, used
+    at = space(at, end)
+    if at_byte(at, end) != 58:
+        return target, -1, used
+    store_byte(target, np.uint8(58))
+    return target + 1, at + 1, used + 1
+
+
+@compiled
+def _string(at, end, target):  # type: ignore[no-untyped-def]
+    begin = target + 1
+    stop, after = text(at, end, begin)
+    # Each escape is longer than what it stands for.
+    if after < 0 or (stop - begin != after - at - 2 and has_special(begin, stop)):
+        return target, -1
+    store_byte(target, np.uint8(34))
+    store_byte(stop, np.uint8(34))
+    return stop + 1, after
+
+
+@compiled
+def _constant(at, end, target):  # type: ignore[no-untyped-def]
+    size = 4
+    if is_word(at, end, b"false"):
+        size = 5
+    elif not (is_word(at, end, b"true") or is_word(at, end, b"null")):
+        return target, -1
+    copy(target, at, size)
+    return target + size, at + size
+
+
+@compiled
+def _number(at, end, target):  # type: ignore[no-untyped-def]
+    negative, digits, places, _, after = number(at, end)
+    if after < 0 or (negative and digits == 0):
+        return target, -1
+    stop = after
+    for place in range(at, after):
+        if (load_byte(place) | 32) == 101:
+            return target, -1
+    if places > 0:
+        while load_byte(stop - 1) == 48:
+            stop -= 1
+        if load_byte(stop - 1) == 46:
+            stop -= 1
+    copy(target, at, stop - at)
+    return target + stop - at, after
+
+
+@compiled
+def _before(one, other):  # type: ignore[no-untyped-def]
+    """Return whether one name comes before another one; -1: it is not known, or they are equal."""
+    place = 1
+    while True:
+        here, there = load_byte(one + place), load_byte(other + place)
+        if here != there:
+            break
+        if here == 34:
+            return -1
+        place += 1
+    if here == 34 or there == 34:
+        return 1 if here == 34 else 0
+    if here >= _EXCEPT and there >= _EXCEPT:
+        return -1
+    return 1 if here < there else 0
+
+
+@compiled
+def _sorted(starts, first, last, target, limit):  # type: ignore[no-untyped-def]
+    """Sort the members of an object that ends at an address, and say whether that was possible."""
+    is_ordered = True
+    for member in range(first, last - 1):
+        found = _before(get(starts, member), get(starts, member + 1))
+        if found < 0:
+            return False
+        is_ordered &= found == 1
+    if is_ordered:
+        return True
+    begin = get(starts, first)
+    size = target - begin
+    if last - first > _MOST_SORTED or limit - target < size:
+        return False
+    lengths = starts + 8 * _MEMBERS
+    for member in range(first, last):
+        stop = get(starts, member + 1) - 1 if member + 1 < last else target
+        put(lengths, member, stop - get(starts, member))
+    for member in range(first + 1, last):
+        start, length = get(starts, member), get(lengths, member)
+        place = member
+        while place > first:
+            found = _before(start, get(starts, place - 1))
+            if found < 0:
+                return False
+            if found == 0:
+                break
+            put(starts, place, get(starts, place - 1))
+            put(lengths, place, get(lengths, place - 1))
+            place -= 1
+        put(starts, place, start)
+        put(lengths, place, length)
+    copy(target, begin, size)
+    at = begin
+    for member in range(first, last):
+        copy(at, target + get(starts, member) - begin, get(lengths, member))
+        at += get(lengths, member)
+        if member + 1 < last:
+            store_byte(at, np.uint8(44))
+            at += 1
+    return True

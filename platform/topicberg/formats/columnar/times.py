@@ -1,0 +1,115 @@
+"""Texts of days and times, for compiled code; see :mod:`topicberg.formats.connect_values`."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+from topicberg.formats.bounds import MICROS
+from topicberg.formats.columnar.memory import compiled, load_byte
+
+
+class Moment(IntEnum):
+    """What a text is of. The last three may end with ``Z``."""
+
+    ZONED = 0
+    """A day and a time with a zone, in microseconds since 1970."""
+    LOCAL = 1
+    """A day and a time, in microseconds since 1970."""
+    DAY = 2
+    """A day, in days since 1970."""
+    TIME = 3
+    """A time of the day, in microseconds."""
+
+
+_ZONED, _DAY, _TIME = int(Moment.ZONED), int(Moment.DAY), int(Moment.TIME)
+_FIRST, _LAST = MICROS
+_MONTHS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
+_DASH, _COLON, _POINT, _PLUS, _T, _Z = (ord(letter) for letter in "-:.+TZ")
+_DAY_BYTES, _TIME_BYTES, _ZONE_BYTES, _FRACTION = 10, 8, 6, 9
+_MICROS_OF_SECOND, _MICROS_OF_DAY = 1_000_000, 86_400_000_000
+
+
+@compiled
+def digits(at, count):  # type: ignore[no-untyped-def]
+    """Return a number of some digits, or a negative one."""
+    found = np.int64(0)
+    for place in range(at, at + count):
+        digit = np.int64(load_byte(place)) - 48
+        if digit < 0 or digit > 9:
+            return np.int64(-1)
+        found = found * 10 + digit
+    return found
+
+
+@compiled
+def days_of(year, month, day):  # type: ignore[no-untyped-def]
+    """Return the days since 1970 of a day of the years 1 to 9999, and whether there is one."""
+    if not (1 <= year <= 9999 and 1 <= month <= 12) or day < 1:
+        return np.int64(0), False
+    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    if day > _MONTHS[month - 1] + (1 if is_leap and month == 2 else 0):
+        return np.int64(0), False
+    # The year begins in March, so that a leap day is its last one.
+    if month <= 2:
+        year -= 1
+    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    return year * 365 + year // 4 - year // 100 + year // 400 + of_year - 719_468, True
+
+
+@compiled
+def _day(at):  # type: ignore[no-untyped-def]
+    """Return the days since 1970 of ten bytes, and whether they are a day."""
+    year, month, day = digits(at, 4), digits(at + 5, 2), digits(at + 8, 2)
+    if load_byte(at + 4) != _DASH or load_byte(at + 7) != _DASH:
+        return np.int64(0), False
+    return days_of(year, month, day)
+
+
+@compiled
+def moment(at, end, kind):  # type: ignore[no-untyped-def]
+    """Return what a text stands for, and whether it is of the kind."""
+    days = np.int64(0)
+    if kind != _TIME:
+        if end - at < _DAY_BYTES:
+            return np.int64(0), False
+        days, is_day = _day(at)
+        if not is_day:
+            return np.int64(0), False
+        at += _DAY_BYTES
+    if kind == _DAY:
+        return days, at == end or (end - at == 1 and load_byte(at) == _Z)
+    if kind != _TIME:
+        if at == end or load_byte(at) != _T:
+            return np.int64(0), False
+        at += 1
+    if end - at < _TIME_BYTES or load_byte(at + 2) != _COLON or load_byte(at + 5) != _COLON:
+        return np.int64(0), False
+    hour, minute, second = digits(at, 2), digits(at + 3, 2), digits(at + 6, 2)
+    if not (0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60):
+        return np.int64(0), False
+    micros = ((hour * 60 + minute) * 60 + second) * _MICROS_OF_SECOND
+    at += _TIME_BYTES
+    if at < end and load_byte(at) == _POINT:
+        begin = at + 1
+        at, factor = begin, np.int64(_MICROS_OF_SECOND // 10)
+        while at < end and at - begin < _FRACTION and 48 <= load_byte(at) <= 57:
+            micros += (np.int64(load_byte(at)) - 48) * factor
+            factor //= 10
+            at += 1
+        if at == begin:
+            return np.int64(0), False
+    micros += days * _MICROS_OF_DAY
+    if at < end and load_byte(at) == _Z:
+        at += 1
+    elif kind == _ZONED:
+        if end - at < _ZONE_BYTES or load_byte(at + 3) != _COLON:
+            return np.int64(0), False
+        sign, hours, minutes = load_byte(at), digits(at + 1, 2), digits(at + 4, 2)
+        if not (0 <= hours < 24 and 0 <= minutes < 60) or (sign != _PLUS and sign != _DASH):
+            return np.int64(0), False
+        offset = (hours * 60 + minutes) * 60 * _MICROS_OF_SECOND
+        micros += offset if sign == _DASH else -offset
+        at += _ZONE_BYTES
+    return micros, at == end and (kind == _TIME or _FIRST <= micros <= _LAST)

@@ -1,0 +1,94 @@
+"""JSON Schema: the table's types, and what decodes its records.
+
+:mod:`topicberg.formats.json.columns` has the mapping of types, :mod:`.record` is what a record is:
+
+- A value of another type than the schema's makes the record malformed, as do text after the record,
+  invalid UTF-8, half of a surrogate pair, a number too large for a double, a decimal with too many
+  digits, a date outside of years 1 to 9999. So does a number that its column cannot hold exactly:
+  an integer of a version whose column has become a double, if the double is not that integer.
+- ``1.0`` and ``1e3`` are integers, as in JSON Schema.
+- A missing or null field is null even if it is required, a ``default`` is not filled in, and
+  properties that the writer's schema does not declare are ignored, as in Confluent's deserializers,
+  which do not validate by default. Of a repeated name, the last value is used.
+- Of a union, the first member that the value fits is set. An object fits a member if it has the
+  member's required properties and constants; members that declare all of its properties are
+  preferred. A member keeps its column when another version of the schema has other members before
+  it; a value of a member that has no column makes the record malformed.
+
+Most records are decoded in columns, by a program (:mod:`.program`); one that it refuses, by the
+reference decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from pyiceberg.types import NestedField, StructType
+
+from topicberg.errors import TableflowError
+from topicberg.formats import Pairing, RecordDecoder
+from topicberg.formats.columnar.program import Code, Place
+from topicberg.formats.json import columns, record
+from topicberg.formats.json.columns import Node, read_node
+from topicberg.formats.json.plan import Plan, fields_of, fit
+from topicberg.formats.json.program import emit, emit_record
+from topicberg.formats.subjects import RegisteredSchema
+
+
+def fields(
+    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+) -> list[NestedField]:
+    """Return the columns of an object's schema, or of a union; see :class:`..formats.Format`."""
+    root = read_node(subject, schema)
+    if root.kind not in ("struct", "union"):
+        raise TableflowError(
+            f"subject {subject}: the schema is not an object with properties",
+            hint="register an object with properties: a table needs named columns",
+        )
+    return fields_of(root.children, ids)
+
+
+def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
+    """Return the title, else the id; see :class:`..formats.Format`."""
+    return columns.identity(schema)
+
+
+def written(
+    writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+) -> frozenset[str]:
+    """Return the properties of the writer's schema; see :class:`..formats.Format`."""
+    newest = _node(latest)
+    return frozenset((newest if newest.kind == "union" else _node(writer)).children)
+
+
+def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+    """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
+    plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
+    if wrapped_as is None:
+        emit_record(code, plan, places)
+    else:  # the record is the value of the only property
+        emit(code, plan.children[wrapped_as], places[wrapped_as])
+
+
+@lru_cache(maxsize=64)
+def record_decoder(pairing: Pairing) -> RecordDecoder:
+    """Return the reference decoder; see :class:`topicberg.formats.Format`."""
+    return record.decoder(_plan(pairing), pairing.writer.wrapped_as)
+
+
+@lru_cache(maxsize=64)
+def _plan(pairing: Pairing) -> Plan:
+    """Return the plan by which a writer's records become rows.
+
+    :raises TableflowError: the writer's schema has another type for a column than the table
+    """
+    node, newest = _node(pairing.writer), _node(pairing.latest)
+    # The table has other columns, too: those of the key and of Kafka.
+    names = {*node.children, *newest.children}
+    target = StructType(*(field for field in pairing.fields if field.name in names))
+    return fit(f"schema {pairing.writer.schema_id}", node, newest, target)
+
+
+def _node(schema: RegisteredSchema) -> Node:
+    return read_node(f"of schema {schema.schema_id}", schema)

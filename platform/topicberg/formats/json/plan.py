@@ -1,0 +1,299 @@
+"""The plan of a JSON record: the column, and the type, of each of its values.
+
+A record is read by its writer's schema (:mod:`.columns`), into columns that the latest schema
+or an earlier one defined. All decoders follow the plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, nan
+from typing import NamedTuple
+
+from pyiceberg import types as T
+
+from topicberg.errors import TableflowError
+from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
+from topicberg.formats.connect_values import TEXTS
+from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join
+
+_NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
+
+
+class Scalar(NamedTuple):
+    """A kind of values without inner ones.
+
+    ``columns``: the type of their column, then those of other columns that they can go to; a value
+    that does not fit makes its record malformed. ``raw``: the type that ``from_json`` reads.
+    ``expected``: what such a value is, for reasons.
+    """
+
+    columns: tuple[type[T.IcebergType], ...]
+    raw: str
+    expected: str
+
+
+_TEXTS: tuple[Kind, ...] = ("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
+_UNSCALED = "a number, or base64 of its unscaled bytes"
+SCALARS: dict[Kind, Scalar] = {
+    "string": Scalar((T.StringType,), "string", "a string"),
+    "json": Scalar((T.StringType,), "variant", "a value"),
+    "boolean": Scalar((T.BooleanType,), "boolean", "true or false"),
+    "int": Scalar((T.IntegerType, *_NUMBERS), "int", "a whole number"),
+    "long": Scalar((T.LongType, *_NUMBERS), "bigint", "a whole number"),
+    "float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "double": Scalar((T.DoubleType,), "double", "a number"),
+    "any-float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "any-double": Scalar((T.DoubleType,), "double", "a number"),
+    "decimal": Scalar((T.DecimalType,), "variant", _UNSCALED),
+    "binary": Scalar((T.BinaryType,), "binary", "base64"),
+    "date": Scalar((T.DateType,), "int", "a whole number of days"),
+    "timestamp": Scalar((T.TimestampType,), "bigint", "a whole number of milliseconds"),
+    "timestamptz": Scalar((T.TimestamptzType,), "bigint", "a whole number of milliseconds"),
+    "date-time": Scalar(
+        (T.TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
+    ),
+    "timestamp-micros": Scalar((T.TimestampType,), "bigint", "a whole number of microseconds"),
+    "timestamp-nanos": Scalar((T.TimestampType,), "bigint", "a whole number of nanoseconds"),
+    **{kind: Scalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
+    "decimal-text": Scalar((T.StringType,), "variant", _UNSCALED),
+    "variable-decimal": Scalar(
+        (T.StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
+    ),
+}
+
+_MILLIS = -62_135_596_800_000, 253_402_300_799_999
+RANGES: dict[Kind, tuple[int, int]] = {
+    "int": INT,
+    "long": LONG,
+    "date": DAYS,
+    "timestamp": _MILLIS,
+    "timestamptz": _MILLIS,
+    "timestamp-micros": MICROS,
+    "timestamp-nanos": (LONG[0] + 1, LONG[1] - 1),  # the others are infinite
+}
+"""Kinds of whole numbers, and the least and the largest one."""
+COMPARED: tuple[Kind, ...] = ("string", "boolean", "int", "long")
+"""Kinds whose constants tell the members of a union apart."""
+OTHER_NUMBERS = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
+"""How Kafka Connect writes a number that JSON does not have."""
+_GROUPS: dict[Kind, str] = {
+    **dict.fromkeys(("int", "long", "float", "double", "decimal"), "number"),
+    **dict.fromkeys(("any-float", "any-double"), "number"),
+    **dict.fromkeys(("list", "entries"), "list"),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a value becomes the value of a column, or of a part of one.
+
+    ``kind``: how it is read; for a union, that is decided by its ``members``. ``children``: for a
+    struct the fields that have a column, for a list its element, for a map its key and value.
+    """
+
+    kind: Kind
+    column: T.IcebergType
+    node: Node
+    children: Mapping[str, Plan] = field(default_factory=dict)
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True)
+class Member:
+    """An alternative of a union. ``place``: the field of the column's struct; "": the column.
+
+    ``place`` None: such a value has no column, which makes its record malformed.
+    """
+
+    plan: Plan
+    place: str | None
+
+
+def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[T.NestedField]:
+    """Return the columns of an object's properties, or of a union's members."""
+    return [
+        T.NestedField(next(ids), name, _type_of(child, ids), required=False, doc=child.doc)
+        for name, child in children.items()
+    ]
+
+
+def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
+    match node.kind:
+        case "decimal":
+            return T.DecimalType(node.precision, node.scale)
+        case "struct" | "union":
+            return T.StructType(*fields_of(node.children, ids))
+        case "list":
+            return T.ListType(next(ids), _type_of(node.children["element"], ids), False)
+        case "map" | "entries":
+            first, key = next(ids), _type_of(node.children["key"], ids)
+            second, value = next(ids), _type_of(node.children["value"], ids)
+            return T.MapType(first, key, second, value, False)
+    return SCALARS[node.kind].columns[0]()
+
+
+def columns_of(kind: T.StructType) -> dict[str, T.IcebergType]:
+    """Return the fields of a struct by name."""
+    return {one.name: one.field_type for one in kind.fields}
+
+
+def fit(
+    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str = ""
+) -> Plan:
+    """Return the plan by which values of the writer's ``node`` become values of ``column``.
+
+    :param latest: the latest schema's type at this place; None: it has none
+    :raises TableflowError: none of the writer's values could be in this column
+    """
+    if node.kind == "union" or (latest is not None and latest.kind == "union"):
+        return _fit_union(subject, node, latest, column, path)
+    read_as = _read_as(node, latest, column)
+    match read_as, column:
+        case "struct", T.StructType():
+            parts = {n: kind for n, kind in columns_of(column).items() if n in node.children}
+        case "list", T.ListType():
+            parts = {"element": column.element_type}
+        case "map", T.MapType() if isinstance(column.key_type, T.StringType):
+            parts = {"value": column.value_type}
+        case "entries", T.MapType():
+            parts = {"key": column.key_type, "value": column.value_type}
+        case kind, _ if kind in SCALARS and isinstance(column, SCALARS[kind].columns):
+            parts = {}
+        case _:
+            raise _unlike(subject, node, column, path)
+    twins = latest.children if latest else {}
+    children = {
+        part: fit(subject, node.children[part], twins.get(part), kind, join(path, part))
+        for part, kind in parts.items()
+    }
+    return Plan(read_as, column, node, children)
+
+
+def _read_as(node: Node, latest: Node | None, column: T.IcebergType) -> Kind:
+    """Return how a value is read; the ``format`` of a string may differ between versions."""
+    if node.kind in ("date-time", *_TEXTS) and isinstance(column, T.StringType):
+        return "string"
+    is_time = latest is not None and latest.kind == "date-time"
+    if node.kind == "string" and is_time and isinstance(column, T.TimestamptzType):
+        return "date-time"
+    return node.kind
+
+
+def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
+    place = f"field {path}" if path else "the record"
+    return TableflowError(
+        f"{subject}: {place} is a {node.kind}, its column a {column}",
+        hint="disable Tableflow for the topic with --drop-table and enable it again, which "
+        "creates a new table",
+    )
+
+
+# --- unions ---
+
+
+def _fit_union(
+    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str
+) -> Plan:
+    """Return the plan for a value of several types, or for a column of several types."""
+    nodes = list(node.children.values()) if node.kind == "union" else [node]
+    columns = columns_of(column) if isinstance(column, T.StructType) else {}
+    twins: Sequence[tuple[str | None, Node | None]]
+    if f"{UNION_FIELD}0" not in columns:
+        twins = [("" if _may_be(one, latest) else None, latest) for one in nodes]
+    elif latest is not None and latest.kind == "union":
+        twins = _matched(nodes, list(latest.children.items()))
+    else:
+        twins = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
+    members: list[Member] = []
+    for one, (place, twin) in zip(nodes, twins, strict=True):
+        kind = columns.get(place or "", column)
+        if place in ("", *columns):
+            try:
+                members.append(Member(fit(subject, one, twin, kind, path), place))
+                continue
+            except TableflowError:
+                pass
+        unplaced = fit(subject, one, None, _type_of(one, itertools.count()))
+        members.append(Member(unplaced, None))
+    if all(member.place is None for member in members):
+        raise _unlike(subject, node, column, path)
+    return Plan("union", column, node, members=tuple(members))
+
+
+def _may_be(node: Node, latest: Node | None) -> bool:
+    """Return whether a member of the writer's union may go to a column of one type."""
+    return latest is None or _group(node) != _group(latest) or _likeness(node, latest) > 0
+
+
+def _matched(
+    nodes: Sequence[Node], latest: Sequence[tuple[str, Node]]
+) -> list[tuple[str | None, Node | None]]:
+    """Return the place of each member of the writer's union, and the latest schema's type there.
+
+    The index of a member changes with the members before it. Members are matched in this order: the
+    same member in the same place, the same member elsewhere, a member of the same name, one whose
+    properties have the same constants, and the most similar one. A member that the latest schema
+    dropped keeps its place, unless another member has it now.
+    """
+    left = dict(enumerate(nodes))
+    right = {number: node for number, (_, node) in enumerate(latest)}
+    found: dict[int, int] = {}
+
+    def pair(one: int, other: int) -> None:
+        found[one] = other
+        del left[one], right[other]
+
+    for number in list(left):
+        if number in right and _plain(left[number]) == _plain(right[number]):
+            pair(number, number)
+    for same in (_same_type, _same_name, _same_constants):
+        for one in list(left):
+            others = [n for n in right if same(left[one], right[n])]
+            rivals = [n for n in left if others and same(left[n], right[others[0]])]
+            if len(others) == len(rivals) == 1:
+                pair(one, others[0])
+    alike = [(-_likeness(a, b), m, n) for m, a in left.items() for n, b in right.items()]
+    for likeness, one, other in sorted(alike):
+        if likeness and one in left and other in right:
+            pair(one, other)
+    kept = [
+        (None if number < len(latest) else f"{UNION_FIELD}{number}", None)
+        for number in range(len(nodes))
+    ]
+    return [latest[found[n]] if n in found else kept[n] for n in range(len(nodes))]
+
+
+def _plain(node: Node) -> Node:
+    return replace(node, doc=None, name=None)
+
+
+def _same_type(one: Node, other: Node) -> bool:
+    return _plain(one) == _plain(other)
+
+
+def _same_name(one: Node, other: Node) -> bool:
+    return one.name is not None and one.name == other.name and _group(one) == _group(other)
+
+
+def _same_constants(one: Node, other: Node) -> bool:
+    return any(
+        child.constants and child.constants == getattr(other.children.get(name), "constants", ())
+        for name, child in one.children.items()
+    )
+
+
+def _group(node: Node) -> str:
+    return _GROUPS.get(node.kind, node.kind)
+
+
+def _likeness(one: Node, other: Node) -> int:
+    """Return how much two types have in common; 0: nothing."""
+    if _group(one) != _group(other):
+        return 0
+    if one.kind == "struct":
+        return len(set(one.children) & set(other.children))
+    shared = (name for name in one.children if name in other.children)
+    return 1 + sum(_likeness(one.children[name], other.children[name]) for name in shared)

@@ -1,0 +1,278 @@
+"""The program that decodes JSON records by their plan; see :mod:`topicberg.formats.columnar`.
+
+It has the result of the reference decoder (:mod:`.record`), or refuses a record. Some types of
+topics with a change log have no instructions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
+
+from topicberg.formats.columnar.program import Code, JsonOp, NotCoveredError, Place
+from topicberg.formats.json.columns import Kind, Node
+from topicberg.formats.json.plan import COMPARED, RANGES, SCALARS, Member, Plan
+
+_SIMPLE: dict[Kind, JsonOp] = {
+    "string": JsonOp.TEXT,
+    "boolean": JsonOp.BOOLEAN,
+    "binary": JsonOp.BINARY,
+    "date-time": JsonOp.TIME,
+    "double": JsonOp.DOUBLE,
+    "any-double": JsonOp.DOUBLE,
+}
+_WHOLE: dict[Kind, int] = {
+    "int": 1,
+    "long": 1,
+    "date": 1,
+    "timestamp": 1000,
+    "timestamptz": 1000,
+    "timestamp-micros": 1,
+}
+"""Kinds of whole numbers, and what a column's value is of them."""
+_EXACT: dict[type, int] = {FloatType: 2**24, DoubleType: 2**53}
+"""All whole numbers up to this one are exact."""
+_TYPES = ("string", "number", "boolean", "object", "array")
+"""JSON's types, as the targets of a union are in order."""
+_OPENINGS = {"object": "{", "array": "["}
+_MAX_BITS = 62
+"""Of a mask: kinds of objects, and names of their properties."""
+
+
+def emit_record(code: Code, plan: Plan, places: Mapping[str, Place]) -> None:
+    """Append the instructions that read a record's object.
+
+    :param places: where the values of the columns go, by name
+    :raises NotCoveredError: there are none
+    """
+    match plan.kind:
+        case "struct":
+            _object(code, plan, None, places)
+        case "union":
+            _union(code, plan, None, places)
+        case kind:
+            raise NotCoveredError(f"a record is a {kind}")
+
+
+def emit(code: Code, plan: Plan, place: Place) -> None:
+    """Append the instructions that read a value.
+
+    :raises NotCoveredError: there are none
+    """
+    kind, column = plan.kind, plan.column
+    match kind:
+        case "struct":
+            _object(code, plan, place, {inner.name: inner for inner in place.inside})
+        case "list":
+            code.emit(JsonOp.ARRAY, place, place.items)
+            emit(code, plan.children["element"], place.inside[0])
+        case "map":
+            key, value = place.inside
+            code.emit(JsonOp.MAP, place, place.items, key.slot, int(key.store))
+            code.emit(JsonOp.TEXT, key)
+            emit(code, plan.children["value"], value)
+        case "entries":
+            key, _ = place.inside
+            code.emit(JsonOp.ENTRIES, place, place.items, key.slot, int(key.store))
+            _object(code, plan, None, {inner.name: inner for inner in place.inside}, place.items)
+        case "union":
+            _union(code, plan, place, {inner.name: inner for inner in place.inside})
+        case "float" | "any-float":
+            is_wider = isinstance(column, DoubleType)
+            code.emit(JsonOp.WIDER if is_wider else JsonOp.FLOAT, place)
+        case "decimal":
+            _decimal(code, plan, place)
+        case "json":
+            opening = plan.node.opening
+            kinds = sum(bit for mark, bit in (("{", 1), ("[", 2)) if mark in opening)
+            code.emit(JsonOp.JSON, place, kinds if opening else 7)
+        case _ if kind in _WHOLE:
+            _whole(code, plan, place)
+        case _ if kind in _SIMPLE:
+            code.emit(_SIMPLE[kind], place)
+        case _:
+            raise NotCoveredError(f"the column {place.name} is read from a {kind}")
+
+
+def _object(
+    code: Code, plan: Plan, place: Place | None, places: Mapping[str, Place], domain: int = 0
+) -> None:
+    """:param domain: of an object that has no place of its own"""
+    names = list(plan.children)
+    first = len(code.targets)
+    code.targets += [-1] * (len(names) + 1)
+    at = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
+    if place is None:
+        code.instructions[at][2] = domain
+    for number, (name, child) in enumerate(plan.children.items()):
+        code.targets[first + number] = code.at
+        emit(code, child, places[name])
+
+
+def _names(code: Code, names: Sequence[str]) -> int:
+    """Add names as JSON text has them, then without escapes; return the number of the first one."""
+    escaped = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
+    return code.text([*escaped, *(name.encode() for name in names)])
+
+
+# --- unions ---
+
+
+def _union(code: Code, plan: Plan, place: Place | None, places: Mapping[str, Place]) -> None:
+    """Append the instructions of a value of several types.
+
+    A value goes to the first member that has its JSON type: if that cannot read it, the record is
+    refused. A member that is not covered, has no column, or accepts only some values, refuses it.
+    """
+    first = len(code.targets)
+    code.targets += [-1] * len(_TYPES)
+    code.emit(JsonOp.UNION, place, first)
+    targets: dict[int, int] = {}
+
+    def target(number: int) -> int:
+        """Return the instruction of a member, which is emitted once."""
+        if number not in targets:
+            targets[number] = _member(code, plan.members[number], place, places)
+        return targets[number]
+
+    for offset, kind in enumerate(_TYPES):
+        able = [n for n, one in enumerate(plan.members) if _may_be(one.plan, kind)]
+        if kind == "object" and len(able) > 0:
+            code.targets[first + offset] = _choice(
+                code, [plan.members[n].plan for n in able], [target(n) for n in able]
+            )
+        elif able and not _is_limited(plan.members[able[0]].plan.node):
+            code.targets[first + offset] = target(able[0])
+
+
+def _may_be(plan: Plan, kind: str) -> bool:
+    """Return whether a value of a JSON type may be a value of a member."""
+    match plan.kind:
+        case "struct" | "map" | "variable-decimal":
+            return kind == "object"
+        case "list" | "entries":
+            return kind == "array"
+        case "json":
+            opening = plan.node.opening
+            return not opening or _OPENINGS.get(kind, " ") in opening
+        case "decimal" | "decimal-text" | "any-float" | "any-double":
+            return kind in ("number", "string")
+        case "boolean":
+            return kind == "boolean"
+        case "union":
+            return any(_may_be(one.plan, kind) for one in plan.members)
+    is_number = plan.kind in RANGES or plan.kind in ("float", "double")
+    assert plan.kind in SCALARS  # noqa: S101  all others are above
+    return kind == ("number" if is_number else "string")
+
+
+def _is_limited(node: Node) -> bool:
+    """Return whether only some values are accepted."""
+    return bool(node.constants) and node.kind in COMPARED
+
+
+def _member(code: Code, member: Member, place: Place | None, places: Mapping[str, Place]) -> int:
+    """Return the first instruction of a member; -1: it has none."""
+    if member.place is None:
+        return -1
+    mark, at = code.mark(), code.at
+    try:
+        if member.place != "":
+            emit(code, member.plan, places[member.place])
+        elif place is not None:
+            emit(code, member.plan, place)
+        else:
+            emit_record(code, member.plan, places)
+    except NotCoveredError:
+        code.reset(mark)
+        return -1
+    return at
+
+
+def _choice(code: Code, plans: Sequence[Plan], targets: Sequence[int]) -> int:
+    """Return the instruction that finds the kind of an object, or that of the only one; -1: none.
+
+    The targets of the instruction are: how many kinds there are; the instruction of each; the mask
+    of those that may have a property that no kind declares; and for each property: the masks of
+    those that declare it, that require it, and that may have any value of it, the first of its
+    constant texts, and how many it has. The constants follow as pairs of a text and a mask.
+    """
+    nodes = [plan.node for plan in plans]
+    declared: list[Mapping[str, Node] | None] = [
+        node.children if plan.kind == "struct" else None
+        for plan, node in zip(plans, nodes, strict=True)
+    ]
+    required = [node.required if node.kind == "struct" else frozenset() for node in nodes]
+    names = list(dict.fromkeys(name for one in declared if one for name in one))
+    names += sorted(set().union(*required) - set(names))
+    limited = [[one for one in (each or {}).values() if _is_limited(one)] for each in declared]
+    if len(plans) == 1 and not (required[0] or limited[0]):
+        return targets[0]
+    if max(len(plans), len(names)) > _MAX_BITS or any(
+        one.kind != "string" or not all(isinstance(value, str) for value in one.constants)
+        for each in limited
+        for one in each
+    ):
+        return -1
+
+    def mask(flags: Iterator[bool]) -> int:
+        return sum(flag << number for number, flag in enumerate(flags))
+
+    first = len(code.targets)
+    code.targets += [len(plans), *targets, mask(one is None for one in declared)]
+    rows = len(code.targets)
+    code.targets += [0] * (5 * len(names))
+    for number, name in enumerate(names):
+        children = [None if one is None else one.get(name) for one in declared]
+        allowed = [
+            set(child.constants) if child is not None and _is_limited(child) else None
+            for child in children
+        ]
+        constants = sorted(set().union(*(one for one in allowed if one is not None)))
+        code.targets[rows + 5 * number : rows + 5 * number + 5] = [
+            mask(one is None or name in one for one in declared),
+            mask(name in one for one in required),
+            mask(one is None for one in allowed),
+            len(code.targets),
+            len(constants),
+        ]
+        for constant in constants:
+            text = json.dumps(constant, ensure_ascii=False)[1:-1].encode()
+            code.targets += [
+                code.text([text]),
+                mask(one is None or constant in one for one in allowed),
+            ]
+    return code.emit(JsonOp.CHOICE, None, first, len(names), _names(code, names))
+
+
+# --- numbers ---
+
+
+def _whole(code: Code, plan: Plan, place: Place) -> None:
+    low, high = RANGES[plan.kind]
+    column = plan.column
+    if type(column) in _EXACT:
+        most = _EXACT[type(column)]
+        operation = JsonOp.WHOLE_FLOAT if isinstance(column, FloatType) else JsonOp.WHOLE_DOUBLE
+        code.emit(operation, place, max(low, -most), min(high, most))
+    elif isinstance(column, DecimalType):
+        most = 10 ** (column.precision - column.scale) - 1
+        code.emit(JsonOp.WHOLE_DECIMAL, place, max(low, -most), min(high, most), column.scale)
+    elif isinstance(column, IntegerType) or plan.kind == "date":
+        code.emit(JsonOp.INT, place, max(low, -(2**31)), min(high, 2**31 - 1))
+    else:
+        code.emit(JsonOp.LONG, place, low, high, _WHOLE[plan.kind])
+
+
+def _decimal(code: Code, plan: Plan, place: Place) -> None:
+    precision, own_scale, column = plan.node.precision, plan.node.scale, plan.column
+    assert isinstance(column, DecimalType)  # noqa: S101  the plan's
+    scale = min(own_scale, column.scale)
+    limit = 10 ** (min(precision - own_scale, column.precision - column.scale) + scale)
+    low = limit & (2**64 - 1)
+    first = len(code.targets)
+    code.targets += [own_scale, scale, column.scale - scale]
+    code.targets += [limit >> 64, low - (2**64 if low >= 2**63 else 0)]
+    code.emit(JsonOp.DECIMAL, place, first)

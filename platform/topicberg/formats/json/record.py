@@ -1,0 +1,316 @@
+"""The reference decoder of JSON records: a row, or the reason why there is none.
+
+A record is JSON as in RFC 8259, in UTF-8, and each of its values is of its schema's type. Its
+numbers have the value that their digits say, however they are written: ``1.0`` and ``1e0`` are the
+integer 1. Of a repeated name, the last value is used. Reading follows the plan of a writer's
+records (:mod:`.plan`): there is one function for each kind of values, which returns the function
+that reads such a value, with all that can be known of it in advance.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from pyiceberg import types as T
+
+from topicberg.formats import RecordDecoder
+from topicberg.formats.json.columns import Node
+from topicberg.formats.json.plan import COMPARED, Member, Plan, columns_of
+from topicberg.formats.json.scalars import MisfitError, Read, scalar, unexpected_in
+from topicberg.formats.json.syntax import parsed, rendered
+from topicberg.formats.reasons import MalformedError, shortened
+
+_OPENED = {"{": "an object", "[": "an array", "n": "null"}
+_MIN_STEPS, _STEPS = 500_000, 4
+"""The most values that the unions of a record look at, and more of them for each character."""
+
+
+class _Steps(threading.local):
+    """How many values the unions of this thread's record may still look at."""
+
+    left = 0
+
+    def take(self, count: int) -> None:
+        self.left -= count
+        if self.left < 0:
+            raise MalformedError("the record has too many values for the unions of its schema")
+
+
+_steps = _Steps()
+
+
+def decoder(plan: Plan, wrapped_as: str | None) -> RecordDecoder:
+    """Return what decodes the records of a plan.
+
+    :param wrapped_as: a record is the value of this property, of the only one
+    """
+    whole = plan if wrapped_as is None else plan.children.get(wrapped_as)
+    if whole is None:
+        read = None
+    elif whole is plan and plan.kind == "struct":
+        read = _struct(plan, in_union=False, is_whole=True)
+    else:
+        read = _reader(whole)
+
+    def decode(payload: bytes) -> dict[str, Any]:
+        value = parsed(payload)
+        _steps.left = _MIN_STEPS + _STEPS * len(payload)
+        try:
+            if wrapped_as is None:
+                assert read is not None  # noqa: S101  there is a plan
+                row: dict[str, Any] = read(value)
+                return row
+            return {} if value is None or read is None else {wrapped_as: read(value)}
+        except MisfitError as misfit:
+            if wrapped_as is not None:
+                misfit.path.append(wrapped_as)
+            raise MalformedError(str(misfit)) from None
+
+    return decode
+
+
+# --- nested values ---
+
+
+def _reader(plan: Plan, *, in_union: bool = False) -> Read:
+    """:param in_union: the value may be read again, as another member of a union"""
+    match plan.kind:
+        case "struct":
+            read = _struct(plan, in_union)
+        case "list":
+            read = _list(plan, in_union)
+        case "map":
+            read = _map(plan, in_union)
+        case "entries":
+            read = _entries(plan, in_union)
+        case "union":
+            read = _union(plan)
+        case "json":
+            read = _json(plan, in_union)
+        case _:
+            read = scalar(plan, in_union=in_union)
+    return _counted(read) if in_union else read
+
+
+def _counted(read: Read) -> Read:
+    def counted(value: Any) -> Any:
+        size = len(value) if isinstance(value, list | dict | str) else 0
+        _steps.take(1 + size)
+        return read(value)
+
+    return counted
+
+
+def _struct(plan: Plan, in_union: bool, is_whole: bool = False) -> Read:
+    """:param is_whole: it is a record, whose row lacks the columns that are null"""
+    assert isinstance(plan.column, T.StructType)  # noqa: S101  the plan's
+    empty: dict[str, Any] = {} if is_whole else dict.fromkeys(columns_of(plan.column))
+    readers = {name: _reader(one, in_union=in_union) for name, one in plan.children.items()}
+    reader_of, unexpected = readers.get, unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise unexpected(value)
+        row = empty.copy()
+        name = ""
+        try:
+            for name, inner in value.items():
+                if inner is not None and (read_inner := reader_of(name)) is not None:
+                    row[name] = read_inner(inner)
+        except MisfitError as misfit:
+            misfit.path.append(f".{name}")
+            raise
+        return row
+
+    return read
+
+
+def _list(plan: Plan, in_union: bool) -> Read:
+    element, unexpected = _reader(plan.children["element"], in_union=in_union), unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise unexpected(value)
+        found: list[Any] = []
+        try:
+            for inner in value:
+                found.append(None if inner is None else element(inner))
+        except MisfitError as misfit:
+            misfit.path.append(f"[{len(found)}]")
+            raise
+        return found
+
+    return read
+
+
+def _map(plan: Plan, in_union: bool) -> Read:
+    read_value, unexpected = _reader(plan.children["value"], in_union=in_union), unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise unexpected(value)
+        found: list[tuple[str, Any]] = []
+        name = ""
+        try:
+            for name, inner in value.items():
+                found.append((name, None if inner is None else read_value(inner)))
+        except MisfitError as misfit:
+            misfit.path.append(f".{shortened(name)}")
+            raise
+        return found
+
+    return read
+
+
+def _entries(plan: Plan, in_union: bool) -> Read:
+    """Return what reads an array of objects with key and value as a map."""
+    readers = {name: _reader(plan.children[name], in_union=in_union) for name in ("key", "value")}
+    column, unexpected = plan.column, unexpected_in(plan)
+
+    def part(entry: dict[str, Any], name: str) -> Any:
+        if (inner := entry.get(name)) is None:
+            return None
+        try:
+            return readers[name](inner)
+        except MisfitError as misfit:
+            misfit.path.append(f".{name}")
+            raise
+
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise unexpected(value)
+        found: dict[Any, Any] = {}
+        number = 0
+        try:
+            for number, entry in enumerate(value):  # noqa: B007  the path has it
+                if type(entry) is not dict:
+                    expected = "an object with key and value expected, "
+                    raise MisfitError(column, expected, entry, " found")
+                if (key := part(entry, "key")) is None:
+                    raise MisfitError(column, "the key is missing in ", entry)
+                found[key] = part(entry, "value")
+        except MisfitError as misfit:
+            misfit.path.append(f"[{number}]")
+            raise
+        return list(found.items())
+
+    return read
+
+
+# --- unions ---
+
+
+def _union(plan: Plan) -> Read:
+    """Return what reads a value as the first member that it fits.
+
+    Members that declare all properties of an object are preferred: an object fits each member
+    whose properties are optional, and would lose the others.
+    """
+    members = [_member(plan, member) for member in plan.members]
+    column = plan.column
+
+    def read(value: Any) -> Any:
+        misfits: list[MisfitError] = []
+        fitting: list[tuple[Callable[[Any, Any], Any], Any]] = []
+        for is_accepted, read_member, declared, place in members:
+            _steps.take(1)
+            if not is_accepted(value):
+                lacks = " lacks what the schema requires"
+                misfits.append(MisfitError(column, "value ", value, lacks))
+                continue
+            try:
+                stored = read_member(value)
+            except MisfitError as misfit:
+                misfits.append(misfit)
+                continue
+            if declared is None or value.keys() <= declared:
+                return place(stored, value)
+            fitting.append((place, stored))
+        if fitting:
+            place, stored = fitting[0]
+            return place(stored, value)
+        if len(misfits) == 1:
+            raise misfits[0]
+        raise MisfitError(column, "value ", value, f" is none of its {len(misfits)} types")
+
+    return read
+
+
+def _member(
+    plan: Plan, member: Member
+) -> tuple[Callable[[Any], bool], Read, frozenset[str] | None, Callable[[Any, Any], Any]]:
+    """Return whether a value may be a member, how it is read, its properties, and where it goes."""
+    node = member.plan.node
+    declared = frozenset(node.children) if node.kind == "struct" else None
+    columns = columns_of(plan.column) if isinstance(plan.column, T.StructType) else {}
+    empty: dict[str, Any] = dict.fromkeys(columns)
+    kind = node.name or member.plan.kind
+
+    def place(stored: Any, value: Any) -> Any:
+        if member.place == "":
+            return stored
+        if member.place is None:
+            raise MisfitError(plan.column, "value ", value, f" is a {kind}, without a column")
+        return {**empty, member.place: stored}
+
+    return _accepting(node), _reader(member.plan, in_union=True), declared, place
+
+
+def _accepting(node: Node) -> Callable[[Any], bool]:
+    """Return whether a value has what a member of a union requires besides types."""
+    if node.kind != "struct":
+        return _one_of(node) or (lambda _: True)
+    required = node.required
+    constants = [
+        (name, is_one)
+        for name, child in node.children.items()
+        if (is_one := _one_of(child)) is not None
+    ]
+
+    def accepts(value: Any) -> bool:
+        if type(value) is not dict or not value.keys() >= required:
+            return False
+        for name, is_one in constants:
+            # Null is accepted, as everywhere: the schema may allow it beside the constants.
+            if (inner := value.get(name)) is not None and not is_one(inner):
+                return False
+        return True
+
+    return accepts
+
+
+def _one_of(node: Node) -> Callable[[Any], bool] | None:
+    """Return whether a value is one of the schema's constants; None: any value is."""
+    if not node.constants or node.kind not in COMPARED:
+        return None
+    texts = frozenset(one for one in node.constants if isinstance(one, str))
+
+    def is_one(value: Any) -> bool:
+        if type(value) is str:
+            return value in texts
+        return not isinstance(value, list | dict) and rendered(value) in node.texts
+
+    return is_one
+
+
+def _json(plan: Plan, in_union: bool) -> Read:
+    """Return what reads any value as JSON text: without white space, names in order.
+
+    A number of up to 38 digits is written without needless zeros, one with an exponent as Java
+    writes that double. A number that these would change is written as the record has it.
+    """
+    opening = plan.node.opening
+    expected = " or ".join(_OPENED[one] for one in opening)
+    column = plan.column
+
+    def read(value: Any) -> Any:
+        text = rendered(value)
+        if opening and text[0] not in opening:
+            raise MisfitError(column, f"{expected} expected, ", value, " found")
+        if in_union:
+            _steps.take(len(text))
+        return text
+
+    return read

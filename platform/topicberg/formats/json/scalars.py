@@ -1,0 +1,384 @@
+"""How values without inner ones are read: from parsed JSON to stored values."""
+
+from __future__ import annotations
+
+import binascii
+import math
+import re
+import struct
+from collections.abc import Callable
+from datetime import date
+from fractions import Fraction
+from typing import Any
+
+from pyiceberg import types as T
+
+from topicberg.formats.connect_values import (
+    MAX_DECIMAL_BYTES,
+    TEXTS,
+    check_decimal,
+    parsed,
+    unscaled_text,
+)
+from topicberg.formats.json.columns import Kind
+from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES, SCALARS, Plan
+from topicberg.formats.json.syntax import Number, abbreviated, plain
+from topicberg.formats.reasons import MalformedError, field_at
+
+Read = Callable[[Any], Any]
+"""Returns the stored value of a JSON value that is not null.
+
+:raises MisfitError: the value does not fit
+"""
+_MIME_BASE64 = re.compile(
+    r"(?:[\0- ]*(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=))*[\0- ]*"
+)
+_DATE_TIME = re.compile(
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.([0-9]+))?"
+    r"(?:[Zz]|([+-])([0-9]{2}):([0-9]{2}))"
+)
+"""``date-time`` of RFC 3339, section 5.6."""
+_EPOCH = date(1970, 1, 1).toordinal()
+_EXPECTED: dict[Kind, str] = {
+    **{kind: one.expected for kind, one in SCALARS.items()},
+    "list": "an array",
+    "map": "an object",
+    "entries": "an array of objects with key and value",
+    "struct": "an object",
+}
+_ROUNDED = 800
+"""Digits that decide how a number is rounded to a float, and more."""
+_OLD_OFFSET, _OLD_BASE64, _OLD_DIGITS = 18 * 60, 24, 15
+"""Minutes, characters and digits of values that earlier versions read as a member of a union: with
+more, they read another member, whose column has such a value."""
+_MAX_BITS = 128
+"""Of the unscaled value of a decimal, and more."""
+
+
+class MisfitError(Exception):
+    """A value does not fit its column. ``path``: the names and places that lead to it, backward."""
+
+    def __init__(self, column: object, before: str, value: Any = ..., after: str = "") -> None:
+        self.column, self.before, self.value, self.after = column, before, value, after
+        self.path: list[str] = []
+
+    def __str__(self) -> str:
+        found = "" if self.value is ... else abbreviated(self.value)
+        problem = f"{self.before}{found}{self.after}"
+        if not self.path:
+            return f"the record: {problem}"
+        path = "".join(reversed(self.path)).removeprefix(".")
+        return f"{field_at(path, self.column)}: {problem}"
+
+
+def unexpected_in(plan: Plan) -> Callable[[Any], MisfitError]:
+    """Return what makes the error for a value of another type."""
+    column, before = plan.column, f"{_EXPECTED.get(plan.kind, 'a value')} expected, "
+    return lambda value: MisfitError(column, before, value, " found")
+
+
+def scalar(plan: Plan, *, in_union: bool) -> Read:
+    """Return what reads a value.
+
+    :param in_union: as a member of a union, which is stricter
+    """
+    match plan.kind:
+        case "string" | "boolean":
+            return _simple(plan)
+        case "binary":
+            return _binary(plan, in_union)
+        case "date-time":
+            return _date_time(plan, in_union)
+        case "float" | "double" | "any-float" | "any-double":
+            return _floating(plan, in_union)
+        case "decimal":
+            return _decimal(plan, in_union)
+        case "decimal-text":
+            return _decimal_text(plan)
+        case "variable-decimal":
+            return _variable_decimal(plan)
+        case kind if kind in RANGES:
+            return _whole(plan, in_union)
+    return _text_of_kind(plan)
+
+
+# --- text ---
+
+
+def _simple(plan: Plan) -> Read:
+    kind: type = bool if plan.kind == "boolean" else str
+    unexpected = unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        raise unexpected(value)
+
+    return read
+
+
+def _binary(plan: Plan, in_union: bool) -> Read:
+    unexpected = unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        found = _base64(value)
+        if found is None and type(value) is str and not in_union and _MIME_BASE64.fullmatch(value):
+            found = binascii.a2b_base64(value)
+        if found is None:
+            raise unexpected(value)
+        return found
+
+    return read
+
+
+def _base64(value: Any) -> bytes | None:
+    """Return the bytes of base64 without white space; None: it is not that."""
+    if type(value) is not str:
+        return None
+    try:
+        return binascii.a2b_base64(value, strict_mode=True)
+    except ValueError:
+        return None
+
+
+def _date_time(plan: Plan, in_union: bool) -> Read:
+    """Return what reads a time of RFC 3339; digits beyond microseconds are dropped."""
+    most = _OLD_OFFSET if in_union else 24 * 60 - 1
+    unexpected = unexpected_in(plan)
+    low, high = (1000 * limit for limit in RANGES["timestamptz"])
+
+    def read(value: Any) -> Any:
+        found = _DATE_TIME.fullmatch(value) if type(value) is str else None
+        if found is None:
+            raise unexpected(value)
+        year, month, day, hour, minute, second = map(int, found.groups()[:6])
+        offset = 0
+        if found[8]:
+            hours, minutes = int(found[9]), int(found[10])
+            offset = (60 * hours + minutes) * (-1 if found[8] == "-" else 1)
+            if abs(offset) > most or minutes > 59:
+                raise unexpected(value)
+        try:
+            days = date(year, month, day).toordinal() - _EPOCH
+        except ValueError:
+            raise unexpected(value) from None
+        if hour > 23 or minute > 59 or second > 59:
+            raise unexpected(value)
+        seconds = ((24 * days + hour) * 60 + minute - offset) * 60 + second
+        micros = 1_000_000 * seconds + int(f"{found[7] or ''}000000"[:6])
+        if not low <= micros < high + 1000:
+            raise unexpected(value)
+        return micros
+
+    return read
+
+
+def _text_of_kind(plan: Plan) -> Read:
+    kind, unexpected = TEXTS[plan.kind], unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        found = parsed(kind, value) if type(value) is str else None
+        if found is None:
+            raise unexpected(value)
+        return found
+
+    return read
+
+
+# --- numbers ---
+
+
+def _was_inexact(number: Number) -> bool:
+    """Return whether a number has more digits than a double, and an exponent.
+
+    It was never a whole number or a decimal of a union, but another member: it stays that.
+    """
+    mantissa, exponent, _ = number.lower().partition("e")
+    return bool(exponent) and len(mantissa.lstrip("-").replace(".", "")) > _OLD_DIGITS
+
+
+def _whole(plan: Plan, in_union: bool) -> Read:
+    kind, column, unexpected = plan.kind, plan.column, unexpected_in(plan)
+    low, high = RANGES[kind]
+    is_moment = kind in ("date", "timestamp", "timestamptz", "timestamp-micros")
+    outside = " is not between the years 1 and 9999" if is_moment else " exceeds the range"
+    stored = _stored_whole(kind, column)
+
+    def read(value: Any) -> Any:
+        number = value
+        if type(value) is not int:
+            number = _int(value) if type(value) is Number else None
+            if number is None or (in_union and _was_inexact(value)):
+                raise unexpected(value)
+        if not low <= number <= high:
+            raise MisfitError(column, "value ", value, outside)
+        found = number if stored is None else stored(number)
+        if found is None:
+            raise MisfitError(column, "value ", value, " exceeds the column's range")
+        return found
+
+    return read
+
+
+def _stored_whole(kind: Kind, column: T.IcebergType) -> Callable[[int], Any] | None:
+    """Return what converts a whole number to a column's value; None: it is the number.
+
+    It returns None for a number that the column cannot hold exactly.
+    """
+    match column:
+        case T.DecimalType():
+            limit, factor = 10 ** (column.precision - column.scale), 10**column.scale
+            return lambda number: number * factor if -limit < number < limit else None
+        case T.IntegerType():
+            return lambda number: number if -(2**31) <= number < 2**31 else None
+        case T.FloatType():
+            return lambda number: found if int(found := _float32(float(number))) == number else None
+        case T.DoubleType():
+            return lambda number: found if int(found := float(number)) == number else None
+    match kind:
+        case "timestamp" | "timestamptz":
+            return lambda number: number * 1000
+        case "timestamp-nanos":
+            return lambda number: number // 1000
+    return None
+
+
+def _int(number: Number) -> int | None:
+    """Return a whole number, or one that is beyond all ranges; None: it is not whole."""
+    digits, exponent = number.parts()
+    if exponent < 0:
+        return None
+    found = int(digits or 0) * 10**exponent if 0 <= len(digits) + exponent < 60 else 10**60
+    return -found if number.startswith("-") else found
+
+
+def _floating(plan: Plan, in_union: bool) -> Read:
+    column, unexpected = plan.column, unexpected_in(plan)
+    is_float = plan.kind.endswith("float")
+    others = OTHER_NUMBERS if plan.kind.startswith("any-") else {}
+
+    def read(value: Any) -> Any:
+        if type(value) is not int and type(value) is not Number:
+            if type(value) is str and value in others:
+                return others[value]
+            raise unexpected(value)
+        try:
+            found = _nearest_float(value) if is_float else float(value)
+        except OverflowError:
+            found = math.inf
+        if abs(found) == math.inf:
+            raise MisfitError(column, "value ", value, " exceeds the range")
+        return found + 0.0 if in_union else found  # a negative zero is zero there
+
+    return read
+
+
+def _float32(number: float) -> float:
+    """:raises OverflowError: it is too large"""
+    found: float = struct.unpack("<f", struct.pack("<f", number))[0]
+    return found
+
+
+def _nearest_float(value: int | Number) -> float:
+    """Return the float that is nearest to a number.
+
+    The nearest double, if it is halfway between two floats, does not say which one that is.
+
+    :raises OverflowError: it is too large
+    """
+    wide = float(value)
+    found = _float32(wide)
+    mantissa, _ = math.frexp(wide)
+    if found == wide or not (mantissa * 2**25).is_integer():
+        return found
+    exact = Fraction(value) if isinstance(value, int) else _fraction(value)
+    other = _float32(2 * wide - found)
+    if abs(exact - Fraction(found)) <= abs(exact - Fraction(other)):
+        return found
+    return other
+
+
+def _fraction(number: Number) -> Fraction:
+    digits, exponent = number.parts()
+    if len(digits) > _ROUNDED:
+        digits, exponent = f"{digits[:_ROUNDED]}1", exponent + len(digits) - _ROUNDED - 1
+    found = int(digits or 0) * Fraction(10) ** exponent
+    return -found if number.startswith("-") else found
+
+
+def _decimal(plan: Plan, in_union: bool) -> Read:
+    """Return what reads a number, or base64 of Connect's bytes: the unscaled value, big-endian."""
+    own = T.DecimalType(plan.node.precision, plan.node.scale)
+    column, unexpected = plan.column, unexpected_in(plan)
+    assert isinstance(column, T.DecimalType)  # noqa: S101  the plan's
+    kinds = (own,) if own == column else (own, column)
+
+    def read(value: Any) -> Any:
+        number = value
+        if type(value) is str:
+            unscaled = _base64(value)
+            if not unscaled or (in_union and len(value) > _OLD_BASE64):
+                raise unexpected(value)
+            if int.from_bytes(unscaled, "big", signed=True).bit_length() > _MAX_BITS:
+                raise MisfitError(own, "value ", value, " exceeds the precision")
+            number = Number(unscaled_text(unscaled, own.scale))
+            value = Number(plain(number))
+        elif type(value) is int:
+            number = Number(value)
+        elif type(value) is not Number or (in_union and _was_inexact(value)):
+            raise unexpected(value)
+        digits, exponent = number.parts()
+        for kind in kinds:
+            if len(digits) + exponent > kind.precision - kind.scale:
+                raise MisfitError(kind, "value ", value, " exceeds the precision")
+            if -exponent > kind.scale:
+                raise MisfitError(kind, "value ", value, " exceeds the scale")
+        found = int(digits or 0) * 10 ** (exponent + column.scale)
+        return -found if number.startswith("-") else found
+
+    return read
+
+
+def _decimal_text(plan: Plan) -> Read:
+    """Return what reads all digits of a number, or of Connect's bytes."""
+    column, scale, unexpected = plan.column, plan.node.scale, unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        if type(value) is int or type(value) is Number:
+            number = Number(value)
+            digits, exponent = number.parts()
+            if len(digits) + exponent > 2 * MAX_DECIMAL_BYTES:
+                raise MisfitError(column, "value ", value, " has too many digits")
+            if -exponent > scale:
+                raise MisfitError(column, "value ", value, " exceeds the scale")
+            return plain(number, scale)
+        return _all_digits(value, scale, unexpected(value))
+
+    return read
+
+
+def _variable_decimal(plan: Plan) -> Read:
+    """Return what reads all digits of Debezium's object of a scale and an unscaled value."""
+    unexpected = unexpected_in(plan)
+
+    def read(value: Any) -> Any:
+        scale = value.get("scale") if type(value) is dict else None
+        if type(scale) is Number:
+            scale = _int(scale)
+        if type(scale) is not int:
+            raise unexpected(value)
+        return _all_digits(value.get("value"), scale, unexpected(value))
+
+    return read
+
+
+def _all_digits(value: Any, scale: int, misfit: MisfitError) -> str:
+    """:param misfit: what to raise if the value is not base64"""
+    unscaled = _base64(value)
+    if unscaled is None:
+        raise misfit
+    try:
+        check_decimal(unscaled, scale, "")
+    except MalformedError as error:
+        raise MisfitError(misfit.column, str(error).removeprefix(": ")) from None
+    return unscaled_text(unscaled, scale)

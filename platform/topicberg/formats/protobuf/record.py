@@ -1,0 +1,553 @@
+"""The reference decoder of Protobuf: what a record is, in plain Python.
+
+:func:`decoder` makes a function for each field of a message's plan, once; then these read a record.
+They follow https://protobuf.dev/programming-guides/encoding: unknown fields are ignored, the last
+value of a singular field wins, messages merge, a member of a oneof clears the others, repeated
+scalars are packed or not. A closed enum's number without a name is an unknown field, as in
+https://protobuf.dev/programming-guides/enum; in a map, so is the whole entry.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from topicberg.formats import RecordDecoder
+from topicberg.formats.protobuf import wire
+from topicberg.formats.protobuf.wire import Field, Message
+from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
+
+MAX_VALUES = 4_000_000
+"""Values of a record: every second byte of it may be a row of a list."""
+_MICROS = 1_000_000
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
+"""Years 1 to 9999, as the documentation of google.protobuf.Timestamp requires."""
+_DAY_MICROS = 86_400 * _MICROS
+_LONGEST_DECIMAL = 64
+_WIRE_TYPES = ("varint", "64-bit", "length-delimited", "group", "end of a group", "32-bit")
+_STRUCTS = {
+    "fixed32": struct.Struct("<I"),
+    "sfixed32": struct.Struct("<i"),
+    "float": struct.Struct("<f"),
+    "fixed64": struct.Struct("<Q"),
+    "sfixed64": struct.Struct("<q"),
+    "double": struct.Struct("<d"),
+}
+
+
+class Occurrence(NamedTuple):
+    """One value of a field: ``start`` of its tag, ``begin`` and ``stop`` of its content.
+
+    ``number``: of a varint.
+    """
+
+    start: int
+    begin: int
+    stop: int
+    number: int = 0
+
+
+class _TooLargeError(Exception):
+    """The texts that a record's values stand for need too much memory."""
+
+
+class Record:
+    """The bytes of a record, and how many more values and texts of the schema it may have."""
+
+    __slots__ = ("data", "left", "text_left")
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.left, self.text_left = data, MAX_VALUES, wire.MAX_TEXT_BYTES
+
+    def count(self, values: int) -> None:
+        """:raises MalformedError: the record has too many values"""
+        self.left -= values
+        if self.left < 0:
+            raise MalformedError(f"the record has more than {MAX_VALUES:,} values")
+
+    def expand(self, size: int) -> None:
+        """Count text that the record does not have itself: names of enums, and defaults.
+
+        :raises _TooLargeError: it needs too much memory
+        """
+        self.text_left -= size
+        if self.text_left < 0:
+            raise _TooLargeError
+
+
+Value = Callable[[Record, Occurrence], Any]
+"""Reads a value. Raises MalformedError: the column cannot hold it."""
+Values = Callable[[Record, Sequence[Occurrence]], Any]
+"""Reads all occurrences of a field. Raises MalformedError."""
+Row = tuple[dict[str, Any], bool]
+"""The values of a message, by column; whether a closed enum had a number without a name."""
+Pieces = Sequence[tuple[int, int]]
+"""Where a message begins and ends: several pieces are merged."""
+
+
+def decoder(
+    plan: Message, prefixes: Sequence[bytes], other_message: Callable[[bytes], str]
+) -> RecordDecoder:
+    """Return the decoder of a message's records.
+
+    :param prefixes: the message indexes that name the message
+    :param other_message: returns the reason of a record with other ones
+    """
+    read = _message(plan, "")
+    longest_first = sorted(prefixes, key=len, reverse=True)
+
+    def decode(payload: bytes) -> dict[str, Any]:
+        for prefix in longest_first:
+            if payload.startswith(prefix):
+                try:
+                    return read(Record(payload), [(len(prefix), len(payload))])[0]
+                except _TooLargeError:
+                    raise MalformedError(f"the record {_too_large()}") from None
+        raise MalformedError(other_message(payload))
+
+    return decode
+
+
+def _too_large() -> str:
+    return f"needs more than {wire.MAX_TEXT_BYTES // 2**20} MiB of memory"
+
+
+# --- messages ---
+
+
+def _message(plan: Message, path: str) -> Callable[[Record, Pieces], Row]:
+    known = {field.number: field for field in plan.fields}
+    usual = {field.number: wire.wire_type(field.kind) for field in plan.fields}
+    columns = {
+        field.number: (plan.names[field.column], _values(field, path))
+        for field in plan.fields
+        if field.column is not None
+    }
+    absent, text = dict[str, Any].fromkeys(plan.names), dict[int, int]()
+    always = list[tuple[int, str, Values]]()
+    for number, (name, values_of) in columns.items():
+        field = known[number]
+        if field.message is not None and not field.repeated and field.absent:
+            always.append((number, name, values_of))
+        else:
+            value = absent[name] = values_of(Record(b""), ())
+            if isinstance(value, str | bytes):
+                text[number] = len(value)
+    all_text = sum(text.values())
+    required = [field for field in plan.fields if field.required]
+    width = max(1, len(plan.names))
+
+    def read(record: Record, pieces: Pieces) -> Row:
+        record.count(width)
+        found: dict[int, list[Occurrence]] = {}
+        member_of: dict[int, int] = {}
+        unknown: dict[int, int] = {}
+        for at, stop in pieces:
+            while at < stop:
+                number, wire_type, one, at = _occurrence(record.data, at, stop, known, path)
+                if (expected := usual.get(number)) is None:
+                    continue
+                field, values = known[number], [one]
+                if wire_type != expected:
+                    if wire_type != wire.LENGTH or not wire.packable(field):
+                        raise _wrong_type(field, path, wire_type, one.start)
+                    values = _unpacked(record, field, path, one)
+                if field.is_closed:
+                    named = field.symbols or {}
+                    numbers = [_signed(value.number, 32) for value in values]
+                    pairs = list(zip(values, numbers, strict=True))
+                    unknown.update((number, n) for _, n in pairs if n not in named)
+                    values = [value for value, n in pairs if n in named]
+                    if not values:
+                        continue
+                if field.oneof is not None:
+                    other = member_of.get(field.oneof, number)
+                    if other != number:
+                        found.pop(other, None)
+                    member_of[field.oneof] = number
+                if number in found:
+                    found[number] += values
+                else:
+                    found[number] = values
+        for field in required:
+            if field.number not in found:
+                problem = "the required field is missing"
+                if field.number in unknown:
+                    problem = f"its enum has no number {unknown[field.number]}"
+                raise MalformedError(f"{_label(field, path)}: {problem}")
+        # Only the fields that are there take time, however many the message has.
+        row = dict[str, Any]()
+        number = 0
+        try:
+            for number, occurrences in found.items():
+                if number in columns:
+                    name, values_of = columns[number]
+                    row[name] = values_of(record, occurrences)
+            for number, name, values_of in always:
+                if number not in found:
+                    row[name] = values_of(record, ())
+        except _TooLargeError:
+            if path:
+                raise
+            raise MalformedError(
+                f"{_label(known[number], path)}: its value {_too_large()}"
+            ) from None
+        if all_text:
+            record.expand(all_text - sum(text.get(number, 0) for number in found))
+        return absent | row, bool(unknown)
+
+    return read
+
+
+class _NoVarintError(Exception):
+    """The argument is where there is none."""
+
+
+def _occurrence(
+    data: bytes, at: int, stop: int, known: Mapping[int, Field], path: str
+) -> tuple[int, int, Occurrence, int]:
+    """Return number and wire type of the field that starts at ``at``, its content, and its end."""
+    start, number = at, -1
+
+    def what() -> str:
+        if number < 0:
+            return f"the tag of the field at {byte(start)}"
+        name = f"field {path}{known[number].name}" if number in known else f"field {number}"
+        return f"{name} at {byte(start)}"
+
+    try:
+        tag, at = _varint(data, at, stop)
+        number, wire_type = tag >> 3, tag & 7
+        if number == 0 or tag > wire.MAX_TAG:
+            where = f"{byte(start)} is not the start of a field"
+            raise MalformedError(f"{where}: field number {number}")
+        if wire_type == wire.VARINT:
+            value, end = _varint(data, at, stop)
+            return number, wire_type, Occurrence(start, at, end, value), end
+        if wire_type == wire.LENGTH:
+            length, at = _varint(data, at, stop)
+        elif wire_type == wire.FIXED32:
+            length = 4
+        elif wire_type == wire.FIXED64:
+            length = 8
+        elif wire_type == wire.GROUP:
+            ends = wire.group_end(data, at, stop, number)
+            if ends is None:
+                raise MalformedError(f"{what()} is a group that does not end before {byte(stop)}")
+            return number, wire_type, Occurrence(start, at, ends[0]), ends[1]
+        elif wire_type == wire.END_GROUP:
+            raise MalformedError(f"{what()} ends a group that did not start")
+        else:
+            raise MalformedError(f"{what()} has the wire type {wire_type}, which does not exist")
+    except _NoVarintError as error:
+        (at,) = error.args
+        if stop - at >= wire.MAX_VARINT:
+            problem = f"the varint at {byte(at)} has more than {wire.MAX_VARINT} bytes"
+            raise MalformedError(problem) from None
+        raise _cut(what(), stop, path) from None
+    if at + length > stop:
+        raise _cut(f"{what()}: {length} bytes expected, {stop - at} found", stop, path)
+    return number, wire_type, Occurrence(start, at, at + length), at + length
+
+
+def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    """:raises _NoVarintError: there is none"""
+    if at < stop and (number := data[at]) < 0x80:
+        return number, at + 1
+    found = wire.varint(data, at, stop)
+    if found is None:
+        raise _NoVarintError(at)
+    return found
+
+
+def _cut(what: str, stop: int, path: str) -> MalformedError:
+    whole = f"field {path.removesuffix('.')}" if path else "the record"
+    return MalformedError(f"{whole} ends at {byte(stop)}, within {what}")
+
+
+def _label(field: Field, path: str, kind: object = None) -> str:
+    return field_at(f"{path}{field.name}", kind or field.kind)
+
+
+def _wrong_type(field: Field, path: str, wire_type: int, start: int) -> MalformedError:
+    expected = wire.wire_type(field.kind)
+    return MalformedError(
+        f"{_label(field, path)}: wire type {_WIRE_TYPES[wire_type]} at {byte(start)}, "
+        f"{_WIRE_TYPES[expected]} expected"
+    )
+
+
+def _unpacked(record: Record, field: Field, path: str, packed: Occurrence) -> list[Occurrence]:
+    """Return the values of a packed field, as if they were not packed."""
+    found: list[Occurrence] = []
+    at, stop = packed.begin, packed.stop
+    fixed = _STRUCTS.get(field.kind)
+
+    def cut() -> MalformedError:
+        where = f"packed values at {byte(packed.begin)}"
+        return MalformedError(f"{_label(field, path)}: {where} end within a value")
+
+    while at < stop:
+        if fixed is not None:
+            end, number = at + fixed.size, 0
+            if end > stop:
+                raise cut()
+        else:
+            value = wire.varint(record.data, at, stop)
+            if value is None:
+                raise cut()
+            number, end = value
+        found.append(Occurrence(packed.start, at, end, number))
+        at = end
+    record.count(len(found))
+    return found
+
+
+# --- fields ---
+
+
+def _values(field: Field, path: str) -> Values:
+    """Return what reads the column of a field."""
+    if field.is_map:
+        return _map(field, path)
+    if field.repeated:
+        element = _value(field, field.type.value_type, path)
+        return lambda record, found: [element(record, one) for one in found]
+    if field.message is not None:
+        return _singular_message(field, path)
+    absent, value = field.absent, _value(field, field.type, path)
+    if absent is not None:
+        absent = stored(absent, field, field.type, path)
+
+    def read(record: Record, found: Sequence[Occurrence]) -> Any:
+        if not found:
+            return absent
+        if field.kind == "string":  # also earlier values are UTF-8
+            for one in found[:-1]:
+                value(record, one)
+        return value(record, found[-1])
+
+    return read
+
+
+def _singular_message(field: Field, path: str) -> Values:
+    assert field.message is not None  # noqa: S101  the caller's condition
+    read, finish = _message(field.message, f"{path}{field.name}."), _finish(field, field.type, path)
+    is_always = bool(field.absent)
+
+    def values(record: Record, found: Sequence[Occurrence]) -> Any:
+        if not found and not is_always:
+            return None
+        row, _ = read(record, [(one.begin, one.stop) for one in found])
+        return finish(row)
+
+    return values
+
+
+def _map(field: Field, path: str) -> Values:
+    assert field.message is not None  # noqa: S101  a map has entries
+    read = _message(field.message, f"{path}{field.name}.")
+
+    def values(record: Record, found: Sequence[Occurrence]) -> list[tuple[Any, Any]]:
+        entries: dict[Any, Any] = {}
+        for one in found:
+            row, is_unknown = read(record, [(one.begin, one.stop)])
+            if not is_unknown:
+                entries.pop(row["key"], None)
+                entries[row["key"]] = row["value"]
+        return list(entries.items())
+
+    return values
+
+
+def _value(field: Field, column: pa.DataType, path: str) -> Value:
+    """Return what reads one value of a field for a column, or for the elements of a list."""
+    kind = field.kind
+    if field.message is not None:
+        read, finish = _message(field.message, f"{path}{field.name}."), _finish(field, column, path)
+        return lambda record, one: finish(read(record, [(one.begin, one.stop)])[0])
+    if kind in ("string", "bytes"):
+        return _text(field, column, path)
+    if kind in ("float", "double"):
+        unpack = _STRUCTS[kind].unpack_from
+        return lambda record, one: unpack(record.data, one.begin)[0]
+    if kind == "bool":
+        return lambda _, one: one.number != 0
+    if kind == "enum":
+        symbols = field.symbols or {}
+
+        def symbol(record: Record, one: Occurrence) -> str:
+            number = _signed(one.number, 32)
+            name = symbols.get(number) or str(number)
+            record.expand(len(name))
+            return name
+
+        return symbol
+    to_column = _number(field, column, path)
+    if kind in _STRUCTS:
+        unpack = _STRUCTS[kind].unpack_from
+        return lambda record, one: to_column(unpack(record.data, one.begin)[0])
+    integer = _INTEGERS[kind]
+    return lambda _, one: to_column(integer(one.number))
+
+
+def _text(field: Field, column: pa.DataType, path: str) -> Value:
+    is_text, is_checked = pa.types.is_string(column), field.kind == "string"
+
+    def read(record: Record, one: Occurrence) -> str | bytes:
+        content = record.data[one.begin : one.stop]
+        if not is_text and not is_checked:
+            return content
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            where = f"at {byte(one.begin)}"
+            raise MalformedError(
+                f"{_label(field, path)}: value {shown(content)} {where} is not UTF-8"
+            ) from None
+        return text if is_text else content
+
+    return read
+
+
+def _signed(number: int, bits: int) -> int:
+    number &= (1 << bits) - 1
+    return number - (1 << bits) if number >> (bits - 1) else number
+
+
+def _zigzag(number: int) -> int:
+    return (number >> 1) ^ -(number & 1)
+
+
+_INTEGERS: dict[str, Callable[[int], int]] = {
+    "int32": lambda number: _signed(number, 32),
+    "int64": lambda number: _signed(number, 64),
+    "uint32": lambda number: number & 0xFFFFFFFF,
+    "uint64": lambda number: number,
+    "sint32": lambda number: _zigzag(number & 0xFFFFFFFF),
+    "sint64": _zigzag,
+}
+
+
+def _number(field: Field, column: pa.DataType, path: str) -> Callable[[int], int]:
+    """Return what turns an integer into the value of its column."""
+    if pa.types.is_decimal(column):
+        factor = 10**column.scale
+        high = 10 ** (column.precision - column.scale) - 1
+        low = -high
+    else:
+        factor, high = 1, (1 << (column.bit_width - 1)) - 1
+        low = -high - 1
+
+    def convert(number: int) -> int:
+        value: int = number * factor
+        if not low <= number <= high:
+            raise MalformedError(
+                f"{_label(field, path)}: value {number} is out of range of its column ({column})"
+            )
+        return value
+
+    return convert
+
+
+def stored(value: Any, field: Field, column: pa.DataType, path: str) -> Any:
+    """Return a default as a stored value; see :data:`topicberg.formats.RecordDecoder`."""
+    if pa.types.is_string(column) and isinstance(value, bytes):
+        return value.decode()
+    if pa.types.is_binary(column) and isinstance(value, str):
+        return value.encode()
+    if pa.types.is_decimal(column):
+        return _number(field, column, path)(int(value))
+    return value
+
+
+# --- well-known messages ---
+
+
+def _finish(field: Field, column: pa.DataType, path: str) -> Callable[[dict[str, Any]], Any]:
+    """Return what turns the fields of a message into the value of its column."""
+    match field.special:
+        case None:
+            return lambda row: row
+        case "wrapper":
+            return lambda row: row["value"]
+        case "empty":
+            return lambda row: {**row, wire.PRESENT: True}
+        case "decimal":
+            return lambda row: _decimal(row, field, column, path)
+        case "time":
+            to_column = _number(field, column, path)
+            return lambda row: to_column(_time(row, field, path))
+        case "date":
+            return lambda row: _date(row, field, path)
+    return lambda row: _timestamp(row, field, path)
+
+
+def _invalid(
+    row: Mapping[str, Any], field: Field, path: str, name: str, problem: str
+) -> MalformedError:
+    parts = ", ".join(f"{part}: {value}" for part, value in row.items())
+    return MalformedError(f"{_label(field, path, name)}: value {parts} {problem}")
+
+
+def _timestamp(row: Mapping[str, Any], field: Field, path: str) -> int:
+    seconds, nanos = row["seconds"], row["nanos"]
+    if not 0 <= nanos < 10**9:
+        problem = "has nanos that are not between 0 and 999999999"
+    elif not _FIRST_SECOND <= seconds <= _LAST_SECOND:
+        problem = "is not between the years 1 and 9999"
+    else:
+        return int(seconds * _MICROS + nanos // 1000)
+    raise _invalid(row, field, path, "google.protobuf.Timestamp", problem)
+
+
+def _date(row: Mapping[str, Any], field: Field, path: str) -> int:
+    """Return the days since 1970; a date that lacks its year, month or day is malformed."""
+    try:
+        return (date(row["year"], row["month"], row["day"]) - date(1970, 1, 1)).days
+    except (ValueError, OverflowError):
+        raise _invalid(row, field, path, "google.type.Date", "is not a date") from None
+
+
+def _time(row: Mapping[str, Any], field: Field, path: str) -> int:
+    """Return microseconds of the day; 24:00:00 and a leap second are times of a day."""
+    hours, minutes, seconds, nanos = (row[n] for n in ("hours", "minutes", "seconds", "nanos"))
+    total = ((hours * 60 + minutes) * 60 + seconds) * _MICROS + nanos // 1000
+    is_one = 0 <= hours <= 24 and 0 <= minutes <= 59 and 0 <= seconds <= 60
+    is_one = is_one and 0 <= nanos < 10**9 and (hours < 24 or total <= _DAY_MICROS)
+    if not is_one:
+        raise _invalid(row, field, path, "google.type.TimeOfDay", "is not a time of a day")
+    return int(total)
+
+
+def _decimal(row: Mapping[str, Any], field: Field, column: pa.DataType, path: str) -> int:
+    """Return a big-endian unscaled value and its scale in the column's scale, if that is exact."""
+    is_whole = pa.types.is_integer(column)  # a later version has whole numbers
+    precision, scale = (38, 0) if is_whole else (column.precision, column.scale)
+    unscaled, is_short = row["value"], len(row["value"]) <= _LONGEST_DECIMAL
+    number = int.from_bytes(unscaled, "big", signed=True) if is_short else 0
+    shift = scale - row["scale"] if number else 0
+    rest, found = 0, number
+    if is_short and abs(shift) <= 100:
+        if shift < 0:
+            found, rest = divmod(number, 10**-shift)
+        else:
+            found = number * 10**shift
+        if not rest and abs(found) < 10**precision:
+            limit = 1 << (column.bit_width - 1)
+            if not is_whole or -limit <= found < limit:
+                return int(found)
+    value = Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -row["scale"]))
+    text = shortened(str(value) if is_short else f"of {len(unscaled)} bytes")
+    if is_whole:
+        label, problem = _label(field, path), f"is not a number of its column ({column})"
+    else:
+        label = _label(field, path, f"decimal({precision},{scale})")
+        is_large = not is_short or value.adjusted() >= precision - scale
+        problem = f"exceeds the {'precision' if is_large else 'scale'}"
+    raise MalformedError(f"{label}: value {text} {problem}")

@@ -1,0 +1,120 @@
+"""Messages of a schema and the columns that they become, and Protobuf's wire format.
+
+Follows https://protobuf.dev/programming-guides/encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+PRESENT = "is_present"
+"""The field of a message that has no fields: Parquet has no empty struct."""
+MAX_TEXT_BYTES = 256 * 1024 * 1024
+"""The most bytes of the texts of a record that it does not have itself: names of enums, and
+defaults. It is malformed beyond that."""
+MAX_TAG = 2**32 - 1
+MAX_VARINT = 10
+FIXED = {"fixed32": 4, "sfixed32": 4, "float": 4, "fixed64": 8, "sfixed64": 8, "double": 8}
+"""The bytes of values of fixed size, by the kind of field."""
+VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a message, and the column that it becomes.
+
+    ``name``, ``kind``: from the .proto file; ``message`` and ``group`` have a ``message``, ``enum``
+    has ``symbols``, and if it is a closed one, other numbers are unknown fields (``is_closed``).
+    ``column``: its place in the row; None: it has no column, and is skipped.
+    ``type``: of the column, or of a list's elements. ``absent``: the value in a record that lacks
+    the field; None is null; for a message True: an empty one. ``oneof``: index of the oneof.
+    ``special``: the well-known type of its message.
+    """
+
+    name: str
+    number: int
+    kind: str
+    column: int | None
+    type: pa.DataType
+    repeated: bool = False
+    is_map: bool = False
+    required: bool = False
+    absent: Any = None
+    oneof: int | None = None
+    message: Message | None = None
+    symbols: Mapping[int, str] | None = None
+    is_closed: bool = False
+    special: str | None = None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message's fields, and the columns that it becomes, some of which may have no field."""
+
+    fields: tuple[Field, ...]
+    names: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+
+
+def varint(data: Any, at: int, stop: int) -> tuple[int, int] | None:
+    """Return value and end; None if it is truncated or too long."""
+    value = 0
+    for place in range(min(MAX_VARINT, stop - at)):
+        byte = data[at + place]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value & (2**64 - 1), at + place + 1
+    return None
+
+
+def group_end(data: Any, at: int, stop: int, number: int) -> tuple[int, int] | None:
+    """Return where a group's content ends and where the group ends; None: nowhere."""
+    open_groups = [number]
+    while at < stop:
+        tag = varint(data, at, stop)
+        if tag is None or not 8 <= tag[0] <= MAX_TAG:
+            return None
+        before, at, wire = at, tag[1], tag[0] & 7
+        if wire == GROUP:
+            open_groups.append(tag[0] >> 3)
+        elif wire == END_GROUP:
+            if open_groups.pop() != tag[0] >> 3:
+                return None
+            if not open_groups:
+                return before, at
+        else:
+            content = _content(data, at, stop, wire)
+            if content is None:
+                return None
+            at = content[1]
+    return None
+
+
+def _content(data: Any, at: int, stop: int, wire: int) -> tuple[int, int] | None:
+    """Return begin, or the value of a varint, and end of what is not a group; None: malformed."""
+    if wire == VARINT:
+        return varint(data, at, stop)
+    length = {FIXED64: (8, at), FIXED32: (4, at)}.get(wire)
+    if wire == LENGTH:
+        length = varint(data, at, stop)
+    if length is None or sum(length) > stop:
+        return None
+    return length[1], sum(length)
+
+
+def wire_type(kind: str) -> int:
+    """Return the wire type of a field's kind."""
+    if kind in FIXED:
+        return FIXED32 if FIXED[kind] == 4 else FIXED64
+    if kind == "group":
+        return GROUP
+    return LENGTH if kind in ("message", "string", "bytes") else VARINT
+
+
+def packable(field: Field) -> bool:
+    """Return whether several values of a field may be in one piece."""
+    return field.repeated and field.kind not in ("message", "group", "string", "bytes")

@@ -1,0 +1,58 @@
+"""Some rows of a data file, by their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.iceberg.position_deletes import FileRows
+
+
+def column_types(table: Table, names: Sequence[str]) -> list[pa.DataType]:
+    """Return the Arrow types of columns of a table."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    arrow = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    return [arrow.field(name).type for name in names]
+
+
+def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
+    """Return columns of some rows of a data file, with the types of the table."""
+    import pyarrow.parquet as pq
+
+    types = column_types(table, names)
+    ids = [table.schema().find_field(name).field_id for name in names]
+    with table.io.new_input(rows.file.file_path).open() as stream:
+        parquet = pq.ParquetFile(stream)
+        known = {
+            int((one.metadata or {}).get(b"PARQUET:field_id", -1)): one.name
+            for one in parquet.schema_arrow
+        }
+        held = _rows_at(parquet, rows.positions, [known[one] for one in ids if one in known])
+    columns = []
+    for number, kind in zip(ids, types, strict=True):
+        if number in known:
+            columns.append(held.column(known[number]).cast(kind))
+        else:
+            columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))
+    return pa.table(columns, names=list(names))
+
+
+def _rows_at(parquet: Any, positions: NDArray[np.uint32], columns: Sequence[str]) -> pa.Table:
+    """Return some rows of a file, given by ascending positions; reads only their row groups."""
+    parts, first = [], 0
+    for group in range(parquet.num_row_groups):
+        last = first + parquet.metadata.row_group(group).num_rows
+        inside = positions[(positions >= first) & (positions < last)]
+        if len(inside):
+            part = parquet.read_row_group(group, columns=list(columns))
+            parts.append(part.take(pa.array(inside - first)))
+        first = last
+    return pa.concat_tables(parts)

@@ -1,0 +1,78 @@
+"""Names in the files of a table: of columns in Parquet, of partition fields in manifests.
+
+Iceberg changes a name that is not valid in Avro. Its Java library keeps every letter of Unicode,
+although Avro's names are ASCII: DuckDB ends its process at such a name in a manifest.
+
+Source: Avro specification, "Names"; Iceberg's ``AvroSchemaUtil.makeCompatibleName``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+from unicodedata import category
+
+from pyiceberg.schema import Schema, visit
+from pyiceberg.schema import _SanitizeColumnsVisitor as SanitizeColumnsVisitor
+from pyiceberg.types import IcebergType, NestedField, StructType
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
+
+
+def name_in_files(name: str) -> str:
+    """Return the name of a column in the Parquet files that Iceberg's Java library writes.
+
+    Source: ``AvroSchemaUtil.makeCompatibleName``, which processes UTF-16 code units; PyIceberg's
+    function of that name accepts more characters as letters.
+    """
+    text = name.encode("utf-16-be")
+    units = [chr(text[at] << 8 | text[at + 1]) for at in range(0, len(text), 2)]
+    return "".join(
+        unit
+        if unit == "_" or category(unit)[0] == "L" or (at > 0 and category(unit) == "Nd")
+        else f"_{unit}"
+        if category(unit) == "Nd"
+        else f"_x{ord(unit):X}"
+        for at, unit in enumerate(units)
+    )
+
+
+def schema_in_files(schema: Schema) -> Schema:
+    """Return a schema with the names that its columns have in Parquet files."""
+    struct = visit(schema.as_struct(), _NamesInFiles())
+    return Schema(*cast("StructType", struct).fields, schema_id=schema.schema_id)
+
+
+class _NamesInFiles(SanitizeColumnsVisitor):
+    def field(self, field: NestedField, field_result: IcebergType | None) -> IcebergType | None:
+        name = name_in_files(field.name)
+        return NestedField(field.field_id, name, field_result, field.required, field.doc)
+
+
+def partition_field_name(column: str, suffix: str, taken: Iterable[str]) -> str:
+    """Return the name of a new partition field: ASCII only, so that each reader can read it.
+
+    :param suffix: the transform; empty for ``identity``
+    :param taken: names of the other columns of the table, and of its other partition fields
+    """
+    base = _NOT_ASCII.sub(lambda found: f"_x{ord(found[0]):X}", column)
+    name = base = f"{base}_{suffix}" if suffix else base
+    in_files = {name_in_files(other).lower() for other in taken}
+    number = 1
+    while name_in_files(name).lower() in in_files:
+        number += 1
+        name = f"{base}_{number}"
+    return name
+
+
+def find_unreadable_partition(specs: Iterable[PartitionSpec]) -> str | None:
+    """Return a partition field whose name in manifests is not valid in Avro; None: there is none.
+
+    Tables that an older version of topicberg or another writer created may have such a field.
+    """
+    names = (field.name for spec in specs for field in spec.fields)
+    return next((name for name in names if not name_in_files(name).isascii()), None)

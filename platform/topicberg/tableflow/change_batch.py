@@ -1,0 +1,205 @@
+"""The changes of one batch, in memory, and in the order of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from topicberg.kafka.offsets import Place
+from topicberg.tableflow.arrays import flags, whole
+from topicberg.tableflow.changes import LIVE
+from topicberg.tableflow.key_files import Keys, in_order
+
+PLACES = ("partition", "offset", "kafka_ms")
+"""Of a record: where it is in Kafka, and its time there."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of changes, besides their rows."""
+
+    table: pa.Table
+    """:data:`PLACES`, :data:`.changes.FACTS`, and ``has_key``: the record has one."""
+    missing: NDArray[np.bool_]
+    """For each column that may lack values: whether the change does."""
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def chosen(self, places: NDArray[np.intp]) -> Facts:
+        """Return those of some changes, by their numbers."""
+        return Facts(self.table.take(pa.array(places)), self.missing[:, places])
+
+    def at(self, places: Collection[Place]) -> NDArray[np.bool_]:
+        """Return which changes are at some places."""
+        found = np.zeros(len(self), np.bool_)
+        by_partition: dict[int, list[int]] = {}
+        for partition, offset in places:
+            by_partition.setdefault(partition, []).append(offset)
+        for partition, offsets in by_partition.items():
+            found |= (self.partition == partition) & np.isin(self.offset, offsets)
+        return found
+
+    @cached_property
+    def partition(self) -> NDArray[np.int32]:
+        found: NDArray[np.int32] = self._column("partition").to_numpy()
+        return found
+
+    @cached_property
+    def offset(self) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self._column("offset").to_numpy()
+        return found
+
+    @cached_property
+    def has_key(self) -> NDArray[np.bool_]:
+        return flags(self._column("has_key"))
+
+    @cached_property
+    def is_live(self) -> NDArray[np.bool_]:
+        """Whether the row exists after the change."""
+        return self.is_op(*LIVE)
+
+    def is_op(self, *names: str) -> NDArray[np.bool_]:
+        return flags(pc.is_in(self._column("op"), pa.array(names)))
+
+    def has(self, *names: str) -> NDArray[np.bool_]:
+        """Return which changes have one of some facts."""
+        found = np.zeros(len(self), np.bool_)
+        for name in names:
+            found |= self._column(name).is_valid().to_numpy(zero_copy_only=False)
+        return found
+
+    def values(self, name: str, places: NDArray[np.intp]) -> list[Any]:
+        """Return a fact of some changes."""
+        values: list[Any] = self._column(name).take(pa.array(places)).to_pylist()
+        return values
+
+    def _column(self, name: str) -> pa.Array:
+        return whole(self.table.column(name))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes in the order in which they were read: of a partition, by offset."""
+
+    rows: pa.Table
+    """The table's columns after each change."""
+    facts: Facts
+
+    def __len__(self) -> int:
+        return len(self.facts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Changes]) -> Changes:
+        rows = pa.concat_tables([part.rows for part in parts]).unify_dictionaries()
+        facts = pa.concat_tables([part.facts.table for part in parts]).combine_chunks()
+        missing = np.concatenate([part.facts.missing for part in parts], axis=1)
+        return cls(rows, Facts(facts, missing))
+
+    def chosen(self, which: NDArray[np.bool_]) -> Changes:
+        """Return some changes, by a truth value for each."""
+        if which.all():
+            return self
+        places = np.flatnonzero(which)
+        return Changes(self.rows.take(pa.array(places)), self.facts.chosen(places))
+
+
+@dataclass(frozen=True)
+class ByKey:
+    """Changes in the order of their keys; of a key, by partition and offset.
+
+    A *group* has the changes of one key in one partition. A *life* of a group begins with an
+    insertion, or with the group: values of before do not belong to the same row.
+    """
+
+    facts: Facts
+    """In this order."""
+    order: NDArray[np.intp]
+    """The number of each change in the order in which they were read."""
+    hashes: Keys
+    """Of the keys, in this order."""
+
+    @classmethod
+    def of(cls, facts: Facts, hashes: Keys) -> ByKey:
+        """:param hashes: of the keys of all changes, in their order"""
+        keys = in_order(hashes.high, hashes.low)
+        order = keys.position.astype(np.intp)
+        partition = facts.partition[order]
+        same = (keys.high[1:] == keys.high[:-1]) & (keys.low[1:] == keys.low[:-1])
+        if (same & (partition[1:] != partition[:-1])).any():
+            order = np.lexsort((facts.offset, facts.partition, hashes.low, hashes.high))
+            keys = hashes.chosen(order)
+        return cls(facts.chosen(order), order, keys)
+
+    @cached_property
+    def is_new_key(self) -> NDArray[np.bool_]:
+        """Whether a change is the first one of its key."""
+        high, low = self.hashes.high, self.hashes.low
+        new = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        return np.concatenate([np.ones(min(1, len(high)), np.bool_), new])
+
+    @cached_property
+    def is_new_group(self) -> NDArray[np.bool_]:
+        found = self.is_new_key.copy()
+        partition = self.facts.partition
+        found[1:] |= partition[1:] != partition[:-1]
+        return found
+
+    @cached_property
+    def is_last(self) -> NDArray[np.bool_]:
+        """Whether a change is the last one of its group."""
+        return np.append(self.is_new_group[1:], np.ones(min(1, len(self.facts)), np.bool_))
+
+    @cached_property
+    def starts(self) -> NDArray[np.intp]:
+        """Where the group of each change begins."""
+        return _last_true(self.is_new_group)
+
+    @cached_property
+    def is_insertion(self) -> NDArray[np.bool_]:
+        return self.facts.is_op("c", "r")
+
+    @cached_property
+    def life_starts(self) -> NDArray[np.intp]:
+        """Where the life of each change begins."""
+        return _last_true(self.is_new_group | self.is_insertion)
+
+    @cached_property
+    def lives(self) -> NDArray[np.int64]:
+        """How many insertions of its group there are up to each change."""
+        return self.count(self.is_insertion)
+
+    def count(self, flags: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return how many flags of its group there are up to each change."""
+        total = np.cumsum(flags, dtype=np.int64)
+        before = total - flags
+        return total - before[self.starts]
+
+    def newest(self, flags: NDArray[np.bool_], starts: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return the last change up to each one that has a flag; -1: none since it starts."""
+        last = _last_true(flags)
+        found: NDArray[np.intp] = np.where(last >= starts, last, -1)
+        return found
+
+    def of_key(self, high: int, low: int) -> NDArray[np.intp]:
+        """Return the changes of one key."""
+        first = np.searchsorted(self.hashes.high, np.uint64(high), side="left")
+        last = np.searchsorted(self.hashes.high, np.uint64(high), side="right")
+        found: NDArray[np.intp] = first + np.flatnonzero(
+            self.hashes.low[first:last] == np.uint64(low)
+        )
+        return found
+
+
+def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.intp]:
+    """Return for each place the last one up to it that has a flag; -1: none."""
+    places = np.where(flags, np.arange(len(flags)), -1)
+    found: NDArray[np.intp] = np.maximum.accumulate(places)
+    return found

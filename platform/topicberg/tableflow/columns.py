@@ -1,0 +1,673 @@
+"""Records as columns, without an object for each record.
+
+Keys and values are decoded by programs into Arrow (:mod:`topicberg.formats.columnar`). A record
+that a program refuses is decoded by the reference decoder of its format: it becomes a row like all
+others, or is rejected with a reason (:mod:`topicberg.tableflow.rejections`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyiceberg.transforms import TruncateTransform
+
+from topicberg.formats.columnar.program import NotCoveredError, Shape
+from topicberg.formats.framing import WIRE_BYTES, header_of
+from topicberg.formats.reasons import MalformedError
+from topicberg.iceberg.data_files import (
+    Target,
+)
+from topicberg.iceberg.truncation import lowest_truncated
+from topicberg.tableflow.arrays import flags
+from topicberg.tableflow.changes import (
+    NEW_KEY,
+    OLD_KEY,
+    ChangePlan,
+    read_envelopes,
+)
+from topicberg.tableflow.key_values import key_text
+from topicberg.tableflow.layout import KEY, VALUE
+from topicberg.tableflow.metadata import (
+    FIRST_MS,
+    LAST_MS,
+    NO_TIMESTAMP,
+    out_of_range,
+    wrong_header,
+)
+from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
+from topicberg.tableflow.writers import (
+    MessageDecoder,
+)
+from topicberg.topics.spec import RAW_KEY
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyiceberg.types import NestedField
+
+    from topicberg.formats.columnar.columns import Buffers
+    from topicberg.formats.columnar.decoding import Decoded
+    from topicberg.kafka.fetch import Records
+    from topicberg.tableflow.framing import InlineSchemas
+
+MAX_ROWS, MAX_BYTES = 131_072, 16 * 1024 * 1024
+"""Records that are decoded at once, and so rows of a row group, and their bytes."""
+_RESERVED_BYTES = 512 * 1024 * 1024
+"""Address space for the values of all columns."""
+_MAX_RECORD_BYTES = 1024 * 1024 * 1024
+TOO_LARGE = "the record has too many values for a row"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows as columns."""
+
+    columns: dict[str, pa.Array]
+    has_value: NDArray[np.bool_]
+    """Whether the record of a row has a value."""
+    facts: pa.Table | None = None
+    """Of changes; see :class:`.change_batch.Facts`."""
+    missing: NDArray[np.bool_] | None = None
+    """Of changes: see :class:`.changes.Envelopes`."""
+    lost: pa.Table | None = None
+    """The rejected changes that have a key: partition, offset, and the columns of the key."""
+
+
+def buffers_of(decoded: Mapping[str, MessageDecoder], rows: int) -> dict[str, Buffers]:
+    from topicberg.formats.columnar.columns import Buffers
+
+    shapes = {column: Shape(decoder.fields) for column, decoder in decoded.items()}
+    size = _text_bytes(shapes.values())
+    return {column: Buffers(shape, rows, size) for column, shape in shapes.items()}
+
+
+def _text_bytes(shapes: Iterable[Shape]) -> int:
+    """Return the bytes of a column's texts at once, so that all columns together fit."""
+    columns = sum(len(shape.all) for shape in shapes)
+    return max(64 * 1024, min(MAX_BYTES, _RESERVED_BYTES // (8 * max(1, columns))))
+
+
+def chunks(
+    plan: Plan, records: Records, buffers: Mapping[str, Buffers], rejections: Rejections
+) -> Iterator[Chunk]:
+    """Yield the rows of records in parts that fit the buffers.
+
+    A record that does not become a row is added to ``rejections``.
+    """
+    import numpy as np
+
+    messages = {
+        KEY: Payloads(records.keys, records.key_offsets, records.has_key),
+        VALUE: Payloads(records.values, records.value_offsets, records.has_value),
+    }
+    unreadable = _unreadable(plan, records)
+    other_keys = _other_keys(records) if plan.is_folded else {}
+    usual = dict(messages)
+    for column, inline in plan.inline.items():
+        usual[column], malformed = _inline(inline, records, messages[column])
+        unreadable = malformed | unreadable
+    framed = {
+        column: _framed(decoder, records, usual[column]) for column, decoder in plan.decoded.items()
+    }
+    first, count = 0, records.count
+    while first < count:
+        # A record is rejected for one reason: that of Kafka's columns, the key or the value.
+        reasons = {at: reason for at, reason in unreadable.items() if at >= first}
+        found: dict[str, tuple[Mapping[str, pa.Array], list[int]]] = {}
+        to = count
+        for column in (KEY, VALUE):
+            if (decoder := plan.decoded.get(column)) is None:
+                continue
+            message = framed[column]
+            if reasons:
+                message = message.without(list(reasons))
+            reference = _reference(decoder, records, usual[column])
+            done, columns = _message(decoder, buffers[column], message, reference, first, to)
+            to = done.reached
+            left_out = [one.record for one in done.rejected]
+            found[column] = columns, left_out
+            reasons |= {one.record: one.reason for one in done.rejected}
+        reasons = {at: reason for at, reason in reasons.items() if at < to}
+        is_row = np.ones(to - first, np.bool_)
+        is_row[[at - first for at in reasons]] = False
+        if plan.changes is not None:
+            known = plan, plan.changes, records, other_keys
+            chunk = _changes(*known, found, first, is_row, reasons)
+            for at, reason in sorted(reasons.items()):
+                rejections.add(records, at, reason)
+            yield chunk
+            first = to
+            continue
+        columns = dict[str, Any]()
+        for column, (data, offsets, present) in messages.items():  # the value's win
+            if column in plan.raw:
+                raw = _binary(data, offsets[first : to + 1], present[first:to])
+                columns[column] = _chosen(raw, is_row)
+            if column not in found:
+                continue
+            of_message = _of_rows(*found[column], first, is_row)
+            if plan.key is not None and plan.key.is_decoded and column == KEY:
+                # Before a field that key and value share becomes the value's.
+                fields = [of_message[name] for name in plan.key.names]
+                columns[IDENTITY] = key_text(fields, plan.key.shapes)
+                for name in plan.key.hidden:
+                    del of_message[name]
+            if shared := of_message.keys() & columns.keys():
+                ids = _schema_ids(framed[column], first, to)[is_row]
+                for name in shared:
+                    of_message[name] = _merged(
+                        plan.decoded[column], name, ids, of_message[name], columns[name]
+                    )
+            columns |= of_message
+        columns |= _metadata(plan, records, first, to, is_row)
+        wrong = untruncatable(plan.target, columns)
+        if wrong:
+            rows = first + np.flatnonzero(is_row)
+            reasons |= {int(rows[place]): MalformedError(why) for place, why in wrong.items()}
+            stays = np.ones(len(rows), np.bool_)
+            stays[list(wrong)] = False
+            columns = {name: _chosen(column, stays) for name, column in columns.items()}
+            is_row = is_row.copy()
+            is_row[rows[~stays] - first] = False
+        if plan.upserts is not None:
+            is_decoded = plan.key is not None and plan.key.is_decoded
+            # With its schema's id: the index decodes it again.
+            keys, offsets, present = (framed if is_decoded else messages)[KEY]
+            raw = _binary(keys, offsets[first : to + 1], present[first:to])
+            if is_decoded:
+                columns[plan.columns[RAW_KEY]] = _chosen(raw, is_row)
+            else:
+                columns[plan.columns[RAW_KEY]] = _held_keys(_chosen(raw, is_row))
+        for at, reason in sorted(reasons.items()):
+            rejections.add(records, at, reason)
+        yield Chunk(columns, (records.has_value[first:to] == 1)[is_row])
+        first = to
+
+
+def untruncatable(target: Target, columns: Mapping[str, pa.Array]) -> dict[int, str]:
+    """Return the rows with a value that the partitions of the table have no place for, and why."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: dict[int, str] = {}
+    for one in target.spec.fields:
+        if not isinstance(one.transform, TruncateTransform):
+            continue
+        source = target.schema.find_field(one.source_id)
+        column, kind = columns.get(source.name), source.field_type
+        if column is None:
+            continue
+        if (lowest := lowest_truncated(kind, one.transform.width)) is None:
+            continue
+        for place in np.flatnonzero(flags(pc.less(column, pa.scalar(lowest, column.type)))):
+            found[int(place)] = (
+                f"the table is partitioned by {one.transform} of {source.name}, and a value below "
+                f"{lowest} is rounded down to one that no {kind} can hold: {column[int(place)]}"
+            )
+    return found
+
+
+def _of_rows(
+    arrays: Mapping[str, pa.Array], left_out: Sequence[int], first: int, is_row: NDArray[np.bool_]
+) -> dict[str, pa.Array]:
+    """Return the columns of keys or values for some records.
+
+    :param arrays: with a row for each record but those that are left out
+    :param left_out: the numbers of records that the decoder rejected
+    :param first: the number of the first record
+    """
+    wanted = is_row[_is_there(left_out, first, len(is_row))]
+    return {name: _chosen(array.slice(0, len(wanted)), wanted) for name, array in arrays.items()}
+
+
+def _is_there(left_out: Sequence[int], first: int, count: int) -> NDArray[np.bool_]:
+    """Return which of some records the decoder did not reject."""
+    import numpy as np
+
+    found = np.ones(count, np.bool_)
+    found[[at - first for at in left_out if at < first + count]] = False
+    return found
+
+
+def _changes(
+    plan: Plan,
+    changes: ChangePlan,
+    records: Records,
+    other_keys: Mapping[str, Mapping[int, str]],
+    found: Mapping[str, tuple[Mapping[str, pa.Array], list[int]]],
+    first: int,
+    is_row: NDArray[np.bool_],
+    reasons: dict[int, MalformedError],
+) -> Chunk:
+    """Return the changes of some records.
+
+    :param other_keys: see :func:`_other_keys`
+    :param found: the columns of keys and values, and the records that their decoder rejected
+    :param first: the number of the first record
+    :param is_row: which records are not malformed so far
+    :param reasons: why records are malformed; those that are no changes are added
+    """
+    import numpy as np
+
+    to = first + len(is_row)
+    at = first + np.flatnonzero(is_row)
+    parts = {column: _of_rows(*one, first, is_row) for column, one in found.items()}
+    has_value = records.has_value[at] == 1
+    key_sizes = np.where(records.has_key[at] == 1, np.diff(records.key_offsets)[at], -1)
+    given = parts.get(KEY, {}), parts[VALUE]
+    read = read_envelopes(changes, *given, has_value, key_sizes)
+    stays = np.ones(len(at), np.bool_)
+    for place, reason in (untruncatable(plan.target, read.columns) | read.wrong).items():
+        reasons[int(at[place])] = MalformedError(reason)
+        stays[place] = False
+    if not changes.is_folded:
+        stays &= has_value  # a tombstone is not a change
+    is_row = is_row.copy()
+    is_row[at[~stays] - first] = False
+    columns = {name: _chosen(column, stays) for name, column in read.columns.items()}
+    if KEY in plan.raw:
+        raw = _binary(records.keys, records.key_offsets[first : to + 1], records.has_key[first:to])
+        columns[KEY] = _chosen(raw, is_row)
+    columns |= _metadata(plan, records, first, to, is_row)
+    at = at[stays]
+    if not changes.is_folded:
+        return Chunk(columns, has_value[stays])
+    facts = {name: _chosen(fact, stays) for name, fact in read.facts.items()}
+    table = _facts(records, at, facts, other_keys)
+    lost = _lost(changes, records, found.get(KEY), first, to, reasons)
+    return Chunk(columns, has_value[stays], table, read.missing[:, stays], lost)
+
+
+def _facts(
+    records: Records,
+    at: NDArray[np.intp],
+    facts: Mapping[str, pa.Array],
+    other_keys: Mapping[str, Mapping[int, str]],
+) -> pa.Table:
+    """Return what is known of the changes at some records."""
+    import pyarrow as pa
+
+    times = records.times[at]
+    texts = {
+        name: pa.array([known.get(one) for one in at.tolist()], pa.string())
+        if known
+        else pa.nulls(len(at), pa.string())
+        for name, known in other_keys.items()
+    }
+    return pa.table(
+        {
+            "partition": pa.array(records.partitions[at]),
+            "offset": pa.array(records.offsets[at]),
+            "kafka_ms": pa.array(times, mask=times == NO_TIMESTAMP),
+            **facts,
+            **texts,
+            "has_key": pa.array(records.has_key[at] == 1),
+        }
+    )
+
+
+def _other_keys(records: Records) -> dict[str, dict[int, str]]:
+    """Return the other keys of changes of the primary key, by fact and by record.
+
+    Of several headers with the name, the first one counts.
+    """
+    import numpy as np
+
+    from topicberg.formats.columnar.framing import named_headers
+
+    found: dict[str, dict[int, str]] = {"old_key": {}, "new_key": {}}
+    if not records.header_ends[records.count]:
+        return found
+    headers = records.header_arrays()
+    for texts, name in zip(found.values(), (OLD_KEY, NEW_KEY), strict=True):
+        numbers = named_headers(headers, name.encode())
+        rows = np.searchsorted(headers.ends[1:], numbers, side="right")
+        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
+            begin, end = headers.value_offsets[number : number + 2]
+            texts.setdefault(row, headers.values[begin:end].tobytes().decode(errors="replace"))
+    return found
+
+
+def _lost(
+    changes: ChangePlan,
+    records: Records,
+    keys: tuple[Mapping[str, pa.Array], list[int]] | None,
+    first: int,
+    to: int,
+    reasons: Mapping[int, MalformedError],
+) -> pa.Table:
+    """Return the rejected records that have a key; see :class:`Chunk`."""
+    import numpy as np
+    import pyarrow as pa
+
+    from topicberg.formats.columnar.columns import arrow_type
+
+    arrays, left_out = keys or ({}, [])
+    lost = np.array([at for at in sorted(reasons) if records.has_key[at]], np.intp)
+    columns = {
+        "partition": pa.array(records.partitions[lost]),
+        "offset": pa.array(records.offsets[lost]),
+    }
+    is_there = _is_there(left_out, first, to - first)
+    place = np.cumsum(is_there) - 1
+    inside = lost - first
+    taken = pa.array(place[inside], mask=~is_there[inside])
+    kinds = {one.name: arrow_type(one.field_type) for one in changes.rows}
+    for name in changes.keys:
+        columns[name] = (
+            arrays[name].take(taken).cast(kinds[name])
+            if name in arrays
+            else pa.nulls(len(lost), kinds[name])
+        )
+    return pa.table(columns)
+
+
+def _inline(
+    inline: InlineSchemas, records: Records, raw: Payloads
+) -> tuple[Payloads, dict[int, MalformedError]]:
+    """Return keys or values in the wire format, and why some of them cannot be."""
+    import numpy as np
+
+    from topicberg.formats.columnar.framing import named_headers
+    from topicberg.formats.framing import HEADERS
+
+    count = records.count
+    wanted = raw.present[:count] == 1
+    if records.header_ends[count]:
+        headers = records.header_arrays()
+        named = named_headers(headers, HEADERS[inline.side].encode())
+        wanted[np.searchsorted(headers.ends[1:], named, side="right")] = False
+    given = raw.data, raw.offsets[: count + 1]
+    data, offsets, malformed = inline.in_wire_format(*given, wanted)
+    return Payloads(data, offsets, raw.present), malformed
+
+
+def _unreadable(plan: Plan, records: Records) -> dict[int, MalformedError]:
+    """Return the records that cannot become rows, whatever their keys and values are."""
+    import numpy as np
+
+    times = records.times[: records.count]
+    reasons = {
+        int(at): MalformedError(out_of_range(plan.columns["timestamp"], int(times[at])))
+        for at in np.flatnonzero((times != NO_TIMESTAMP) & ((times < FIRST_MS) | (times > LAST_MS)))
+    }
+    if records.header_ends[records.count]:
+        for at in _with_wrong_header(records):
+            reasons.setdefault(at, MalformedError(wrong_header(plan.columns["headers"])))
+    if plan.upserts is None and plan.changes is None:
+        return reasons
+    has_key, has_value = (one[: records.count] == 1 for one in (records.has_key, records.has_value))
+    # A tombstone deletes a row and does not become one.
+    reasons = {at: reason for at, reason in reasons.items() if has_value[at]}
+    if plan.changes is not None:
+        return reasons
+    for place in np.flatnonzero(~has_key):
+        reasons.setdefault(int(place), MalformedError(NO_KEY))
+    return reasons
+
+
+def _with_wrong_header(records: Records) -> list[int]:
+    """Return the records with a header whose name is not UTF-8."""
+    import numpy as np
+
+    end = int(records.header_ends[records.count])
+    begins = records.header_offsets[0, : end + 1]
+    if records.headers[: begins[-1]].max(initial=0) < 0x80:
+        return []
+    wrong = []
+    for number in range(end):
+        try:
+            records.headers[begins[number] : begins[number + 1]].tobytes().decode()
+        except UnicodeDecodeError:
+            wrong.append(number)
+    places = np.searchsorted(records.header_ends[1 : records.count + 1], wrong, side="right")
+    return sorted({int(one) for one in places})
+
+
+def _chosen(column: pa.Array, is_row: NDArray[np.bool_]) -> pa.Array:
+    import pyarrow as pa
+
+    return column if is_row.all() else column.filter(pa.array(is_row))
+
+
+class Payloads(NamedTuple):
+    """The bytes of keys or values, where each begins, and which of them there are."""
+
+    data: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    present: NDArray[np.uint8]
+
+    def without(self, records: list[int]) -> Payloads:
+        """Return the same, without the bytes of some records."""
+        present = self.present.copy()
+        present[records] = 0
+        return self._replace(present=present)
+
+
+def _framed(decoder: MessageDecoder, records: Records, raw: Payloads) -> Payloads:
+    """Return keys or values in the wire format, whatever names their schemas."""
+    from topicberg.formats.columnar.framing import in_wire_format
+
+    data, offsets, present = raw.data, raw.offsets, raw.present[: records.count]
+    if records.header_ends[records.count]:
+        headers = records.header_arrays()
+        data, offsets = in_wire_format(decoder.headers, headers, data, offsets, present)
+    return Payloads(data, offsets, present)
+
+
+def _reference(
+    decoder: MessageDecoder, records: Records, raw: Payloads
+) -> Callable[[int], Mapping[str, Any]]:
+    """Return what decodes one of some records, as it is in Kafka."""
+
+    has_headers = records.header_ends[records.count] > 0
+
+    def decode(record: int) -> Mapping[str, Any]:
+        headers = (records.raw_headers(record) if has_headers else None) or ()
+        own = raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes()
+        return decoder.decode(own, header_of(decoder.column, headers) if headers else None)
+
+    return decode
+
+
+def _schema_ids(message: Payloads, first: int, to: int) -> NDArray[np.int64]:
+    """Return the ids of schemas that keys or values name; -1: none."""
+    import numpy as np
+
+    data, offsets, present = message
+    begin, sizes = offsets[first:to], np.diff(offsets[first : to + 1])
+    ids = np.full(to - first, -1, np.int64)
+    there = np.flatnonzero((present[first:to] == 1) & (sizes >= WIRE_BYTES))
+    framed = data[begin[there, None] + np.arange(1, WIRE_BYTES)].astype(np.int64)
+    ids[there] = framed @ np.array([2**24, 2**16, 2**8, 1], np.int64)
+    return ids
+
+
+def _merged(
+    decoder: MessageDecoder, name: str, ids: NDArray[np.int64], own: pa.Array, other: pa.Array
+) -> pa.Array:
+    """Return a column of both key and value: the value's, if its schema has the field."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    filled = [number for number, names in decoder.filled.items() if name in names]
+    return pc.if_else(pa.array(np.isin(ids, filled)), own, other.cast(own.type))
+
+
+def _held_keys(raw: pa.Array) -> pa.Array:
+    """Return raw keys as tables hold them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if (pc.max(pc.binary_length(raw)).as_py() or 0) <= HASHED_KEY_BYTES:
+        return raw
+    return pa.array([held_key(key) for key in raw.to_pylist()], pa.binary())
+
+
+def _message(
+    decoder: MessageDecoder,
+    buffers: Buffers,
+    message: Payloads,
+    reference: Callable[[int], Mapping[str, Any]],
+    first: int,
+    to: int,
+) -> tuple[Decoded, Mapping[str, pa.Array]]:
+    """Return what became of keys or values, and the columns of those that were not rejected."""
+    from topicberg.formats.columnar.columns import Buffers, BuffersFullError, columns_of
+    from topicberg.formats.columnar.decoding import Decoded, Rejected, decode
+
+    data, offsets, present = message
+    buffers.clear()
+    rest = present, reference, first
+    try:
+        done = decode(decoder.programs, buffers, data, offsets[: to + 1], *rest)
+    except BuffersFullError:
+        # One record that is larger than the buffers.
+        size = 4 * buffers.size
+        while True:
+            try:
+                buffers = Buffers(buffers.shape, 1, size)
+                done = decode(None, buffers, data, offsets[: first + 2], *rest)
+                break
+            except BuffersFullError:
+                size *= 4
+                if size > _MAX_RECORD_BYTES:
+                    done = Decoded(first + 1, [Rejected(first, MalformedError(TOO_LARGE))])
+                    break
+    return done, columns_of(buffers.arrays(), buffers.shape)
+
+
+def decode_raw(
+    decoder: MessageDecoder, raw: pa.Array
+) -> Iterator[tuple[NDArray[np.intp], Mapping[str, pa.Array]]]:
+    """Yield parts of keys or values in the wire format: their places, and their columns.
+
+    The columns are valid until the next part. What is null or malformed is left out.
+    """
+    import numpy as np
+
+    raw = raw.filter(raw.is_valid()) if raw.null_count else raw
+    count = len(raw)
+    _, begins, content = raw.buffers()
+    offsets = np.frombuffer(begins, np.int32)[raw.offset : raw.offset + count + 1].astype(np.int64)
+    data = np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]]
+    # Compiled code has arrays that can be written.
+    data, offsets = data.copy(), offsets - offsets[0]
+    message = Payloads(data, offsets, np.ones(count, np.uint8))
+
+    def reference(number: int) -> Mapping[str, Any]:
+        try:
+            return decoder.decode(raw[number].as_py(), None)
+        except NotCoveredError as error:
+            raise MalformedError(str(error)) from None
+
+    first = 0
+    buffers = buffers_of({decoder.column: decoder}, min(MAX_ROWS, max(1, count)))[decoder.column]
+    while first < count:
+        done, columns = _message(decoder, buffers, message, reference, first, count)
+        rejected = [one.record for one in done.rejected]
+        yield np.setdiff1d(np.arange(first, done.reached), rejected), columns
+        first = done.reached
+
+
+def _binary(data: Any, offsets: Any, present: Any) -> pa.Array:
+    import numpy as np
+    import pyarrow as pa
+
+    begin, end = int(offsets[0]), int(offsets[-1])
+    nulls = len(present) - int(np.count_nonzero(present))
+    bitmap = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
+    found = [
+        bitmap,
+        pa.py_buffer((offsets - begin).astype(np.int32)),
+        pa.py_buffer(data[begin:end]),
+    ]
+    return pa.Array.from_buffers(pa.binary(), len(present), found, nulls)
+
+
+def _metadata(
+    plan: Plan, records: Records, first: int, to: int, is_row: NDArray[np.bool_]
+) -> dict[str, pa.Array]:
+    """Return the metadata columns."""
+    import numpy as np
+    import pyarrow as pa
+
+    rows = slice(first, to) if is_row.all() else first + np.flatnonzero(is_row)
+    times = records.times[rows]
+    count, has_time = len(times), times != NO_TIMESTAMP
+    # Only a tombstone that deletes its key has another time here: it does not become a row.
+    has_time &= (times >= FIRST_MS) & (times <= LAST_MS)
+    micros = pa.array(
+        np.where(has_time, times, 0) * 1000, mask=None if has_time.all() else ~has_time
+    )
+    of_broker = records.time_types[rows] == 2
+    kinds = pa.array(["CREATE_TIME", "LOG_APPEND_TIME"])
+    values = {
+        "topic": pa.DictionaryArray.from_arrays(
+            pa.array(np.zeros(count, np.int32)), pa.array([plan.topic])
+        ),
+        "partition": pa.array(records.partitions[rows]),
+        "headers": _headers(records, first, to, is_row),
+        "leader-epoch": pa.nulls(count, pa.int32()),
+        "offset": pa.array(records.offsets[rows]),
+        "timestamp": micros.cast(pa.timestamp("us", "UTC")),
+        "timestamp-type": pa.DictionaryArray.from_arrays(
+            pa.array(of_broker.astype(np.int32)), kinds
+        ),
+    }
+    return {plan.columns[name]: column for name, column in values.items()}
+
+
+def _headers(records: Records, first: int, to: int, is_row: NDArray[np.bool_]) -> pa.Array:
+    """Return the headers; of several with the same name, a record has the last one."""
+    import numpy as np
+    import pyarrow as pa
+
+    kind = pa.map_(pa.string(), pa.binary())
+    ends = records.header_ends[first : to + 1]
+    begin, end = int(ends[0]), int(ends[-1])
+    if begin == end:
+        return pa.nulls(np.count_nonzero(is_row), kind)
+    counts = np.diff(ends)
+    # Names that are not UTF-8 are those of records that do not become rows.
+    wanted = np.repeat(is_row, counts) & (records.is_repeated_header[begin:end] == 0)
+    names, values = (records.header_offsets[part, begin : end + 1] for part in (0, 1))
+    keys = pa.Array.from_buffers(
+        pa.binary(), end - begin, [None, pa.py_buffer(names), pa.py_buffer(records.headers)]
+    )
+    data = records.headers[records.size :]
+    items = _binary(data, values.astype(np.int64), records.has_header_value[begin:end])
+    entries = pa.StructArray.from_arrays(
+        [_chosen(keys, wanted).cast(pa.string()), _chosen(items, wanted)],
+        fields=[pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())],
+    )
+    of_row = np.repeat(np.arange(to - first), counts)[wanted]
+    sizes = np.bincount(of_row, minlength=to - first)[is_row]
+    offsets = np.cumsum([0, *sizes], dtype=np.int32)
+    is_null = sizes == 0
+    bitmap = pa.py_buffer(np.packbits(~is_null, bitorder="little")) if is_null.any() else None
+    found = [bitmap, pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(
+        kind, len(sizes), found, int(np.count_nonzero(is_null)), children=[entries]
+    )
+
+
+def absent_columns(chunk: Chunk, fields: Sequence[NestedField]) -> dict[str, pa.Array]:
+    """Return the table's columns that the records have no value for."""
+    import pyarrow as pa
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+    from pyiceberg.schema import Schema
+
+    found: dict[str, pa.Array] = {}
+    for one in fields:
+        if one.name not in chunk.columns:
+            kind = schema_to_pyarrow(Schema(one), include_field_ids=False).field(0).type
+            found[one.name] = pa.nulls(len(chunk.has_value), kind)
+    return found

@@ -1,0 +1,96 @@
+"""Tables that follow from a topic in a way that nothing declares: which columns may hold the key.
+
+A value alone proves nothing: a key 3 is also a quantity of 3. So the columns that hold it are
+named, and erased only if the user says that they hold the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from topicberg.errors import SpecError
+from topicberg.iceberg import erasure
+from topicberg.tableflow.forgetting.key import Key
+from topicberg.topics.rules import suggestion
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A column that holds the value of a column of the key."""
+
+    table: str
+    column: str
+    """``a.b`` in a struct."""
+    option: str
+    """What ``--column`` takes to erase by it."""
+    rows: int
+    files: int
+
+
+def find_candidates(
+    name: str, table: Table, key: Key, is_searched: Callable[[str], bool]
+) -> tuple[Candidate, ...]:
+    """Return the columns of a table that may hold the key; none if a column of the key has none.
+
+    :param name: of the table, for messages
+    :param is_searched: whether to search a column, by the name of the outermost one
+    """
+    columns = [
+        (path, kind)
+        for path, kind in erasure.fields_in_structs(table.schema().fields)
+        if kind.is_primitive and is_searched(path[0])
+    ]
+    found = []
+    for field in key.fields:
+        values = {path: key.as_found_in(field.name, kind) for path, kind in columns}
+        held = erasure.search(table, {path: each for path, each in values.items() if each})
+        if not held:
+            return ()
+        for path, count in held.items():
+            column = ".".join(path)
+            option = f"{name}.{column}" + (f"={field.name}" if len(key.fields) > 1 else "")
+            found.append(Candidate(name, column, option, count.rows, count.files))
+    return tuple(found)
+
+
+def chosen_columns(
+    options: Iterable[str], tables: Iterable[str], key: Key
+) -> dict[str, list[Mapping[str, str]]]:
+    """Return table → what the values of ``--column`` say of it: column of the key → its column.
+
+    :param tables: names of the tables that the user may choose from
+    :raises SpecError: an option names none of them, or not all columns of the key
+    """
+    names, known = [field.name for field in key.fields], sorted(tables)
+    chosen: dict[str, dict[str, list[str]]] = {}
+    for option in options:
+        text, equals, of_key = option.rpartition("=")
+        if not equals or of_key not in names:
+            text, of_key = option, names[0]
+        owners = [each for each in known if text.startswith(f"{each}.")]
+        if not owners or (text == option and len(names) > 1):
+            form = "TABLE.COLUMN=COLUMN_OF_THE_KEY" if len(names) > 1 else "TABLE.COLUMN"
+            raise SpecError(
+                f"--column {option}: expected {form} of a table that is derived from the topic"
+                f"{suggestion(text.partition('.')[0], known)}",
+                hint=f"name one of {', '.join(known)}" if known else "leave --column out",
+            )
+        owner = max(owners, key=len)
+        columns = chosen.setdefault(owner, {name: [] for name in names})
+        columns[of_key].append(text[len(owner) + 1 :])
+    for owner, columns in chosen.items():
+        if missing := [name for name, given in columns.items() if not given]:
+            raise SpecError(
+                f"--column: table {owner} has no column for {', '.join(missing)} of the key",
+                hint=f"add --column {owner}.COLUMN={missing[0]}",
+            )
+    return {
+        owner: [dict(zip(names, way, strict=True)) for way in product(*columns.values())]
+        for owner, columns in chosen.items()
+    }

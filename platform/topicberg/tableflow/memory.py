@@ -1,0 +1,50 @@
+"""A limit of the memory that decoding takes: a record decides how large its row is.
+
+Source: ``setrlimit(2)``, ``RLIMIT_AS``.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from topicberg.errors import TopicbergError
+
+
+class ExhaustedError(TopicbergError):
+    """Records take more memory than a process has that decodes them."""
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """Limit what this process takes beyond what it has.
+
+    Where the system has no such limit (macOS), there is none.
+
+    :param size: bytes
+    :raises ExhaustedError: it was not enough
+    """
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    own = _address_space()
+    if own is not None:
+        limit = own + size if before[0] == resource.RLIM_INFINITY else min(before[0], own + size)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    except MemoryError as error:
+        megabytes = size // 1024**2
+        raise ExhaustedError(f"decoding takes more than {megabytes} MB of memory") from error
+    finally:
+        if own is not None:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _address_space() -> int | None:
+    """Return the bytes that this process has reserved; None: the system does not say it."""
+    if not sys.platform.startswith("linux"):
+        return None
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * resource.getpagesize()

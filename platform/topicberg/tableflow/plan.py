@@ -1,0 +1,232 @@
+"""How the records of a topic become data files: programs, columns, and how to log in.
+
+A plan is made in the engine and sent to the process, or to the task of Spark, that reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from topicberg.formats import Pairing, format_of
+from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
+from topicberg.formats.subjects import SchemaType
+from topicberg.iceberg.data_files import (
+    Target,
+)
+from topicberg.tableflow.changes import (
+    ChangePlan,
+    envelope,
+    key_names,
+)
+from topicberg.tableflow.compiling import wait_ready
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, holds_raw_key
+from topicberg.tableflow.rejections import ErrorMode
+from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.writers import (
+    UNREADABLE_SCHEMA,
+    MessageDecoder,
+    Writers,
+    candidates,
+    check_names,
+)
+from topicberg.topics.spec import RAW_KEY
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from pyiceberg.table import Table
+    from pyiceberg.types import NestedField
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.tableflow.framing import Framing, InlineSchemas
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+CONSUMER: dict[str, object] = {
+    "log_level": 2,
+    "group.id": "topicberg",  # required by librdkafka
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "check.crcs": True,
+    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
+    "fetch.wait.max.ms": 20,
+    # What is read ahead beyond the last record is in vain.
+    "queued.min.messages": 50_000,
+    "queued.max.messages.kbytes": 16 * 1024,
+    "fetch.queue.backoff.ms": 10,  # the default, a second, is longer than most batches
+}
+"""Properties of librdkafka for reading a batch."""
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """How records become data files; it is sent to tasks. It holds logins, so it has no repr."""
+
+    topic: str
+    target: Target
+    files: Mapping[str, Any]
+    """Properties of the table's object store."""
+    kafka: Mapping[str, Any]
+    """Properties of librdkafka."""
+    decoded: Mapping[str, MessageDecoder]
+    """For ``key`` and ``value``; absent: it is not decoded."""
+    raw: frozenset[str]
+    """Of ``key`` and ``value``, those that are columns as they are."""
+    columns: Mapping[str, str]
+    """The names of metadata columns."""
+    error_mode: ErrorMode
+    upserts: UUID | None = None
+    """The table, if only the newest record of each key is a row."""
+    key: UpsertKey | None = None
+    """Of an upsert table."""
+    changes: ChangePlan | None = None
+    """Of a topic with a change log."""
+    inline: Mapping[str, InlineSchemas] = field(default_factory=dict)
+    """For keys and values that are not in the wire format: what brings them into it."""
+
+    @property
+    def is_folded(self) -> bool:
+        return self.changes is not None and self.changes.is_folded
+
+
+class Planner:
+    """How the batches of one topic become files: its programs are kept until a schema changes."""
+
+    def __init__(self, spec: TopicSpec, endpoints: Endpoints) -> None:
+        self._spec, self._endpoints = spec, endpoints
+        self._key: object = None
+        self._found: Mapping[str, MessageDecoder] = {}
+        self._changes: ChangePlan | None = None
+
+    def plan(
+        self,
+        layout: Layout,
+        table: Table,
+        foreign: Mapping[str, ForeignSchemas],
+        of_rows: UpsertKey | None,
+        framing: Framing | None = None,
+    ) -> Plan:
+        """Return how the next batch becomes files.
+
+        :param foreign: schemas of other subjects that keys and values are known to name
+        :param of_rows: the key of an upsert table
+        :param framing: what brings changes into the wire format; None: they are
+        :raises TableflowError: records cannot become rows of the table
+        """
+        wait_ready()
+        subjects = [half.subject for half in (layout.key, layout.value) if half.subject]
+        ids = [(sorted(one.schemas), sorted(one.guids.items())) for one in subjects]
+        about = table.metadata
+        others = [tuple(one.schemas) for one in foreign.values()]
+        of_table = about.table_uuid, about.current_schema_id, about.default_spec_id
+        key = layout.fitted, ids, others, of_table
+        if key != self._key:
+            self._found = message_decoders(self._spec, layout, table, foreign, of_rows)
+            if self._spec.changelog is not None:
+                self._changes = ChangePlan.of(self._spec, layout, table.schema().fields)
+            self._key = key
+        kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
+        names = {name: self._spec.metadata_column(name) for name in (*METADATA, RAW_KEY)}
+        upserts = None if of_rows is None else about.table_uuid
+        target, files = Target.of(table), dict(table.io.properties)
+        mode = self._spec.tableflow.error_handling.mode
+        # What the registry lacks changes as often as a producer names other ids.
+        found = {
+            column: decoder.without(foreign[column].missing)
+            for column, decoder in self._found.items()
+        }
+        raw = {VALUE} if layout.value.subject is None else set[str]()
+        if holds_raw_key(layout, table.schema().fields):
+            raw.add(KEY)
+        consumer = kafka | CONSUMER
+        own = self._spec.name, target, files, consumer, found
+        inline = {} if framing is None else framing.inline_schemas(layout)
+        of_rows_too = upserts, of_rows, self._changes, inline
+        return Plan(*own, frozenset(raw), names, mode, *of_rows_too)
+
+
+METADATA = (
+    *("topic", "partition", "headers", "leader-epoch"),
+    *("offset", "timestamp", "timestamp-type"),
+)
+
+
+def message_decoders(
+    spec: TopicSpec,
+    layout: Layout,
+    table: Table,
+    foreign: Mapping[str, ForeignSchemas],
+    of_rows: UpsertKey | None = None,
+) -> dict[str, MessageDecoder]:
+    """Return how the key, the value, or both are decoded.
+
+    :param of_rows: the key of an upsert table
+    :raises TableflowError: the latest schema does not fit the table
+    """
+    metadata = {spec.metadata_column(name) for name in (*METADATA, RAW_KEY)}
+    columns = [one for one in table.schema().fields if one.name not in metadata]
+    decoders = dict[str, MessageDecoder]()
+    for half in (layout.key, layout.value):
+        if half.subject is not None and spec.changelog is not None:
+            keys = key_names(layout)
+            parts = [one for one in columns if one.name in keys]
+            if half.column == VALUE:
+                parts = envelope(spec, layout, table.schema().fields)
+            decoders[half.column] = message_decoder(Writers(half, foreign[half.column], parts))
+        elif half.subject is not None:
+            own = columns_to_fill(half, layout, columns)
+            if of_rows is not None and half.column == KEY:
+                own = of_rows.to_decode(own)
+            decoders[half.column] = message_decoder(Writers(half, foreign[half.column], own))
+    return decoders
+
+
+def message_decoder(writers: Writers) -> MessageDecoder:
+    """Return how keys or values are decoded; of schemas that the registry lacks, it knows nothing.
+
+    :raises TableflowError: the latest schema does not fit the table
+    """
+    half, latest = writers.half, writers.subject.latest
+    for number, writer in candidates(writers):
+        try:
+            filled = format_of(writer).written(writer, latest, half.message)
+            check_names(writer, filled, writers.fields)
+            format_of(writer).record_decoder(writers.pairing(writer))
+        except UNREADABLE_SCHEMA as error:
+            writers.refuse(number, error)
+        else:
+            writers.accept(number, writer, filled)
+    names = frozenset[str]().union(*writers.columns.values())
+    fields = tuple(one for one in writers.fields if one.name in names)
+    pairings = {
+        number: Pairing(writer, latest, fields, half.message)
+        for number, writer in writers.accepted.items()
+    }
+    programs = _programs(pairings, fields, latest.schema_type)
+    decoded = fields, programs, pairings, writers.columns
+    return MessageDecoder(half.column, *decoded, writers.refused, half.headers())
+
+
+def _programs(
+    pairings: Mapping[int, Pairing], fields: Sequence[NestedField], language: SchemaType
+) -> Programs | None:
+    """Return the programs of the schemas that have one."""
+    code, places = Code(), {one.name: one for one in Shape(fields).places}
+    starts = list[tuple[int, int]]()
+    for number, pairing in pairings.items():
+        begin = code.mark()
+        try:
+            format_of(pairing.writer).program(code, places, pairing)
+        except (NotCoveredError, *UNREADABLE_SCHEMA) as error:
+            code.reset(begin)
+            logger.info("schema %d has no program: %s", number, error)
+        else:
+            starts.append((number, begin[0]))
+    return Programs.of(code, starts, language) if starts else None

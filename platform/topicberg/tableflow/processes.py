@@ -1,0 +1,183 @@
+"""Processes in which the engine reads and decodes batches, each with a limit of memory.
+
+A record decides how much memory its row takes. If it is more than there is, a process says so or
+ends; the engine, Spark and the batches of other topics go on.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from topicberg.errors import TopicbergError
+from topicberg.tableflow.memory import ExhaustedError, limited
+from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.reading import Written, outcome
+
+if TYPE_CHECKING:
+    from topicberg.kafka.offsets import Ranges
+
+_LOOK_SECONDS = 0.2
+"""How often a batch that runs checks whether it is abandoned."""
+
+
+class ProcessEndedError(ExhaustedError):
+    """The process that decoded a batch ended; perhaps the system ended it for its memory."""
+
+
+class Processes:
+    """The processes of one engine; each is started when it is needed. Safe to use by threads."""
+
+    def __init__(self, most: int, memory: int) -> None:
+        """:param memory: bytes that each of them may take for a batch"""
+        self._memory = memory
+        self._free = threading.BoundedSemaphore(most)
+        self._idle: list[_Process] = []
+
+    def ingest(self, plan: Plan, ranges: Ranges, check: Callable[[], None]) -> Written:
+        """Do :func:`.reading.ingest` in another process.
+
+        :param check: called now and then; if it raises, the batch ends
+        :raises ExhaustedError: it takes more memory than there is
+        """
+        from pyspark import cloudpickle
+
+        task = cloudpickle.dumps((plan, ranges))  # type: ignore[no-untyped-call]
+        with self._taken() as process:
+            found = process.run(task, check)
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, Written)  # noqa: S101
+        return found
+
+    def check(self) -> None:
+        """Check that a process can decode what needs a part of its memory.
+
+        :raises TopicbergError: it cannot
+        """
+        try:
+            with self._taken() as process:
+                found = process.run(b"", lambda: None)
+        except ExhaustedError as error:
+            found = error
+        if found is not None:
+            megabytes = self._memory // 1024**2
+            raise TopicbergError(
+                f"the processes of the engine cannot decode records: {found}",
+                hint=f"give the machine memory for processes of {megabytes} MB, see "
+                "TOPICBERG_ENGINE_PROCESSES and TOPICBERG_ENGINE_PROCESS_MEMORY_MB; the engine "
+                "tries again",
+            )
+
+    @contextmanager
+    def _taken(self) -> Iterator[_Process]:
+        with self._free:
+            process = self._idle.pop() if self._idle else _Process(self._memory)
+            try:
+                yield process
+            except BaseException:
+                process.end()
+                raise
+            self._idle.append(process)
+
+    def close(self) -> None:
+        """End the processes that do nothing."""
+        while self._idle:
+            self._idle.pop().end()
+
+
+@lru_cache
+def shared(most: int, memory: int) -> Processes:
+    """Return the processes of this process."""
+    return Processes(most, memory)
+
+
+class _Process:
+    def __init__(self, memory: int) -> None:
+        own, other = socket.socketpair()
+        with other:
+            module, number = "topicberg.tableflow.decoding_process", other.fileno()
+            command = [sys.executable, "-m", module, str(number), str(memory)]
+            self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
+        self._channel = own
+
+    def run(self, task: bytes, check: Callable[[], None]) -> Any:
+        """:raises ProcessEndedError: the process ended"""
+        try:
+            _send(self._channel, [task])
+            while not wait([self._channel], _LOOK_SECONDS):
+                check()
+            first, *others = _receive(self._channel)
+        except (EOFError, OSError) as error:
+            code = self._process.wait()
+            how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
+            raise ProcessEndedError(f"the process that decodes the records ended {how}") from error
+        return pickle.loads(first, buffers=others)  # noqa: S301  from our own process
+
+    def end(self) -> None:
+        self._channel.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _checked(memory: int) -> Exception | None:
+    """Take a part of the memory; return what is wrong."""
+    try:
+        with limited(memory):
+            bytearray(memory // 4)
+    except ExhaustedError as error:
+        return error
+    return None
+
+
+def serve(channel: socket.socket, memory: int) -> None:
+    """Do the work that the engine sends, until the engine ends."""
+    found: Any
+    while True:
+        try:
+            (task,) = _receive(channel)
+            if task:
+                plan, ranges = pickle.loads(task)  # noqa: S301  from the engine
+                found = outcome(plan, ranges, memory)
+            else:
+                found = _checked(memory)
+            # Arrays are sent as they are, not as a part of the pickle: they would be copied.
+            arrays: list[pickle.PickleBuffer] = []
+            text = pickle.dumps(found, 5, buffer_callback=arrays.append)
+            _send(channel, [text, *(array.raw() for array in arrays)])
+        except (EOFError, ConnectionError):
+            return
+
+
+def _send(channel: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
+    sizes = [len(parts), *map(len, parts)]
+    channel.sendall(struct.pack(f"<{len(sizes)}Q", *sizes))
+    for part in parts:
+        channel.sendall(part)
+
+
+def _receive(channel: socket.socket) -> list[memoryview]:
+    """:raises EOFError: the other side ended"""
+
+    def read(size: int) -> memoryview:
+        found = np.empty(size, np.uint8).data
+        at = 0
+        while at < size:
+            if not (got := channel.recv_into(found[at:])):
+                raise EOFError
+            at += got
+        return found
+
+    (count,) = struct.unpack("<Q", read(8))
+    return [read(size) for size in struct.unpack(f"<{count}Q", read(8 * count))]

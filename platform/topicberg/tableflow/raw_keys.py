@@ -1,0 +1,66 @@
+"""The texts of raw keys that have a schema, decoded as the engine decodes records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from topicberg.formats.framing import WIRE_BYTES
+from topicberg.tableflow.arrays import whole
+from topicberg.tableflow.columns import decode_raw
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.key_values import key_text
+from topicberg.tableflow.layout import Half
+from topicberg.tableflow.plan import message_decoder
+from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.writers import MessageDecoder, Writers
+
+
+class RawKeys:
+    """Decodes the raw keys of an upsert table."""
+
+    def __init__(self, half: Half, key: UpsertKey, foreign: ForeignSchemas) -> None:
+        self._half, self._key, self._foreign = half, key, foreign
+        self._decoder: MessageDecoder | None = None
+
+    def texts(self, raw: Any) -> Any:
+        """Return the text of each key; null: it is null, or cannot be decoded.
+
+        :param raw: an Arrow array of binary values in the wire format
+        """
+        raw = whole(raw)
+        decoder = self._decoder_of(raw)
+        is_there = np.flatnonzero(raw.is_valid().to_numpy(zero_copy_only=False))
+        places, parts = [np.empty(0, np.intp)], [pa.array([], pa.binary())]
+        for part, columns in decode_raw(decoder, raw):
+            fields = [columns[name].slice(0, len(part)) for name in self._key.names]
+            places.append(is_there[part])
+            parts.append(key_text(fields, self._key.shapes))
+        where = np.full(len(raw), -1, np.int64)
+        where[np.concatenate(places)] = np.arange(sum(map(len, parts)))
+        return pa.concat_arrays(parts).take(pa.array(where, mask=where < 0))
+
+    def _decoder_of(self, raw: pa.Array) -> MessageDecoder:
+        """Return what decodes keys of all schemas that these ones name."""
+        if self._decoder is None:
+            self._decoder = self._made()
+        known = self._decoder.writers.keys() | self._decoder.refused.keys()
+        unknown = sorted(_ids(raw) - known)
+        if unknown and self._foreign.look_up(unknown):
+            self._decoder = self._made()
+        return self._decoder
+
+    def _made(self) -> MessageDecoder:
+        decoder = message_decoder(Writers(self._half, self._foreign, self._key.to_decode(())))
+        return decoder.without(self._foreign.missing)
+
+
+def _ids(raw: pa.Array) -> set[int]:
+    """Return the ids of schemas that raw keys name."""
+    import pyarrow.compute as pc
+
+    prefixes = pc.binary_slice(raw, 0, WIRE_BYTES).unique().drop_null().to_pylist()
+    whole = (one for one in prefixes if len(one) == WIRE_BYTES and one[0] == 0)
+    return {int.from_bytes(one[1:], "big") for one in whole}

@@ -1,0 +1,88 @@
+"""The records of a batch that do not become rows, and what the topic's error mode keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from topicberg.formats.reasons import MalformedError
+from topicberg.kafka.offsets import Place
+from topicberg.tableflow.foreign import ForeignSchemas, named_schemas
+from topicberg.tableflow.framing import UnknownInlineError
+from topicberg.tableflow.layout import KEY, VALUE
+from topicberg.tableflow.writers import UNKNOWN, UnknownSchemaError
+
+if TYPE_CHECKING:
+    from topicberg.kafka.fetch import Records
+
+ErrorMode = Literal["SUSPEND", "SKIP", "LOG"]
+MAX_UNKNOWN = 1_000
+"""Ids of unknown schemas that one batch keeps."""
+
+
+@dataclass
+class Rejections:
+    """The malformed records of a batch, or of a part of one."""
+
+    mode: ErrorMode
+    count: int = 0
+    first: tuple[Place, str, str | None] | None = None
+    """The first one by partition and offset, its reason, and the id of its schema if unknown."""
+    unknown: set[str] = field(default_factory=set)
+    """Ids and GUIDs of schemas that were not looked up yet."""
+    inline: list[Place] = field(default_factory=list)
+    """Where records begin with schemas that are not registered yet."""
+    records: list[dict[str, Any]] = field(default_factory=list)
+    """In mode LOG: each of them, with the columns of a dead letter."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the batch ends here: the topic suspends."""
+        return self.count > 0 and self.mode == "SUSPEND"
+
+    def add(self, records: Records, at: int, reason: MalformedError) -> None:
+        """Add one of some records."""
+        self.count += 1
+        place = int(records.partitions[at]), int(records.offsets[at])
+        number = reason.schema_id if isinstance(reason, UnknownSchemaError) else None
+        if number is not None and len(self.unknown) < MAX_UNKNOWN:
+            self.unknown.add(number)
+        if isinstance(reason, UnknownInlineError) and len(self.inline) < MAX_UNKNOWN:
+            self.inline.append(place)
+        if self.first is None or place < self.first[0]:
+            self.first = place, str(reason), number
+        if self.mode == "LOG":
+            self.records.append(records.raw(at) | {"reason": str(reason), "schema_id": number})
+
+    def name_missing(self, foreign: Mapping[str, ForeignSchemas]) -> None:
+        """Give the reasons of records whose schemas were looked up and are missing.
+
+        :param foreign: of keys and of values
+        """
+        missing = {side: schemas.missing for side, schemas in foreign.items()}
+
+        def named(reason: str, number: str | None) -> str:
+            if number is None:
+                return reason
+            of_side = missing[KEY if reason.startswith("the key") else VALUE]
+            (schema,) = named_schemas([number])
+            return reason.replace(UNKNOWN, of_side.get(schema, UNKNOWN))
+
+        if self.first is not None:
+            self.first = self.first[0], named(*self.first[1:]), self.first[2]
+        for record in self.records:
+            record["reason"] = named(record["reason"], record["schema_id"])
+
+    @classmethod
+    def joined(cls, mode: ErrorMode, parts: Iterable[Rejections]) -> Rejections:
+        """Return those of all parts of a batch."""
+        whole = cls(mode)
+        for part in parts:
+            whole.count += part.count
+            whole.unknown |= part.unknown
+            whole.inline += part.inline
+            whole.records += part.records
+            if part.first and (whole.first is None or part.first[0] < whole.first[0]):
+                whole.first = part.first
+        return whole

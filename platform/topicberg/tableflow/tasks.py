@@ -1,0 +1,150 @@
+"""Batches that tasks of Spark read: each task does for its part of the offsets what
+:func:`topicberg.tableflow.reading.ingest` does.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from topicberg.errors import TopicbergError, first_line
+from topicberg.tableflow.batch_keys import BatchKeys
+from topicberg.tableflow.failures import explain, is_of_service
+from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.reading import ChangesRead, Written, delete, outcome
+from topicberg.tableflow.rejections import Rejections
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.table import Table
+    from pyspark.sql import SparkSession
+
+    from topicberg.kafka.offsets import Ranges
+
+TASK_RECORDS, TASK_BYTES = 500_000, 128 * 1024 * 1024
+"""What one task of Spark reads."""
+MAX_TASKS = 256
+
+
+@dataclass(frozen=True, repr=False)
+class Task:
+    """What each task of Spark does: one part of the ranges, whose number is its input."""
+
+    plan: Plan
+    parts: Sequence[Ranges]
+    memory: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                done = pickle.dumps(outcome(self.plan, self.parts[number], self.memory))
+                yield pa.RecordBatch.from_pydict({"outcome": pa.array([done], pa.binary())})
+
+
+def ingest_by_spark(
+    spark: SparkSession,
+    plan: Plan,
+    table: Table,
+    ranges: Ranges,
+    size: float | None,
+    memory: int,
+) -> Written:
+    """Do :func:`ingest` by tasks of Spark.
+
+    :param size: average bytes of a record; None: not known
+    :param memory: bytes that a task may take for its records
+    :raises PySparkException: a task ended without an outcome
+    """
+    parts = split(ranges, size)
+    numbers = spark.range(0, len(parts), 1, len(parts))
+    done = numbers.mapInArrow(Task(plan, parts, memory), "outcome binary").toArrow()
+    found = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  from our tasks
+    written = [each for each in found if isinstance(each, Written)]
+    rejections = Rejections.joined(plan.error_mode, (each.rejections for each in written))
+    files = [file for each in written for file in each.files]
+    failed = next((each for each in found if isinstance(each, Exception)), None)
+    if failed is not None or rejections.is_final:
+        delete(table.io, files)
+        files = []
+    if failed is not None:
+        raise failed
+    keys = None
+    if plan.upserts is not None and not rejections.is_final:
+        keys = BatchKeys.joined(each.keys for each in written if each.keys is not None)
+    changes = None
+    if plan.is_folded:
+        changes = ChangesRead()
+        for each in written:
+            if each.changes is not None:
+                changes.parts += each.changes.parts
+                changes.lost += each.changes.lost
+    return Written(files, sum(each.records for each in written), rejections, keys, changes)
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Check that tasks of Spark can read batches, by one that does nothing.
+
+    :raises TopicbergError: they cannot, or Spark does not answer
+    """
+    from pyspark.errors import PySparkException
+
+    expected = version("topicberg")
+
+    def probe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Sent as it is: the workers may not have topicberg.
+        import importlib.metadata
+        import platform
+
+        import pyarrow
+
+        found = ""
+        try:
+            importlib.import_module("topicberg.tableflow.reading")
+            theirs = importlib.metadata.version("topicberg")
+            if theirs != expected:
+                found = f"they have topicberg {theirs}, the engine has {expected}"
+        except Exception as error:
+            found = f"Python {platform.python_version()}: {error}"
+        for batch in batches:
+            reasons = pyarrow.array([found] * len(batch))
+            yield pyarrow.RecordBatch.from_arrays([reasons], names=["reason"])
+
+    reason = ""
+    try:
+        done = spark.range(0, 1, 1, 1).mapInArrow(probe, "reason string")
+        (reason,) = done.toArrow().column(0).to_pylist()
+    except PySparkException as error:
+        if is_of_service(error):
+            raise explain("Spark", error) from error
+        reason = first_line(error)[:300]
+    if reason:
+        raise TopicbergError(
+            f"the workers of Spark cannot read batches: {reason}",
+            hint=f"install topicberg {expected} in the Python of the workers: see "
+            "docs/production.md, Spark",
+        )
+
+
+def split(ranges: Ranges, size: float | None) -> list[Ranges]:
+    """Return parts of about the same number of offsets."""
+    total = sum(end - start for start, end in ranges.values())
+    wanted = max(total / TASK_RECORDS, total * (size or 0) / TASK_BYTES)
+    count = max(1, min(MAX_TASKS, round(wanted)))
+    most = -(-total // count)
+    parts: list[dict[int, tuple[int, int]]] = [{}]
+    room = most
+    for partition, (start, end) in ranges.items():
+        while start < end:
+            if not room:
+                parts.append({})
+                room = most
+            till = min(end, start + room)
+            parts[-1][partition] = start, till
+            room -= till - start
+            start = till
+    return list(parts)

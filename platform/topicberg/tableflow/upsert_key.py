@@ -1,0 +1,187 @@
+"""What identifies a row of an upsert table: the bytes of its key, or the decoded key.
+
+A key without a schema is its bytes, in its partition of Kafka. A key with a schema is its decoded
+value (:mod:`topicberg.tableflow.key_values`) in all partitions, because its bytes, and with them
+the partition, change with the id of the schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg import types as T
+from pyiceberg.types import NestedField
+
+from topicberg.errors import TableflowError
+from topicberg.formats import format_of
+from topicberg.formats.protobuf import absent_values
+from topicberg.tableflow.key_values import KeyShape
+from topicberg.tableflow.layout import Half, Layout, inner_fields, type_text
+from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY
+
+if TYPE_CHECKING:
+    from topicberg.topics import TopicSpec
+
+
+NO_KEY = "the record has no key to upsert by"
+IDENTITY = "__topicberg_identity"
+"""What identifies a row of an upsert table: the text of a decoded key, or the raw key."""
+HASHED_KEY_BYTES = 256
+"""Longer keys are distinguished by their SHA-256: Confluent's "Write Modes with Tableflow"."""
+MAX_VERSIONS = 999
+"""Versions of the key's schema that decide which of two records of one millisecond is newer."""
+
+
+@dataclass(frozen=True)
+class UpsertKey:
+    """The key of an upsert table without a change log."""
+
+    raw: str
+    """The column with the key as it was sent."""
+    partition: str
+    offset: str
+    time: str
+    fields: tuple[NestedField, ...] = ()
+    """The fields of the newest key schema, of the types that they are decoded to; none: the keys
+    have no schema."""
+    shapes: tuple[KeyShape, ...] = ()
+    """What of the fields counts."""
+    is_in_columns: bool = False
+    """Whether the table has the decoded key of every row in the columns of these names. If not, it
+    is decoded from the raw key: a value has a field of the same name, or a version of the key has
+    no such field or names it otherwise."""
+
+    hidden: frozenset[str] = frozenset()
+    """The fields whose columns are the value's, and of another type."""
+    versions: tuple[int, ...] = ()
+    """Ids of the key's schemas, the oldest one first."""
+
+    @property
+    def is_decoded(self) -> bool:
+        return bool(self.fields)
+
+    @property
+    def definition(self) -> str:
+        """What of the keys is compared; types count only if they change the text of a value."""
+        scales = [re.findall(r"decimal\(\d+, \d+\)", type_text(field)) for field in self.fields]
+        return repr((self.names, self.shapes, [[one.split(", ")[1] for one in s] for s in scales]))
+
+    def to_decode(self, columns: Sequence[NestedField]) -> list[NestedField]:
+        """Return what keys are decoded to: columns that they may fill, and the fields of the key.
+
+        :param columns: those that the keys of any version may fill
+        """
+        if not self.is_decoded:
+            return list(columns)
+        return [*(one for one in columns if one.name not in self.names), *self.fields]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self.fields)
+
+
+def key_shape(kind: T.IcebergType, absent: Any = None) -> KeyShape:
+    """Return the parts of a field of the newest key schema.
+
+    :param absent: the value of a record without the field; of a struct: those of its fields
+    """
+    match kind:
+        case T.StructType():
+            known = absent or {}
+            fields = ((one.name, one.field_type, known.get(one.name)) for one in kind.fields)
+            return KeyShape(tuple((name, key_shape(inner, of)) for name, inner, of in fields))
+        case T.ListType():
+            return KeyShape((("element", key_shape(kind.element_type)),))
+        case T.MapType():
+            parts = ("key", key_shape(kind.key_type)), ("value", key_shape(kind.value_type))
+            return KeyShape(parts)
+    return KeyShape(absent=absent)
+
+
+def upsert_key(spec: TopicSpec, layout: Layout, columns: Sequence[NestedField]) -> UpsertKey:
+    """Return the key of an upsert table.
+
+    :param columns: of the table
+    """
+    if layout.key.subject is None:
+        return raw_key(spec)
+    natural = layout.key.fields()
+    shared = {field.name for field in natural} & _written(layout.value)
+    held = {
+        field.name: field
+        for field, own in _pairs(columns, natural)
+        if own.name not in shared or type_text(field) == type_text(own)
+    }
+    absent: Mapping[str, Any] = {}
+    if layout.key.subject.latest.schema_type == "PROTOBUF":
+        absent = absent_values(layout.key.subject.latest, layout.key.message)
+    is_in_columns = not shared and all(
+        set(_paths(natural)) <= set(_paths(version)) for version in _versions(layout.key)
+    )
+    return replace(
+        raw_key(spec),
+        fields=tuple(held.get(field.name, field) for field in natural),
+        shapes=tuple(key_shape(field.field_type, absent.get(field.name)) for field in natural),
+        is_in_columns=is_in_columns,
+        hidden=frozenset({field.name for field in columns} & shared - held.keys()),
+        versions=tuple(layout.key.subject.schemas)[:MAX_VERSIONS],
+    )
+
+
+def raw_key(spec: TopicSpec) -> UpsertKey:
+    """Return the key of an upsert table whose keys have no schema."""
+    names = (RAW_KEY, PARTITION, OFFSET, "timestamp")
+    raw, partition, offset, time = (spec.metadata_column(name) for name in names)
+    return UpsertKey(raw, partition, offset, time)
+
+
+def _pairs(
+    columns: Sequence[NestedField], natural: Sequence[NestedField]
+) -> Iterator[tuple[NestedField, NestedField]]:
+    """Yield the columns that have the name of a field of the key, with that field."""
+    by_name = {field.name: field for field in natural}
+    for column in columns:
+        if column.name in by_name:
+            yield column, by_name[column.name]
+
+
+def _written(value: Half) -> set[str]:
+    """Return the names of the columns that some version of the value fills."""
+    found = {field.name for field in value.fields()}
+    if value.subject is None:
+        return found
+    for writer in value.subject.schemas.values():
+        if writer.schema_type == value.subject.latest.schema_type:
+            try:
+                found |= format_of(writer).written(writer, value.subject.latest, value.message)
+            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+    return found
+
+
+def _versions(key: Half) -> Iterator[list[NestedField]]:
+    """Yield the fields of each version of the key that can become a table, by its own names."""
+    assert key.subject is not None  # noqa: S101  see the caller
+    for writer in key.subject.schemas.values():
+        if writer.schema_type == key.subject.latest.schema_type:
+            try:
+                name = key.subject.name
+                yield format_of(writer).fields(name, writer, itertools.count(1), key.message)
+            except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
+                continue
+
+
+def _paths(fields: Sequence[NestedField], path: str = "") -> Iterator[str]:
+    for field in fields:
+        yield f"{path}{field.name}"
+        yield from _paths(inner_fields(field.field_type), f"{path}{field.name}.")
+
+
+def held_key(raw: bytes) -> bytes:
+    """Return a raw key as upsert tables hold it."""
+    return raw if len(raw) <= HASHED_KEY_BYTES else hashlib.sha256(raw).digest()

@@ -1,0 +1,169 @@
+"""Changes of a spec that a saved file does not apply, and what to do about each.
+
+They cannot be undone, such as more partitions of a topic, or need a new table. The engine,
+`topicberg topics validate` and `topicberg tableflow status` report them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyiceberg.transforms import VoidTransform
+
+from topicberg.errors import TableflowError, TopicbergError
+from topicberg.iceberg.tables import find_table
+from topicberg.kafka import partition_drift
+from topicberg.kafka.discovery import list_topics
+from topicberg.topics.spec import PARTITION, partition_field_text
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+WRITE_MODE = "topicberg.write-mode"
+VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
+"""Properties of a table: the formats in the spec when it was created."""
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class WaitingChange:
+    """A change of a topic's spec that is not applied.
+
+    :param what: as a sentence without its full stop
+    :param remediation: how to apply it, or what the spec has to say
+    """
+
+    topic: str
+    what: str
+    remediation: str
+
+
+def start_again(topic: str) -> str:
+    """Return the hint for a table that cannot continue."""
+    return (
+        f"run `topicberg tableflow disable {topic} --drop-table` to delete the table and what only "
+        f"it holds, then `topicberg tableflow enable {topic}` to start again with a new one"
+    )
+
+
+def check_table(table: Table, spec: TopicSpec) -> None:
+    """Check that the engine can go on with a table.
+
+    :raises TableflowError: the table is not one of this spec
+    """
+    held = table.properties.get(WRITE_MODE, "append")
+    if held != spec.write_mode:
+        raise TableflowError(
+            f"topic {spec.name}: its table is in write mode {held}, the spec says "
+            f"{spec.write_mode}",
+            hint=f"{start_again(spec.name)}; the mode of a table cannot change",
+        )
+    if spec.metadata_column(PARTITION) not in table.schema().column_names:
+        raise TableflowError(
+            f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
+            "spec has another tableflow.metadata_column_naming_scheme than the table",
+            hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
+        )
+
+
+def formats(spec: TopicSpec) -> dict[str, str]:
+    """Return the properties that keep the formats of a spec."""
+    return {VALUE_FORMAT: spec.value_schema.format, KEY_FORMAT: spec.key.format}
+
+
+def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
+    """Yield what the spec says otherwise than the table is, and the engine does not change."""
+    held, wanted = _partitioning(table), list(spec.table.partitioning)
+    if sorted(held) != sorted(wanted):  # the order of fields moves no row
+        yield WaitingChange(
+            spec.name,
+            f"its table is partitioned by {_listed(held)}, the spec says {_listed(wanted)}",
+            f"set `table.partitioning: [{', '.join(held)}]`, or {start_again(spec.name)}",
+        )
+    for field, key in (("schema.format", VALUE_FORMAT), ("key.format", KEY_FORMAT)):
+        before, now = table.properties.get(key), formats(spec)[key]
+        if before is not None and _bytes(before) != _bytes(now):
+            yield WaitingChange(
+                spec.name,
+                f"its table was created with {field} {before}, the spec says {now}: rows before "
+                "the change keep what they have",
+                f"set `{field}: {before}`, or {start_again(spec.name)}",
+            )
+    if spec.table.format_version > table.format_version:
+        yield WaitingChange(
+            spec.name,
+            f"its table has format version {table.format_version}, the spec says "
+            f"{spec.table.format_version}",
+            f"run `topicberg tableflow upgrade {spec.name}`, which cannot be undone, or set "
+            f"`table.format_version: {table.format_version}`",
+        )
+
+
+def _partitioning(table: Table) -> list[str]:
+    """Return the partition fields of a table as a spec writes them."""
+    found = []
+    for field in table.spec().fields:
+        column = table.schema().find_column_name(field.source_id) or ""
+        if isinstance(field.transform, VoidTransform):  # dropped by another tool
+            continue
+        found.append(partition_field_text(str(field.transform), column))
+    return found
+
+
+def _listed(fields: Sequence[str]) -> str:
+    return ", ".join(fields) or "nothing"
+
+
+def _bytes(kind: str) -> str:
+    """Return a format; ``string`` and ``none`` are the same column."""
+    return "none" if kind == "string" else kind
+
+
+def find_waiting(
+    specs: Sequence[TopicSpec], endpoints: Endpoints, config: Settings
+) -> tuple[list[WaitingChange], list[str]]:
+    """Return the changes of several specs that wait, and why others are not known."""
+    found: list[WaitingChange] = []
+    unknown: list[str] = []
+    try:
+        partitions = list_topics(endpoints)
+    except TopicbergError as error:
+        unknown.append(f"partitions are not compared with Kafka: {error.message}")
+    else:
+        for spec in specs:
+            count = partitions.get(spec.name, spec.partitions)
+            drift = None if spec.external else partition_drift(spec, count)
+            if drift is not None:
+                found.append(WaitingChange(spec.name, drift.message, drift.hint or ""))
+    if config.own_engine:
+        try:
+            found += _of_tables(specs, endpoints, config)
+        except (TopicbergError, OSError) as error:
+            unknown.append(f"specs are not compared with their tables: {error}")
+    return sorted(found, key=lambda one: one.topic), unknown
+
+
+def _of_tables(
+    specs: Sequence[TopicSpec], endpoints: Endpoints, config: Settings
+) -> list[WaitingChange]:
+    catalog = endpoints.catalog(config)
+
+    def read(spec: TopicSpec) -> list[WaitingChange]:
+        try:
+            table = find_table(catalog, spec.table_identifier(config))
+            if table is None:
+                return []
+            check_table(table, spec)
+        except TableflowError as error:  # of this table only
+            return [WaitingChange(spec.name, error.message, error.hint or "")]
+        return list(unapplied(table, spec))
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return [one for changes in pool.map(read, specs) for one in changes]

@@ -1,0 +1,282 @@
+"""The schemas by which the key, or the value, of a topic's records is decoded.
+
+These are the versions of the subject, and schemas of other subjects that records name and that have
+the same type.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+from topicberg.errors import TableflowError
+from topicberg.formats import Pairing, RecordDecoder, as_record, format_of, framing
+from topicberg.formats.connect import with_connect_types
+from topicberg.formats.framing import Framed, SchemaHeaders, framed
+from topicberg.formats.framing import payload as payload_of
+from topicberg.formats.reasons import MalformedError
+from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.layout import KEY, VALUE, Half, sameness, twins
+
+if TYPE_CHECKING:
+    from pyiceberg.types import NestedField
+
+    from topicberg.formats.columnar.program import Programs
+    from topicberg.tableflow.framing import Framing
+
+Writer = TypeVar("Writer")
+
+MAX_FOREIGN_WRITERS = 100
+"""The most schemas of other subjects by which the records of one batch are decoded."""
+UNKNOWN = "which is not looked up: one batch names too many schemas of other subjects"
+UNREADABLE_SCHEMA = (TableflowError, ValueError, KeyError, TypeError, RecursionError)
+"""What the functions of a format raise at a schema that cannot be used."""
+
+
+class UnknownSchemaError(MalformedError):
+    """A record names a schema that was not looked up yet.
+
+    ``schema_id``: its id, or its GUID in hex; see :func:`..foreign.named_schemas`.
+    """
+
+    def __init__(self, what: str, schema: int | UUID) -> None:
+        super().__init__(f"{what}, {UNKNOWN}")
+        self.schema_id = schema.hex if isinstance(schema, UUID) else str(schema)
+
+
+def writer_of(
+    column: str,
+    record: Framed,
+    guids: Mapping[UUID, int],
+    writers: Mapping[int, Writer],
+    refused: Mapping[int | UUID, str],
+) -> Writer:
+    """Return the writer that a key or a value names.
+
+    :param guids: the ids of known GUIDs
+    :param refused: why the records of other writers are not decoded
+    :raises MalformedError: it is not decoded
+    :raises UnknownSchemaError: its schema was not looked up yet
+    """
+    schema = record.schema
+    number = guids.get(schema) if isinstance(schema, UUID) else schema
+    if number is not None and number in writers:
+        return writers[number]
+    kind = "schema GUID" if isinstance(schema, UUID) else "schema"
+    where = framing.named(column, is_header=record.indexes is not None)
+    what = f"{where} names {kind} {schema}"
+    reason = refused.get(schema) or refused.get(schema if number is None else number)
+    if reason is None:
+        raise UnknownSchemaError(what, schema)
+    raise MalformedError(f"{what}, {reason}")
+
+
+@dataclass(frozen=True)
+class Writers:
+    """The schemas by which the key, or the value, of a topic's records is decoded."""
+
+    half: Half
+    foreign: ForeignSchemas
+    fields: Sequence[NestedField]
+    """The columns that the half may fill: the table's, those of a key without the fields that it
+    shares with the value, or the envelope of a change."""
+    accepted: dict[int, RegisteredSchema] = field(default_factory=dict)
+    columns: dict[int, frozenset[str]] = field(default_factory=dict)
+    """For each accepted schema: the columns that it has a field for."""
+    refused: dict[int | UUID, str] = field(default_factory=dict)
+    """For each refused id: why its records are not decoded."""
+
+    @property
+    def subject(self) -> Subject:
+        assert self.half.subject is not None  # noqa: S101  a half without one is not decoded
+        return self.half.subject
+
+    def pairing(self, writer: RegisteredSchema) -> Pairing:
+        return Pairing(writer, self.subject.latest, self.fields, self.half.message)
+
+    def accept(self, number: int, writer: RegisteredSchema, filled: frozenset[str]) -> None:
+        """Note that records of a schema are decoded.
+
+        :param filled: the columns that it has a field for
+        """
+        self.accepted[number] = writer
+        self.columns[number] = filled
+
+    def refuse(self, number: int, error: Exception) -> None:
+        """Note why records of a schema are not decoded.
+
+        :raises Exception: it is the latest one: no record can be decoded
+        """
+        if number == self.subject.latest.schema_id:
+            raise error
+        self.refused[number] = f"which does not fit the table: {why(error)}"
+
+    def read(
+        self, raw: bytes, header: bytes | None, framing: Framing | None = None
+    ) -> tuple[RegisteredSchema, bytes]:
+        """Return the schema and the payload of a key or a value.
+
+        :param header: what a header says of the schema
+        :param framing: what brings changes without schema ids into the wire format
+        :raises MalformedError: there is none
+        """
+        column = self.half.column
+        if framing is not None and header is None:
+            raw = framing.wire(self.half, raw)
+        record = framed(column, raw, header)
+        if isinstance(record, str):
+            raise MalformedError(record)
+        refused = {**self.foreign.missing, **self.refused}
+        writer = writer_of(column, record, self.subject.guids, self.accepted, refused)
+        payload = payload_of(column, record, writer.schema_type)
+        if isinstance(payload, str):
+            raise MalformedError(payload)
+        return writer, payload
+
+
+@dataclass(frozen=True)
+class MessageDecoder:
+    """How the keys, or the values, of a batch are decoded; small enough to be sent to a task."""
+
+    column: str
+    """``key`` or ``value``."""
+    fields: tuple[NestedField, ...]
+    """The columns that they fill."""
+    programs: Programs | None
+    """None: no schema has one."""
+    writers: Mapping[int, Pairing]
+    """By the ids of their schemas."""
+    filled: Mapping[int, frozenset[str]]
+    """For each writer: the columns that it has a field for."""
+    refused: Mapping[int | UUID, str]
+    """For each refused id or GUID: why its records are not decoded."""
+    headers: SchemaHeaders
+    """How headers name schemas."""
+
+    def without(self, missing: Mapping[int | UUID, str]) -> MessageDecoder:
+        """Return the same for a registry that lacks some schemas.
+
+        :param missing: why, by their ids and GUIDs
+        """
+        return replace(self, refused={**missing, **self.refused}) if missing else self
+
+    def decode(self, raw: bytes, header: bytes | None) -> Mapping[str, Any]:
+        """Return the stored values of one record, by the reference decoder of its format.
+
+        :param header: what a header says of the schema
+        :raises MalformedError: the record is malformed
+        :raises UnknownSchemaError: its schema was not looked up yet
+        """
+        record = framed(self.column, raw, header)
+        if isinstance(record, str):
+            raise MalformedError(record)
+        guids = self.headers.guids
+        pairing = writer_of(self.column, record, guids, self.writers, self.refused)
+        payload = payload_of(self.column, record, pairing.writer.schema_type)
+        if isinstance(payload, str):
+            raise MalformedError(payload)
+        try:
+            return _record_decoder(pairing)(payload)
+        except MalformedError as error:
+            if self.column == VALUE:
+                raise
+            raise MalformedError(named(self.column, str(error))) from None
+
+
+@lru_cache(maxsize=1024)
+def _record_decoder(pairing: Pairing) -> RecordDecoder:
+    return format_of(pairing.writer).record_decoder(pairing)
+
+
+def named(column: str, reason: str) -> str:
+    """Return a reason of the format, with the record's part that it is about."""
+    return reason if column == VALUE else f"the {column}: {reason}"
+
+
+def check_names(
+    writer: RegisteredSchema, filled: frozenset[str], fields: Sequence[NestedField]
+) -> None:
+    """Refuse a schema with a field that would be lost; Protobuf's fields are matched by number.
+
+    :param filled: the columns that the schema has a field for
+    :raises TableflowError: a field would be one column with an existing one
+    """
+    if writer.schema_type == "PROTOBUF":
+        return
+    own = [one for one in _natural(writer) if one.name in filled]
+    for name, twin in twins(fields, own):
+        raise TableflowError(f"its field {name} and the column {twin} {sameness(name, twin)}")
+
+
+@lru_cache(maxsize=4_096)
+def _natural(writer: RegisteredSchema) -> tuple[NestedField, ...]:
+    """Return the columns of a table that only this schema defines."""
+    return tuple(format_of(writer).fields(f"schema {writer.schema_id}", writer, itertools.count(1)))
+
+
+def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
+    """Return the subject's own schemas, and those of other subjects that have the same type."""
+    own, latest = writers.subject.schemas, writers.subject.latest
+    found: list[tuple[int, RegisteredSchema]] = []
+    expected = _identity(latest, writers.half.message)
+    for number, schema in writers.foreign.schemas.items():
+        if number in own:
+            continue
+        schema = replace(schema, parses_times=latest.parses_times)
+        if writers.half.has_connect_types:
+            schema = with_connect_types(schema)
+        writer = as_record(schema, KEY) if writers.half.column == KEY else schema
+        if reason := _unlike(writer, latest, expected, writers.half.message):
+            writers.refused[number] = reason
+        elif len(found) >= MAX_FOREIGN_WRITERS:
+            writers.refused[number] = (
+                f"which is one of more than {MAX_FOREIGN_WRITERS} schemas of other subjects"
+            )
+        else:
+            found.append((number, writer))
+    for number, writer in own.items():
+        if writer.schema_type == latest.schema_type:
+            found.append((number, writer))
+        else:
+            writers.refused[number] = _other_type(writer, latest)
+    return found
+
+
+def _other_type(writer: RegisteredSchema, latest: RegisteredSchema) -> str:
+    return f"which is of type {writer.schema_type}; the table is of {latest.schema_type}"
+
+
+def _unlike(
+    writer: RegisteredSchema,
+    latest: RegisteredSchema,
+    expected: str | TableflowError | None,
+    message: str | None,
+) -> str | None:
+    """Return why a schema of another subject is not one for these records; None: it is one."""
+    if writer.schema_type != latest.schema_type:
+        return _other_type(writer, latest)
+    found = _identity(writer, message)
+    if isinstance(found, TableflowError):
+        return f"which cannot be read: {found.message}"
+    if found is None or found != expected:
+        named = f"is {found}" if found else "has no name"
+        return f"which {named}, of another subject; the records of this topic are {expected}"
+    return None
+
+
+@lru_cache(maxsize=4_096)
+def _identity(schema: RegisteredSchema, message: str | None) -> str | TableflowError | None:
+    try:
+        return format_of(schema).identity(schema, message)
+    except UNREADABLE_SCHEMA as error:
+        return error if isinstance(error, TableflowError) else TableflowError(why(error))
+
+
+def why(error: Exception) -> str:
+    """Return why a schema cannot be used."""
+    return error.message if isinstance(error, TableflowError) else f"{type(error).__name__}"

@@ -1,0 +1,115 @@
+"""Which version of its function computed the hours of a derived table.
+
+Every snapshot that was computed records the version that computed its window, and those of all
+hours (:data:`COMPUTED_BY`), so that it does not matter which snapshots expire. What was written
+before versions were recorded counts as computed by the first version that is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from pyiceberg.table import Table
+
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, EVERYTHING, Hours
+from topicberg.iceberg.summaries import summary
+from topicberg.transforms.windows import WINDOW, Window, computations
+
+VERSION = "topicberg.function-version"
+"""Snapshot summary: the version that computed the window."""
+COMPUTED_BY = "topicberg.computed-by"
+"""Snapshot summary, JSON: pairs of a first hour and the version that computed from there on."""
+UNUSED_COLUMNS = "topicberg.unused-columns"
+"""Snapshot summary, JSON: columns of the table that its function no longer returns."""
+UNKNOWN = ""
+"""The version of what an unknown function computed."""
+MAX_RANGES = 300
+
+Versions = list[tuple[int, str]]
+"""First hours, ascending, and the version from each on; the first hour is before everything."""
+
+
+def computed_by(table: Table | None) -> Versions:
+    """Return which version computed which hours; empty: none is recorded."""
+    windows = list(_windows(table)) if table else []
+    if not windows:
+        return []
+    found = windows[0][2]
+    for hours, version, _ in reversed(windows):  # other writers may have written meanwhile
+        found = _overlaid(found, hours, version)
+    return found
+
+
+def outdated(versions: Versions, version: str | None) -> list[Hours]:
+    """Return the hours that another version computed."""
+    if version is None or not versions:
+        return []
+    ends = [*(start for start, _ in versions[1:]), EVERYTHING.stop]
+    return [
+        Hours(start, end)
+        for (start, each), end in zip(versions, ends, strict=True)
+        if each != version
+    ]
+
+
+def unused_columns(table: Table | None) -> list[str]:
+    """Return the columns that the newest run found, and its function did not return."""
+    if table is None or (newest := next(computations(table), None)) is None:
+        return []
+    names = json.loads(summary(newest[0]).get(UNUSED_COLUMNS, "[]"))
+    return [name for name in names if name in table.schema().column_names]
+
+
+def recorded(
+    before: Versions, version: str, window: Window, unused: Sequence[str]
+) -> dict[str, str]:
+    """Return the properties of a snapshot that computes a window.
+
+    :param before: the versions before it
+    :param unused: columns of the table that the function does not return
+    """
+    base = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
+    found = _overlaid(base, window.hours, version)
+    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(found))}
+    return properties | ({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {})
+
+
+def _windows(table: Table) -> Iterator[tuple[Hours, str, Versions]]:
+    """Yield the computed windows whose versions are recorded, the newest one first."""
+    for snapshot, _ in computations(table):
+        facts = summary(snapshot)
+        if (version := facts.get(VERSION)) and (window := facts.get(WINDOW)):
+            found = [(start, name) for start, name in json.loads(facts[COMPUTED_BY])]
+            yield Window.parse(window).hours, version, found
+
+
+def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:
+    """Return the versions, with another one for some hours."""
+    after = [each for start, each in versions if start <= hours.stop][-1]
+    found = [each for each in versions if each[0] < hours.start]
+    found += [(hours.start, version), (hours.stop, after)]
+    found += [each for each in versions if each[0] > hours.stop]
+    return _joined(found)
+
+
+def _joined(versions: Versions) -> Versions:
+    found = versions[:1]
+    for each in versions[1:]:
+        if each[1] != found[-1][1]:
+            found.append(each)
+    return found
+
+
+def _coarse(versions: Versions) -> Versions:
+    """Return at most :data:`MAX_RANGES`; the versions of the shortest ones become unknown."""
+    while len(versions) > MAX_RANGES:
+        inner = range(1, len(versions) - 1)
+        shortest = min(inner, key=lambda n: versions[n + 1][0] - versions[n][0])
+        versions = _joined(
+            [
+                (start, UNKNOWN if n in (shortest - 1, shortest) else each)
+                for n, (start, each) in enumerate(versions)
+            ]
+        )
+    return versions

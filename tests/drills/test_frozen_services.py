@@ -1,0 +1,166 @@
+"""A process that is stopped (SIGSTOP): reported within a minute, and resolved when it continues.
+
+Of each service of the local stack, of the engine, and of Dagster's web server and daemon. Their
+ports accept connections all the while.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+from faults import stopped
+from waiting import wait_until
+
+from jobs import engine_sensor
+from topicberg.alerts.alert import Notice
+from topicberg.alerts.channels import alerts_file
+from topicberg.alerts.dagster_ui import DAEMON, WEBSERVER, running_ui
+from topicberg.clients.liveness import unanswered
+from topicberg.endpoints import Endpoints
+from topicberg.local import health
+from topicberg.local import stack as local_stack
+from topicberg.local.engine import NEEDED
+from topicberg.settings import settings
+from topicberg.tableflow.status import read_status
+from topicberg.topics import check_topics
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ALERT_SECONDS, PATIENCE_SECONDS = 60.0, 180.0
+SERVICES = [name for name in local_stack.SERVICES if name != "tableflow"]
+
+
+def notices(name: str, since: int) -> list[Notice]:
+    lines = alerts_file(settings()).read_text().splitlines()[since:]
+    found = map(Notice.model_validate_json, lines)
+    return [notice for notice in found if notice.alert.key == f"service {name}"]
+
+
+def sent() -> int:
+    file = alerts_file(settings())
+    file.touch()
+    return len(file.read_text().splitlines())
+
+
+def state(name: str) -> tuple[str, str | None]:
+    config = settings()
+    found = [*local_stack.status(config), *health.dagster_status(config)]
+    return next((one.state, one.problem) for one in found if one.name == name)
+
+
+def phases() -> set[str]:
+    """Of the topics that the engine has."""
+    config = settings()
+    statuses = [read_status(config, spec.name) for spec in check_topics(config)[0]]
+    return {status.phase for status in statuses if status.engine}
+
+
+def is_answered() -> bool:
+    return not unanswered({one.name: one.answers for one in local_stack.services(settings())})
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_frozen_service_is_reported_within_a_minute(stack: Endpoints, name: str) -> None:
+    wait_until(is_answered, PATIENCE_SECONDS)
+    if name in NEEDED:
+        wait_until(lambda: "FAILED" not in phases(), PATIENCE_SECONDS)
+    since, began = sent(), time.monotonic()
+    with stopped(name):
+        # The proxy of Kafka and the registry cannot answer without them: that is no second alert.
+        wait_until(lambda: notices(name, since), ALERT_SECONDS)
+        assert time.monotonic() - began <= ALERT_SECONDS
+        assert state(name)[0] == "unresponsive"
+        if name in NEEDED:
+            wait_until(lambda: phases() == {"FAILED"}, PATIENCE_SECONDS)
+    wait_until(lambda: notices(name, since)[-1].state == "resolved", PATIENCE_SECONDS)
+    assert [notice.state for notice in notices(name, since)] == ["firing", "resolved"]
+    assert state(name) == ("running", None)
+
+
+def test_frozen_engine_is_reported_by_the_sensor(stack: Endpoints) -> None:
+    instance = dg.DagsterInstance.ephemeral()
+    sensor, cursor = engine_sensor(), None
+
+    def tick() -> str:
+        nonlocal cursor
+        context = dg.build_sensor_context(instance=instance, cursor=cursor)
+        result = sensor.evaluate_tick(context)
+        cursor = result.cursor
+        return str(result.skip_message)
+
+    assert tick() == "the engine answers"
+    since = sent()
+    with stopped("tableflow"):
+        assert tick() == "no answer within 5 s"
+        assert [one.state for one in notices("tableflow", since)] == ["firing"]
+        assert state("tableflow")[0] == "unresponsive"
+    wait_until(lambda: tick() == "the engine answers", PATIENCE_SECONDS)
+    assert [one.state for one in notices("tableflow", since)] == ["firing", "resolved"]
+
+
+@contextmanager
+def dagster_ui() -> Iterator[psutil.Process]:
+    """Run `topicberg ui`, as users do."""
+    program = Path(sys.executable).with_name("topicberg")
+    with (settings().state_dir / "ui.log").open("w") as log:
+        process = subprocess.Popen(
+            [str(program), "ui", "--port", str(free_port())],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_frozen_dagster_is_reported_within_a_minute(stack: Endpoints) -> None:
+    """The daemon cannot say so itself."""
+    with dagster_ui() as ui:
+
+        def shown() -> dict[str, str]:
+            return {one.name: one.state for one in health.dagster_status(settings())}
+
+        both = dict.fromkeys((WEBSERVER, DAEMON), "running")
+        wait_until(lambda: running_ui(settings()) is not None, PATIENCE_SECONDS)
+        wait_until(lambda: shown() == both, 2 * PATIENCE_SECONDS)
+        for name, module in ((DAEMON, "dagster._daemon"), (WEBSERVER, "dagster_webserver")):
+            process = _child(ui, lambda line, module=module: module in line)  # type: ignore[misc]
+            since = sent()
+            process.suspend()
+            try:
+                wait_until(lambda: notices(name, since), ALERT_SECONDS)  # noqa: B023
+                assert shown()[name] == "unresponsive"
+            finally:
+                process.resume()
+            wait_until(
+                lambda: notices(name, since)[-1].state == "resolved",  # noqa: B023
+                PATIENCE_SECONDS,
+            )
+    assert shown() == {}, "the user has ended it"
+
+
+def _child(parent: psutil.Process, matches: Callable[[str], bool]) -> psutil.Process:
+    children = parent.children(recursive=True)
+    return next(one for one in children if matches(" ".join(one.cmdline())))

@@ -1,0 +1,147 @@
+"""A topic, its registry and its table in this process: the engine's steps without a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from pyiceberg.catalog.sql import SqlCatalog
+
+from topicberg import kafka
+from topicberg.kafka import fetch
+from topicberg.logins.catalog import LOCATIONS
+from topicberg.settings import Settings
+from topicberg.tableflow import engine, reading
+from topicberg.tableflow.compiling import wait_ready
+from topicberg.tableflow.engine import Ingestor
+from topicberg.topics import TopicSpec
+
+
+@dataclass
+class Message:
+    """A record as the Python client of Kafka has it."""
+
+    own: tuple[bytes | None, bytes | None]
+    place: tuple[int, int]
+    own_headers: list[tuple[str, Any]]
+
+    def key(self) -> bytes | None:
+        return self.own[0]
+
+    def value(self) -> bytes | None:
+        return self.own[1]
+
+    def headers(self) -> list[tuple[str, Any]] | None:
+        return self.own_headers or None
+
+    def partition(self) -> int:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.place[1]
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 1_700_000_000_000
+
+
+@dataclass
+class MemoryTopic:
+    """What the engine reads, and what it writes to."""
+
+    spec: TopicSpec
+    folder: Path
+    registry: Any
+    partitions: dict[int, list[Message]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.catalog = SqlCatalog(
+            "memory",
+            uri=f"sqlite:///{self.folder}/catalog.db",
+            warehouse=f"file://{self.folder}/warehouse",
+            **{LOCATIONS: "its own"},
+        )
+        self.config = Settings(state_dir=self.folder / "state")
+        self.endpoints: Any = SimpleNamespace(
+            catalog=lambda _: self.catalog,
+            schema_registry_client=lambda: self.registry,
+            kafka_tuning=lambda _: {},
+            kafka_config=dict,
+            spark_connect="",
+        )
+
+    def produce(
+        self,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[tuple[str, Any]] = (),
+    ) -> None:
+        log = self.partitions.setdefault(partition, [])
+        log.append(Message((key, value), (partition, len(log)), list(headers)))
+
+    @property
+    def ends(self) -> dict[int, int]:
+        return {partition: len(log) for partition, log in sorted(self.partitions.items())}
+
+    def ingestor(self) -> Ingestor:
+        return Ingestor(self.spec, self.endpoints, self.config)
+
+    def rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (
+            self.catalog.load_table(self.spec.table_identifier(self.config))
+            .scan()
+            .to_arrow()
+            .to_pylist()
+        )
+        return found
+
+    def log(self, _: object, __: str) -> kafka.TopicLog:
+        return kafka.TopicLog("memory", dict.fromkeys(self.ends, 0), self.ends)
+
+
+class _Reader:
+    """Reads a topic in memory as :func:`topicberg.kafka.fetch.fetcher` does."""
+
+    def __init__(self, topic: MemoryTopic, ranges: Mapping[int, tuple[int, int]]) -> None:
+        self.messages = [
+            one for p, (start, end) in ranges.items() for one in topic.partitions[p][start:end]
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def fill(self, records: fetch.Records) -> Iterator[fetch.Records]:
+        left = cast("Any", self.messages)
+        while left:
+            records.clear()
+            left = left[records.append(left) :]
+            yield records
+
+
+def memory_topic(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> MemoryTopic:
+    """Return a topic without records; the engine reads nothing else until the test ends."""
+    given = {"name": "shop.customers", "pipeline": "shop", "external": True, **spec}
+    topic = MemoryTopic(TopicSpec.model_validate(given), folder, mock_registry(folder))
+    serve(topic, monkeypatch)
+    return topic
+
+
+def mock_registry(folder: Path) -> Any:
+    """Return a registry without schemas, which this process has for the folder."""
+    return SchemaRegistryClient.new_client({"url": f"mock://{folder.name}"})
+
+
+def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine read this topic, and nothing else, until the test ends."""
+    wait_ready()
+    monkeypatch.setattr(engine, "shared", lambda *_: SimpleNamespace(ingest=reading.ingest))
+    monkeypatch.setattr(kafka, "topic_log", topic.log)
+    monkeypatch.setattr(fetch, "fetcher", lambda _, __, ranges: _Reader(topic, ranges))

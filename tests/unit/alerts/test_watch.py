@@ -1,0 +1,331 @@
+"""The engine's watch: what does not answer becomes one alert, after a while, and is resolved."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import dagster as dg
+import psutil
+import pytest
+
+from jobs.engine import confirmed, engine_check, engine_sensor
+from topicberg.alerts import dagster_ui, watch
+from topicberg.alerts.alert import Alert
+from topicberg.alerts.channels import alerts_file
+from topicberg.alerts.dagster_ui import (
+    DAEMON,
+    MAX_HEARTBEAT_AGE,
+    WEBSERVER,
+    note_ui,
+    running_ui,
+    watched_dagster,
+)
+from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
+from topicberg.alerts.watch import PATIENCE_SECONDS, Watch, Watched, Watcher
+from topicberg.local.engine import NEEDED, unavailable
+from topicberg.local.stack import SERVICES
+from topicberg.settings import Settings
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Service:
+    """Answers, or says why not."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+
+    def __call__(self, _seconds: float) -> str | None:
+        return self.why
+
+
+def test_service_is_a_fault_after_its_patience_and_no_longer_when_it_answers() -> None:
+    clock, kafka, spark = Clock(), Service(), Service()
+    looks = Watch([Watched("kafka", kafka, "end it"), Watched("spark", spark, "end it")], clock)
+    assert looks.look() == {}
+    kafka.why = "no answer within 5 s"
+    assert looks.look() == {}
+    clock.now += PATIENCE_SECONDS - 1
+    assert looks.look() == {}
+    clock.now += 1
+    (alert,) = looks.look().values()
+    assert (alert.key, alert.severity) == ("service kafka", "error")
+    assert alert.what == "kafka does not answer: no answer within 5 s"
+    kafka.why = None
+    assert looks.look() == {}
+    kafka.why = "again"
+    assert looks.look() == {}, "it has to fail for a while again"
+
+
+def test_service_that_is_started_again_in_time_is_no_fault() -> None:
+    clock, service = Clock(), Service()
+    looks = Watch([Watched("spark", service, "")], clock)
+    for why in ("nothing listens", "nothing listens", None, "nothing listens"):
+        service.why = why
+        assert looks.look() == {}
+        clock.now += PATIENCE_SECONDS / 2 - 1
+
+
+def test_consequence_has_its_patience_after_its_cause() -> None:
+    """What answers a moment later than its cause is no fault."""
+    clock, kafka, proxy = Clock(), Service(), Service()
+    watched = [Watched("kafka", kafka, ""), Watched("proxy", proxy, "", causes=("kafka",))]
+    looks = Watch(watched, clock)
+    kafka.why = proxy.why = "frozen"
+    for _ in range(5):
+        looks.look()
+        clock.now += PATIENCE_SECONDS
+    assert list(looks.look()) == ["service kafka"]
+    kafka.why = None
+    clock.now += PATIENCE_SECONDS / 2
+    assert looks.look() == {}
+    clock.now += PATIENCE_SECONDS
+    assert list(looks.look()) == ["service proxy"]
+
+
+def test_check_that_hangs_is_asked_once_and_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SECONDS", -0.9)
+    clock, over, asked = Clock(), threading.Event(), []
+
+    def hang(_seconds: float) -> str | None:
+        asked.append(1)
+        over.wait(30)
+        return None
+
+    looks = Watch([Watched("s3", hang, "")], clock)
+    assert looks.look() == {}
+    clock.now += PATIENCE_SECONDS
+    assert list(looks.look()) == ["service s3"]
+    assert len(asked) == 1
+    over.set()
+
+
+def test_error_of_a_check_is_a_reason() -> None:
+    def broken(_seconds: float) -> str | None:
+        raise ValueError("odd")
+
+    looks = Watch([Watched("aws", broken, "", patience=0)])
+    assert looks.look()["service aws"].what == "aws does not answer: ValueError: odd"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    for name in ("WEBHOOK_URL", "HEARTBEAT_URL", "UI_URL"):
+        monkeypatch.delenv(f"TOPICBERG_ALERT_{name}", raising=False)
+    return Settings(state_dir=tmp_path)
+
+
+def notices(config: Settings) -> list[tuple[str, str]]:
+    """Key and state of what was sent."""
+    path = alerts_file(config)
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(one["alert"]["key"], one["state"]) for one in map(json.loads, lines)]
+
+
+def watcher(config: Settings, *watched: Watched, healthy: bool = True) -> tuple[Watcher, list[Any]]:
+    reported: list[Mapping[str, Alert]] = []
+    return Watcher(config, watched, reported.append, lambda: healthy), reported
+
+
+def test_fault_is_sent_once_and_resolved_also_by_the_next_process(config: Settings) -> None:
+    kafka, proxy = Service(), Service()
+    watched = (
+        Watched("kafka", kafka, "end it", patience=0),
+        Watched("proxy", proxy, "end it", patience=0, causes=("kafka",)),
+    )
+    first, reported = watcher(config, *watched)
+    first.look()
+    assert notices(config) == []
+    kafka.why = proxy.why = "frozen"
+    first.look()
+    first.look()
+    assert notices(config) == [("service kafka", "firing")], "a consequence is not sent"
+    assert list(reported[-1]) == ["service kafka"]
+    second, _ = watcher(config, *watched)
+    second.look()
+    kafka.why = proxy.why = None
+    second.look()
+    assert notices(config)[1:] == [("service kafka", "resolved")]
+    (config.state_dir / watch.STATE_FILE).write_text("half of")
+    second.look()
+    assert len(notices(config)) == 2
+
+
+class _Recorded(BaseHTTPRequestHandler):
+    """Answers as Dagster's web server, and for the heartbeat."""
+
+    requested: ClassVar[list[str]] = []
+    heartbeats: ClassVar[list[float | None]] = []
+    status = 200
+
+    def do_GET(self) -> None:
+        self.requested.append(f"{self.command} {self.path}")
+        health = [{"daemonType": "SENSOR", "lastHeartbeatTime": at} for at in self.heartbeats]
+        daemons = {"daemonHealth": {"allDaemonStatuses": health}}
+        body = json.dumps({"data": {"instance": daemons}}).encode()
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(self.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[_Recorded]]]:
+    handler = type("Handler", (_Recorded,), {"requested": [], "heartbeats": []})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}", handler
+        http.shutdown()
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_heartbeat_is_sent_while_the_engine_works(
+    config: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    server: tuple[str, type[_Recorded]],
+    healthy: bool,
+) -> None:
+    url, handler = server
+    monkeypatch.setenv("TOPICBERG_ALERT_HEARTBEAT_URL", f"{url}/ping/secret")
+    engine, _ = watcher(config, healthy=healthy)
+    engine.look()
+    engine.look()
+    assert handler.requested == ["GET /ping/secret"] * healthy
+
+
+def test_heartbeat_that_is_refused_hides_its_address(
+    config: Settings,
+    monkeypatch: pytest.MonkeyPatch,
+    server: tuple[str, type[_Recorded]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    url, handler = server
+    handler.status = 404
+    monkeypatch.setenv("TOPICBERG_ALERT_HEARTBEAT_URL", f"{url}/ping/secret")
+    assert not watch.send_heartbeat(alert_settings())
+    monkeypatch.setenv("TOPICBERG_ALERT_HEARTBEAT_URL", "http://127.0.0.1:1/ping/secret")
+    assert not watch.send_heartbeat(alert_settings())
+    assert "HTTP status 404" in caplog.text
+    assert "ConnectionError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_settings_of_alerts_reach_a_process_without_the_file(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOPICBERG_ALERT_WEBHOOK_URL", "http://127.0.0.1:1/hook")
+    monkeypatch.setenv("TOPICBERG_ALERT_SMTP_TLS", "false")
+    chosen = alert_settings()
+    for name, value in alert_environment().items():
+        monkeypatch.setenv(name, value)
+    assert alert_settings() == chosen
+    assert alert_environment()["TOPICBERG_ALERT_WEBHOOK_URL"] == "http://127.0.0.1:1/hook"
+
+
+def dagster(config: Settings, **chosen: Any) -> dict[str, Callable[[float], str | None]]:
+    return {one.name: one.check for one in watched_dagster(config, AlertSettings(**chosen))}
+
+
+def test_daemon_is_judged_by_its_newest_heartbeat(
+    config: Settings, server: tuple[str, type[_Recorded]]
+) -> None:
+    url, handler = server
+    note_ui(config, url)
+    checks, now = dagster(config), time.time()
+    handler.heartbeats[:] = [now - 3 * MAX_HEARTBEAT_AGE, now - MAX_HEARTBEAT_AGE + 10, None]
+    assert (checks[DAEMON](5), checks[WEBSERVER](5)) == (None, None)
+    handler.heartbeats[:] = [now - 3 * MAX_HEARTBEAT_AGE, now - MAX_HEARTBEAT_AGE - 10]
+    assert "its last heartbeat was 45 s ago" in (checks[DAEMON](5) or "")
+    assert checks[WEBSERVER](5) is None
+    handler.heartbeats[:] = [None]
+    assert checks[DAEMON](5) == "it has never written a heartbeat"
+
+
+def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
+    assert set(dagster(config)) == {WEBSERVER, DAEMON}
+    assert dagster(config)[WEBSERVER](5) is None, "nobody started it"
+    note_ui(config, "http://127.0.0.1:1")
+    assert running_ui(config) == "http://127.0.0.1:1"
+    assert dagster(config)[WEBSERVER](5) == "nothing listens on its port"
+    assert dagster(config)[DAEMON](5) is None, "the web server does not say"
+    known = json.loads(dagster_ui.ui_file(config).read_text())
+    for changed in ({"started": known["started"] - 100}, {"pid": 2**22 + 1}, {"pid": None}):
+        dagster_ui.ui_file(config).write_text(json.dumps(known | changed))
+        assert running_ui(config) is None, changed
+    assert psutil.Process().pid == known["pid"]
+
+
+def test_address_of_the_settings_is_watched_from_its_first_answer_on(
+    config: Settings, server: tuple[str, type[_Recorded]]
+) -> None:
+    url, handler = server
+    checks = dagster(config, ui_url=url)
+    handler.status = 502
+    assert checks[WEBSERVER](5) is None
+    handler.status = 200
+    assert checks[WEBSERVER](5) is None
+    handler.status = 502
+    assert "502" in (checks[WEBSERVER](5) or "")
+
+
+def test_engine_misses_what_it_needs() -> None:
+    assert {*NEEDED, "spark"} < set(SERVICES)
+    looks = Watch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)])
+    faults = looks.look()
+    missing = unavailable(faults, *NEEDED)
+    assert missing is not None
+    assert missing.message == "s3 does not answer: frozen\n  → `end it`"
+    assert missing.since_ms == pytest.approx(time.time() * 1000, abs=60_000)
+    assert unavailable(faults, "spark") is None
+
+
+def test_sensor_sends_that_the_engine_does_not_answer(
+    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, handler = server
+    monkeypatch.setattr("jobs.engine.CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr("jobs.engine.settings", lambda: config)
+    services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
+    (config.state_dir / "runtime.json").write_text(json.dumps(services))
+    sensor, cursor = engine_sensor(), None
+    with dg.DagsterInstance.ephemeral() as instance:
+        for status in (200, 503, 503, 200):
+            handler.status = status
+            context = dg.build_sensor_context(instance=instance, cursor=cursor)
+            cursor = sensor.evaluate_tick(context).cursor
+    key = "service tableflow"
+    assert notices(config) == [(key, "firing"), (key, "resolved")]
+
+
+def test_engine_is_asked_where_the_stack_says(
+    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.engine.CONFIRM_SECONDS", 0.0)
+    assert engine_check(config) is None, "the stack is stopped"
+    url, handler = server
+    services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
+    (config.state_dir / "runtime.json").write_text(json.dumps(services))
+    check = engine_check(config)
+    assert check is not None
+    assert confirmed(check) is None
+    assert handler.requested == ["GET /health"]
+    answers = iter(["frozen", None, "frozen", "frozen"])
+    assert confirmed(lambda _: next(answers)) is None, "it is started again"
+    assert confirmed(lambda _: next(answers)) == "frozen"

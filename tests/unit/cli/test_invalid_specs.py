@@ -1,0 +1,186 @@
+"""Commands while the spec of one topic is invalid, or a topic of a pattern is left out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pyiceberg.exceptions import NoSuchTableError
+from typer.testing import CliRunner, Result
+
+from topicberg.cli import app, output
+from topicberg.cli.compute import load_lake
+from topicberg.errors import SpecError, StackError, TopicbergError
+from topicberg.settings import PROJECT_ROOT, Settings, settings
+from topicberg.topics import load_topic, load_topics
+from topicberg.topics.discovery import Discovery, FoundSchema, FoundTopic, write_discovery
+
+GOOD = "name: {name}\npipeline: shop\nschema: {{format: none}}\n"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """A project with the topics ``orders``, which is valid, and ``wrong``, which is not."""
+    for folder in ("platform/topics", "platform/schemas", "state"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
+    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
+    settings.cache_clear()
+    output.warn_once.cache_clear()
+    config = settings()
+    (config.topics_dir / "orders.yaml").write_text(GOOD.format(name="orders"))
+    (config.topics_dir / "wrong.yaml").write_text("name: wrong\npartitions: many\n")
+    yield config
+    settings.cache_clear()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def left_out(config: Settings) -> None:
+    """Let a topic of a pattern be left out, and no file be invalid."""
+    (config.topics_dir / "wrong.yaml").unlink()
+    (config.topics_dir / "web.yaml").write_text("topics: {match: 'web.*'}\n")
+    topic = FoundTopic(partitions=1, is_compacted=False)
+    write_discovery(config, Discovery(topics={"web.raw": topic}))
+
+
+def test_load_topic_with_invalid_neighbour_returns_the_topic(config: Settings) -> None:
+    assert load_topic("orders", config).name == "orders"
+    with pytest.raises(SpecError, match=r"wrong\.yaml: partitions"):
+        load_topic("wrong", config)
+    with pytest.raises(SpecError, match=r"no topic 'order'.*did you mean orders\?"):
+        load_topic("order", config)
+
+
+def test_load_topics_refuses_files_and_not_topics_that_are_left_out(config: Settings) -> None:
+    with pytest.raises(SpecError, match=r"wrong\.yaml"):
+        load_topics(config)
+    left_out(config)
+    assert [spec.name for spec in load_topics(config)] == ["orders"]
+
+
+def test_maintain_needs_only_the_spec_of_its_topic(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_table(_: object) -> None:
+        raise NoSuchTableError
+
+    endpoints = SimpleNamespace(catalog=lambda _: SimpleNamespace(load_table=load_table))
+    monkeypatch.setattr("topicberg.cli.tableflow.load_endpoints", lambda _: endpoints)
+    result = run("tableflow", "maintain", "orders")
+    assert isinstance(result.exception, TopicbergError)
+    assert "topic orders has no table yet" in str(result.exception)
+    result = run("tableflow", "maintain", "wrong")
+    assert "wrong.yaml: partitions" in str(result.exception)
+
+
+def test_list_shows_valid_topics_and_reports_the_others_once(config: Settings) -> None:
+    result = run("topics", "list")
+    assert result.exit_code == 0
+    assert "orders" in result.output
+    assert result.output.count("`topicberg topics validate`") == 1
+
+
+def test_validate_reports_mistakes_and_checks_the_valid_specs(config: Settings) -> None:
+    result = run("topics", "validate")
+    assert result.exit_code == 2
+    assert "1 topic specs are valid: orders" in result.output
+    assert "platform/topics/wrong.yaml: partitions" in result.output
+
+
+def test_validate_of_a_topic_needs_only_its_spec(config: Settings) -> None:
+    result = run("topics", "validate", "orders")
+    assert result.exit_code == 0, result.output
+    assert "wrong" not in result.output
+    assert run("topics", "validate", "wrong").exit_code == 2
+    result = run("topics", "validate", "order")
+    assert "did you mean orders?" in str(result.exception)
+
+
+def test_validate_with_topic_left_out_reports_it_and_succeeds(config: Settings) -> None:
+    left_out(config)
+    result = run("topics", "validate")
+    assert result.exit_code == 0, result.output
+    assert "topic web.raw: the registry has no subject web.raw-value" in result.output
+    assert "1 topic of patterns left out" in result.output
+    assert run("topics", "validate", "web.raw").exit_code == 2
+
+
+def test_validate_without_services_says_which_columns_it_could_not_check(
+    config: Settings,
+) -> None:
+    """As in CI: the partition column may well exist."""
+    (config.topics_dir / "wrong.yaml").unlink()
+    text = (
+        "{name: orders, pipeline: shop, external: true, schema: {format: avro}, "
+        "table: {partitioning: [region]}}"
+    )
+    (config.topics_dir / "orders.yaml").write_text(text)
+    result = run("topics", "validate")
+    assert result.exit_code == 0, result.output
+    assert "no column region" not in result.output
+    assert "orders: names of columns are not checked" in result.output
+    assert "orders-value" in result.output
+    schema = '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}'
+    from topicberg.topics.discovery import schema_file
+
+    known = FoundTopic(
+        partitions=1, is_compacted=False, value=FoundSchema(format="avro", version=1)
+    )
+    write_discovery(config, Discovery(topics={"orders": known}))
+    schema_file(config, "orders", "value", "avro").write_text(schema)
+    result = run("topics", "validate")
+    assert result.exit_code == 2
+    assert "the table has no column region" in result.output
+
+
+@pytest.fixture
+def lake_config(tmp_path: Path) -> Settings:
+    """The project of the repository with one invalid spec, from which tables are derived."""
+    root = tmp_path / "copy"
+    for name in ("topics", "schemas"):
+        shutil.copytree(PROJECT_ROOT / "platform" / name, root / "platform" / name)
+    (root / "platform" / "topics" / "stock_trades.yaml").write_text("name: stock_trades\n")
+    output.warn_once.cache_clear()
+    return Settings(project_root=root, state_dir=tmp_path / "state")
+
+
+def test_lake_of_an_invalid_spec_lacks_only_what_follows_from_it(
+    lake_config: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is what `forget`, `checks`, `sync` and Dagster begin with."""
+    lake = load_lake(lake_config)
+    names = {table.name for table in lake.tables}
+    assert "airline_sunset" in names
+    assert not {"stock_trades", "stock_trades_with_totals"} & names
+    assert all(table.name in names for table in lake.derived)
+    load_lake(lake_config)
+    shown = capsys.readouterr().err
+    assert shown.count("stock_trades.yaml: pipeline: is required") == 1
+    assert "left out, as they were never valid: stock_trades" in shown
+
+
+def test_lake_of_a_source_that_nobody_wrote_is_refused(lake_config: Settings) -> None:
+    """Only an invalid spec excuses it."""
+    (lake_config.topics_dir / "stock_trades.yaml").unlink()
+    with pytest.raises(SpecError, match="there is no table 'stock_trades' to derive it from"):
+        load_lake(lake_config)
+
+
+@pytest.mark.parametrize("error", [StackError("Kafka does not run"), OSError("no disk")])
+def test_validate_goes_on_without_services(
+    config: Settings, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("topicberg.kafka.discovery.discover", fail)
+    left_out(config)
+    result = run("topics", "validate")
+    assert result.exit_code == 0, result.output
+    assert "topics of patterns are those that were found last" in result.output

@@ -1,0 +1,136 @@
+"""Names of partition fields in manifests, and of columns in Parquet files, by outside readers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import cast
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType, StructType, TimestamptzType
+
+from topicberg import query
+from topicberg.endpoints import Endpoints
+from topicberg.iceberg.names import (
+    find_unreadable_partition,
+    name_in_files,
+    partition_field_name,
+    schema_in_files,
+)
+from topicberg.iceberg.readers import DUCKDB, EVERY
+from topicberg.settings import Settings
+from topicberg.tableflow.layout import sameness, twins
+from topicberg.tableflow.table import partition_spec
+from topicberg.topics.spec import parse_partition_field
+
+_AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_READ = """
+import json, sys
+import duckdb
+from topicberg.query import load_extensions
+connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+load_extensions(connection)
+for location in sys.argv[1:]:
+    rows = connection.execute("SELECT * FROM iceberg_scan(?) ORDER BY 2", [location]).fetchall()
+    print(json.dumps(rows), flush=True)
+"""
+NAMES = (
+    *("größe", "имя", "한글", "𐐀", "²", "a😀", "a b", "a.b", "1a", "$$x", "a(b)", 'a"b', "a\nb"),
+    *("`a`", "ts_hour", "a'b", "é".encode().decode("latin-1")),
+)
+
+
+def partitioned(catalog: SqlCatalog, name: str, column: str) -> Table:
+    """Return a table that is partitioned by a column, as topicberg creates it, with two rows."""
+    schema = Schema(NestedField(1, column, StringType()), NestedField(2, "n", LongType()))
+    field = parse_partition_field("`" + column.replace("`", "``") + "`")
+    assert field.column == column
+    spec = partition_spec(schema, [field])
+    table = catalog.create_table(("shop", name), schema, partition_spec=spec)
+    table.append(pa.table({column: ["x", "ü"], "n": [1, 2]}))
+    return table
+
+
+def test_partition_columns_of_any_name_are_read_by_duckdb(catalog: SqlCatalog) -> None:
+    """In a process of its own: DuckDB ends it at a name that is not valid in Avro."""
+    tables = [partitioned(catalog, f"t{n}", column) for n, column in enumerate(NAMES)]
+    command = [sys.executable, "-c", _READ, *(table.metadata_location for table in tables)]
+    read = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (read.returncode, read.stderr) == (0, "")
+    assert read.stdout.splitlines() == ['[["x", 1], ["\\u00fc", 2]]'] * len(NAMES)
+    for table in tables:
+        assert table.scan().to_arrow().num_rows == 2
+
+
+@given(
+    st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=5, unique=True),
+    st.sampled_from(["identity", "hour", "bucket[4]"]),
+)
+def test_partition_fields_of_any_columns_have_distinct_avro_names(
+    columns: list[str], transform: str
+) -> None:
+    columns = [column for column in columns if not re.search(r"[\ud800-\udfff]", column)]
+    fields = (NestedField(n, c, TimestamptzType()) for n, c in enumerate(columns, 1))
+    schema = Schema(*fields)
+    texts = [f"{transform}(`{column.replace('`', '``')}`)" for column in columns]
+    spec = partition_spec(schema, [parse_partition_field(text) for text in texts])
+    names = [name_in_files(field.name) for field in spec.fields]
+    assert all(_AVRO_NAME.fullmatch(name) for name in names)
+    assert len(set(names)) == len(columns)
+    for field in spec.fields:
+        sources = {column for column in columns if column == field.name}
+        assert sources <= {schema.find_column_name(field.source_id)}
+    assert find_unreadable_partition([spec]) is None
+
+
+def test_partition_field_name_of_ascii_stays() -> None:
+    """Names of tables that exist, and what Spark and PyIceberg would choose."""
+    assert partition_field_name("side", "", ["price"]) == "side"
+    assert partition_field_name("$$timestamp", "hour", ["$$timestamp"]) == "$$timestamp_hour"
+    assert partition_field_name("ts", "hour", ["ts", "ts_hour"]) == "ts_hour_2"
+    assert partition_field_name("größe", "", ["n"]) == "gr_xF6_xDFe"
+    assert partition_field_name("größe", "", ["gr_xF6_xDFe"]) == "gr_xF6_xDFe_2"
+
+
+def test_query_of_a_table_with_an_old_partition_name_is_refused(catalog: SqlCatalog) -> None:
+    """Such tables exist; DuckDB would end this process, so the query names another engine."""
+    schema = Schema(NestedField(1, "größe", StringType()), NestedField(2, "n", LongType()))
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "größe"))
+    table = catalog.create_table(("shop", "orders"), schema, partition_spec=spec)
+    table.append(pa.table({"größe": ["x"], "n": [1]}))
+    endpoints = cast("Endpoints", SimpleNamespace(catalog=lambda _: catalog))
+    with pytest.raises(query.QueryError, match=r"shop\.orders has the partition field größe"):
+        query.run_query("SELECT * FROM orders", "duckdb", endpoints, Settings())
+    reasons = {reader: reader.reason(table) for reader in EVERY}
+    assert [reader for reader, reason in reasons.items() if reason] == [DUCKDB]
+
+
+@given(st.text(min_size=1, max_size=6))
+def test_schema_in_files_has_the_names_of_java(name: str) -> None:
+    """PyIceberg's own function keeps letters outside of the BMP, and digits such as ``²``."""
+    inner = StructType(NestedField(2, name, LongType()))
+    (field,) = schema_in_files(Schema(NestedField(1, name, inner))).fields
+    assert isinstance(field.field_type, StructType)
+    assert [field.name, field.field_type.fields[0].name] == [name_in_files(name)] * 2
+
+
+def test_twins_are_found_of_names_that_files_do_not_tell_apart() -> None:
+    """Spark fails at them when it writes: "Duplicate key a_x20b"."""
+    spaced, escaped = (
+        NestedField(n, name, StringType()) for n, name in enumerate(("a b", "a_x20b"))
+    )
+    assert [*twins((), [spaced, escaped])] == [("a_x20b", "a b")]
+    assert [*twins([spaced], [spaced, escaped])] == [("a_x20b", "a b")]
+    assert [*twins([spaced, escaped], [spaced, escaped])] == []
+    assert sameness("a_x20b", "a b") == "are both a_x20b in Parquet files"
+    assert "case" in sameness("A", "a")

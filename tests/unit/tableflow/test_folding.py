@@ -1,0 +1,201 @@
+"""Changes of a database's table, in random batches and partitions, become its current rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from debezium import Event, Source, SourceTopic
+from memory_topic import MemoryTopic, memory_topic
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow import framing, old_values
+from topicberg.tableflow.old_values import WaitingError
+
+SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "12")))
+CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "60"))
+
+
+class Connector(SourceTopic):
+    """Writes the records of a source's events to a topic in memory."""
+
+    def __init__(self, topic: MemoryTopic) -> None:
+        super().__init__(cast("Any", topic))
+
+    def send(self, events: Iterable[Event]) -> None:
+        for event, key, value in self.records(events):
+            cast("MemoryTopic", self.topic).produce(event.partition, key, value, event.headers)
+
+
+def changed_topic(folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> MemoryTopic:
+    given = {
+        "schema": {"format": "avro"},
+        "key": {"format": "avro"},
+        "changelog": {"format": "debezium"},
+        "write_mode": "upsert",
+        **more,
+    }
+    topic = memory_topic(folder, monkeypatch, **given)
+    for partition in range(3):
+        topic.partitions[partition] = []
+    return topic
+
+
+def rows_of(topic: MemoryTopic) -> dict[int, dict[str, Any]]:
+    return {
+        row["id"]: {name: value for name, value in row.items() if not name.startswith("$$")}
+        for row in topic.rows()
+    }
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_changes_in_any_batches_are_the_rows_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    rng = random.Random(seed)
+    source = Source(rng)
+    for number in range(CHANGES):
+        if number == CHANGES // 2 and seed % 2:
+            source.change_key_schema()
+        source.change()
+        if rng.random() < 0.05:
+            source.restart()
+    topic = changed_topic(tmp_path, monkeypatch)
+    connector = Connector(topic)
+    ingestor = topic.ingestor()
+    with monkeypatch.context() as waiting:
+        waiting.setattr(old_values, "CERTAIN_MS", 10**15)
+        for batch in source.batches(6):
+            connector.send(batch)
+            with suppress(WaitingError):  # the deletion of an old key is in a later batch
+                while ingestor.step().records:
+                    pass
+    while ingestor.step().records:
+        pass
+    ingestor.close()
+    assert rows_of(topic) == source.rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_changes_that_are_left_out_leave_no_older_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    monkeypatch.setattr(old_values, "CERTAIN_MS", 10**15)
+    rng = random.Random(seed)
+    source = Source(rng)
+    for _ in range(CHANGES):
+        source.change()
+    source.damage(0.15)
+    topic = changed_topic(tmp_path, monkeypatch, tableflow={"error_handling": {"mode": "SKIP"}})
+    connector = Connector(topic)
+    ingestor = topic.ingestor()
+    for batch in source.batches(5):
+        connector.send(batch)
+        with suppress(WaitingError):
+            while ingestor.step().records:
+                pass
+    last = ingestor.step()
+    ingestor.close()
+    rows, left_out = source.rows_without_malformed()
+    assert rows_of(topic) == rows
+    malformed = sum(event.is_malformed for event in source.events)
+    assert malformed <= last.rows_skipped <= left_out  # some are superseded in their batch
+
+
+def test_append_has_a_row_for_each_change_but_tombstones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {"format": "debezium", "columns": ["source-transaction", "source-snapshot"]}
+    more: dict[str, Any] = {"write_mode": "append", "changelog": columns}
+    topic = changed_topic(tmp_path, monkeypatch, **more)
+    connector = Connector(topic)
+    row = {"id": 7, "v": 1, "big": "b"}
+    connector.send([Event(0, 7, "c", 10, row), Event(0, 7, "d", 20), Event(0, 7, None, 20)])
+    ingestor = topic.ingestor()
+    done = ingestor.step()
+    ingestor.close()
+    assert (done.records, done.rows) == (3, 2)
+    created, deleted = sorted(topic.rows(), key=lambda one: one["$$offset"])
+    assert (created["after"], created["$$op"], created["id"]) == (row, "c", 7)
+    assert (deleted["after"], deleted["$$op"], deleted["id"]) == (None, "d", 7)
+    assert created["$$source-position"] == 10
+    assert created["$$source-timestamp"] == datetime(1970, 1, 1, 0, 0, 0, 10_000, tzinfo=UTC)
+    assert (created["$$source-transaction"], created["$$source-snapshot"]) == ("1", "false")
+
+
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"field": "op", "type": "string"},
+        {
+            "field": "after",
+            "type": "struct",
+            "optional": True,
+            "fields": [
+                {"field": "id", "type": "int64"},
+                {"field": "big", "type": "string", "optional": True},
+            ],
+        },
+        {"field": "source", "type": "struct", "fields": [{"field": "lsn", "type": "int64"}]},
+    ],
+}
+KEY_SCHEMA = {"type": "struct", "fields": [{"field": "id", "type": "int64"}]}
+
+
+def test_changes_with_schemas_of_their_own_are_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = changed_topic(
+        tmp_path,
+        monkeypatch,
+        schema={"format": "json"},
+        key={"format": "json"},
+        tableflow={"error_handling": {"mode": "SKIP"}},
+    )
+
+    def send(key: Any, value: Any, schema: Any = SCHEMA) -> None:
+        own = {"schema": KEY_SCHEMA, "payload": key}
+        record = {"schema": schema, "payload": value}
+        topic.produce(0, json.dumps(own).encode(), json.dumps(record).encode())
+
+    def change(op: str, lsn: int, **row: Any) -> dict[str, Any]:
+        return {"op": op, "after": row or None, "source": {"lsn": lsn}}
+
+    monkeypatch.setattr(framing, "messages", lambda *given: _messages(topic, *given))
+    wider = json.loads(json.dumps(SCHEMA))
+    wider["fields"][1]["fields"].append({"field": "more", "type": "int64", "optional": True})
+    send({"id": 1}, change("c", 1, id=1, big="b"))
+    send({"id": 2}, change("c", 2, id=2, big=None))
+    send({"id": 2}, change("u", 3, id=2, big="x", more=5), wider)
+    send({"id": 3}, change("c", 4, id=3), {"type": "unknown"})
+    send({"id": 1}, change("d", 5))
+    ingestor = topic.ingestor()
+    done = ingestor.step()
+    ingestor.close()
+    assert done.rows_skipped == 1
+    assert rows_of(topic) == {2: {"id": 2, "big": "x", "more": 5}}
+
+
+def _messages(topic: MemoryTopic, _: object, __: str, ranges: Any) -> Iterator[Any]:
+    for partition, (start, end) in ranges.items():
+        yield from topic.partitions[partition][start:end]
+
+
+def test_time_beyond_the_years_of_a_timestamp_is_malformed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = changed_topic(tmp_path, monkeypatch)
+    Connector(topic).send([Event(0, 7, "c", 2**53, {"id": 7, "v": 1, "big": "b"})])
+    ingestor = topic.ingestor()
+    with pytest.raises(TableflowError, match=r"offset 0: field source \(struct\): its time"):
+        ingestor.step()
+    ingestor.close()

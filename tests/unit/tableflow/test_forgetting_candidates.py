@@ -1,0 +1,315 @@
+"""Derived tables whose lineage does not say where the key is: found by value, erased by choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DecimalType,
+    DoubleType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from topicberg.cli import forget as command
+from topicberg.errors import SpecError
+from topicberg.iceberg import erasure
+from topicberg.iceberg.erasure import fields_in_structs, find_column, search
+from topicberg.settings import Settings
+from topicberg.tableflow.forgetting import (
+    Forgetting,
+    Key,
+    Target,
+    chosen_columns,
+    find_candidates,
+)
+from topicberg.topics import TopicSpec
+
+PERSON = StructType(
+    NestedField(11, "id", LongType(), required=False),
+    NestedField(12, "name", StringType(), required=False),
+)
+SCHEMA = Schema(
+    NestedField(1, "at", TimestampType(), required=False),
+    NestedField(2, "customer", StringType(), required=False),
+    NestedField(3, "quantity", IntegerType(), required=False),
+    NestedField(4, "price", DecimalType(9, 2), required=False),
+    NestedField(5, "person", PERSON, required=False),
+    NestedField(6, "tags", ListType(7, StringType(), element_required=False), required=False),
+    NestedField(8, "flag", BooleanType(), required=False),
+)
+ROWS: list[dict[str, Any]] = [
+    {
+        "customer": "3",
+        "quantity": 1,
+        "price": None,
+        "person": {"id": 9, "name": "3"},
+        "tags": ["3"],
+    },
+    {"customer": "4", "quantity": 3, "price": None, "person": None, "tags": None},
+    {"customer": None, "quantity": 3, "price": 3, "person": {"id": 3, "name": None}, "tags": []},
+    {"customer": "33", "quantity": 13, "price": 1, "person": {"id": 4, "name": "x3"}, "tags": []},
+]
+
+
+def key_of(text: str, *names: str, kind: IcebergType | None = None) -> Key:
+    fields = [
+        NestedField(n, name, kind or LongType(), required=False) for n, name in enumerate(names)
+    ]
+    return Key.parse("orders", fields, text)
+
+
+def written(catalog: SqlCatalog, name: str, rows: list[dict[str, Any]] = ROWS) -> Table:
+    table = catalog.create_table(("shop", name), SCHEMA)
+    arrow = schema_to_pyarrow(SCHEMA, include_field_ids=False)
+    for some in (rows[:2], rows[2:]):
+        table.append(pa.Table.from_pylist(some, schema=arrow))
+    return table
+
+
+def test_candidates_are_all_columns_that_hold_the_value(catalog: SqlCatalog) -> None:
+    """As text, as a number of any type, in structs; a null and a list are not compared."""
+    table = written(catalog, "totals")
+    found = find_candidates("totals", table, key_of("3", "id"), lambda _: True)
+    assert {(each.option, each.rows, each.files) for each in found} == {
+        ("totals.customer", 1, 1),
+        ("totals.quantity", 2, 2),
+        ("totals.price", 1, 1),
+        ("totals.person.id", 1, 1),
+        ("totals.person.name", 1, 1),
+    }
+    found = find_candidates("totals", table, key_of("3", "id"), lambda name: name == "customer")
+    assert [each.column for each in found] == ["customer"]
+
+
+def test_candidates_of_a_composite_key_have_all_of_its_columns(catalog: SqlCatalog) -> None:
+    table = written(catalog, "totals")
+    key = key_of('{"a": 4, "b": 3}', "a", "b")
+    options = {each.option for each in find_candidates("t", table, key, lambda _: True)}
+    assert {"t.customer=a", "t.person.id=a", "t.quantity=b", "t.customer=b"} <= options
+    key = key_of('{"a": 4, "b": 77}', "a", "b")
+    assert find_candidates("t", table, key, lambda _: True) == ()
+
+
+@given(
+    st.lists(st.tuples(st.none() | st.integers(-3, 3), st.none() | st.integers(-3, 3))),
+    st.integers(-3, 3),
+)
+def test_search_counts_as_a_scan_does(
+    pairs: list[tuple[int | None, int | None]], wanted: int
+) -> None:
+    """:func:`search` reads files; here they are compared row by row."""
+    schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", StringType()))
+    rows = [{"a": a, "b": None if b is None else str(b)} for a, b in pairs]
+    key = key_of(str(wanted), "id")
+    values = {path: key.as_found_in("id", kind) for path, kind in fields_in_structs(schema.fields)}
+    arrow = pa.Table.from_pylist(rows, schema=schema_to_pyarrow(schema, include_field_ids=False))
+    for path, each in values.items():
+        held = erasure.Rows(schema, ({path: each},)).among(arrow)
+        expected = [str(row[path[0]]) == str(wanted) for row in rows]
+        assert [*held] == expected
+
+
+@pytest.mark.parametrize(
+    ("given_key", "kind", "column", "expected"),
+    [
+        ("3", LongType(), StringType(), ["3"]),
+        ("3", StringType(), LongType(), [3]),
+        ("3", StringType(), DoubleType(), [3.0]),
+        ("alice", StringType(), LongType(), []),
+        ("alice", BinaryType(), StringType(), ["alice"]),
+        ('{"id": {"hex": "616c"}}', BinaryType(), BinaryType(), [b"al"]),
+        ("true", BooleanType(), BooleanType(), []),
+        ('{"id": null}', LongType(), LongType(), []),
+        ("4294967296", LongType(), IntegerType(), []),
+    ],
+)
+def test_value_is_compared_in_each_type_that_can_have_it(
+    given_key: str, kind: IcebergType, column: IcebergType, expected: list[Any]
+) -> None:
+    assert key_of(given_key, "id", kind=kind).as_found_in("id", column) == expected
+
+
+def test_find_column_finds_fields_of_structs_and_names_with_dots() -> None:
+    inner = StructType(NestedField(3, "b", LongType()), NestedField(4, "c.d", StringType()))
+    tags = ListType(6, StructType(NestedField(7, "x", LongType())))
+    schema = Schema(
+        NestedField(1, "a", inner), NestedField(2, "a.e", StringType()), NestedField(5, "t", tags)
+    )
+    assert find_column(schema, "a.e") == (("a.e",), StringType())
+    assert find_column(schema, "a.c.d") == (("a", "c.d"), StringType())
+    assert find_column(schema, "a") == (("a",), inner)
+    assert find_column(schema, "a.x") is None
+    assert find_column(schema, "t.x") is None
+
+
+def test_chosen_columns_of_one_column_are_alternatives() -> None:
+    key = key_of("3", "id")
+    found = chosen_columns(["sales.seller", "sales.person.id"], ["sales", "other"], key)
+    assert found == {"sales": [{"id": "seller"}, {"id": "person.id"}]}
+
+
+def test_chosen_columns_of_a_composite_key_name_each_of_its_columns() -> None:
+    key = key_of('{"a": 4, "b": 3}', "a", "b")
+    found = chosen_columns(["sales.x=a", "sales.y=b", "sales.z=b"], ["sales"], key)
+    assert found == {"sales": [{"a": "x", "b": "y"}, {"a": "x", "b": "z"}]}
+    with pytest.raises(SpecError, match="sales has no column for b of the key"):
+        chosen_columns(["sales.x=a"], ["sales"], key)
+    with pytest.raises(SpecError, match=r"expected TABLE\.COLUMN=COLUMN_OF_THE_KEY"):
+        chosen_columns(["sales.x"], ["sales"], key)
+
+
+@pytest.mark.parametrize("option", ["sale.x", "x", "", "orders.id"])
+def test_chosen_column_of_another_table_is_refused(option: str) -> None:
+    with pytest.raises(SpecError, match="derived from the topic") as error:
+        chosen_columns([option], ["sales"], key_of("3", "id"))
+    assert error.value.hint == "name one of sales"
+
+
+# --- the tables of a lake ---
+
+
+def derived(
+    name: str, *sources: str, lineage: Mapping[str, tuple[str, ...]] | None = None
+) -> SimpleNamespace:
+    return SimpleNamespace(name=name, sources=sources, lookups=(), lineage=lineage or {})
+
+
+def job_of(catalog: SqlCatalog, key: Key) -> Forgetting:
+    job = Forgetting.__new__(Forgetting)
+    fields = {"name": "orders", "pipeline": "shop", "schema": {"format": "none"}}
+    job.spec, job.key, job.where = TopicSpec.model_validate(fields), key, None
+    job._catalog, job._raws, job._is_raw, job._shadowed = catalog, set(), False, False
+    return job
+
+
+def plan(
+    monkeypatch: pytest.MonkeyPatch,
+    job: Forgetting,
+    tables: list[SimpleNamespace],
+    *options: str,
+) -> command._Derived:
+    """Return what the command would do to derived tables of the topic ``orders``."""
+    topic = SimpleNamespace(root=job.spec, name="orders", source="orders", identifier=("t", "o"))
+    lake = SimpleNamespace(
+        tables=[topic],
+        derived=tables,
+        derived_by_name={each.name: each for each in tables},
+        table=lambda one: SimpleNamespace(identifier=("shop", one.name), time="at"),
+    )
+    monkeypatch.setattr("topicberg.cli.compute.load_lake", lambda _: lake)
+    return command._Derived(job, job.spec, cast("Settings", None), options)
+
+
+def test_table_without_lineage_is_a_candidate_and_not_erased(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A key 3 is also a quantity of 3: the row of quantity 3 stays, and is named."""
+    table = written(catalog, "sales")
+    job = job_of(catalog, key_of("3", "id"))
+    found = plan(monkeypatch, job, [derived("sales", "orders"), derived("elsewhere", "users")])
+    assert found.targets == []
+    found.report()
+    errors = capsys.readouterr().err
+    assert "sales.quantity holds the value in 2 rows of 2 files, and is not erased" in errors
+    assert "add `--column sales.customer`" in errors
+    (uncovered,) = found.uncovered()
+    assert "columns of sales of which no lineage says" in uncovered
+    assert table.scan().to_arrow().num_rows == 4
+
+
+def test_chosen_columns_are_erased_and_proved_and_no_other(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = written(catalog, "sales")
+    below = written(catalog, "below")
+    job = job_of(catalog, key_of("3", "id"))
+    tables = [
+        derived("sales", "orders"),
+        derived("below", "sales", lineage={"customer": ("person.id",), "quantity": ("quantity",)}),
+    ]
+    options = ("sales.customer", "sales.person.id")
+    found = plan(monkeypatch, job, tables, *options)
+    assert [target.name for target in found.targets] == ["shop.sales", "shop.below"]
+    for target in found.targets:
+        rows = job._rows(target, cast("Table", job.table(target)))
+        assert rows is not None
+        erasure.erase(cast("Table", job.table(target)), rows)
+        proof = job.prove(target)
+        assert proof is not None
+        assert proof.holders == ()
+    table.refresh()
+    assert [row["quantity"] for row in table.scan().to_arrow().to_pylist()] == [13, 3]
+    # In the table below, the lineage carries on from what was chosen.
+    assert "3" not in below.refresh().scan().to_arrow()["customer"].to_pylist()
+    found.report()
+    errors = capsys.readouterr().err
+    assert "sales.quantity holds" in errors
+    assert "below.quantity" not in errors  # the lineage says that it is not the key
+
+
+def test_lineage_from_other_columns_answers(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is searched where every column is declared to come from others than the key."""
+    written(catalog, "sales")
+    lineage = {field.name: ("amount",) for field in SCHEMA.fields}
+    job = job_of(catalog, key_of("3", "id"))
+    found = plan(monkeypatch, job, [derived("sales", "orders", lineage=lineage)])
+    assert (found.targets, [*found.uncovered()]) == ([], [])
+
+
+def test_chosen_column_of_another_type_is_refused(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(catalog, "sales")
+    job = job_of(catalog, key_of("alice", "id", kind=StringType()))
+    for column in ("quantity", "nothing"):
+        with pytest.raises(SpecError, match=f"table sales has no column {column} that can hold"):
+            plan(monkeypatch, job, [derived("sales", "orders")], f"sales.{column}")
+
+
+def test_value_of_a_column_is_forgotten_in_structs_too(catalog: SqlCatalog) -> None:
+    """As ``--where person.name=x3`` does in the topic's own table."""
+    table = written(catalog, "own")
+    job = job_of(catalog, key_of("x3", "person.name", kind=StringType()))
+    target = Target(("shop", "own"), "the topic's table", None, {"person.name": "person.name"})
+    rows = job._rows(target, table)
+    assert rows is not None
+    erasure.erase(table, rows)
+    assert [row["customer"] for row in table.refresh().scan().to_arrow().to_pylist()][-1] != "33"
+    assert search(table, {("person", "name"): ["x3"]}) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "where", "message"),
+    [
+        (None, None, "expected either KEY or --where"),
+        ("3", "a=3", "expected either KEY or --where"),
+        (None, "email", "not of the form COLUMN=VALUE"),
+        (None, "=x", "not of the form COLUMN=VALUE"),
+    ],
+)
+def test_key_and_where_are_alternatives(key: str | None, where: str | None, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        command._wanted(key, where)
+    assert command._wanted(None, "a=b=c") == ("a", "b=c")
+    assert command._wanted("k", None) == (None, "k")

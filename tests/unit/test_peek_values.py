@@ -1,0 +1,48 @@
+"""Stored values of records as `topicberg peek` shows them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+from typing import Any
+
+import fastavro
+
+from topicberg.formats import Pairing, avro
+from topicberg.formats.subjects import RegisteredSchema
+from topicberg.peek import _decoded
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
+FIELDS: dict[str, tuple[Any, Any, Any]] = {
+    "i": ("long", 5, 5),
+    "p": (DECIMAL, b"\x01\x00", "2.56"),
+    "d": ({"type": "int", "logicalType": "date"}, 1, "1970-01-02"),
+    "t": (
+        {"type": "long", "logicalType": "timestamp-millis"},
+        1,
+        "1970-01-01T00:00:00.001000+00:00",
+    ),
+    "l": (
+        {"type": "long", "logicalType": "local-timestamp-micros"},
+        -1,
+        "1969-12-31T23:59:59.999999",
+    ),
+    "n": ("double", float("nan"), "nan"),
+    "b": ("bytes", b"\xff", "0xff"),
+    "m": ({"type": "map", "values": DECIMAL}, {"k": b"\x05"}, {"k": "0.05"}),
+    "a": ({"type": "array", "items": ["null", "string"]}, [None, "x"], [None, "x"]),
+    "u": (["int", "string"], "x", {"member0": None, "member1": "x"}),
+}
+
+
+def test_peek_avro_shows_stored_values() -> None:
+    fields = [{"name": name, "type": kind} for name, (kind, _, _) in FIELDS.items()]
+    schema: Any = {"type": "record", "name": "R", "fields": fields}
+    writer = RegisteredSchema(1, "AVRO", json.dumps(schema))
+    buffer = io.BytesIO()
+    plain = json.loads(json.dumps(schema).replace("logicalType", "ignored"))
+    values = {name: value for name, (_, value, _) in FIELDS.items()}
+    fastavro.schemaless_writer(buffer, fastavro.parse_schema(plain), values)
+    pairing = Pairing(writer, writer, avro.fields("s", writer, itertools.count(1)))
+    assert _decoded(pairing, buffer.getvalue()) == {n: one for n, (_, _, one) in FIELDS.items()}

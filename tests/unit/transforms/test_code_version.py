@@ -1,0 +1,161 @@
+"""What counts as a change of a derived table's function, and what does not."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from assets.derived import code_version
+from assets.lake import Lake, find_derived
+from topicberg.errors import TopicbergError
+from topicberg.settings import settings
+from topicberg.topics import load_topics
+from topicberg.transforms import code
+
+FILES = {
+    "pipes/__init__.py": "",
+    "pipes/numbers.py": "SCALE = 10\n\ndef scaled(x):\n    return x * SCALE\n\n"
+    "def other(x):\n    return x\n",
+    "pipes/texts.py": "from pipes.numbers import scaled as by\n\nclass Names:\n    first = 'a'\n\n"
+    "    def joined(self):\n        return by(2)\n",
+    "shared_helpers.py": "LIMIT = 3\n\ndef limited(x):\n    return min(x, LIMIT)\n",
+    "pipes/orders.py": '''"""Orders."""
+import datetime
+import shared_helpers
+from pipes import numbers as n
+from pipes.texts import Names
+from assets.derived import derived_table
+
+ZONE = datetime.timedelta(hours=1)
+COLUMNS = ("a", "b")
+UNUSED = 1
+
+
+def chart(rows):
+    return rows
+
+
+def add(x):
+    return x + 1
+
+
+@derived_table(source="orders", time_column="at", chart=chart)
+def totals(rows):
+    """Totals."""
+    # a comment
+    if not rows:
+        return None
+    return n.scaled(shared_helpers.limited(add(len(COLUMNS)))), ZONE, Names().joined()
+''',
+}
+numbers = count()
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
+    """Writes the files, with some text replaced, and returns the version of ``totals``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def version(file: str = "", old: str = "", new: str = "", settings: str = "") -> str:
+        folder = tmp_path / f"v{next(numbers)}"
+        for name, text in FILES.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            assert name != file or old in text
+            path.write_text(text.replace(old, new) if name == file else text)
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+        monkeypatch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        module: ModuleType = importlib.import_module("pipes.orders")
+        return code.code_version(module.totals.transform, settings)
+
+    yield version
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("pipes/orders.py", "# a comment", "# another one\n\n"),
+        ("pipes/orders.py", '"""Totals."""', '"""The totals,\n    of all."""'),
+        ("pipes/orders.py", '"""Orders."""', '"""Orders."""\n\n\n'),
+        ("pipes/orders.py", "UNUSED = 1", "UNUSED = 2"),
+        ("pipes/orders.py", "return rows\n", "return rows + 1\n"),
+        ("pipes/orders.py", "chart=chart)", "chart=None)"),
+        ("pipes/orders.py", "def totals(rows):", "def totals(rows: object) -> object:"),
+        ("pipes/orders.py", 'COLUMNS = ("a", "b")', "COLUMNS = (\n    'a',\n    'b',\n)"),
+        ("pipes/numbers.py", "def other(x):\n    return x\n", "def other(x):\n    return 2 * x\n"),
+    ],
+)
+def test_code_version_without_a_change_of_meaning_stays(
+    project: Callable[..., str], file: str, old: str, new: str
+) -> None:
+    assert project(file, old, new) == project()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("pipes/orders.py", "if not rows", "if rows"),
+        ("pipes/orders.py", "x + 1", "x + 2"),
+        ("pipes/orders.py", '("a", "b")', '("a", "c")'),
+        ("pipes/orders.py", "hours=1", "hours=2"),
+        ("pipes/orders.py", "from pipes import numbers as n", "from pipes import texts as n"),
+        ("pipes/numbers.py", "SCALE = 10", "SCALE = 11"),
+        ("pipes/numbers.py", "x * SCALE", "x + SCALE"),
+        ("pipes/texts.py", "by(2)", "by(3)"),
+        ("pipes/texts.py", "first = 'a'", "first = 'b'"),
+        ("pipes/texts.py", "import scaled as by", "import other as by"),
+        ("shared_helpers.py", "LIMIT = 3", "LIMIT = 4"),
+    ],
+)
+def test_code_version_with_a_changed_helper_is_another_one(
+    project: Callable[..., str], file: str, old: str, new: str
+) -> None:
+    assert project(file, old, new) != project()
+
+
+def test_code_version_with_other_settings_is_another_one(project: Callable[..., str]) -> None:
+    assert project(settings="a") != project(settings="b")
+
+
+def test_code_version_of_a_function_without_source_is_refused() -> None:
+    space: dict[str, Callable[[], None]] = {}
+    exec("def made(): pass", space)  # noqa: S102
+    with pytest.raises(TopicbergError, match="its source cannot be read"):
+        code.code_version(space["made"], "")
+
+
+def test_code_version_in_another_version_of_python_is_the_same(
+    project: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser of a later version adds fields, and leaves out empty ones."""
+    before, parse = project(), ast.parse
+
+    def later(text: bytes) -> ast.Module:
+        tree = parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                node.type_params = []
+                node._fields = (*node._fields, "type_params")  # type: ignore[misc]
+        return tree
+
+    monkeypatch.setattr(ast, "parse", later)
+    assert project() == before
+
+
+def test_code_version_of_each_derived_table_differs_and_repeats() -> None:
+    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+    found = {derived.name: code_version(derived, lake) for derived in lake.derived}
+    assert len({*found.values()}) == len(found)
+    assert found == {derived.name: code_version(derived, lake) for derived in lake.derived}

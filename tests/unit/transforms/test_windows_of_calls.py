@@ -1,0 +1,127 @@
+"""What the function of a derived table gets for a partition depends on no run."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
+from topicberg.transforms.derived import Derivation, Source
+from topicberg.transforms.windows import FOREVER, Window, reached
+
+START = datetime(2026, 1, 1, 5, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+DURATIONS = st.sampled_from([None, timedelta(minutes=5), HOUR, 5 * HOUR, 30 * HOUR, FOREVER])
+CUTS = st.sets(st.integers(1, 79), max_size=8)
+
+
+def plan(lookback: timedelta | None, lookahead: timedelta | None, width: int) -> Derivation:
+    start = START if width == 1 else START.replace(hour=0)
+    unused: Any = None
+    return Derivation(
+        sources=(Source(("shop", "orders"), "at"),),
+        target=("shop", "totals"),
+        transform=unused,
+        target_time="at",
+        lookback=lookback,
+        lookahead=lookahead,
+        partitioned_by="hour" if width == 1 else "day",
+        first=start,
+    )
+
+
+def window(derivation: Derivation, first: int, stop: int) -> Window:
+    assert derivation.first
+    partition = timedelta(hours=derivation.hours)
+    start = derivation.first + first * partition if first else None
+    return Window(start, derivation.first + stop * partition)
+
+
+def reads(derivation: Derivation, runs: list[tuple[int, int]]) -> dict[Window, Window | None]:
+    """Return partition → what the function reads for it, over all runs."""
+    return {
+        partition: call.read
+        for run in runs
+        for call in derivation.calls(window(derivation, *run))
+        for partition in call.window.cut(derivation.hours, derivation.first)
+    }
+
+
+@given(DURATIONS, DURATIONS, st.sampled_from([1, 24]), CUTS)
+def test_calls_of_any_runs_read_the_same_for_a_partition(
+    lookback: timedelta | None, lookahead: timedelta | None, width: int, cuts: set[int]
+) -> None:
+    derivation = plan(lookback, lookahead, width)
+    edges = [0, *sorted(cuts), 80]
+    runs = list(pairwise(edges))
+    found = reads(derivation, runs)
+    assert found == reads(derivation, [(0, 80)])
+    assert len(found) == 80
+    for partition, read in found.items():
+        if read is None:
+            assert FOREVER in (lookback, lookahead)
+            continue
+        assert read.end >= partition.end + (lookahead or timedelta())
+        if read.start is not None:
+            assert partition.start is not None
+            assert read.start <= partition.start - (lookback or timedelta())
+
+
+@given(DURATIONS, DURATIONS, st.sampled_from([1, 24]), st.integers(0, 20), st.data())
+def test_rows_where_they_may_be_are_in_partitions_that_are_computed_again(
+    lookback: timedelta | None,
+    lookahead: timedelta | None,
+    width: int,
+    number: int,
+    data: st.DataObject,
+) -> None:
+    """What is allowed for a partition is computed when any hour of it changes, and reads it."""
+    derivation = plan(lookback, lookahead, width)
+    first = derivation.first
+    assert first
+    source = data.draw(
+        st.sampled_from([*derivation.partitions(window(derivation, number, number + 1))])
+    )
+    row = (source.start or first) + data.draw(st.floats(-80, 80)) * HOUR
+    allowed = derivation.placed(source)
+    if not (row < allowed.end and (allowed.start is None or row >= allowed.start)):
+        return
+    stop = source.hours.stop
+    hour = stop - data.draw(st.integers(1, width if source.start else 1000))
+    later, earlier = derivation.reach(derivation.sources[0]), derivation.ahead
+    hours = reached(Hours(hour, hour + 1), later, first + 1000 * HOUR, earlier)
+    place = max(0, (row - first) // (width * HOUR))
+    partition = window(derivation, place, place + 1)
+    assert hours.start < partition.hours.stop or place == 0
+    assert partition.hours.start < hours.stop
+    (read,) = reads(derivation, [(place, place + 1)]).values()
+    if read is not None:
+        assert read.start is None or read.start <= (source.start or first)
+        assert source.end <= read.end
+
+
+@pytest.mark.parametrize(
+    ("lookback", "lookahead", "hours"),
+    [
+        (timedelta(), timedelta(), Hours(10, 12)),
+        (HOUR, timedelta(), Hours(10, 13)),
+        (timedelta(), timedelta(minutes=90), Hours(8, 12)),
+        (FOREVER, HOUR, Hours(9, 21)),
+        (timedelta(), FOREVER, Hours(BEFORE_EVERYTHING, 12)),
+    ],
+)
+def test_reached_with_lookback_and_lookahead_is_wider(
+    lookback: timedelta, lookahead: timedelta, hours: Hours
+) -> None:
+    now = datetime.fromtimestamp(20 * 3600, UTC)
+    assert reached(Hours(10, 12), lookback, now, lookahead) == hours
+
+
+def test_reached_of_rows_without_a_time_stays_at_the_beginning() -> None:
+    none = Hours(BEFORE_EVERYTHING, BEFORE_EVERYTHING + 1)
+    assert reached(none, timedelta(), START, 5 * HOUR).start == BEFORE_EVERYTHING
