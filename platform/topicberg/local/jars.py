@@ -169,7 +169,7 @@ def _good(cache: Path, name: str, pin: Pin, known: dict[str, list[int]]) -> bool
         known[name] = stamp
         return True
     logger.warning("%s is damaged and is fetched again", path)
-    path.unlink()
+    path.unlink(missing_ok=True)
     return False
 
 

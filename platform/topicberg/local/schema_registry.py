@@ -5,10 +5,12 @@ It asks for a token, which the access proxy adds.
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 from pathlib import Path
 
 import requests
+from filelock import FileLock
 
 from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
@@ -16,26 +18,19 @@ from topicberg.local import jars, state
 from topicberg.local.service import Context, Service, check_owner, java, jvm
 
 API = "/apis/ccompat/v7"
+_RUNNER = "quarkus-run.jar"
 
 
 def service(context: Context) -> Service:
     folder = context.folder("schema_registry")
     (archive,) = jars.class_path("schema_registry")
     home = jars.cache_dir() / "apicurio" / archive.name.removesuffix(".tar.gz")
-
     database = folder / "registry.mv.db"
 
     def prepare() -> None:
         if database.exists() and not _is_h2(database):
             raise state.damaged(database, "not an H2 database")
-        if (home / "quarkus-run.jar").exists():
-            return
-        temporary = home.with_name(f".{home.name}.{context.ports['schema_registry']}")
-        with tarfile.open(archive) as tar:
-            tar.extractall(temporary, filter="data")
-        (runner,) = temporary.rglob("quarkus-run.jar")
-        home.parent.mkdir(parents=True, exist_ok=True)
-        runner.parent.rename(home)
+        unpack(archive, home)
 
     def healthy(_: Endpoints) -> None:
         check_owner("the schema registry", context.ports["schema_registry_server"])
@@ -46,9 +41,7 @@ def service(context: Context) -> Service:
     options = [*jvm("192m"), "-XX:MaxMetaspaceSize=192m"]
     return Service(
         name="schema_registry",
-        command=java(
-            context, "schema_registry", options, ["-jar", str(home / "quarkus-run.jar")], []
-        ),
+        command=java(context, "schema_registry", options, ["-jar", str(home / _RUNNER)], []),
         environment={
             "QUARKUS_HTTP_HOST": "127.0.0.1",
             "QUARKUS_HTTP_PORT": str(context.ports["schema_registry_server"]),
@@ -80,6 +73,24 @@ def service(context: Context) -> Service:
         healthy=healthy,
         answers=answers_http(f"{context.url('schema_registry_server')}{API}/schemas/types"),
     )
+
+
+def unpack(archive: Path, home: Path) -> None:
+    """Unpack the registry's archive, unless it is; stacks that start at once share the folder."""
+    if (home / _RUNNER).exists():
+        return
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(home.with_name(f".{home.name}.lock")):
+        if (home / _RUNNER).exists():
+            return
+        temporary = home.with_name(f".{home.name}")
+        for damaged in (temporary, home):
+            shutil.rmtree(damaged, ignore_errors=True)
+        with tarfile.open(archive) as tar:
+            tar.extractall(temporary, filter="data")
+        (runner,) = temporary.rglob(_RUNNER)
+        runner.parent.rename(home)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_h2(database: Path) -> bool:
