@@ -42,6 +42,16 @@ def limited(size: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def check_memory(size: int) -> None:
+    """Check that a part of what decoding may take is there.
+
+    :param size: bytes that it may take
+    :raises ExhaustedError: it is not
+    """
+    with limited(size):
+        bytearray(size // 4)
+
+
 def _address_space() -> int | None:
     """Return the bytes that this process has reserved; None: the system does not say it."""
     if not sys.platform.startswith("linux"):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from topicberg.errors import TopicbergError
-from topicberg.tableflow.memory import ExhaustedError, limited
+from topicberg.tableflow.memory import ExhaustedError, check_memory
 from topicberg.tableflow.plan import Plan
 from topicberg.tableflow.reading import Written, outcome
 
@@ -134,8 +134,7 @@ class _Process:
 def _checked(memory: int) -> Exception | None:
     """Take a part of the memory; return what is wrong."""
     try:
-        with limited(memory):
-            bytearray(memory // 4)
+        check_memory(memory)
     except ExhaustedError as error:
         return error
     return None

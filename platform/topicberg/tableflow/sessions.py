@@ -38,6 +38,8 @@ class _Checked(NamedTuple):
     until: float
     """When they are tried again (monotonic)."""
     lack: TopicbergError | None
+    is_shipped: bool
+    """Whether they have topicberg by what was sent to a session."""
 
 
 class Sessions:
@@ -55,6 +57,9 @@ class Sessions:
         """By id of a session: how often Spark had ended before the session was lent."""
         self._ends = 0
         self._checked: _Checked | None = None
+        self._memory = config.engine_process_memory_mb * 1024**2
+        self._with_code: set[int] = set()
+        """Ids of the sessions whose workers were sent topicberg."""
 
     def take(self) -> SparkSession:
         """Return a session that is free, or a new one.
@@ -84,11 +89,14 @@ class Sessions:
         """
         with self._lock:
             ends, known = self._ends, self._checked
-        if known is not None and known.ends == ends and time.monotonic() < known.until:
+            has_code = id(session) in self._with_code
+        is_known = known is not None and known.ends == ends and time.monotonic() < known.until
+        if known is not None and is_known and (known.lack or has_code or not known.is_shipped):
             return known.lack
         lack: TopicbergError | None = None
+        is_shipped = False
         try:
-            check_workers(session)
+            is_shipped = check_workers(session, self._memory)
         except UnreachableError:
             raise
         except TopicbergError as error:
@@ -96,7 +104,9 @@ class Sessions:
             lack = error
         until = time.monotonic() + AGAIN_SECONDS if lack else math.inf
         with self._lock:
-            self._checked = _Checked(ends, until, lack)
+            self._checked = _Checked(ends, until, lack, is_shipped)
+            if is_shipped:
+                self._with_code.add(id(session))
         return lack
 
     def give_back(self, session: SparkSession) -> None:
@@ -125,6 +135,7 @@ class Sessions:
 
     def _stop(self, session: SparkSession) -> None:
         self._renewals.pop(id(session), None)
+        self._with_code.discard(id(session))
         try:
             check_spark(self._endpoints.spark_connect)  # Spark's client would retry for a minute
             session.stop()

@@ -5,17 +5,19 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError, first_line
 from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.failures import explain, is_of_service
+from topicberg.tableflow.memory import check_memory
 from topicberg.tableflow.plan import Plan
 from topicberg.tableflow.reading import ChangesRead, Written, delete, outcome
 from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.shipping import code_version, on_worker, ship
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +64,7 @@ def ingest_by_spark(
     """
     parts = split(ranges, size)
     numbers = spark.range(0, len(parts), 1, len(parts))
-    done = numbers.mapInArrow(Task(plan, parts, memory), "outcome binary").toArrow()
+    done = numbers.mapInArrow(on_worker(Task(plan, parts, memory)), "outcome binary").toArrow()
     found = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  from our tasks
     written = [each for each in found if isinstance(each, Written)]
     rejections = Rejections.joined(plan.error_mode, (each.rejections for each in written))
@@ -86,48 +88,85 @@ def ingest_by_spark(
     return Written(files, sum(each.records for each in written), rejections, keys, changes)
 
 
-def check_workers(spark: SparkSession) -> None:
+@dataclass(frozen=True)
+class Probe:
+    """A task that says why its worker cannot read batches; nothing: it can."""
+
+    code: str
+    pyarrow: str
+    memory: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"reason": pa.array([self._reason()] * len(batch))})
+
+    def _reason(self) -> str:
+        import pyarrow as pa
+
+        from topicberg.tableflow.compiling import wait_ready
+
+        if int(pa.__version__.split(".")[0]) < int(self.pyarrow.split(".")[0]):
+            return f"they have PyArrow {pa.__version__}, the engine has {self.pyarrow}"
+        if code_version() != self.code:
+            return "they have another version of topicberg than the engine"
+        try:
+            wait_ready()
+            check_memory(self.memory)
+        except TopicbergError as error:
+            return error.message
+        return ""
+
+
+def check_workers(spark: SparkSession, memory: int) -> bool:
     """Check that tasks of Spark can read batches, by one that does nothing.
 
-    :raises TopicbergError: they cannot, or Spark does not answer
+    If the workers lack topicberg, it is sent to them.
+
+    :param memory: bytes that a task may take for its records
+    :return: whether it was sent: the workers of other sessions lack it as well
+    :raises TopicbergError: they cannot read batches, or Spark does not answer
     """
+    if not _lack(spark, memory):
+        return False
     from pyspark.errors import PySparkException
 
-    expected = version("topicberg")
-
-    def probe(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # Sent as it is: the workers may not have topicberg.
-        import importlib.metadata
-        import platform
-
-        import pyarrow
-
-        found = ""
-        try:
-            importlib.import_module("topicberg.tableflow.reading")
-            theirs = importlib.metadata.version("topicberg")
-            if theirs != expected:
-                found = f"they have topicberg {theirs}, the engine has {expected}"
-        except Exception as error:
-            found = f"Python {platform.python_version()}: {error}"
-        for batch in batches:
-            reasons = pyarrow.array([found] * len(batch))
-            yield pyarrow.RecordBatch.from_arrays([reasons], names=["reason"])
-
-    reason = ""
     try:
-        done = spark.range(0, 1, 1, 1).mapInArrow(probe, "reason string")
-        (reason,) = done.toArrow().column(0).to_pylist()
+        ship(spark)
+        lack = _lack(spark, memory)
     except PySparkException as error:
         if is_of_service(error):
             raise explain("Spark", error) from error
-        reason = first_line(error)[:300]
-    if reason:
+        lack = f"they have no topicberg, and Spark does not take it: {first_line(error)[:300]}"
+    if lack:
         raise TopicbergError(
-            f"the workers of Spark cannot read batches: {reason}",
-            hint=f"install topicberg {expected} in the Python of the workers: see "
-            "docs/production.md, Spark",
+            f"the workers of Spark cannot read batches: {lack}",
+            hint="see docs/production.md, Spark, for what workers need",
         )
+    return True
+
+
+def _lack(spark: SparkSession, memory: int) -> str:
+    import pyarrow as pa
+    from pyspark.errors import PySparkException
+
+    probe = on_worker(Probe(code_version(), pa.__version__, memory))
+    try:
+        done = spark.range(0, 1, 1, 1).mapInArrow(probe, "reason string").toArrow()
+    except PySparkException as error:
+        if is_of_service(error):
+            raise explain("Spark", error) from error
+        return _reason_of_worker(str(error))
+    (found,) = done.column(0).to_pylist()
+    return str(found)
+
+
+def _reason_of_worker(text: str) -> str:
+    """Return what a worker's Python said last, without the stack."""
+    of_python = re.findall(r"^\s*((?:[\w.]+Error|[\w.]+Exception): .+)$", text, re.MULTILINE)
+    lines = of_python or text.strip().splitlines() or ["it says no reason"]
+    return str(lines[0])[:300]
 
 
 def split(ranges: Ranges, size: float | None) -> list[Ranges]:

@@ -19,7 +19,7 @@ from topicberg.errors import TableflowError, TopicbergError, UnreachableError
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.group import Member
 from topicberg.kafka.offsets import Offsets
-from topicberg.settings import Settings
+from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, ingestion, service
 from topicberg.tableflow.engine import Commit
 from topicberg.tableflow.ingestion import Ingestion
@@ -430,6 +430,38 @@ def test_unreadable_table_is_not_a_failure_of_delta(config: Settings, spec: Topi
         assert not one.status.failing_table_formats
 
 
+def test_each_session_is_sent_topicberg_if_workers_lack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from topicberg.tableflow import sessions
+
+    tried: list[Any] = []
+    answers: dict[str, Any] = {"is_shipped": True, "lack": None}
+
+    def check(session: Any, _: int) -> bool:
+        tried.append(session)
+        if answers["lack"] is not None:
+            raise answers["lack"]
+        return bool(answers["is_shipped"])
+
+    monkeypatch.setattr(sessions, "check_workers", check)
+    monkeypatch.setattr(sessions, "check_spark", lambda _: None)
+    pool = sessions.Sessions(cast("Any", SimpleNamespace(spark_connect="")), settings())
+    first, second, third = (cast("Any", SimpleNamespace(stop=lambda: None)) for _ in range(3))
+    for session in (first, first, second, first, second):
+        assert pool.check_workers(session) is None
+    assert tried == [first, second]
+    # After Spark ended, its workers may have it, or no memory.
+    pool.discard(None, others=True)
+    answers["is_shipped"] = False
+    for session in (first, third, second):
+        assert pool.check_workers(session) is None
+    assert tried[2:] == [first]
+    pool.discard(None, others=True)
+    answers["lack"] = TopicbergError("they have no memory")
+    for session in (third, first, third):
+        assert pool.check_workers(session) is answers["lack"]
+    assert tried[3:] == [third]
+
+
 def test_free_session_serves_the_next_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     from topicberg.tableflow import sessions
 
@@ -448,7 +480,7 @@ def test_free_session_serves_the_next_topic(monkeypatch: pytest.MonkeyPatch) -> 
         spark_connect="sc://127.0.0.1:1",
         spark_session=lambda _: ({"a login": "of this session"}, login["renew_at"]),
     )
-    pool = sessions.Sessions(cast("Any", endpoints), NOTHING)
+    pool = sessions.Sessions(cast("Any", endpoints), settings())
     first, second = pool.take(), pool.take()
     assert first is not second
     pool.give_back(first)

@@ -1,0 +1,150 @@
+"""What tasks of Spark import, sent to workers that lack it.
+
+The code is that of the engine's own Python, with what it needs, so versions are always the same.
+PySpark and PyArrow are the workers' own. Source: Spark's "Python Package Management", archives of
+Spark Connect sessions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+import re
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    MapInArrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+logger = logging.getLogger(__name__)
+
+PACKAGE = "topicberg"
+DISTRIBUTIONS = (
+    *(
+        "confluent-kafka[avro,json,protobuf,schemaregistry]",
+        "fastavro",
+        "numba",
+        "protobuf",
+        "pyiceberg",
+    ),
+    *(
+        "grpcio-tools",
+        "pyiceberg-core",
+        "pyyaml",
+        "cachetools",
+        "filelock",
+        "psutil",
+        "pydantic-settings",
+    ),
+    *("requests", "tenacity"),
+)
+"""What tasks import, besides what these need."""
+WORKERS_OWN = frozenset({"pyspark", "py4j", "pyarrow"})
+
+
+@lru_cache
+def code_version() -> str:
+    """Return a hash of the modules of topicberg in this Python."""
+    digest = hashlib.sha256()
+    package = _package()
+    for path in sorted(package.rglob("*.py")):
+        digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@lru_cache
+def _folder() -> str:
+    """Return the name of the folder into which workers unpack the code: it has its version."""
+    versions = sorted(f"{name} {one.version}" for name, one in _distributions().items())
+    digest = hashlib.sha256("\n".join([code_version(), *versions]).encode())
+    return f"{PACKAGE}-{digest.hexdigest()[:16]}"
+
+
+def ship(spark: SparkSession) -> None:
+    """Send the code to the workers of a session: some 100 MB.
+
+    :raises PySparkException: Spark does not take it
+    """
+    logger.info("sending topicberg to the workers of Spark")
+    spark.addArtifacts(f"{_archive()}#{_folder()}", archive=True)
+
+
+def on_worker(task: MapInArrow) -> MapInArrow:
+    """Return a task that imports the code that was shipped to its worker, if any was."""
+    from pyspark import cloudpickle
+
+    pickled: bytes = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
+    name = _folder()
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # Sent as it is: the workers may not have topicberg.
+        import pickle
+        import sys
+
+        from pyspark import SparkFiles
+
+        # A worker serves one session only, as what is shipped belongs to one.
+        shipped = Path(SparkFiles.getRootDirectory()) / name
+        if shipped.is_dir() and str(shipped) not in sys.path:
+            sys.path.insert(0, str(shipped))
+        yield from pickle.loads(pickled)(batches)  # noqa: S301  from the engine
+
+    return run
+
+
+@lru_cache
+def _archive() -> Path:
+    """Return the packed code; it is deleted when the process ends."""
+    target = tempfile.NamedTemporaryFile(prefix=f"{PACKAGE}-", suffix=".tar.gz")  # noqa: SIM115
+    _OPEN.append(target)
+    with tarfile.open(target.name, "w:gz", compresslevel=1) as tar:
+        for one in _distributions().values():
+            for file in one.files or ():
+                source = Path(str(one.locate_file(file)))
+                if ".." not in file.parts and source.is_file():
+                    tar.add(source, str(file))
+        root = _package()
+        # With what was compiled already: times of files tell whether it still fits.
+        for path in root.rglob("*"):
+            if path.is_file():
+                tar.add(path, str(Path(PACKAGE) / path.relative_to(root)))
+    return Path(target.name)
+
+
+_OPEN: list[object] = []
+
+
+def _package() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    assert spec is not None and spec.origin is not None  # noqa: S101, PT018  it is this package
+    return Path(spec.origin).parent
+
+
+@lru_cache
+def _distributions() -> dict[str, metadata.Distribution]:
+    """Return what tasks import, by name."""
+    from packaging.requirements import Requirement
+
+    found: dict[str, metadata.Distribution] = {}
+    wanted = [Requirement(text) for text in DISTRIBUTIONS]
+    while wanted:
+        one = wanted.pop()
+        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        if name in found or name in WORKERS_OWN:
+            continue
+        found[name] = metadata.distribution(name)
+        for text in found[name].requires or ():
+            needed = Requirement(text)
+            extras = [{"extra": extra} for extra in ("", *one.extras)]
+            if needed.marker is None or any(map(needed.marker.evaluate, extras)):
+                wanted.append(needed)
+    return found
