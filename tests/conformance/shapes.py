@@ -450,7 +450,8 @@ def _sources_by_number(
     for field_name, number in writer.numbers.items():
         name = names.get(number)
         if name in found and (
-            name == field_name or _converts(writer.children[field_name], columns.children[name])
+            name == field_name
+            or _converts(writer.children[field_name], columns.children[name], _of(latest, name))
         ):
             found[name] = field_name
         else:
@@ -472,10 +473,23 @@ def fits(writer: Shape, column: Shape) -> bool:
     return _widens(writer, column)
 
 
-def _converts(writer: Shape, column: Shape) -> bool:
-    """Whether some values of a type can be in a column: those of a number that another type has."""
+def _converts(writer: Shape, column: Shape, latest: Shape | None) -> bool:
+    """Whether some values of a type can be in a column: those of a number that another type has.
+
+    Those of a message can if those of all its fields can.
+    """
     if writer.kind in ("list", "map") and writer.kind == column.kind:
-        return all(_converts(one, column.children[name]) for name, one in writer.children.items())
+        return all(
+            _converts(one, column.children[name], _of(latest, name))
+            for name, one in writer.children.items()
+        )
+    if writer.numbers is not None and column.kind in _STRUCTS:
+        newest = latest if latest is not None and latest.kind == "struct" else None
+        return all(
+            source is None
+            or _converts(writer.children[source], column.children[name], _of(newest, name))
+            for name, source in _sources(writer, column, newest).items()
+        )
     whole, kinds = {"int", "long"}, {writer.kind, column.kind}
     if writer.kind in whole or (writer.kind == "decimal" and not writer.scale):
         return column.kind in {*whole, "decimal"}
@@ -518,8 +532,8 @@ def _child(shape: Shape, name: str) -> Shape:
     return shape.children[name]
 
 
-def _of(shape: Shape | None, name: str) -> Shape | None:
-    return shape.children.get(name) if shape is not None else None
+def _of(shape: Shape | None, name: str | None) -> Shape | None:
+    return shape.children.get(name) if shape is not None and name is not None else None
 
 
 def difference(expected: Value, found: Value, path: str = "") -> str | None:

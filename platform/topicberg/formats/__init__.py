@@ -97,6 +97,13 @@ class Format(Protocol):
         """
         ...
 
+    def filled(self, pairing: Pairing) -> frozenset[str]:
+        """Return the names of the table's columns into which the writer's records have values.
+
+        :raises TableflowError: the writer's schema does not fit the table
+        """
+        ...
+
     def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
         """Append a program that decodes records as :meth:`record_decoder` does, in compiled code.
 
@@ -225,6 +232,10 @@ class _Guarded:
     ) -> frozenset[str]:
         with refused(f"schema {writer.schema_id}"):
             return self.module.written(writer, latest, message)
+
+    def filled(self, pairing: Pairing) -> frozenset[str]:
+        with refused(f"schema {pairing.writer.schema_id}"):
+            return self.module.filled(pairing)
 
     def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
         with refused(f"schema {pairing.writer.schema_id}"):

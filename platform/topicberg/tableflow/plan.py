@@ -196,9 +196,10 @@ def message_decoder(writers: Writers) -> MessageDecoder:
     half, latest = writers.half, writers.subject.latest
     for number, writer in candidates(writers):
         try:
-            filled = format_of(writer).written(writer, latest, half.message)
+            pairing = writers.pairing(writer)
+            filled = format_of(writer).filled(pairing)
             check_names(writer, filled, writers.fields)
-            format_of(writer).record_decoder(writers.pairing(writer))
+            format_of(writer).record_decoder(pairing)
         except UNREADABLE_SCHEMA as error:
             writers.refuse(number, error)
         else:

@@ -404,6 +404,41 @@ def test_writer_that_does_not_fit_is_refused(old: str, new: str) -> None:
         decode([], proto(old), proto(new, number=2))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "data", "row"),
+    [
+        ("string a = 1;", "int32 b = 1;", b"\x0a\x01x", {"a": "x", "b": None}),
+        ("int64 a = 1;", "int32 b = 1;", b"\x08\x07", {"a": None, "b": 7}),
+        ("I a = 1;", "J b = 1;", b"\x0a\x03\x0a\x01x", {"a": {"x": "x"}, "b": None}),
+        (
+            "repeated I a = 1;",
+            "repeated J b = 1;",
+            b"\x0a\x03\x0a\x01x",
+            {"a": [{"x": "x"}], "b": None},
+        ),
+    ],
+)
+def test_values_that_do_not_fit_the_renamed_field_keep_their_column(
+    old: str, new: str, data: bytes, row: dict[str, Any]
+) -> None:
+    inner = "message I { string x = 1; } message J { int32 x = 1; }"
+    first = registered(f'syntax = "proto3"; message T {{ {old} }} {inner}')
+    newest = registered(f'syntax = "proto3"; message T {{ {new} }} {inner}', 2)
+    numbers = itertools.count(1)
+    table = [
+        *protobuf.fields("s", first, numbers),
+        *protobuf.fields("s", newest, numbers),
+    ]
+    pairing = Pairing(first, newest, table)
+    assert Decoders(protobuf, pairing).decoded([b"\x00" + data]) == [row]
+    # The engine decodes into the columns that are filled, alone.
+    filled = [field for field in table if field.name in protobuf.filled(pairing)]
+    expected = {field.name: row[field.name] for field in filled}
+    assert [name for name, value in expected.items() if value] == list(expected)
+    decoders = Decoders(protobuf, Pairing(first, newest, filled))
+    assert decoders.decoded([b"\x00" + data]) == [expected]
+
+
 WHOLE = (
     "confluent.type.Decimal a = 1 [(confluent.field_meta) = {params: "
     '[{key: "precision", value: "20"}, {key: "scale", value: "0"}]}];'

@@ -50,6 +50,11 @@ def written(
     return frozenset(sources(*_records(writer, latest)))
 
 
+def filled(pairing: Pairing) -> frozenset[str]:
+    """Return the columns that a writer fills; see :class:`topicberg.formats.Format`."""
+    return written(pairing.writer, pairing.latest, pairing.message)
+
+
 def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     emit_row(code, places, _row(pairing))

@@ -62,6 +62,11 @@ def written(
     return frozenset((newest if newest.kind == "union" else _node(writer)).children)
 
 
+def filled(pairing: Pairing) -> frozenset[str]:
+    """Return the columns that a writer fills; see :class:`topicberg.formats.Format`."""
+    return written(pairing.writer, pairing.latest, pairing.message)
+
+
 def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as

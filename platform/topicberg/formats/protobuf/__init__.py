@@ -121,6 +121,15 @@ def file_fields(name: str, text: str, message: str | None) -> list[T.NestedField
     )
 
 
+def filled(pairing: Pairing) -> frozenset[str]:
+    """Return the columns that a writer fills; see :class:`topicberg.formats.Format`.
+
+    A field whose values do not fit the column of the renamed one fills that of its own name.
+    """
+    own, plan, _ = reader(pairing)
+    return frozenset(own[field.column].name for field in plan.fields if field.column is not None)
+
+
 def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     own, plan, prefixes = reader(pairing)
@@ -174,6 +183,7 @@ def _indexes(payload: bytes) -> list[int] | None:
     return indexes if len(indexes) == count else None
 
 
+@lru_cache(maxsize=256)
 def reader(
     pairing: Pairing,
 ) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:
