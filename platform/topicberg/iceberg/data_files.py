@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from pyiceberg.io import FileIO, InputFile, OutputFile
+from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
     StatisticsCollector,
     compute_statistics_plan,
@@ -360,8 +360,9 @@ class _File:
         assert self._writer is not None  # noqa: S101  a file is opened to be written
         with self._stream:
             self._writer.close()
+            size = self._stream.tell()
         metadata, plan, paths = self._writer.writer.metadata, self._format.plan, self._format.paths
-        return described(self._output, spec_id, self._partition, metadata, plan, paths)
+        return described(self.path, size, spec_id, self._partition, metadata, plan, paths)
 
     def abandon(self) -> None:
         with suppress(Exception):  # it is never part of the table; maintenance removes it
@@ -394,7 +395,8 @@ def compression(properties: Mapping[str, str]) -> str:
 
 
 def described(
-    file: OutputFile | InputFile,
+    path: str,
+    size: int,
     spec_id: int,
     partition: Record,
     metadata: pq.FileMetaData,
@@ -404,6 +406,7 @@ def described(
 ) -> DataFile:
     """Return the metadata of a written Parquet file, with its statistics.
 
+    :param size: its bytes
     :param plan: field id → what is collected of a column
     :param paths: column of the file → field id
     """
@@ -411,10 +414,10 @@ def described(
     return new_file(
         spec_id,
         content=DataFileContent.DATA,
-        file_path=file.location,
+        file_path=path,
         file_format=FileFormat.PARQUET,
         partition=partition,
-        file_size_in_bytes=len(file),
+        file_size_in_bytes=size,
         **more,
         **statistics.to_serialized_dict(),
     )

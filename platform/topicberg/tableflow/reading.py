@@ -83,10 +83,14 @@ class ChangesRead:
 def _copied(table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, table.schema) as writer:
+    # A stream of the right size: one that grows copies what it has.
+    measured = pa.MockOutputStream()
+    with pa.ipc.new_stream(measured, table.schema) as writer:
         writer.write_table(table)
-    return pa.ipc.open_stream(stream.getvalue()).read_all()
+    copy = pa.allocate_buffer(measured.size())
+    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(copy), table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(copy).read_all()
 
 
 def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> Written:

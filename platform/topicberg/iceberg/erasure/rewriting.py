@@ -76,7 +76,7 @@ def _described(
         )
     )
     plan, paths = compute_statistics_plan(own, table.properties), parquet_path_to_id_mapping(inside)
-    written, order = table.io.new_input(path), file.sort_order_id
+    size, order = len(table.io.new_input(path)), file.sort_order_id
     return described(
-        written, file.spec_id, file.partition, metadata, plan, paths, sort_order_id=order
+        path, size, file.spec_id, file.partition, metadata, plan, paths, sort_order_id=order
     )
