@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,23 +29,20 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = "topicberg"
 DISTRIBUTIONS = (
-    *(
-        "confluent-kafka[avro,json,protobuf,schemaregistry]",
-        "fastavro",
-        "numba",
-        "protobuf",
-        "pyiceberg",
-    ),
-    *(
-        "grpcio-tools",
-        "pyiceberg-core",
-        "pyyaml",
-        "cachetools",
-        "filelock",
-        "psutil",
-        "pydantic-settings",
-    ),
-    *("requests", "tenacity"),
+    "cachetools",
+    "confluent-kafka[avro,json,protobuf,schemaregistry]",
+    "fastavro",
+    "filelock",
+    "grpcio-tools",
+    "numba",
+    "protobuf",
+    "psutil",
+    "pydantic-settings",
+    "pyiceberg",
+    "pyiceberg-core",
+    "pyyaml",
+    "requests",
+    "tenacity",
 )
 """What tasks import, besides what these need."""
 WORKERS_OWN = frozenset({"pyspark", "py4j", "pyarrow"})
@@ -70,12 +67,12 @@ def _folder() -> str:
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the code to the workers of a session: some 100 MB.
+    """Send the code to the workers of a session: some 160 MB.
 
     :raises PySparkException: Spark does not take it
     """
     logger.info("sending topicberg to the workers of Spark")
-    spark.addArtifacts(f"{_archive()}#{_folder()}", archive=True)
+    spark.addArtifacts(f"{_archive().name}#{_folder()}", archive=True)
 
 
 def on_worker(task: MapInArrow) -> MapInArrow:
@@ -102,25 +99,20 @@ def on_worker(task: MapInArrow) -> MapInArrow:
 
 
 @lru_cache
-def _archive() -> Path:
-    """Return the packed code; it is deleted when the process ends."""
+def _archive() -> IO[bytes]:
+    """Return the file of the packed code, which is deleted when the process ends."""
     target = tempfile.NamedTemporaryFile(prefix=f"{PACKAGE}-", suffix=".tar.gz")  # noqa: SIM115
-    _OPEN.append(target)
     with tarfile.open(target.name, "w:gz", compresslevel=1) as tar:
         for one in _distributions().values():
             for file in one.files or ():
                 source = Path(str(one.locate_file(file)))
                 if ".." not in file.parts and source.is_file():
                     tar.add(source, str(file))
-        root = _package()
-        # With what was compiled already: times of files tell whether it still fits.
-        for path in root.rglob("*"):
+        # With the code that was compiled already, which Numba knows by a hash of its source.
+        for path in _package().rglob("*"):
             if path.is_file():
-                tar.add(path, str(Path(PACKAGE) / path.relative_to(root)))
-    return Path(target.name)
-
-
-_OPEN: list[object] = []
+                tar.add(path, str(Path(PACKAGE) / path.relative_to(_package())))
+    return target
 
 
 def _package() -> Path:
