@@ -404,6 +404,14 @@ def test_writer_that_does_not_fit_is_refused(old: str, new: str) -> None:
         decode([], proto(old), proto(new, number=2))
 
 
+def test_writer_that_cannot_become_a_table_fills_nothing() -> None:
+    latest = registered('syntax = "proto3"; message T { int32 a = 1; }', 2)
+    writer = registered('syntax = "proto3"; message T { int32 id = 5; T again = 6; }')
+    table = protobuf.fields("s", latest, itertools.count(1))
+    with pytest.raises(TableflowError, match=r"schema 1: .*again"):
+        format_of(writer).filled(Pairing(writer, latest, table))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "data", "row"),
     [

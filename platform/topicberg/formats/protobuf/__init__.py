@@ -125,7 +125,10 @@ def filled(pairing: Pairing) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`topicberg.formats.Format`.
 
     A field whose values do not fit the column of the renamed one fills that of its own name.
+
+    :raises TableflowError: as :func:`written` and :func:`reader`
     """
+    written(pairing.writer, pairing.latest, pairing.message)  # it can become a table
     own, plan, _ = reader(pairing)
     return frozenset(own[field.column].name for field in plan.fields if field.column is not None)
 
