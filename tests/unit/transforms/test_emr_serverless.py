@@ -401,7 +401,8 @@ def test_job_computes_tables_of_the_requesters_prefix(
         "refresh",
         lambda *given: asked.update(plan=given[2]) or SimpleNamespace(current_snapshot=str),
     )
-    monkeypatch.setattr(SparkSession.builder, "getOrCreate", lambda: MagicMock())
+    # Of the class: each use makes a builder of its own.
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda _: MagicMock())
     monkeypatch.setattr(LakeEndpoints, "catalog", lambda *_: None)
     lake = Lake(config, tuple(load_topics(config)), tuple(find_derived()))
     derived = lake.derived_by_name.get(table)
