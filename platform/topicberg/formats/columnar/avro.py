@@ -75,6 +75,11 @@ def _varint(data, at, end):  # type: ignore[no-untyped-def]
     return np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1)), at
 
 
+def words(_: int) -> int:
+    """Return how many words of memory :func:`execute` works in, all 0 when it is called."""
+    return 2 * MAX_NESTED
+
+
 @compiled
 def execute(  # type: ignore[no-untyped-def]
     data,
@@ -92,13 +97,15 @@ def execute(  # type: ignore[no-untyped-def]
     starts,
     ends,
     first,
+    work,
 ):
+    """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
     base = address(data)
     text_base = address(texts)
     values, valids, offs = addresses[0], addresses[1], addresses[2]
     text_rooms, item_rooms = rooms[0], rooms[1]
     _, ending = tables(addresses, used, counts, rooms, starts, ends)
-    arrays = np.zeros((MAX_NESTED, 2), np.int64)  # items left, instruction
+    arrays = work.reshape((MAX_NESTED, 2))  # items left, instruction
     digits = np.zeros(MAX_DIGITS, np.uint8)
     last_id, last_start = np.int64(-1), np.int64(-1)
     records = min(len(offsets) - 1, first + item_rooms[0] - counts[0])

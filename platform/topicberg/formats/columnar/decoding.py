@@ -15,10 +15,10 @@ from topicberg.formats.columnar.program import Programs
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import SchemaType
 
-_EXECUTORS: dict[SchemaType, Callable[..., Any]] = {
-    "AVRO": avro.execute,
-    "JSON": json_reader.execute,
-    "PROTOBUF": protobuf_reader.execute,
+_EXECUTORS: dict[SchemaType, tuple[Callable[..., Any], Callable[[int], int]]] = {
+    "AVRO": (avro.execute, avro.words),
+    "JSON": (json_reader.execute, json_reader.words),
+    "PROTOBUF": (protobuf_reader.execute, protobuf_reader.words),
 }
 WORD = 8
 
@@ -65,9 +65,13 @@ def decode(
         data = np.concatenate([data, np.zeros(WORD, np.uint8)])
     count = len(offsets) - 1
     rejected: list[Rejected] = []
+    if programs is not None:
+        execute, words = _EXECUTORS[programs.language]
+        work = np.zeros(words(len(programs.targets)), np.int64)
     while first < count:
         if programs is not None:
-            first = _EXECUTORS[programs.language](
+            work.fill(0)
+            first = execute(
                 data,
                 offsets,
                 present,
@@ -82,6 +86,7 @@ def decode(
                 buffers.starts,
                 buffers.ends,
                 first,
+                work,
             )
             if first == count:
                 break

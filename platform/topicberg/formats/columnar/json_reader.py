@@ -70,6 +70,11 @@ _LONGEST_NAME = 12 * MAX_NAME
 """Bytes of a name whose characters are all written as pairs of escapes."""
 
 
+def words(targets: int) -> int:
+    """Return how many words of memory :func:`execute` works in, all 0 when it is called."""
+    return 3 * MAX_DEPTH + 2 * targets + _SCRATCH // 8 + SCRATCH_WORDS
+
+
 @compiled
 def execute(  # type: ignore[no-untyped-def]
     data,
@@ -87,49 +92,9 @@ def execute(  # type: ignore[no-untyped-def]
     starts,
     ends,
     first,
-):
-    """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
-    # Its address is used, so it must live as long as the call.
-    work = np.zeros(3 * MAX_DEPTH + 2 * len(targets) + _SCRATCH // 8 + SCRATCH_WORDS, np.int64)
-    return _execute(
-        data,
-        offsets,
-        present,
-        instructions,
-        targets,
-        text_offsets,
-        texts,
-        writers,
-        addresses,
-        used,
-        counts,
-        rooms,
-        starts,
-        ends,
-        first,
-        work,
-    )
-
-
-@compiled
-def _execute(  # type: ignore[no-untyped-def]
-    data,
-    offsets,
-    present,
-    instructions,
-    targets,
-    text_offsets,
-    texts,
-    writers,
-    addresses,
-    used,
-    counts,
-    rooms,
-    starts,
-    ends,
-    first,
     work,
 ):
+    """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
     base = address(data)
     objects = np.int64(0)
     number, start = np.int64(-1), np.int64(-1)

@@ -70,6 +70,11 @@ _MAX_ZEROS = len(POWERS_HIGH) - 1
 _ONE_BYTE = np.uint8(1)
 
 
+def words(targets: int) -> int:
+    """Return how many words of memory :func:`execute` works in, all 0 when it is called."""
+    return _LEVEL * MAX_DEPTH + targets
+
+
 @compiled
 def execute(  # type: ignore[no-untyped-def]
     data,
@@ -87,58 +92,16 @@ def execute(  # type: ignore[no-untyped-def]
     starts,
     ends,
     first,
+    work,
 ):
     """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
-    # Their addresses are used, so they must live as long as the call.
-    stack = np.zeros(_LEVEL * MAX_DEPTH, np.int64)
-    seen = np.zeros(len(targets), np.int64)  # the last message that had a field or a oneof
-    return _execute(
-        data,
-        offsets,
-        present,
-        instructions,
-        targets,
-        text_offsets,
-        texts,
-        writers,
-        addresses,
-        used,
-        counts,
-        rooms,
-        starts,
-        ends,
-        first,
-        stack,
-        seen,
-    )
-
-
-@compiled
-def _execute(  # type: ignore[no-untyped-def]
-    data,
-    offsets,
-    present,
-    instructions,
-    targets,
-    text_offsets,
-    texts,
-    writers,
-    addresses,
-    used,
-    counts,
-    rooms,
-    starts,
-    ends,
-    first,
-    stack,
-    seen,
-):
     base = address(data)
     messages = np.int64(0)
     number, start = np.int64(-1), np.int64(-1)
     program = address(instructions), address(targets), address(text_offsets), address(texts)
     columns, ending = tables(addresses, used, counts, rooms, starts, ends)
-    work = address(stack), address(seen)
+    stack = address(work)
+    seen = stack + 8 * _LEVEL * MAX_DEPTH  # the last message that had a field or a oneof
     records = min(len(offsets) - 1, first + rooms[1, 0] - counts[0])
     for record in range(first, records):
         if present[record]:
@@ -153,7 +116,9 @@ def _execute(  # type: ignore[no-untyped-def]
             if at < 0:
                 return record
             before = messages
-            messages = _record(at, end, start + 1, program, columns, ending, work, messages)
+            messages = _record(
+                at, end, start + 1, program, columns, ending, (stack, seen), messages
+            )
             if messages < 0 or messages - before > targets[instructions[start, 5] + 1]:
                 return record
         end_value(0, *ending)
