@@ -112,10 +112,8 @@ def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endp
                 local_stack.down(settings())
             elif ours:
                 # A JVM that ends by itself writes its class archive: a minute on two cores.
-                for process in supervisor.stack_processes(folder):
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-                psutil.wait_procs(supervisor.stack_processes(folder))
+                supervisor.end(supervisor.stack_processes(folder), patience=0)
+                assert supervisor.stack_processes(folder) == []
                 if not request.session.testsfailed:
                     shutil.rmtree(folder)
 

@@ -59,7 +59,7 @@ def decode(number: int, rng: random.Random, count: int) -> int:
         it = Compiled.of_one_version(CONNECT)
         pool = [wire_prefix(1) + connect_record(rng) for _ in range(20)]
     buffers = guard(Buffers(it.shape, 4, rng.choice((48, 200, 1_000))))
-    accepted: int = fuzz(avro.execute, it.programs, buffers, pool, _NUMBERS, count, number)
+    accepted: int = fuzz(avro, it.programs, buffers, pool, _NUMBERS, count, number)
     return accepted
 
 

@@ -71,7 +71,7 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     size = rng.choice((48, 400, 4_000))
     buffers = guards.guard(Buffers(decoder.shape, 4, size), slack=16)
     accepted: int = guards.fuzz(
-        json_reader.execute,
+        json_reader,
         decoder._programs,
         buffers,
         [PREFIX + text for text in texts],

@@ -89,7 +89,7 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     both, payloads = _sample(rng, number)
     buffers = guards.guard(Buffers(both.shape, 4, rng.choice((16, 48, 400, 4_000))))
     accepted: int = guards.fuzz(
-        protobuf_reader.execute,
+        protobuf_reader,
         both._programs,
         buffers,
         [PREFIX + payload for payload in payloads],

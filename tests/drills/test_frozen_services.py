@@ -77,7 +77,7 @@ def test_frozen_service_is_reported_within_a_minute(stack: Endpoints, name: str)
         wait_until(lambda: "FAILED" not in phases(), PATIENCE_SECONDS)
     since, began = sent(), time.monotonic()
     with stopped(name):
-        # The proxy of Kafka and the registry cannot answer without them: that is no second alert.
+        # The proxy of Kafka and the registry cannot answer without them: not a second alert.
         wait_until(lambda: notices(name, since), ALERT_SECONDS)
         assert time.monotonic() - began <= ALERT_SECONDS
         assert state(name)[0] == "unresponsive"

@@ -1,4 +1,4 @@
-"""Memory between pages that nobody may touch, so that a byte too far ends the process."""
+"""Memory between pages that no code may touch, so that a byte too far ends the process."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def guard(buffers: Buffers, slack: int = 0) -> Buffers:
     return buffers
 
 
-Executor = Any
-"""What executes programs: ``execute`` of a module of :mod:`topicberg.formats.columnar`."""
+Reader = Any
+"""A module of :mod:`topicberg.formats.columnar` that executes programs."""
 
 
 def fuzz(
-    execute: Executor,
+    reader: Reader,
     programs: Programs,
     buffers: Buffers,
     records: Sequence[bytes],
@@ -91,7 +91,7 @@ def fuzz(
     arrays = [_joined(records), _joined(words)]
     starts, ends = buffers.shape.ends()
     accepted: int = _drive(
-        execute,
+        reader.execute,
         *arrays[0],
         *arrays[1],
         guarded(room),
@@ -111,6 +111,7 @@ def fuzz(
         buffers.rooms,
         starts,
         ends,
+        guarded(reader.words(len(programs.targets)), np.int64),
     )
     for array in buffers.arrays():
         array.validate(full=True)
@@ -194,6 +195,7 @@ def _drive(  # type: ignore[no-untyped-def]
     rooms,
     starts,
     ends,
+    work,
 ):
     np.random.seed(seed)
     offsets = np.full(2, len(region), np.int64)
@@ -206,6 +208,7 @@ def _drive(  # type: ignore[no-untyped-def]
             size = _damage(record, size, pool, pool_offsets, words, word_offsets)
         offsets[0] = len(region) - size
         region[offsets[0] :] = record[:size]
+        work[:] = 0
         done = execute(
             region,
             offsets,
@@ -222,6 +225,7 @@ def _drive(  # type: ignore[no-untyped-def]
             starts,
             ends,
             0,
+            work,
         )
         if done == 1:
             accepted += 1

@@ -353,7 +353,7 @@ def _description(name: str, where: str, *, changes: bool) -> str:
 
 
 def _newest(subject: str, usual: str, endpoints: Endpoints) -> _Schema | None:
-    """Return the newest schema of a subject; None: there is no such subject.
+    """Return the newest schema of a subject; None: the subject does not exist.
 
     :param usual: the subject of TopicNameStrategy
     :raises SpecError: it refers to other subjects

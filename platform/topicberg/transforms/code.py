@@ -144,7 +144,7 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _dotted(node: ast.AST) -> tuple[str, ...]:
-    """Return the parts of a name as in ``module.function``; empty: the node is no name."""
+    """Return the parts of a name as in ``module.function``; empty: the node is not a name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
