@@ -90,7 +90,7 @@ def test_broker_that_refuses_the_login_ends_the_connection(
             writer.close()
 
     through_kafka(test, Broker(code=58))
-    (line,) = [one.message for one in caplog.records if "refuses" in one.message]
+    (line,) = [line for line in caplog.messages if "refuses" in line]
     assert "error 58" in line
     assert "secret" not in caplog.text
 

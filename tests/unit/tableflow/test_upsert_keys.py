@@ -632,7 +632,7 @@ def test_key_files_that_cannot_be_shared_are_still_used(
     for value in range(3):
         one.batch({(b"k", 0): value})
     one.check()
-    assert sum("cannot be written" in record.message for record in caplog.records) == 1
+    assert sum("cannot be written" in line for line in caplog.messages) == 1
 
 
 @given(

@@ -128,7 +128,7 @@ def test_change_of_an_existing_table_is_reported_with_what_to_do(
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             ensure_table(held.catalog, spec(**fields), config, COLUMNS)
-    assert [record.getMessage() for record in caplog.records] == [f"topic orders: {change}"]
+    assert caplog.messages == [f"topic orders: {change}"]
 
 
 def test_table_of_an_earlier_version_takes_the_formats_of_its_spec(
