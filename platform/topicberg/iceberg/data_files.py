@@ -362,6 +362,7 @@ class _File:
             self._writer.close()
             size = self._stream.tell()
         metadata, plan, paths = self._writer.writer.metadata, self._format.plan, self._format.paths
+        self._writer = self._stream = None  # half a megabyte, and there are thousands of files
         return described(self.path, size, spec_id, self._partition, metadata, plan, paths)
 
     def abandon(self) -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -190,6 +191,27 @@ def test_rows_of_more_partitions_than_open_files_are_read_again(
         assert {n // 10 * 10 for n in numbers.to_pylist()} == {file.partition[0]}
         found |= {n: (file.file_path, at) for at, n in enumerate(numbers.to_pylist())}
     assert found == places
+
+
+def test_a_written_file_takes_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, most = WeakSet[pq.ParquetWriter](), 0
+
+    class Counted(pq.ParquetWriter):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            nonlocal most
+            super().__init__(*arguments, **options)
+            alive.add(self)
+            most = max(most, len(alive))
+
+    monkeypatch.setattr(pq, "ParquetWriter", Counted)
+    spec = PartitionSpec(PartitionField(5, 1000, IdentityTransform(), "number"))
+    table = make_table(tmp_path, spec)
+    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+        writer.write(columns(rows(1_000)))
+    assert len(writer.files) == 1_000
+    assert most <= data_files.MAX_OPEN + 8  # those that are written at once
 
 
 def test_only_values_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
