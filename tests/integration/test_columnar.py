@@ -24,6 +24,7 @@ from topicberg.iceberg import files, shared_keys
 from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
 from topicberg.tableflow import engine, keys, reading, tasks
+from topicberg.tableflow.columns import MAX_ROWS
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.plan import CONSUMER
@@ -144,6 +145,27 @@ def test_avro_is_the_same_by_both(
     found = in_order(topic)
     assert len(found) == 700
     assert found == by_spark(topic)
+
+
+@pytest.mark.parametrize("engine_", ["auto", "spark"])
+def test_rows_that_wait_for_their_file_keep_their_values(
+    make_topic: Callable[..., Topic], engine_: str
+) -> None:
+    """So many partitions that no file is begun, then parts of a batch of one partition each."""
+    schema = avro(
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    )
+    table, tableflow = {"partitioning": ["hour(at)"]}, {"engine": engine_}
+    topic = make_topic(KEPT, table=table, tableflow=tableflow)
+    hours = [n if n < 70 else 70 + n // MAX_ROWS for n in range(3 * MAX_ROWS)]
+    rows = [{"id": n, "at": hour * 3_600_000} for n, hour in enumerate(hours)]
+    topic.send(schema, rows, partition=0)
+    topic.ingest()
+    found = topic.table().scan(selected_fields=("id", "at", "$$offset")).to_arrow()
+    found = found.sort_by("$$offset")
+    assert found.column("id").to_pylist() == list(range(len(hours)))
+    assert [at.timestamp() // 3600 for at in found.column("at").to_pylist()] == hours
 
 
 def test_tasks_of_spark_read_parts_of_a_batch(

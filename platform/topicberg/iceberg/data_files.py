@@ -8,7 +8,7 @@ Source: Iceberg spec, "Data File Fields" and "Partition Transforms".
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +50,8 @@ MAX_OPEN = 64
 """Files that are open at once; rows of more partitions wait in memory for their file."""
 MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Rows that wait in memory."""
+GROUP_BYTES = 4 * 1024 * 1024
+"""Rows in memory that are worth a row group of their own; fewer wait for more."""
 _WRITERS = 4
 """Small files that are written at once: most of their time, the object store works."""
 _FILE_RATIO = 4
@@ -157,8 +159,8 @@ class _Key(PartitionKey):
 class DataFileWriter:
     """Writes rows to one file for each partition; a context manager.
 
-    While there are few partitions, rows are written when they arrive. Otherwise they wait in
-    memory, up to :data:`MAX_WAITING_BYTES`, and the files are written one after the other.
+    Rows of a file are written when they make a row group. If there are many partitions, they wait
+    in memory, up to :data:`MAX_WAITING_BYTES`, and the files are written one after the other.
 
     If the table has a sort order, the rows that are given together are sorted by it, so each row
     group is. A file is not, and does not claim to be: compaction sorts files.
@@ -175,6 +177,8 @@ class DataFileWriter:
         self._arrow = schema_to_pyarrow(self._file_schema)
         self._paths = load_location_provider(target.location, target.properties)
         self._open: dict[tuple[Any, ...], _File] = {}
+        self._begun = 0
+        """Open files that have a row group."""
         self._waiting = 0
         """Bytes of rows that wait for their file."""
         self._made = 0
@@ -195,7 +199,8 @@ class DataFileWriter:
     def write(self, columns: Mapping[str, pa.Array]) -> list[Placed]:
         """Write rows, and return where each is.
 
-        :param columns: by the names of the table's columns
+        :param columns: by the names of the table's columns; their memory may be overwritten by
+            those that are written next
         """
         arrays, fields = list[pa.Array](), list[pa.Field]()
         for place, column in enumerate(self._schema.fields):
@@ -208,19 +213,27 @@ class DataFileWriter:
         placed = list[Placed]()
         if not len(table):
             return placed
-        for values, rows, some in self._partitions(columns, table):
-            placed.append(Placed(*self._write(values, rows), some))
+        for values, rows, some, is_copy in self._partitions(columns, table):
+            placed.append(Placed(*self._write(values, rows, is_copy), some))
         if self._waiting > MAX_WAITING_BYTES:
-            self._close_all()
+            if len(self._open) > MAX_OPEN:
+                self._close_all()
+            else:
+                for file in self._open.values():
+                    self._write_group(file)
         return placed
 
     def _partitions(
         self, columns: Mapping[str, pa.Array], table: pa.Table
-    ) -> Iterator[tuple[tuple[Any, ...], pa.Table, NDArray[np.intp] | None]]:
-        """Yield the values of each partition, its rows, and which they are; None: all."""
-        ordered = self._sorted(columns)
+    ) -> Iterator[tuple[tuple[Any, ...], pa.Table, NDArray[np.intp] | None, bool]]:
+        """Yield the values of each partition, its rows, which they are, and whether it is a copy.
+
+        None: all rows.
+        """
+        order = self._sorted(columns)
         if self._spec.is_unpartitioned():
-            yield (), table if ordered is None else table.take(pa.array(ordered)), ordered
+            rows = table if order is None else table.take(pa.array(order))
+            yield (), rows, order, order is not None
             return
         codes, names = list[NDArray[Any]](), list[list[Any]]()
         for field in self._spec.fields:
@@ -234,22 +247,18 @@ class DataFileWriter:
             encoded = pc.dictionary_encode(transformed, null_encoding="encode")
             codes.append(encoded.indices.to_numpy(zero_copy_only=False))
             names.append(encoded.dictionary.to_pylist())
-        combined = codes[0].astype(np.int64)
-        for code, known in zip(codes[1:], names[1:], strict=True):
-            combined = combined * max(1, len(known)) + code
-        if ordered is None:
-            order = np.argsort(combined, kind="stable")
-        else:
-            order = ordered[np.argsort(combined[ordered], kind="stable")]
-        found, firsts = np.unique(combined[order], return_index=True)
-        ends = [*firsts[1:], len(order)]
-        if is_moved := len(found) > 1 or ordered is not None:
-            table = table.take(pa.array(order))
-        for first, end in zip(firsts, ends, strict=True):
-            row = order[first]
+        combined, order = _grouped(codes, [len(known) for known in names], order)
+        firsts = np.flatnonzero(np.diff(combined, prepend=-1))
+        for first, end in zip(firsts, [*firsts[1:], len(combined)], strict=True):
+            some = None if order is None else order[first:end]
+            row = first if some is None else some[0]
             values = tuple(known[code[row]] for code, known in zip(codes, names, strict=True))
-            rows = table.slice(first, end - first)
-            yield values, rows, order[first:end] if is_moved else None
+            if some is not None:
+                yield values, table.take(pa.array(some)), some, True
+            elif len(firsts) == 1:
+                yield values, table, None, False
+            else:
+                yield values, table.slice(first, end - first), np.arange(first, end), False
 
     def _sorted(self, columns: Mapping[str, pa.Array]) -> NDArray[np.intp] | None:
         """Return the rows in the order of the table; None: it has none."""
@@ -270,20 +279,25 @@ class DataFileWriter:
         indices: NDArray[np.intp] = found.to_numpy().astype(np.intp)
         return indices
 
-    def _write(self, values: tuple[Any, ...], rows: pa.Table) -> tuple[str, int]:
+    def _write(self, values: tuple[Any, ...], rows: pa.Table, is_copy: bool) -> tuple[str, int]:
         """Write rows of one partition; return their file, and the position of the first one."""
         file = self._open.get(values)
         if file is None:
             file = self._open[values] = self._new(values)
         place = file.path, file.rows
-        file.add(rows)
-        if len(self._open) <= MAX_OPEN:
-            file.write()
-        else:
-            self._waiting += rows.nbytes
+        self._waiting += file.add(rows)
+        if file.waiting >= GROUP_BYTES and (file.is_begun or self._begun < MAX_OPEN):
+            self._write_group(file)
+        elif not is_copy:
+            file.copy()
         if file.size >= self._most:
             self._close(file)
         return place
+
+    def _write_group(self, file: _File) -> None:
+        self._begun += not file.is_begun
+        self._waiting -= file.waiting
+        file.write()
 
     def _new(self, values: tuple[Any, ...]) -> _File:
         key, partition = None, Record()
@@ -298,11 +312,13 @@ class DataFileWriter:
 
     def _close(self, file: _File) -> None:
         del self._open[file.values]
+        self._begun -= file.is_begun
+        self._waiting -= file.waiting
         self.files.append(file.close(self._spec.spec_id))
 
     def _close_all(self) -> None:
         """Close all files; those that are not begun are small, and written several at once."""
-        files, self._waiting = list(self._open.values()), 0
+        files, self._waiting, self._begun = list(self._open.values()), 0, 0
         workers = ThreadPoolExecutor(_WRITERS)
         try:
             closing = [(file, workers.submit(file.close, self._spec.spec_id)) for file in files]
@@ -325,21 +341,36 @@ class _File:
         self, io: FileIO, path: str, values: tuple[Any, ...], partition: Record, owner: _Format
     ) -> None:
         self.values, self.path, self.size, self.rows = values, path, 0, 0
+        self.waiting = 0
+        """Bytes of rows that are not written."""
         self._io, self._partition, self._format = io, partition, owner
         self._output = io.new_output(path)
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.Table] = []
 
-    def add(self, rows: pa.Table) -> None:
-        """Add rows, which wait in memory."""
+    @property
+    def is_begun(self) -> bool:
+        """Whether it has a row group, and takes the memory of a writer."""
+        return self._writer is not None
+
+    def add(self, rows: pa.Table) -> int:
+        """Add rows, which wait; return their bytes in memory."""
         self._waiting.append(rows)
-        self.size += rows.nbytes
+        self.size += (size := rows.nbytes)
+        self.waiting += size
         self.rows += len(rows)
+        return int(size)
+
+    def copy(self) -> None:
+        """Copy the rows that were added last: their memory will be overwritten."""
+        self._waiting[-1] = copied(self._waiting[-1])
 
     def write(self) -> None:
-        """Write the rows that wait."""
-        waiting, self._waiting = self._waiting, []
+        """Write the rows that wait as a row group."""
+        if not self._waiting:
+            return
+        waiting, self._waiting, self.waiting = self._waiting, [], 0
         rows = waiting[0] if len(waiting) == 1 else pa.concat_tables(waiting)
         if self._writer is None:
             self._stream = self._output.create(overwrite=True)
@@ -355,8 +386,7 @@ class _File:
         self._writer.write_table(rows, row_group_size=len(rows))
 
     def close(self, spec_id: int) -> DataFile:
-        if self._waiting:
-            self.write()
+        self.write()
         assert self._writer is not None  # noqa: S101  a file is opened to be written
         with self._stream:
             self._writer.close()
@@ -382,6 +412,44 @@ class _Format:
         self.level = int(level) if level else None
         self.plan = compute_statistics_plan(schema, dict(properties))
         self.paths = parquet_path_to_id_mapping(schema)
+
+
+def _grouped(
+    codes: Sequence[NDArray[Any]], known: Sequence[int], order: NDArray[np.intp] | None
+) -> tuple[NDArray[Any], NDArray[np.intp] | None]:
+    """Return a number for the partition of each row, grouped, and the order that groups them.
+
+    :param codes: numbers of each partition field
+    :param known: how many each field has
+    :param order: of the rows within each partition; None: as they are
+    :returns: (rows,), (rows,); an order of None: they are grouped already
+    """
+    combined, size = codes[0].astype(np.int64), known[0]
+    for code, count in zip(codes[1:], known[1:], strict=True):
+        if size * count > 2**62:
+            found, combined = np.unique(combined, return_inverse=True)
+            size = len(found)
+        combined, size = combined * count + code, size * count
+    if order is not None:
+        combined = combined[order]
+    elif not np.any(np.diff(combined) < 0):
+        return combined, None
+    if int(combined.max()) < 2**16:  # NumPy sorts such numbers in one pass
+        combined = combined.astype(np.uint16)
+    moves = np.argsort(combined, kind="stable")
+    return combined[moves].astype(np.int64), moves if order is None else order[moves]
+
+
+def copied(table: pa.Table) -> pa.Table:
+    """Return a table in memory of its own, and of its own size."""
+    # A stream of the right size: one that grows copies what it has.
+    measured = pa.MockOutputStream()
+    with pa.ipc.new_stream(measured, table.schema) as writer:
+        writer.write_table(table)
+    copy = pa.allocate_buffer(measured.size())
+    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(copy), table.schema) as writer:
+        writer.write_table(table)
+    return pa.ipc.open_stream(copy).read_all()
 
 
 def file_bytes(properties: Mapping[str, str]) -> int:

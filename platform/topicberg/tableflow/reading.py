@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.data_files import DataFileWriter
+from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.columns import (
     MAX_BYTES,
@@ -75,22 +75,9 @@ class ChangesRead:
 
         assert chunk.facts is not None  # noqa: S101  they are changes
         assert chunk.missing is not None and chunk.lost is not None  # noqa: S101, PT018
-        facts = Facts(_copied(chunk.facts), chunk.missing)
-        self.parts.append(Changes(_copied(pa.table(dict(columns))), facts))
-        self.lost.append(_copied(chunk.lost))
-
-
-def _copied(table: pa.Table) -> pa.Table:
-    import pyarrow as pa
-
-    # A stream of the right size: one that grows copies what it has.
-    measured = pa.MockOutputStream()
-    with pa.ipc.new_stream(measured, table.schema) as writer:
-        writer.write_table(table)
-    copy = pa.allocate_buffer(measured.size())
-    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(copy), table.schema) as writer:
-        writer.write_table(table)
-    return pa.ipc.open_stream(copy).read_all()
+        facts = Facts(copied(chunk.facts), chunk.missing)
+        self.parts.append(Changes(copied(pa.table(dict(columns))), facts))
+        self.lost.append(copied(chunk.lost))
 
 
 def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> Written:

@@ -6,13 +6,18 @@ import pickle
 import random
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.expressions import GreaterThanOrEqual
 from pyiceberg.expressions.literals import literal
@@ -212,6 +217,54 @@ def test_a_written_file_takes_no_more_memory(
         writer.write(columns(rows(1_000)))
     assert len(writer.files) == 1_000
     assert most <= data_files.MAX_OPEN + 8  # those that are written at once
+
+
+@pytest.mark.parametrize("most", [0, 3, 64])
+@pytest.mark.parametrize("group", [0, 2**22])
+@pytest.mark.parametrize("width", [10, 1_000])
+def test_memory_of_written_rows_may_be_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, group: int, width: int
+) -> None:
+    monkeypatch.setattr(data_files, "MAX_OPEN", most)
+    monkeypatch.setattr(data_files, "GROUP_BYTES", group)
+    spec = PartitionSpec(PartitionField(5, 1000, TruncateTransform(width), "tens"))
+    table, memory, seen = make_table(tmp_path, spec), np.zeros(25, np.int64), list[int]()
+    absent = {name: column.type for name, column in columns(rows(1)).items() if name != "number"}
+    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+        for first in range(0, 300, 25):
+            memory[:] = np.arange(first, first + 25)
+            number = pa.Array.from_buffers(pa.int64(), 25, [None, pa.py_buffer(memory)])
+            nulls = {name: pa.nulls(25, kind) for name, kind in absent.items()}
+            writer.write(nulls | {"number": number})
+        memory[:] = -1
+    for file in writer.files:
+        found = pq.read_table(file.file_path.removeprefix("file://")).column("number").to_pylist()
+        assert {n // width * width for n in found} == {file.partition[0]}
+        seen += found
+    assert sorted(seen) == list(range(300))
+
+
+@given(st.data())
+def test_rows_are_grouped_by_any_number_of_fields(data: st.DataObject) -> None:
+    known = data.draw(st.lists(st.sampled_from([1, 2, 3, 2**31]), min_size=1, max_size=6))
+    rows = data.draw(
+        st.lists(st.tuples(*(st.integers(0, min(one, 4) - 1) for one in known)), min_size=1)
+    )
+    codes = [np.array(one, np.int32) for one in zip(*rows, strict=True)]
+    order = data.draw(st.none() | st.permutations(range(len(rows))).map(np.array))
+    combined, moves = data_files._grouped(codes, known, order)
+    places = list(range(len(rows)) if moves is None else moves)
+    assert sorted(places) == list(range(len(rows)))
+    groups = [
+        [rows[place] for _, place in some]
+        for _, some in groupby(zip(combined, places, strict=True), itemgetter(0))
+    ]
+    assert all(len(set(one)) == 1 for one in groups)
+    assert len({one[0] for one in groups}) == len(groups)
+    given_order = list(range(len(rows)) if order is None else order)
+    for wanted in set(rows):
+        of_group = [place for place in places if rows[place] == wanted]
+        assert of_group == [place for place in given_order if rows[place] == wanted]
 
 
 def test_only_values_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
