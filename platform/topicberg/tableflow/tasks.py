@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from topicberg.kafka.offsets import Ranges
 
 TASK_RECORDS, TASK_BYTES = 500_000, 128 * 1024 * 1024
-"""What one task of Spark reads."""
+"""What one task of Spark reads; of a partitioned table twice as much, as each writes its files."""
 MAX_TASKS = 256
 
 
@@ -62,7 +62,7 @@ def ingest_by_spark(
     :param memory: bytes that a task may take for its records
     :raises PySparkException: a task ended without an outcome
     """
-    parts = split(ranges, size)
+    parts = split(ranges, size, 1 if table.spec().is_unpartitioned() else 2)
     numbers = spark.range(0, len(parts), 1, len(parts))
     done = numbers.mapInArrow(on_worker(Task(plan, parts, memory)), "outcome binary").toArrow()
     found = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  from our tasks
@@ -169,10 +169,13 @@ def _reason_of_worker(text: str) -> str:
     return str(lines[0])[:300]
 
 
-def split(ranges: Ranges, size: float | None) -> list[Ranges]:
-    """Return parts of about the same number of offsets."""
+def split(ranges: Ranges, size: float | None, tasks: int = 1) -> list[Ranges]:
+    """Return parts of about the same number of offsets.
+
+    :param tasks: so many usual tasks are one
+    """
     total = sum(end - start for start, end in ranges.values())
-    wanted = max(total / TASK_RECORDS, total * (size or 0) / TASK_BYTES)
+    wanted = max(total / TASK_RECORDS, total * (size or 0) / TASK_BYTES) / tasks
     count = max(1, min(MAX_TASKS, round(wanted)))
     most = -(-total // count)
     parts: list[dict[int, tuple[int, int]]] = [{}]
