@@ -57,8 +57,11 @@ def fetched(
     :param pairs: keys and values
     """
     size = sum(len(one or b"") for pair in pairs for one in pair)
-    size += sum(len(name) + len(text or b"") for some in headers or () for name, text in some)
-    records = Records(len(pairs), max(64 * 1024, size))
+    size += sum(4 * len(name) + len(text or b"") for some in headers or () for name, text in some)
+    # More room than there are records, and what earlier ones left in it.
+    records = Records(len(pairs) + 2, max(64 * 1024, size))
+    for stale in (records.key_offsets, records.value_offsets, records.header_ends):
+        stale[len(pairs) + 1 :] = 1
     for number, (key, value) in enumerate(pairs):
         for data, offsets, present, one in (
             (records.keys, records.key_offsets, records.has_key, key),
@@ -70,7 +73,7 @@ def fetched(
         records.offsets[number] = number
         records.header_ends[number + 1] = records.header_ends[number]
         for name, text in headers[number] if headers else ():
-            _add_header(records, number, name.encode(), text)
+            _add_header(records, number, name.encode(errors="surrogateescape"), text)
     records.times[:], records.time_types[:] = 1_700_000_000_000, 1
     records.count = len(pairs)
     return records

@@ -101,10 +101,7 @@ def chunks(
     """
     import numpy as np
 
-    messages = {
-        KEY: Payloads(records.keys, records.key_offsets, records.has_key),
-        VALUE: Payloads(records.values, records.value_offsets, records.has_value),
-    }
+    messages = {KEY: _payloads(records, KEY), VALUE: _payloads(records, VALUE)}
     unreadable = _unreadable(plan, records)
     other_keys = _other_keys(records) if plan.is_folded else {}
     usual = dict(messages)
@@ -158,11 +155,10 @@ def chunks(
                 for name in plan.key.hidden:
                     del of_message[name]
             if shared := of_message.keys() & columns.keys():
-                ids = _schema_ids(framed[column], first, to)[is_row]
+                decoder = plan.decoded[column]
+                ids = _schema_ids(decoder, records, framed[column], first, to)[is_row]
                 for name in shared:
-                    of_message[name] = _merged(
-                        plan.decoded[column], name, ids, of_message[name], columns[name]
-                    )
+                    of_message[name] = _merged(decoder, name, ids, of_message[name], columns[name])
             columns |= of_message
         columns |= _metadata(plan, records, first, to, is_row)
         wrong = untruncatable(plan.target, columns)
@@ -327,6 +323,7 @@ def _other_keys(records: Records) -> dict[str, dict[int, str]]:
     headers = records.header_arrays()
     for texts, name in zip(found.values(), (OLD_KEY, NEW_KEY), strict=True):
         numbers = named_headers(headers, name.encode())
+        numbers = numbers[headers.has_value[numbers] == 1]
         rows = np.searchsorted(headers.ends[1:], numbers, side="right")
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
             begin, end = headers.value_offsets[number : number + 2]
@@ -372,19 +369,14 @@ def _inline(
     inline: InlineSchemas, records: Records, raw: Payloads
 ) -> tuple[Payloads, dict[int, MalformedError]]:
     """Return keys or values in the wire format, and why some of them cannot be."""
-    import numpy as np
 
-    from topicberg.formats.columnar.framing import named_headers
-    from topicberg.formats.framing import HEADERS
+    from topicberg.formats.columnar.framing import schema_headers
 
-    count = records.count
-    wanted = raw.present[:count] == 1
-    if records.header_ends[count]:
-        headers = records.header_arrays()
-        named = named_headers(headers, HEADERS[inline.side].encode())
-        wanted[np.searchsorted(headers.ends[1:], named, side="right")] = False
-    given = raw.data, raw.offsets[: count + 1]
-    data, offsets, malformed = inline.in_wire_format(*given, wanted)
+    wanted = raw.present == 1
+    if records.header_ends[records.count]:
+        _, named = schema_headers(records.header_arrays(), inline.side)
+        wanted[named] = False
+    data, offsets, malformed = inline.in_wire_format(raw.data, raw.offsets, wanted)
     return Payloads(data, offsets, raw.present), malformed
 
 
@@ -450,11 +442,19 @@ class Payloads(NamedTuple):
         return self._replace(present=present)
 
 
+def _payloads(records: Records, side: str) -> Payloads:
+    """Return the keys or the values of records; their arrays may have room for more."""
+    count = records.count
+    if side == KEY:
+        return Payloads(records.keys, records.key_offsets[: count + 1], records.has_key[:count])
+    return Payloads(records.values, records.value_offsets[: count + 1], records.has_value[:count])
+
+
 def _framed(decoder: MessageDecoder, records: Records, raw: Payloads) -> Payloads:
     """Return keys or values in the wire format, whatever names their schemas."""
     from topicberg.formats.columnar.framing import in_wire_format
 
-    data, offsets, present = raw.data, raw.offsets, raw.present[: records.count]
+    data, offsets, present = raw
     if records.header_ends[records.count]:
         headers = records.header_arrays()
         data, offsets = in_wire_format(decoder.headers, headers, data, offsets, present)
@@ -476,8 +476,13 @@ def _reference(
     return decode
 
 
-def _schema_ids(message: Payloads, first: int, to: int) -> NDArray[np.int64]:
-    """Return the ids of schemas that keys or values name; -1: none."""
+def _schema_ids(
+    decoder: MessageDecoder, records: Records, message: Payloads, first: int, to: int
+) -> NDArray[np.int64]:
+    """Return the ids of schemas that keys or values name; -1: none.
+
+    :param message: in the wire format, without those whose headers were too many
+    """
     import numpy as np
 
     data, offsets, present = message
@@ -486,6 +491,12 @@ def _schema_ids(message: Payloads, first: int, to: int) -> NDArray[np.int64]:
     there = np.flatnonzero((present[first:to] == 1) & (sizes >= WIRE_BYTES))
     framed = data[begin[there, None] + np.arange(1, WIRE_BYTES)].astype(np.int64)
     ids[there] = framed @ np.array([2**24, 2**16, 2**8, 1], np.int64)
+    if records.header_ends[records.count]:
+        for at in np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
+            header = header_of(decoder.column, records.raw_headers(first + int(at)) or ())
+            prefix = None if header is None else decoder.headers.prefix(header)
+            if prefix is not None:
+                ids[at] = int.from_bytes(prefix[1:WIRE_BYTES], "big")
     return ids
 
 
@@ -552,8 +563,10 @@ def decode_raw(
     The columns are valid until the next part. What is null or malformed is left out.
     """
     import numpy as np
+    import pyarrow as pa
 
     raw = raw.filter(raw.is_valid()) if raw.null_count else raw
+    raw = raw.cast(pa.binary())  # others write files with 64-bit offsets
     count = len(raw)
     _, begins, content = raw.buffers()
     offsets = np.frombuffer(begins, np.int32)[raw.offset : raw.offset + count + 1].astype(np.int64)
@@ -636,8 +649,10 @@ def _headers(records: Records, first: int, to: int, is_row: NDArray[np.bool_]) -
     if begin == end:
         return pa.nulls(np.count_nonzero(is_row), kind)
     counts = np.diff(ends)
-    # Names that are not UTF-8 are those of records that do not become rows.
-    wanted = np.repeat(is_row, counts) & (records.is_repeated_header[begin:end] == 0)
+    # Names that are not UTF-8 are those of records that do not become rows: tombstones, too.
+    is_read = is_row.copy()
+    is_read[[at - first for at in _with_wrong_header(records) if first <= at < to]] = False
+    wanted = np.repeat(is_read, counts) & (records.is_repeated_header[begin:end] == 0)
     names, values = (records.header_offsets[part, begin : end + 1] for part in (0, 1))
     keys = pa.Array.from_buffers(
         pa.binary(), end - begin, [None, pa.py_buffer(names), pa.py_buffer(records.headers)]

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from topicberg.formats import framing
 from topicberg.formats.columnar.framing import MAX_DIFFERENT, in_wire_format
 from topicberg.formats.framing import Framed, SchemaHeaders, wire_prefix
+from topicberg.kafka.fetch import Records
 
 GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
 SIDES = st.sampled_from(["key", "value"])
@@ -131,10 +132,14 @@ RECORD = st.tuples(
     st.one_of(st.none(), st.binary(max_size=12)),
     st.lists(
         st.tuples(st.sampled_from([*NAMES.values(), "x" * 17, "y" * 15, "trace"]), HEADERS),
-        max_size=3,
-        unique_by=lambda one: one[0],
+        max_size=4,
     ),
 )
+
+
+def arrays_of(records: Records) -> tuple[Any, Any, Any]:
+    count = records.count
+    return records.values, records.value_offsets[: count + 1], records.has_value[:count]
 
 
 @given(SIDES, KINDS, st.lists(RECORD, min_size=1, max_size=8))
@@ -145,7 +150,7 @@ def test_arrays_are_framed_like_single_records(side: str, kind: Any, given: Any)
     data, offsets = in_wire_format(
         known,
         records.header_arrays(),
-        *(records.values, records.value_offsets, records.has_value),
+        *arrays_of(records),
     )
     for number, (raw, headers) in enumerate(given):
         found = data[offsets[number] : offsets[number + 1]].tobytes()
@@ -166,10 +171,18 @@ def test_arrays_are_framed_like_single_records(side: str, kind: Any, given: Any)
 def test_arrays_without_such_headers_are_not_copied() -> None:
     records = fetched([(b"k", b"v")] * 3, [[("trace", b"x"), ("z" * 17, b"y")]] * 3)
     known = SchemaHeaders("value", "AVRO", {})
-    arrays = records.values, records.value_offsets, records.has_value
+    arrays = arrays_of(records)
     data, offsets = in_wire_format(known, records.header_arrays(), *arrays)
     assert data is records.values
-    assert offsets is records.value_offsets
+    assert offsets is arrays[1]
+
+
+def test_arrays_of_other_records_are_refused() -> None:
+    records = fetched([(None, b"v" * 1_000)], [[(NAMES["value"], wire_prefix(1))]])
+    known = SchemaHeaders("value", "AVRO", {})
+    arrays = records.values, records.value_offsets, records.has_value[:1]
+    with pytest.raises(ValueError, match="4 offsets of 1 records"):
+        in_wire_format(known, records.header_arrays(), *arrays)
 
 
 def test_many_different_headers_do_not_take_long() -> None:
@@ -177,7 +190,7 @@ def test_many_different_headers_do_not_take_long() -> None:
     headers: Any = [[(NAMES["value"], wire_prefix(number))] for number in range(count)]
     records = fetched([(None, b"v")] * count, headers)
     known = SchemaHeaders("value", "AVRO", {})
-    arrays = records.values, records.value_offsets, records.has_value
+    arrays = arrays_of(records)
     _, offsets = in_wire_format(known, records.header_arrays(), *arrays)
     assert np.count_nonzero(np.diff(offsets)) == MAX_DIFFERENT
 

@@ -47,11 +47,14 @@ def in_wire_format(
     """Return keys or values in the wire format, and where each begins and the last one ends.
 
     A record with an unusable header has no bytes, which no format decodes.
+
+    :param offsets: of the same records as ``present``, and where the last one ends
     """
-    found = named_headers(headers, HEADERS[known.side].encode())
+    found, rows = schema_headers(headers, known.side)
     if not len(found):
         return data, offsets
-    rows = np.searchsorted(headers.ends[1:], found, side="right")
+    if len(offsets) != len(present) + 1:  # compiled code does not look
+        raise ValueError(f"{len(offsets)} offsets of {len(present)} records")
     kinds = np.full(len(present), _WITHOUT, np.int64)
     prefixes = _prefixes(headers, found, known.prefix)
     texts = [text for text, _ in prefixes]
@@ -66,8 +69,20 @@ def in_wire_format(
     return into, ends
 
 
+def schema_headers(headers: HeaderArrays, side: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the headers that say what the schemas of records are, and these records.
+
+    Of several headers of a record, see :func:`topicberg.formats.framing.header_of`.
+    """
+    found = named_headers(headers, HEADERS[side].encode())
+    rows = np.searchsorted(headers.ends[1:], found, side="right")
+    counts = headers.has_value[found] == 1
+    counts[:-1] &= rows[1:] != rows[:-1]
+    return found[counts], rows[counts]
+
+
 def named_headers(headers: HeaderArrays, name: bytes) -> NDArray[np.int64]:
-    """Return the headers of a name that have a value."""
+    """Return the headers of a name, with a value or without one."""
     total = int(headers.ends[-1])
     begins = headers.name_offsets[: total + 1]
     found = np.flatnonzero(np.diff(begins) == len(name))
@@ -75,7 +90,7 @@ def named_headers(headers: HeaderArrays, name: bytes) -> NDArray[np.int64]:
     if len(found):
         letters = headers.names[begins[found][:, None] + np.arange(len(name))]
         found = found[(letters == np.frombuffer(name, np.uint8)).all(axis=1)]
-    return np.asarray(found[headers.has_value[found] == 1], np.int64)
+    return np.asarray(found, np.int64)
 
 
 def _prefixes(

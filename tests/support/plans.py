@@ -1,0 +1,27 @@
+"""Plans of batches without a stack: schemas are given, and records are made by a test."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from pyiceberg.table import Table
+
+from topicberg.iceberg.data_files import Target
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.layout import KEY, VALUE, Layout, holds_raw_key
+from topicberg.tableflow.plan import METADATA, Plan, message_decoders
+from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
+from topicberg.topics import TopicSpec
+
+
+def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, UpsertKey | None]:
+    """Return how records become rows of a table, and the key if it is an upsert table."""
+    fields = table.schema().fields
+    none = ForeignSchemas(cast("Any", None))
+    key = upsert_key(spec, layout, fields) if spec.write_mode == "upsert" else None
+    decoded = message_decoders(spec, layout, table, {KEY: none, VALUE: none}, key)
+    names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key")}
+    raw = frozenset({KEY} if holds_raw_key(layout, fields) else ())
+    upserts = None if key is None else table.metadata.table_uuid
+    target = Target.of(table)
+    return Plan(spec.name, target, {}, {}, decoded, raw, names, "SKIP", upserts, key), key

@@ -1,0 +1,111 @@
+"""Columns of records whose headers are unusual."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from header_framing import NAMES, RecordHeaders, fetched
+from plans import plan_of
+from pyiceberg.catalog.memory import InMemoryCatalog
+
+from topicberg.formats.columnar.framing import MAX_DIFFERENT
+from topicberg.formats.framing import wire_prefix
+from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.tableflow.columns import buffers_of, chunks
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
+from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.rejections import Rejections
+from topicberg.topics import TopicSpec
+
+NOT_UTF8 = b"\xff\xfe".decode(errors="surrogateescape")
+
+
+def plan(folder: Path, write_mode: str, **versions: dict[int, list[str]]) -> Plan:
+    """Return the plan of a topic whose keys and values are JSON objects of integers.
+
+    :param versions: the properties of each half's versions, by schema id
+    """
+    halves = []
+    for side in (KEY, VALUE):
+        schemas = {
+            number: RegisteredSchema(number, "JSON", json.dumps(of_integers(names)))
+            for number, names in versions[side].items()
+        }
+        halves.append(Half(side, Subject(side, schemas, list(schemas.values())[-1])))
+    layout = Layout(*halves)
+    fields = {
+        "name": "headers",
+        "pipeline": "test",
+        "schema": {"format": "json", "file": "from-the-registry"},
+        "key": {"format": "json"},
+        "write_mode": write_mode,
+    }
+    spec = TopicSpec.model_validate(fields)
+    catalog = InMemoryCatalog("test", warehouse=folder.as_uri())
+    catalog.create_namespace("n")
+    return plan_of(spec, layout, catalog.create_table("n.t", table_schema(spec, layout)))[0]
+
+
+def of_integers(names: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
+
+
+def rows(made: Plan, records: Any, headers: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    rejections = Rejections("LOG")
+    buffers = buffers_of(made.decoded, len(records))
+    for chunk in chunks(made, fetched(records, headers), buffers, rejections):
+        plain = {
+            name: one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one
+            for name, one in chunk.columns.items()
+        }
+        found += pa.table(plain).to_pylist()
+    assert not rejections.count, rejections.first
+    return found
+
+
+def body(**values: int) -> bytes:
+    return json.dumps(values).encode()
+
+
+def test_tombstone_with_a_header_whose_name_is_not_utf8_deletes(tmp_path: Path) -> None:
+    made = plan(tmp_path, "upsert", key={1: ["id"]}, value={2: ["n"]})
+    key = wire_prefix(1) + body(id=1)
+    records = [(key, wire_prefix(2) + body(n=1)), (key, None), (key, wire_prefix(2) + body(n=3))]
+    trace = [("trace", b"1")]
+    found = rows(made, records, [trace, [*trace, (NOT_UTF8, b"x")], trace])
+    assert [one["n"] for one in found] == [1, None, 3]
+    assert [one["$$headers"] for one in found] == [[("trace", b"1")], None, [("trace", b"1")]]
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_last_of_repeated_schema_headers_counts(tmp_path: Path, is_last: bool) -> None:
+    made = plan(tmp_path, "append", key={1: ["id"]}, value={2: ["a"], 3: ["a", "b"]})
+    key, (old, new) = wire_prefix(1) + body(id=1), (wire_prefix(n) for n in (2, 3))
+    name = NAMES["value"]
+    twice = [(name, old), (name, new)] if is_last else [(name, new), (name, old)]
+    found = rows(made, [(key, body(a=1, b=2))] * 2, [[(name, new)], twice])
+    assert [one["b"] for one in found] == [2, 2 if is_last else None]
+
+
+def test_field_of_key_and_value_is_the_values_with_any_number_of_headers(tmp_path: Path) -> None:
+    made = plan(tmp_path, "append", key={1: ["id"]}, value={2: ["id", "more"]})
+    key, value = wire_prefix(1) + body(id=1), body(id=2)
+    count = MAX_DIFFERENT + 50
+    headers: list[RecordHeaders] = [[(NAMES["value"], wire_prefix(2))]] * count
+    junk: list[RecordHeaders] = [[(NAMES["value"], b"junk %d" % n)] for n in range(count)]
+    values = [wire_prefix(2) + value] * count + [value] * count
+    rejected = Rejections("LOG")
+    buffers = buffers_of(made.decoded, 2 * count)
+    records = fetched([(key, one) for one in values], [*junk, *headers])
+    found = [
+        one
+        for chunk in chunks(made, records, buffers, rejected)
+        for one in chunk.columns["id"].to_pylist()
+    ]
+    assert rejected.count == count
+    assert found == [2] * count
