@@ -8,27 +8,35 @@ are said to have it.
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
 from header_framing import fetched
 from judge import Judge, Side, wire
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
+from plans import plan_of
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.memory import InMemoryCatalog
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 from shapes import Refused
 from test_columnar_histories import FAMILIES, HISTORIES, SEED, _subject
 from versions import Family, Version, some_keys
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.columns import buffers_of, chunks
+from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.iceberg.data_files import DataFileWriter, copied
+from topicberg.tableflow.columns import absent_columns, buffers_of, chunks
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.key_values import key_text
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, holds_raw_key, table_schema
-from topicberg.tableflow.plan import METADATA, Plan, message_decoders
+from topicberg.tableflow.keys import _key_texts
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.rejections import Rejections
-from topicberg.tableflow.upsert_key import IDENTITY, UpsertKey, upsert_key
+from topicberg.tableflow.upsert_key import IDENTITY, UpsertKey
 from topicberg.topics import TopicSpec
 
 RECORDS = 60
@@ -76,41 +84,44 @@ class Keyed:
         return key, None if rng.random() < 0.2 else wire(number, version.encode(rng, 0.0))
 
 
-def read(topic: Keyed, layout: Layout, spec: TopicSpec) -> tuple[UpsertKey, pa.Table, list[bytes]]:
-    """Return the key of the table, the rows of some records, and their raw keys."""
-    schema = table_schema(spec, layout)
-    table = cast("Any", SimpleNamespace(schema=lambda: schema))
-    none = ForeignSchemas(cast("Any", None))
-    foreign = {KEY: none, VALUE: none}
-    key = upsert_key(spec, layout, schema.fields)
-    decoded = message_decoders(spec, layout, table, foreign, key)
-    names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key")}
-    raw = frozenset({KEY} if holds_raw_key(layout, schema.fields) else ())
-    uuid_ = cast("Any", "a table")
-    target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC))
-    plan = Plan(spec.name, target, {}, {}, decoded, raw, names, "SKIP", uuid_, key)
+def read(
+    topic: Keyed, layout: Layout, spec: TopicSpec, table: Table
+) -> tuple[UpsertKey, pa.Table, list[bytes], DataFile | None]:
+    """Return the key of the table, the rows of some records, their raw keys, and their file."""
+    schema = table.schema()
+    plan, key = plan_of(spec, layout, table)
+    assert key is not None
     records = [topic.record() for _ in range(RECORDS)]
     buffers = buffers_of(plan.decoded, len(records))
     parts = []
-    for chunk in chunks(plan, fetched(records), buffers, Rejections("LOG")):
-        wanted = {*key.names, IDENTITY, key.raw, key.offset}
-        columns = {name: one for name, one in chunk.columns.items() if name in wanted}
-        parts.append(pa.table({name: pa.concat_arrays([one]) for name, one in columns.items()}))
+    with DataFileWriter(plan.target, table.io) as writer:
+        for chunk in chunks(plan, fetched(records), buffers, Rejections("LOG")):
+            wanted = {*key.names, IDENTITY, key.raw, key.offset}
+            columns = {name: one for name, one in chunk.columns.items() if name in wanted}
+            parts.append(copied(pa.table(columns)))
+            if key.is_in_columns:
+                writer.write(chunk.columns | absent_columns(chunk, schema.fields))
     rows = pa.concat_tables(parts).combine_chunks()
-    return key, rows, [records[at][0] for at in rows.column(key.offset).to_pylist()]
+    raws = [records[at][0] for at in rows.column(key.offset).to_pylist()]
+    return key, rows, raws, next(iter(writer.files), None)
 
 
-def run(seed: int) -> tuple[int, int, int]:
+def no_keys(_: object) -> Any:
+    raise AssertionError("the raw keys are not needed")
+
+
+def run(seed: int, catalog: Catalog) -> tuple[int, int, int]:
     """Return the number of rows, of pairs of equal keys of other bytes, and of keys in columns."""
     topic = Keyed(seed)
     spec, pairs, rows_read, in_columns = topic.spec(), 0, 0, 0
-    for _ in range(4):
+    for number in range(4):
         layout = Layout(
             Half(KEY, _subject("k", topic.key_side)), Half(VALUE, _subject("v", topic.judge.value))
         )
         try:
             topic.judge.follow()
-            key, rows, raws = read(topic, layout, spec)
+            table = catalog.create_table(f"n.t{seed}_{number}", table_schema(spec, layout))
+            key, rows, raws, file = read(topic, layout, spec, table)
         except (TableflowError, Refused):
             return rows_read, pairs, in_columns
         assert rows.column(key.raw).to_pylist() == raws
@@ -126,17 +137,61 @@ def run(seed: int) -> tuple[int, int, int]:
         if key.is_in_columns:
             columns = [rows.column(name) for name in key.names]
             assert key_text(columns, key.shapes).to_pylist() == texts, f"seed {seed}"
+            assert file is not None
+            of_file = [text for text, _, _ in _key_texts(table, file, key, no_keys)]
+            assert pa.chunked_array(of_file).to_pylist() == texts, f"seed {seed}: in the file"
             in_columns += len(raws)
         rows_read += len(raws)
         topic.evolve()
     return rows_read, pairs, in_columns
 
 
-def test_keys_of_random_versions_are_equal_as_the_oracle_says() -> None:
-    rows, pairs, in_columns = (
-        sum(one) for one in zip(*map(run, range(SEED, SEED + HISTORIES)), strict=True)
-    )
+def test_keys_of_random_versions_are_equal_as_the_oracle_says(tmp_path: Path) -> None:
+    catalog = InMemoryCatalog("test", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("n")
+    found = [run(seed, catalog) for seed in range(SEED, SEED + HISTORIES)]
+    rows, pairs, in_columns = (sum(one) for one in zip(*found, strict=True))
     print(rows, pairs, in_columns)  # noqa: T201
     assert rows > HISTORIES * RECORDS
     assert pairs > HISTORIES * RECORDS
     assert 0 < in_columns < rows
+
+
+def test_key_of_a_file_has_the_nested_fields_of_any_name(tmp_path: Path) -> None:
+    catalog = InMemoryCatalog("test", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("n")
+    number = {"type": "integer", "title": "N"}
+    nested = {"type": "object", "properties": {"user-id": number, "it's": number}}
+    halves = {
+        KEY: {"type": "object", "properties": {"id": nested}},
+        VALUE: {"type": "object", "properties": {"more": number}},
+    }
+    layout = Layout(*(Half(side, json_subject(side, one)) for side, one in halves.items()))
+    spec = TopicSpec.model_validate(
+        {
+            "name": "nested",
+            "pipeline": "conformance",
+            "schema": {"format": "json", "file": "from-the-registry"},
+            "key": {"format": "json"},
+            "write_mode": "upsert",
+        }
+    )
+    keys = [wire(1, json.dumps({"id": {"user-id": n}}).encode()) for n in range(RECORDS)]
+    values = iter(keys)
+    topic = cast("Any", SimpleNamespace(record=lambda: (next(values), wire(1, b"{}"))))
+    table = catalog.create_table("n.t", table_schema(spec, layout))
+    key, rows, raws, file = read(topic, layout, spec, table)
+    assert raws == keys
+    assert key.is_in_columns
+    assert file is not None
+    (found,) = (text for text, _, _ in _key_texts(table, file, key, no_keys))
+    assert found.to_pylist() == rows.column(IDENTITY).to_pylist()
+    assert len(set(found.to_pylist())) == RECORDS
+    raw = RawKeys(layout.key, key, ForeignSchemas(cast("Any", None)))
+    of_others = rows.column(key.raw).cast(pa.large_binary())  # as some write it
+    assert raw.texts(of_others).to_pylist() == found.to_pylist()
+
+
+def json_subject(name: str, schema: Any) -> Subject:
+    registered = RegisteredSchema(1, "JSON", json.dumps(schema))
+    return Subject(name, {1: registered}, registered)

@@ -43,6 +43,7 @@ from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
 
 from topicberg.errors import TableflowError
+from topicberg.iceberg.file_columns import as_type
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.names import schema_in_files
 
@@ -101,50 +102,6 @@ class Placed:
     """Position of the first row in the file."""
     rows: NDArray[np.intp] | None = None
     """Which of the rows that were given; None: all."""
-
-
-def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return an array with the type of a column, whose fields may have other names at any depth.
-
-    Arrow's cast looks up the fields of structs by name, and fills those that it does not find with
-    null: names in files are escaped.
-    """
-    if array.type == kind:
-        return array
-    named = _named_like(array.type, kind)
-    if named != array.type:
-        array = pa.array(_Retyped(array, named))
-    return array if named == kind else array.cast(kind)
-
-
-def _named_like(own: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return a type with the fields of another one of the same structure."""
-
-    def field(one: pa.Field, like: pa.Field) -> pa.Field:
-        return like.with_type(_named_like(one.type, like.type))
-
-    if pa.types.is_struct(own):
-        return pa.struct([field(own.field(n), other.field(n)) for n in range(own.num_fields)])
-    if pa.types.is_map(own):
-        return pa.map_(
-            field(own.key_field, other.key_field), field(own.item_field, other.item_field)
-        )
-    if pa.types.is_list(own):
-        return pa.list_(field(own.value_field, other.value_field))
-    if pa.types.is_large_list(own):
-        return pa.large_list(field(own.value_field, other.value_field))
-    return own
-
-
-@dataclass(frozen=True)
-class _Retyped:
-    """An array with another type of the same layout; see Arrow's "PyCapsule Interface"."""
-
-    array: pa.Array
-    kind: pa.DataType
-
-    def __arrow_c_array__(self, requested_schema: object = None) -> tuple[object, object]:
-        return self.kind.__arrow_c_schema__(), self.array.__arrow_c_array__()[1]
 
 
 class _Key(PartitionKey):
@@ -207,7 +164,7 @@ class DataFileWriter:
             field, array = self._arrow.field(place), columns[column.name]
             if pa.types.is_dictionary(array.type):  # a constant, which is written as it is
                 field = field.with_type(array.type)
-            arrays.append(_as_type(array, field.type))
+            arrays.append(as_type(array, field.type))
             fields.append(field)
         table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
         placed = list[Placed]()

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from topicberg.iceberg.file_columns import TableColumns, names_by_id
+
 if TYPE_CHECKING:
     from pyiceberg.table import Table
 
@@ -29,17 +31,17 @@ def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
 
     types = column_types(table, names)
     ids = [table.schema().find_field(name).field_id for name in names]
+    of_table = TableColumns(table.schema())
     with table.io.new_input(rows.file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
-        known = {
-            int((one.metadata or {}).get(b"PARQUET:field_id", -1)): one.name
-            for one in parquet.schema_arrow
-        }
+        arrow = parquet.schema_arrow
+        known = names_by_id(arrow)
         held = _rows_at(parquet, rows.positions, [known[one] for one in ids if one in known])
     columns = []
     for number, kind in zip(ids, types, strict=True):
         if number in known:
-            columns.append(held.column(known[number]).cast(kind))
+            column, field = held.column(known[number]), arrow.field(known[number])
+            columns.append(of_table.of_table(column, field))
         else:
             columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))
     return pa.table(columns, names=list(names))

@@ -38,6 +38,7 @@ from pyiceberg.manifest import DataFile, DataFileContent
 
 from topicberg.files import topic_file
 from topicberg.formats.framing import WIRE_BYTES
+from topicberg.iceberg.file_columns import TableColumns, names_by_id
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.files import entries_by_manifest, in_parallel
 from topicberg.iceberg.manifests import identity
@@ -695,17 +696,15 @@ def _key_columns(
 
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
-        names = {
-            int((field.metadata or {}).get(b"PARQUET:field_id", -1)): field.name
-            for field in parquet.schema_arrow
-        }
+        arrow, of_table = parquet.schema_arrow, TableColumns(table.schema())
+        names = names_by_id(arrow)
         if decoded is None and not names.keys() >= set(field_ids):
             return
         columns = [names[number] for number in field_ids if number in names]
         first = 0
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
             found = [
-                batch.column(names[number])
+                of_table.renamed(batch.column(names[number]), arrow.field(names[number]))
                 if number in names
                 else pa.nulls(batch.num_rows, (decoded or ())[place])
                 for place, number in enumerate(field_ids)
@@ -730,10 +729,8 @@ def _key_texts(
     raw_id = schema.find_field(key.raw).field_id
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
-        names = {
-            int((field.metadata or {}).get(b"PARQUET:field_id", -1)): field.name
-            for field in parquet.schema_arrow
-        }
+        arrow, of_table = parquet.schema_arrow, TableColumns(schema)
+        names = names_by_id(arrow)
         if fields[key.partition] not in names:
             return
         ids = [*fields.values(), *(() if key.is_in_columns else (raw_id,))]
@@ -742,7 +739,9 @@ def _key_texts(
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
             nothing = pa.nulls(batch.num_rows)
             held = {
-                name: batch.column(names[number]) if number in names else nothing
+                name: of_table.renamed(batch.column(names[number]), arrow.field(names[number]))
+                if number in names
+                else nothing
                 for name, number in fields.items()
             }
             text = key_text([held[name] for name in key.names], key.shapes)

@@ -88,6 +88,8 @@ def columns(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from topicberg.iceberg.file_columns import TableColumns
+
     try:
         with io.new_input(path).open() as stream:
             parquet = pq.ParquetFile(stream)
@@ -98,9 +100,13 @@ def columns(
             if not names:
                 yield pa.record_batch({"": pa.nulls(parquet.metadata.num_rows)}), 0
                 return
-            first = 0
+            first, of_table = 0, TableColumns(schema)
             for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names)):
-                yield batch.rename_columns([names[each] for each in batch.schema.names]), first
+                found = {
+                    names[one.name]: of_table.renamed(batch.column(one.name), arrow.field(one.name))
+                    for one in batch.schema
+                }
+                yield pa.record_batch(found), first
                 first += batch.num_rows
     except pa.ArrowInvalid as error:
         raise TopicbergError(
