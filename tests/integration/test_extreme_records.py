@@ -197,14 +197,19 @@ def damaged(make_topic: Callable[..., Topic], request: pytest.FixtureRequest) ->
     values = orders(topic, *range(9), 123456789)
     for value in (*values[:6], values[9], *values[6:9]):
         topic.send_raw([value], partition=1)
+    damage(topic, values[9])
+    return topic
+
+
+def damage(topic: Topic, value: bytes) -> None:
+    """Change a byte of a record of partition 1 on disk."""
     log = topic.config.state_dir / "kafka" / "data" / f"{topic.spec.name}-1" / f"{0:020}.log"
     content = bytearray(log.read_bytes())
-    place = content.index(values[9])
-    content[place + len(values[9]) - 2] ^= 1
+    place = content.index(value)
+    content[place + len(value) - 2] ^= 1
     with log.open("r+b") as stream:
         stream.seek(place)
-        stream.write(content[place : place + len(values[9])])
-    return topic
+        stream.write(content[place : place + len(value)])
 
 
 FAILING = "partition 1, offset 6: the record cannot be decoded: "
@@ -246,3 +251,32 @@ def test_a_failing_record_is_logged_and_counted(damaged: Topic) -> None:
     assert {s.snapshot_id for s in table.metadata.snapshots} == {
         s.snapshot_id for s in summaries.ancestry(table)
     }
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", ["SUSPEND", "SKIP"])
+@pytest.mark.parametrize("has_backlog", [False, True])
+def test_a_failing_record_behind_a_part_is_not_of_the_part(
+    make_topic: Callable[..., Topic], mode: str, has_backlog: bool
+) -> None:
+    """Kafka returns it with the records before it, of which the last offset is a marker's."""
+    topic = make_topic(tableflow=handling(mode))
+    values = orders(topic, *range(5), 123456789)
+    producer = Producer({**topic.endpoints.kafka_config(), "transactional.id": topic.spec.name})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for value in values[:5]:
+        producer.produce(topic.spec.name, value, partition=1)
+    producer.commit_transaction(30)
+    topic.wait_for_markers()
+    topic.send_raw(values[5:], partition=1)
+    damage(topic, values[5])
+    backlog = 60_000 if has_backlog else 0
+    topic.send_raw(orders(topic, *range(100, 100 + backlog)), partition=0)
+    if mode == "SUSPEND":
+        with pytest.raises(TableflowError, match=FAILING):
+            topic.ingest()
+    else:
+        topic.ingest()
+        assert skipped(topic) == 1
+    assert len(topic.rows("id")) == 5 + backlog

@@ -12,7 +12,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from kafka_topics import ORDER, Topic, avro
+from kafka_topics import ORDER, Topic, avro, encode
 from waiting import wait_until
 
 from topicberg import kafka
@@ -23,6 +23,8 @@ from topicberg.kafka.consumer import messages
 from topicberg.tableflow import commit
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.processes import Processes
+from topicberg.tableflow.reading import EARLY, Written
 from topicberg.topics.deadletters import dead_letter_spec
 
 pytestmark = pytest.mark.integration
@@ -264,3 +266,42 @@ def test_a_schema_of_another_subject_is_looked_up(
     topic.send_raw([foreign + b"\x04\x02b\x0e"])
     topic.ingest()
     assert topic.rows("id", "note") == [{"id": 1, "note": "a"}, {"id": 2, "note": "b"}]
+
+
+@pytest.mark.parametrize("mode", ["SKIP", "LOG"])
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_new_schemas_are_looked_up_when_the_first_records_name_them(
+    make_topic: Callable[..., Topic],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    is_registered: bool,
+) -> None:
+    """Not after a batch that is decoded in vain."""
+    topic = make_topic(tableflow={"error_handling": {"mode": mode}})
+    other = Topic(topic.endpoints, topic.spec.model_copy(update={"name": f"{topic.spec.name}_x"}))
+    own = wire_prefix(topic.register(ORDER))
+    foreign = wire_prefix(other.register(avro(*ORDER["fields"], {"name": "more", "type": "int"})))
+    named = foreign if is_registered else wire_prefix(2_000_000_000)
+    texts, parsed = "x" * 40_000, fastavro.parse_schema(ORDER)
+    values = [own + encode(parsed, {"id": n, "note": texts}) for n in range(1_400)]
+    for n in range(0, 1_400, 100):
+        values[n] = named + encode(parsed, {"id": n, "note": "b"}) + b"\x0e"
+    topic.send_raw(values)
+    read: list[int] = []
+    ingest = Processes.ingest
+
+    def counted(*arguments: Any) -> Written:
+        written = ingest(*arguments)
+        read.append(written.records)
+        return written
+
+    monkeypatch.setattr(Processes, "ingest", counted)
+    topic.ingest()
+    assert len(read) == 2
+    assert read[0] <= 1_400 * EARLY
+    assert read[1] == 1_400
+    found = [row["id"] for row in topic.rows("id")]
+    assert sorted(found) == [n for n in range(1_400) if is_registered or n % 100]
+    if mode == "LOG" and not is_registered:
+        mine = [e for e in entries(topic) if e["source_record"]["topic"] == topic.spec.name]
+        assert len(mine) == 14

@@ -572,7 +572,20 @@ class _CompiledFetcher:
         elif code not in _RETRIED:
             what = f"{self._text(code)}: {reason.decode(errors='replace')}"
             reached = int(self._reached[partition]) if partition < len(self._reached) else 0
+            if 0 <= partition < len(self._ends) and _is_behind(
+                code, max(offset, reached), int(self._ends[partition])
+            ):
+                self._ends[partition] = -2
+                return
             raise _failure(code, partition, max(offset, reached), what)
+
+
+def _is_behind(code: int, offset: int, end: int) -> bool:
+    """Return whether what Kafka returns is of records behind those that are read.
+
+    :param end: the offset after the last one to read; negative: the partition is read
+    """
+    return end < 0 or (code in DAMAGED and offset >= end)
 
 
 def _failure(code: int, partition: int, offset: int, reason: str) -> TopicbergError:
@@ -634,10 +647,14 @@ class _ClientFetcher:
         found = []
         for message in messages:
             partition, offset, error = message.partition(), message.offset(), message.error()
+            end = self._ends.get(partition or 0)
             if error is not None and error.code() not in (_PARTITION_EOF, *_RETRIED):
                 reached = max(offset or 0, self._reached.get(partition or 0, 0))
+                is_known = partition is not None and partition in self._reached
+                if is_known and _is_behind(error.code(), reached, -1 if end is None else end):
+                    self._ends.pop(partition or 0, None)
+                    continue
                 raise _failure(error.code(), partition or 0, reached, error.str())
-            end = self._ends.get(partition or 0)
             if end is None or offset is None or (error and error.code() in _RETRIED):
                 continue
             if error is None and offset < end:

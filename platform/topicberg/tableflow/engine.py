@@ -161,7 +161,7 @@ class Plan:
 
 
 class SchemasFoundError(Exception):
-    """Records name schemas that were unknown and are now found: decode the batch again."""
+    """Records name schemas that were unknown and have been looked up: decode the batch again."""
 
 
 class AbandonedError(TopicbergError):
@@ -220,6 +220,8 @@ class Ingestor:
         self._isolation: Isolation | None = None
         self._log_end: Offsets = {}
         self._passed: dict[int, Order] = {}
+        self._stops_early = True
+        """Whether a batch is begun again as soon as its first records name new schemas."""
         self._ends: dict[int, int] = {}
         """Where the next batch has to end, by partition; see :class:`BatchCutError`."""
         self.current_offsets: Offsets = {}
@@ -292,13 +294,14 @@ class Ingestor:
 
     def _attempt(self) -> Commit:
         ends: dict[int, int] = {}  # together, so that each attempt is smaller than the one before
-        self._passed = {}
+        self._passed, self._stops_early, self._ends = {}, True, {}
         while True:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
                     return self._step()
             except SchemasFoundError as found:
                 logger.info("topic %s: %s", self.spec.name, found)
+                self._stops_early = False
             except BatchCutError as cut:
                 ends |= {p: min(end, ends.get(p, end)) for p, end in cut.ends.items()}
                 self._ends = dict(ends)
@@ -410,12 +413,16 @@ class Ingestor:
             return Written([], 0, Rejections(self.spec.tableflow.error_handling.mode))
         key = self._upsert_key(plan.layout, table)
         program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
+        program = replace(program, stops_early=self._stops_early)
         try:
             if plan.reader == "process":
                 return self._processes.ingest(program, batch.ranges, self._check_abandoned)
             given = program, table, batch.ranges, plan.size, self._memory
             return ingest_by_spark(self._session(), *given)
         except DamagedRecordsError as error:
+            first, end = batch.ranges.get(error.partition, (0, 0))
+            if not first <= error.offset < end:  # no part of the batch would be another one
+                raise
             skips.note_failing(table, (error.partition, error.offset), error.message)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
         except ExhaustedError as error:
@@ -482,13 +489,13 @@ class Ingestor:
     def _handle_rejected(self, plan: Plan, rejections: Rejections) -> None:
         """Treat malformed records as the topic's error mode says.
 
-        :raises SchemasFoundError: their schemas are known now: decode the batch again
+        :raises SchemasFoundError: their schemas were looked up: decode the batch again
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
         """
         found = self._look_up_foreign(sorted(rejections.unknown))
         if self._framing is not None and rejections.inline:
-            found |= self._framing.look_up(rejections.inline)
-        if found:
+            found |= self._framing.look_up(rejections.inline.values())
+        if found or rejections.is_partial:
             raise SchemasFoundError("records name, or have, schemas that were not known")
         rejections.name_missing(self._foreign)
         if rejections.first is None:
@@ -609,9 +616,9 @@ class Ingestor:
         """Return the next batch, and the average size of its records in Kafka, if known."""
         name = self.spec.name
         cut, self._ends = self._ends, {}
-        latest = {p: min(end, cut.get(p, end)) for p, end in latest.items()} if cut else latest
+        start = {p: held.get(p, beginning[p]) for p in latest}
+        latest = {p: min(end, max(start[p], cut.get(p, end))) for p, end in latest.items()}
         if self._isolation is not None:
-            start = {p: held.get(p, beginning[p]) for p in latest}
             ends = self._isolation.next_ends(start, SMALL_RECORDS, PARTS)
             if ends is not None:
                 ends = {p: min(ends[p], latest[p]) for p in latest}

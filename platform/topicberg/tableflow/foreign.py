@@ -71,9 +71,13 @@ class ForeignSchemas:
         :param named: ids and GUIDs
         :raises TopicbergError: the registry does not answer
         """
-        missing = self.missing
-        known = self.schemas.keys() | self.guids.keys()
-        new = [one for one in named if one not in known and one not in missing]
+        missing, guids = self.missing, self.guids
+        new = [
+            one
+            for one in named
+            if one not in missing
+            and (guids.get(one) if isinstance(one, UUID) else one) not in self.schemas
+        ]
         new = new[: MAX_LOOKUPS - self._lookups]
         self._lookups += len(new)
         found = [
@@ -91,9 +95,10 @@ class ForeignSchemas:
         if number is None:
             self._missing[guid] = self._unknown, self._now() + MISSING_SECONDS
             return False
-        if number not in self.schemas:
-            self._look_up(number)
-        return True
+        if number in self.schemas or self._look_up(number):
+            return True
+        self._missing[guid] = self._missing[number]
+        return False
 
     def _look_up(self, number: int) -> bool:
         try:

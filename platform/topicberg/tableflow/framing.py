@@ -84,7 +84,10 @@ class Framing:
         self._has_read = True
 
     def look_up(self, places: Iterable[Place]) -> bool:
-        """Register the schemas of some records; return whether more is known of one of them."""
+        """Register the schemas of some records; return whether more is known of one of them.
+
+        :param places: of records with different schemas
+        """
         found = False
         for partition, at in places:
             self._lookups += 1
@@ -119,11 +122,10 @@ class Framing:
             if opening.schema is not None:
                 number = self._registered(half, connect_json.json_schema(opening.schema))
         except TableflowError as error:
-            is_new = opening.text not in known.refused
             if len(known.refused) >= MAX_OPENINGS:
                 known.refused.clear()
             known.refused[opening.text] = error.message, time.monotonic() + REFUSED_SECONDS
-            return is_new
+            return True
         known.openings[opening.text] = number
         return True
 
@@ -160,7 +162,8 @@ class Framing:
         if half.column not in self._subjects or half.latest is None:
             return None
         known = self._known[half.column]
-        refused = {text: reason for text, (reason, _) in known.refused.items()}
+        now = time.monotonic()
+        refused = {text: reason for text, (reason, until) in known.refused.items() if now < until}
         return InlineSchemas(
             half.column, half.latest.schema_id, tuple(known.openings.items()), refused
         )
@@ -181,6 +184,11 @@ class Framing:
 
 class UnknownInlineError(MalformedError):
     """A record begins with a schema that is not registered yet."""
+
+    def __init__(self, reason: str, opening: bytes) -> None:
+        """:param opening: what precedes the payload"""
+        super().__init__(reason)
+        self.opening = opening
 
 
 @dataclass(frozen=True)
@@ -216,7 +224,7 @@ class InlineSchemas:
             )
         reason = self.refused.get(opening.text)
         if reason is None:
-            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}")
+            raise UnknownInlineError(f"the {self.side}: {_UNKNOWN}", opening.text)
         raise MalformedError(f"the {self.side}: {reason}")
 
     def in_wire_format(

@@ -90,6 +90,8 @@ class Plan:
     """Of a topic with a change log."""
     inline: Mapping[str, InlineSchemas] = field(default_factory=dict)
     """For keys and values that are not in the wire format: what brings them into it."""
+    stops_early: bool = False
+    """Whether a task stops when it finds new schemas among its first records."""
 
     @property
     def is_folded(self) -> bool:

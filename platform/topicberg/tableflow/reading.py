@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EARLY = 1 / 3
+"""The part of a task's records that may be read in vain, where new schemas are found."""
+
 
 @dataclass(frozen=True)
 class Written:
@@ -83,7 +86,8 @@ class ChangesRead:
 def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> Written:
     """Write the records of some offsets as data files.
 
-    If the plan is to suspend at a malformed record, there are no files when there is one.
+    If the plan is to suspend at a malformed record, there are no files when there is one. Nor are
+    there if reading stopped early.
 
     :param check: called now and then; raises if the batch is abandoned
     :raises FetchError: Kafka does not return the records
@@ -95,7 +99,8 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
 
     target = plan.target
     io = load_file_io(dict(plan.files), target.location)
-    rows = min(MAX_ROWS, max(1, sum(end - start for start, end in ranges.values())))
+    total = sum(end - start for start, end in ranges.values())
+    rows = min(MAX_ROWS, max(1, total))
     buffers = buffers_of(plan.decoded, rows)
     writer = DataFileWriter(target, io)
     keys = None if plan.upserts is None else WrittenKeys()
@@ -118,12 +123,14 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
                         writer.write(columns)
                     else:
                         _upsert(plan, columns, chunk.has_value, writer, keys)
-                if rejections.is_final:
+                is_early = plan.stops_early and count <= total * EARLY
+                rejections.is_partial = is_early and rejections.has_new_schemas
+                if rejections.is_final or rejections.is_partial:
                     break
     except BaseException:
         delete(io, writer.files)
         raise
-    if rejections.is_final:
+    if rejections.is_final or rejections.is_partial:
         delete(io, writer.files)
         return Written([], count, rejections)
     of_keys = None if keys is None else keys.all()

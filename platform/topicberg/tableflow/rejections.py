@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from topicberg.formats.reasons import MalformedError
@@ -31,15 +32,22 @@ class Rejections:
     """The first one by partition and offset, its reason, and the id of its schema if unknown."""
     unknown: set[str] = field(default_factory=set)
     """Ids and GUIDs of schemas that were not looked up yet."""
-    inline: list[Place] = field(default_factory=list)
-    """Where records begin with schemas that are not registered yet."""
+    inline: dict[bytes, Place] = field(default_factory=dict)
+    """SHA-256 of the schemas that records begin with and that are not registered yet → where."""
     records: list[dict[str, Any]] = field(default_factory=list)
     """In mode LOG: each of them, with the columns of a dead letter."""
+    is_partial: bool = False
+    """Whether records were left: schemas are looked up first."""
 
     @property
     def is_final(self) -> bool:
         """Whether the batch ends here: the topic suspends."""
         return self.count > 0 and self.mode == "SUSPEND"
+
+    @property
+    def has_new_schemas(self) -> bool:
+        """Whether records name, or have, schemas that were not looked up yet."""
+        return bool(self.unknown or self.inline)
 
     def add(self, records: Records, at: int, reason: MalformedError) -> None:
         """Add one of some records."""
@@ -49,7 +57,7 @@ class Rejections:
         if number is not None and len(self.unknown) < MAX_UNKNOWN:
             self.unknown.add(number)
         if isinstance(reason, UnknownInlineError) and len(self.inline) < MAX_UNKNOWN:
-            self.inline.append(place)
+            self.inline.setdefault(sha256(reason.opening).digest(), place)
         if self.first is None or place < self.first[0]:
             self.first = place, str(reason), number
         if self.mode == "LOG":
@@ -81,8 +89,9 @@ class Rejections:
         for part in parts:
             whole.count += part.count
             whole.unknown |= part.unknown
-            whole.inline += part.inline
+            whole.inline |= part.inline
             whole.records += part.records
+            whole.is_partial |= part.is_partial
             if part.first and (whole.first is None or part.first[0] < whole.first[0]):
                 whole.first = part.first
         return whole

@@ -77,6 +77,19 @@ def test_guid_is_the_id_of_its_context(client: SchemaRegistryClient, registry: R
     assert not registry.requests
 
 
+def test_guid_is_looked_up_if_only_its_id_is_known(client: SchemaRegistryClient) -> None:
+    """The version left its subject, or was one of too many."""
+    number = client.register_schema("orders-value", avro("a"))
+    guid = UUID(client.get_latest_version("orders-value").guid)
+    reader = SubjectReader(client)
+    reader.read("orders-value")
+    foreign = ForeignSchemas(reader)
+    assert foreign.guids == {guid: number}
+    assert foreign.look_up([guid])
+    assert foreign.schemas.keys() == {number}
+    assert not foreign.look_up([guid])
+
+
 def test_guids_of_versions_are_known_without_a_request(
     client: SchemaRegistryClient, registry: Registry
 ) -> None:
