@@ -1,23 +1,17 @@
-"""The asset graph on a Spark standalone cluster: a master and two workers, all on loopback.
-
-Needs a JDK with all its modules, since Spark starts its executors with ``jdk.incubator.vector``.
-"""
+"""The asset graph on a Spark standalone cluster: a master and two workers, all on loopback."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 import dagster as dg
 import psutil
-import pyspark
 import pytest
+import spark_cluster
+from spark_cluster import HAS_JDK
 
 from assets.partitions import partition_key, time_partitions
 from definitions import defs
@@ -33,57 +27,11 @@ from topicberg.topics import load_topic
 
 TOPIC = "stock_trades"
 RECORDS = 20_000
-JAVA = shutil.which("java")
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        JAVA is None
-        or "jdk.incubator.vector"
-        not in subprocess.run([JAVA, "--list-modules"], capture_output=True, text=True).stdout,
-        reason="no JDK",
-    ),
+    pytest.mark.skipif(not HAS_JDK, reason="no JDK"),
 ]
-
-
-@contextmanager
-def spark_process(name: str, folder: Path, *arguments: str, **environment: str) -> Iterator[Path]:
-    """A process of the cluster; where it logs."""
-    home = Path(pyspark.__file__).parent
-    main = f"org.apache.spark.deploy.{name}"
-    log = folder / "log"
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            [str(JAVA), "-cp", str(home / "jars" / "*"), "-Xmx256m", main, *arguments],
-            env={
-                "PATH": os.environ["PATH"],
-                "SPARK_HOME": str(home),
-                "SPARK_LOCAL_IP": "127.0.0.1",
-                "SPARK_SCALA_VERSION": "2.13",  # what the launch scripts find out
-                "SPARK_WORKER_DIR": str(folder / "work"),
-                **environment,
-            },
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        ) as process,
-    ):
-        try:
-            yield log
-        finally:
-            started = psutil.Process(process.pid)
-            family = [started, *started.children(recursive=True)]
-            process.terminate()
-            # Where the tests ignore SIGTERM (in the background, say), so does Java.
-            for left in psutil.wait_procs(family, timeout=10)[1]:
-                left.kill()
-
-
-def wait_for_line(log: Path, text: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while text not in log.read_text(errors="replace"):
-        assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
-        time.sleep(0.3)
 
 
 @pytest.fixture
@@ -92,27 +40,15 @@ def cluster(tmp_path: Path, _own_state_dir: None) -> Iterator[tuple[Endpoints, l
     port = choose({}, {})["spark"]
     master = f"spark://127.0.0.1:{port}"
     workers = [tmp_path / "1", tmp_path / "2"]
-    serves = ("--host", "127.0.0.1", "--webui-port", "0", "--port")
     with ExitStack() as processes, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
         patch.setenv("TOPICBERG_SPARK_MASTER", master)
         settings.cache_clear()
         processes.callback(settings.cache_clear)
         state.prepare_dir(settings())
-        key = state.credentials(settings())
-        log = processes.enter_context(spark_process("master.Master", tmp_path, *serves, str(port)))
-        wait_for_line(log, "I have been elected leader")
+        processes.enter_context(spark_cluster.master(tmp_path, port))
         for folder in workers:
-            folder.mkdir()
-            worker = spark_process(
-                "worker.Worker",
-                folder,
-                *(*serves, "0", "--cores", "1", "--memory", "1g", master),
-                AWS_ACCESS_KEY_ID=key.s3_access_key,
-                AWS_SECRET_ACCESS_KEY=key.s3_secret_key.get_secret_value(),
-                AWS_REGION=settings().aws_region,
-            )
-            wait_for_line(processes.enter_context(worker), "Successfully registered with master")
+            processes.enter_context(spark_cluster.worker(folder, master, settings()))
         try:
             yield local_stack.up(settings()), workers
         finally:

@@ -1,0 +1,99 @@
+"""A Spark standalone cluster on loopback.
+
+Needs a JDK with all its modules, since Spark starts its executors with ``jdk.incubator.vector``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from topicberg.local import state
+from topicberg.settings import Settings
+
+JAVA = shutil.which("java")
+HAS_JDK = JAVA is not None and "jdk.incubator.vector" in (
+    subprocess.run([JAVA, "--list-modules"], capture_output=True, text=True, check=False).stdout
+)
+_SERVES = ("--host", "127.0.0.1", "--webui-port", "0", "--port")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process of the cluster."""
+
+    process: psutil.Process
+    log: Path
+
+
+@contextmanager
+def master(folder: Path, port: int) -> Iterator[Running]:
+    with _process("master.Master", folder, {}, *_SERVES, str(port)) as running:
+        _wait_for_line(running.log, "I have been elected leader")
+        yield running
+
+
+@contextmanager
+def worker(folder: Path, url: str, config: Settings) -> Iterator[Running]:
+    """A worker that starts executors of one core, and may use the stack's object store."""
+    folder.mkdir()
+    key = state.credentials(config)
+    environment = {
+        "AWS_ACCESS_KEY_ID": key.s3_access_key,
+        "AWS_SECRET_ACCESS_KEY": key.s3_secret_key.get_secret_value(),
+        "AWS_REGION": config.aws_region,
+    }
+    arguments = *_SERVES, "0", "--cores", "1", "--memory", "1g", url
+    with _process("worker.Worker", folder, environment, *arguments) as running:
+        _wait_for_line(running.log, "Successfully registered with master")
+        yield running
+
+
+@contextmanager
+def _process(
+    name: str, folder: Path, environment: Mapping[str, str], *arguments: str
+) -> Iterator[Running]:
+    home = Path(pyspark.__file__).parent
+    main = f"org.apache.spark.deploy.{name}"
+    log = folder / "log"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [str(JAVA), "-cp", str(home / "jars" / "*"), "-Xmx256m", main, *arguments],
+            env={
+                "PATH": os.environ["PATH"],
+                "SPARK_HOME": str(home),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+                "SPARK_SCALA_VERSION": "2.13",  # what the launch scripts find out
+                "SPARK_WORKER_DIR": str(folder / "work"),
+                **environment,
+            },
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process,
+    ):
+        started = psutil.Process(process.pid)
+        try:
+            yield Running(started, log)
+        finally:
+            family = [started, *started.children(recursive=True)]
+            process.terminate()
+            # Where the tests ignore SIGTERM (in the background, say), so does Java.
+            for left in psutil.wait_procs(family, timeout=10)[1]:
+                left.kill()
+
+
+def _wait_for_line(log: Path, text: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while text not in log.read_text(errors="replace"):
+        assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
+        time.sleep(0.3)
