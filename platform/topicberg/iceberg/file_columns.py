@@ -9,68 +9,36 @@ Source: Iceberg spec, "Column Projection".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_id
-from pyiceberg.types import NestedField
 
-_ID = b"PARQUET:field_id"
+from topicberg.iceberg.files import field_id
+
 _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 
 
-def names_by_id(arrow: pa.Schema) -> dict[int, str]:
-    """Return the ids of the columns of a file, and their names in it."""
-    return {number: one.name for one in arrow if (number := _id(one)) is not None}
+def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:
+    """Return a column whose nested fields have the names that they have in their table now.
 
+    Fields that the table does not have any more have names that no field has.
 
-class TableColumns:
-    """Columns of data files with the names that the fields have in their table now."""
+    :param field: of the file
+    """
+    fields = index_by_id(schema)
 
-    def __init__(self, schema: Schema) -> None:
-        """:param schema: of the table"""
-        self._fields = index_by_id(schema)
-        arrow = schema_to_pyarrow(schema, include_field_ids=False)
-        self._types = {one.field_id: arrow.field(one.name).type for one in schema.fields}
+    def renamed(kind: pa.DataType) -> pa.DataType:
+        return _with_fields(kind, [named(one) for one in _fields_of(kind)])
 
-    def renamed(self, column: _Column, field: pa.Field) -> _Column:
-        """Return a column whose nested fields have the table's names.
+    def named(one: pa.Field) -> pa.Field:
+        own, number = one.with_type(renamed(one.type)), field_id(one)
+        if number is None:
+            return own
+        return own.with_name(fields[number].name if number in fields else f"\x1f{number}")
 
-        Fields that the table does not have any more have names that no field has.
-
-        :param field: of the file
-        """
-        return retyped(column, self._renamed(field.type))
-
-    def of_table(self, column: _Column, field: pa.Field) -> _Column:
-        """Return a column with the type that it has in the table.
-
-        :param field: of the file, with the id of one of the table's columns
-        """
-        number = _id(field)
-        assert number is not None  # noqa: S101  see above
-        return self.renamed(column, field).cast(self._types[number])
-
-    def _renamed(self, kind: pa.DataType) -> pa.DataType:
-        return _with_fields(kind, [self._field(one) for one in _fields_of(kind)])
-
-    def _field(self, field: pa.Field) -> pa.Field:
-        number = _id(field)
-        found = field.with_type(self._renamed(field.type))
-        return found if number is None else found.with_name(_name(self._fields, number))
-
-
-def _name(fields: Mapping[int, NestedField], number: int) -> str:
-    field = fields.get(number)
-    return f"\x1f{number}" if field is None else field.name
-
-
-def _id(field: pa.Field) -> int | None:
-    found = (field.metadata or {}).get(_ID)
-    return None if found is None else int(found)
+    return retyped(column, renamed(field.type))
 
 
 def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

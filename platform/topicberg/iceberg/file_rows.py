@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from topicberg.iceberg.file_columns import TableColumns, names_by_id
+from topicberg.iceberg.file_columns import with_names_of
+from topicberg.iceberg.files import names_by_id
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -31,7 +32,6 @@ def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
 
     types = column_types(table, names)
     ids = [table.schema().find_field(name).field_id for name in names]
-    of_table = TableColumns(table.schema())
     with table.io.new_input(rows.file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
         arrow = parquet.schema_arrow
@@ -41,7 +41,7 @@ def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
     for number, kind in zip(ids, types, strict=True):
         if number in known:
             column, field = held.column(known[number]), arrow.field(known[number])
-            columns.append(of_table.of_table(column, field))
+            columns.append(with_names_of(table.schema(), column, field).cast(kind))
         else:
             columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))
     return pa.table(columns, names=list(names))

@@ -77,10 +77,21 @@ def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]
 
     :param fields: id → name of columns of the table; those that the file does not have are left out
     """
-    ids = {field.name: (field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
-    if not any(ids.values()):  # not written by Iceberg
-        return {name: name for name in ids if name in fields.values()}
-    return {name: fields[int(n)] for name, n in ids.items() if n and int(n) in fields}
+    found = names_by_id(arrow)
+    if not found:  # not written by Iceberg
+        return {name: name for name in arrow.names if name in fields.values()}
+    return {name: fields[number] for number, name in found.items() if number in fields}
+
+
+def names_by_id(arrow: pa.Schema) -> dict[int, str]:
+    """Return the ids of the columns of a Parquet file, and their names in it."""
+    return {number: field.name for field in arrow if (number := field_id(field)) is not None}
+
+
+def field_id(field: pa.Field) -> int | None:
+    """Return the id of a field of a Parquet file, of whatever depth; None: it has none."""
+    found = (field.metadata or {}).get(b"PARQUET:field_id")
+    return None if found is None else int(found)
 
 
 def folder(table: Table, name: str = "") -> tuple[FileSystem, str, str] | None:

@@ -26,7 +26,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.files import live_files, partition_of
+from topicberg.iceberg.files import live_files, names_by_id, partition_of
 from topicberg.iceberg.manifests import is_vector, new_file, referenced_file
 from topicberg.iceberg.vectors import read_vectors, write_vectors
 
@@ -52,8 +52,7 @@ def has_deletes(arrow: pa.Schema) -> bool:
 
     Its columns are known by their ids: a table may have columns with the same names.
     """
-    ids = {(field.metadata or {}).get(b"PARQUET:field_id") for field in arrow}
-    return ids >= {str(number).encode() for number in _FIELD_IDS.values()}
+    return names_by_id(arrow).keys() >= set(_FIELD_IDS.values())
 
 
 def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uint32]]]:

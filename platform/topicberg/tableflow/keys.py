@@ -38,9 +38,9 @@ from pyiceberg.manifest import DataFile, DataFileContent
 
 from topicberg.files import topic_file
 from topicberg.formats.framing import WIRE_BYTES
-from topicberg.iceberg.file_columns import TableColumns, names_by_id
+from topicberg.iceberg.file_columns import with_names_of
 from topicberg.iceberg.file_rows import read_rows
-from topicberg.iceberg.files import entries_by_manifest, in_parallel
+from topicberg.iceberg.files import entries_by_manifest, in_parallel, names_by_id
 from topicberg.iceberg.manifests import identity
 from topicberg.iceberg.position_deletes import Deletes, FileRows, read_deletes
 from topicberg.iceberg.shared_keys import delete_shared, file_name, shared_file
@@ -696,7 +696,7 @@ def _key_columns(
 
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
-        arrow, of_table = parquet.schema_arrow, TableColumns(table.schema())
+        schema, arrow = table.schema(), parquet.schema_arrow
         names = names_by_id(arrow)
         if decoded is None and not names.keys() >= set(field_ids):
             return
@@ -704,7 +704,7 @@ def _key_columns(
         first = 0
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
             found = [
-                of_table.renamed(batch.column(names[number]), arrow.field(names[number]))
+                with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
                 if number in names
                 else pa.nulls(batch.num_rows, (decoded or ())[place])
                 for place, number in enumerate(field_ids)
@@ -729,7 +729,7 @@ def _key_texts(
     raw_id = schema.find_field(key.raw).field_id
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
-        arrow, of_table = parquet.schema_arrow, TableColumns(schema)
+        arrow = parquet.schema_arrow
         names = names_by_id(arrow)
         if fields[key.partition] not in names:
             return
@@ -739,7 +739,7 @@ def _key_texts(
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
             nothing = pa.nulls(batch.num_rows)
             held = {
-                name: of_table.renamed(batch.column(names[number]), arrow.field(names[number]))
+                name: with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
                 if number in names
                 else nothing
                 for name, number in fields.items()

@@ -88,7 +88,7 @@ def columns(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from topicberg.iceberg.file_columns import TableColumns
+    from topicberg.iceberg.file_columns import with_names_of
 
     try:
         with io.new_input(path).open() as stream:
@@ -100,11 +100,11 @@ def columns(
             if not names:
                 yield pa.record_batch({"": pa.nulls(parquet.metadata.num_rows)}), 0
                 return
-            first, of_table = 0, TableColumns(schema)
+            first = 0
             for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names)):
                 found = {
-                    names[one.name]: of_table.renamed(batch.column(one.name), arrow.field(one.name))
-                    for one in batch.schema
+                    names[one]: with_names_of(schema, batch.column(one), arrow.field(one))
+                    for one in batch.schema.names
                 }
                 yield pa.record_batch(found), first
                 first += batch.num_rows
