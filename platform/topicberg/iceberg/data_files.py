@@ -243,7 +243,7 @@ class DataFileWriter:
             file = self._open[values] = self._new(values)
         place = file.path, file.rows
         self._waiting += file.add(rows)
-        if file.waiting >= GROUP_BYTES and (file.is_begun or self._begun < MAX_OPEN):
+        if file.waiting_bytes >= GROUP_BYTES and (file.is_begun or self._begun < MAX_OPEN):
             self._write_group(file)
         elif not is_copy:
             file.copy()
@@ -253,7 +253,7 @@ class DataFileWriter:
 
     def _write_group(self, file: _File) -> None:
         self._begun += not file.is_begun
-        self._waiting -= file.waiting
+        self._waiting -= file.waiting_bytes
         file.write()
 
     def _new(self, values: tuple[Any, ...]) -> _File:
@@ -270,7 +270,7 @@ class DataFileWriter:
     def _close(self, file: _File) -> None:
         del self._open[file.values]
         self._begun -= file.is_begun
-        self._waiting -= file.waiting
+        self._waiting -= file.waiting_bytes
         self.files.append(file.close(self._spec.spec_id))
 
     def _close_all(self) -> None:
@@ -298,7 +298,7 @@ class _File:
         self, io: FileIO, path: str, values: tuple[Any, ...], partition: Record, owner: _Format
     ) -> None:
         self.values, self.path, self.size, self.rows = values, path, 0, 0
-        self.waiting = 0
+        self.waiting_bytes = 0
         """Bytes of rows that are not written."""
         self._io, self._partition, self._format = io, partition, owner
         self._output = io.new_output(path)
@@ -315,7 +315,7 @@ class _File:
         """Add rows, which wait; return their bytes in memory."""
         self._waiting.append(rows)
         self.size += (size := rows.nbytes)
-        self.waiting += size
+        self.waiting_bytes += size
         self.rows += len(rows)
         return int(size)
 
@@ -327,7 +327,7 @@ class _File:
         """Write the rows that wait as a row group."""
         if not self._waiting:
             return
-        waiting, self._waiting, self.waiting = self._waiting, [], 0
+        waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0
         rows = waiting[0] if len(waiting) == 1 else pa.concat_tables(waiting)
         if self._writer is None:
             self._stream = self._output.create(overwrite=True)

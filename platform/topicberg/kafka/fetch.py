@@ -647,15 +647,14 @@ class _ClientFetcher:
         found = []
         for message in messages:
             partition, offset, error = message.partition(), message.offset(), message.error()
-            end = self._ends.get(partition or 0)
+            end = self._ends.get(partition or 0, -1)
             if error is not None and error.code() not in (_PARTITION_EOF, *_RETRIED):
                 reached = max(offset or 0, self._reached.get(partition or 0, 0))
-                is_known = partition is not None and partition in self._reached
-                if is_known and _is_behind(error.code(), reached, -1 if end is None else end):
+                if partition in self._reached and _is_behind(error.code(), reached, end):
                     self._ends.pop(partition or 0, None)
                     continue
                 raise _failure(error.code(), partition or 0, reached, error.str())
-            if end is None or offset is None or (error and error.code() in _RETRIED):
+            if end < 0 or offset is None or (error and error.code() in _RETRIED):
                 continue
             if error is None and offset < end:
                 found.append(message)

@@ -102,7 +102,8 @@ def chunks(
     import numpy as np
 
     messages = {KEY: _payloads(records, KEY), VALUE: _payloads(records, VALUE)}
-    unreadable = _unreadable(plan, records)
+    wrong_headers = _with_wrong_header(records)
+    unreadable = _unreadable(plan, records, wrong_headers)
     other_keys = _other_keys(records) if plan.is_folded else {}
     usual = dict(messages)
     for column, inline in plan.inline.items():
@@ -133,7 +134,7 @@ def chunks(
         is_row = np.ones(to - first, np.bool_)
         is_row[[at - first for at in reasons]] = False
         if plan.changes is not None:
-            known = plan, plan.changes, records, other_keys
+            known = plan, plan.changes, records, wrong_headers, other_keys
             chunk = _changes(*known, found, first, is_row, reasons)
             for at, reason in sorted(reasons.items()):
                 rejections.add(records, at, reason)
@@ -160,7 +161,7 @@ def chunks(
                 for name in shared:
                     of_message[name] = _merged(decoder, name, ids, of_message[name], columns[name])
             columns |= of_message
-        columns |= _metadata(plan, records, first, to, is_row)
+        columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
         wrong = untruncatable(plan.target, columns)
         if wrong:
             rows = first + np.flatnonzero(is_row)
@@ -235,6 +236,7 @@ def _changes(
     plan: Plan,
     changes: ChangePlan,
     records: Records,
+    wrong_headers: Sequence[int],
     other_keys: Mapping[str, Mapping[int, str]],
     found: Mapping[str, tuple[Mapping[str, pa.Array], list[int]]],
     first: int,
@@ -243,6 +245,7 @@ def _changes(
 ) -> Chunk:
     """Return the changes of some records.
 
+    :param wrong_headers: see :func:`_with_wrong_header`
     :param other_keys: see :func:`_other_keys`
     :param found: the columns of keys and values, and the records that their decoder rejected
     :param first: the number of the first record
@@ -270,7 +273,7 @@ def _changes(
     if KEY in plan.raw:
         raw = _binary(records.keys, records.key_offsets[first : to + 1], records.has_key[first:to])
         columns[KEY] = _chosen(raw, is_row)
-    columns |= _metadata(plan, records, first, to, is_row)
+    columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
     at = at[stays]
     if not changes.is_folded:
         return Chunk(columns, has_value[stays])
@@ -369,7 +372,6 @@ def _inline(
     inline: InlineSchemas, records: Records, raw: Payloads
 ) -> tuple[Payloads, dict[int, MalformedError]]:
     """Return keys or values in the wire format, and why some of them cannot be."""
-
     from topicberg.formats.columnar.framing import schema_headers
 
     wanted = raw.present == 1
@@ -380,7 +382,9 @@ def _inline(
     return Payloads(data, offsets, raw.present), malformed
 
 
-def _unreadable(plan: Plan, records: Records) -> dict[int, MalformedError]:
+def _unreadable(
+    plan: Plan, records: Records, wrong_headers: Sequence[int]
+) -> dict[int, MalformedError]:
     """Return the records that cannot become rows, whatever their keys and values are."""
     import numpy as np
 
@@ -389,9 +393,8 @@ def _unreadable(plan: Plan, records: Records) -> dict[int, MalformedError]:
         int(at): MalformedError(out_of_range(plan.columns["timestamp"], int(times[at])))
         for at in np.flatnonzero((times != NO_TIMESTAMP) & ((times < FIRST_MS) | (times > LAST_MS)))
     }
-    if records.header_ends[records.count]:
-        for at in _with_wrong_header(records):
-            reasons.setdefault(at, MalformedError(wrong_header(plan.columns["headers"])))
+    for at in wrong_headers:
+        reasons.setdefault(at, MalformedError(wrong_header(plan.columns["headers"])))
     if plan.upserts is None and plan.changes is None:
         return reasons
     has_key, has_value = (one[: records.count] == 1 for one in (records.has_key, records.has_value))
@@ -606,7 +609,12 @@ def _binary(data: Any, offsets: Any, present: Any) -> pa.Array:
 
 
 def _metadata(
-    plan: Plan, records: Records, first: int, to: int, is_row: NDArray[np.bool_]
+    plan: Plan,
+    records: Records,
+    wrong_headers: Sequence[int],
+    first: int,
+    to: int,
+    is_row: NDArray[np.bool_],
 ) -> dict[str, pa.Array]:
     """Return the metadata columns."""
     import numpy as np
@@ -627,7 +635,7 @@ def _metadata(
             pa.array(np.zeros(count, np.int32)), pa.array([plan.topic])
         ),
         "partition": pa.array(records.partitions[rows]),
-        "headers": _headers(records, first, to, is_row),
+        "headers": _headers(records, wrong_headers, first, to, is_row),
         "leader-epoch": pa.nulls(count, pa.int32()),
         "offset": pa.array(records.offsets[rows]),
         "timestamp": micros.cast(pa.timestamp("us", "UTC")),
@@ -638,7 +646,13 @@ def _metadata(
     return {plan.columns[name]: column for name, column in values.items()}
 
 
-def _headers(records: Records, first: int, to: int, is_row: NDArray[np.bool_]) -> pa.Array:
+def _headers(
+    records: Records,
+    wrong_headers: Sequence[int],
+    first: int,
+    to: int,
+    is_row: NDArray[np.bool_],
+) -> pa.Array:
     """Return the headers; of several with the same name, a record has the last one."""
     import numpy as np
     import pyarrow as pa
@@ -651,7 +665,7 @@ def _headers(records: Records, first: int, to: int, is_row: NDArray[np.bool_]) -
     counts = np.diff(ends)
     # Names that are not UTF-8 are those of records that do not become rows: tombstones, too.
     is_read = is_row.copy()
-    is_read[[at - first for at in _with_wrong_header(records) if first <= at < to]] = False
+    is_read[[at - first for at in wrong_headers if first <= at < to]] = False
     wanted = np.repeat(is_read, counts) & (records.is_repeated_header[begin:end] == 0)
     names, values = (records.header_offsets[part, begin : end + 1] for part in (0, 1))
     keys = pa.Array.from_buffers(

@@ -421,7 +421,7 @@ class Ingestor:
             return ingest_by_spark(self._session(), *given)
         except DamagedRecordsError as error:
             first, end = batch.ranges.get(error.partition, (0, 0))
-            if not first <= error.offset < end:  # no part of the batch would be another one
+            if not first <= error.offset < end:  # the same batch would be read again
                 raise
             skips.note_failing(table, (error.partition, error.offset), error.message)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None

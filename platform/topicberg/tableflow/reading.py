@@ -125,12 +125,12 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
                         _upsert(plan, columns, chunk.has_value, writer, keys)
                 is_early = plan.stops_early and count <= total * EARLY
                 rejections.is_partial = is_early and rejections.has_new_schemas
-                if rejections.is_final or rejections.is_partial:
+                if rejections.ends_reading:
                     break
     except BaseException:
         delete(io, writer.files)
         raise
-    if rejections.is_final or rejections.is_partial:
+    if rejections.ends_reading:
         delete(io, writer.files)
         return Written([], count, rejections)
     of_keys = None if keys is None else keys.all()

@@ -45,6 +45,11 @@ class Rejections:
         return self.count > 0 and self.mode == "SUSPEND"
 
     @property
+    def ends_reading(self) -> bool:
+        """Whether the other records are not read, and there are no files."""
+        return self.is_final or self.is_partial
+
+    @property
     def has_new_schemas(self) -> bool:
         """Whether records name, or have, schemas that were not looked up yet."""
         return bool(self.unknown or self.inline)

@@ -70,7 +70,7 @@ def ingest_by_spark(
     rejections = Rejections.joined(plan.error_mode, (each.rejections for each in written))
     files = [file for each in written for file in each.files]
     failed = next((each for each in found if isinstance(each, Exception)), None)
-    if failed is not None or rejections.is_final or rejections.is_partial:
+    if failed is not None or rejections.ends_reading:
         delete(table.io, files)
         files = []
     if failed is not None:
