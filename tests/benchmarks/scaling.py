@@ -5,9 +5,9 @@
 Starts a standalone cluster and a stack of its own in a temporary folder, and workers of one core
 one after the other. For each number of executors, the engine reads the same topic into a new table
 by Spark, three times: to start all Python workers, measured, and measured while an executor is
-killed (SIGKILL). CPU time is that of
-all processes of the workers, of the driver (Spark Connect), and of the engine. The rows and a
-checksum of every table are compared with what was produced.
+killed (SIGKILL). CPU time is that of all processes of the workers, of the driver (Spark Connect),
+and of the engine. The rows and a checksum of every measured table are compared with what was
+produced.
 """
 
 from __future__ import annotations
@@ -107,8 +107,7 @@ def compare(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
         def add_worker() -> None:
             name = folder / f"worker-{len(workers)}"
-            started = running.enter_context(spark_cluster.worker(name, url, config))
-            workers.append(started.process)
+            workers.append(running.enter_context(spark_cluster.worker(name, url, config)))
 
         add_worker()
         running.callback(stack.down, config)

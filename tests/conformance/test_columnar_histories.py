@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pyarrow as pa
 from avro_family import AvroFamily
-from header_framing import NAMES, RecordHeaders, fetched, guid_of, moved
+from header_framing import NAMES, RecordHeaders, guid_of, moved
 from json_family import JsonFamily
 from judge import Judge, Outcome, Side, wire
+from plans import rows_of
 from protobuf_family import ProtobufFamily
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from shapes import Refused, difference, extended
@@ -27,11 +27,9 @@ from versions import Family, Version
 
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
-from topicberg.tableflow.columns import buffers_of, chunks
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, holds_raw_key, table_schema
 from topicberg.tableflow.plan import METADATA, Plan, message_decoders
-from topicberg.tableflow.rejections import Rejections
 from topicberg.topics import TopicSpec
 
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
@@ -212,22 +210,6 @@ def _subject(name: str, side: Side) -> Subject:
     return Subject(name, schemas, list(schemas.values())[-1], guids)
 
 
-def rows(
-    plan: Plan, pairs: Sequence[Pair], headers: Sequence[RecordHeaders] | None = None
-) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Return the rows of records, and the reasons of those that are rejected, by offset."""
-    buffers = buffers_of(plan.decoded, len(pairs))
-    found: list[dict[str, Any]] = []
-    rejections = Rejections("LOG")
-    for chunk in chunks(plan, fetched(pairs, headers), buffers, rejections):
-        plain = {
-            name: one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one
-            for name, one in chunk.columns.items()
-        }
-        found += pa.table(plain).to_pylist()
-    return found, {one["offset"]: one["reason"] for one in rejections.records}
-
-
 def run(seed: int, tally: Tally) -> None:
     topic = Topic(seed)
     try:
@@ -242,7 +224,7 @@ def run(seed: int, tally: Tally) -> None:
     mixed = [topic.record(is_good=topic.rng.random() < 0.7) for _ in range(RECORDS)]
     bad = [topic.record(is_good=False) for _ in range(RECORDS)]
     for batch in (fine, good, mixed, bad):
-        found, rejected = rows(plan, *topic.by_headers(batch))
+        found, rejected = rows_of(plan, *topic.by_headers(batch))
         tally.rows += len(found)
         tally.rejected += len(rejected)
         tally.problems += [f"{title}: {one}" for one in topic.expect(found, rejected, batch)]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
+import pyarrow as pa
+from header_framing import RecordHeaders, fetched
 from pyiceberg.table import Table
 
 from topicberg.iceberg.data_files import Target
+from topicberg.tableflow.columns import buffers_of, chunks
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, holds_raw_key
 from topicberg.tableflow.plan import METADATA, Plan, message_decoders
+from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
 from topicberg.topics import TopicSpec
 
@@ -25,3 +30,24 @@ def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, Upsert
     upserts = None if key is None else table.metadata.table_uuid
     target = Target.of(table)
     return Plan(spec.name, target, {}, {}, decoded, raw, names, "SKIP", upserts, key), key
+
+
+def rows_of(
+    plan: Plan,
+    pairs: Sequence[tuple[bytes | None, bytes | None]],
+    headers: Sequence[RecordHeaders] | None = None,
+) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    """Return the rows of records, and the reasons of those that are rejected, by offset.
+
+    :param pairs: keys and values
+    """
+    buffers = buffers_of(plan.decoded, len(pairs))
+    found: list[dict[str, Any]] = []
+    rejections = Rejections("LOG")
+    for chunk in chunks(plan, fetched(pairs, headers), buffers, rejections):
+        plain = {
+            name: one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one
+            for name, one in chunk.columns.items()
+        }
+        found += pa.table(plain).to_pylist()
+    return found, {one["offset"]: one["reason"] for one in rejections.records}

@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -27,23 +26,15 @@ HAS_JDK = JAVA is not None and "jdk.incubator.vector" in (
 _SERVES = ("--host", "127.0.0.1", "--webui-port", "0", "--port")
 
 
-@dataclass(frozen=True)
-class Running:
-    """A process of the cluster."""
-
-    process: psutil.Process
-    log: Path
+@contextmanager
+def master(folder: Path, port: int) -> Iterator[psutil.Process]:
+    arguments = *_SERVES, str(port)
+    with _process("master.Master", folder, {}, "I have been elected leader", *arguments) as process:
+        yield process
 
 
 @contextmanager
-def master(folder: Path, port: int) -> Iterator[Running]:
-    with _process("master.Master", folder, {}, *_SERVES, str(port)) as running:
-        _wait_for_line(running.log, "I have been elected leader")
-        yield running
-
-
-@contextmanager
-def worker(folder: Path, url: str, config: Settings) -> Iterator[Running]:
+def worker(folder: Path, url: str, config: Settings) -> Iterator[psutil.Process]:
     """A worker that starts executors of one core, and may use the stack's object store."""
     folder.mkdir()
     key = state.credentials(config)
@@ -53,15 +44,19 @@ def worker(folder: Path, url: str, config: Settings) -> Iterator[Running]:
         "AWS_REGION": config.aws_region,
     }
     arguments = *_SERVES, "0", "--cores", "1", "--memory", "1g", url
-    with _process("worker.Worker", folder, environment, *arguments) as running:
-        _wait_for_line(running.log, "Successfully registered with master")
-        yield running
+    started = "Successfully registered with master"
+    with _process("worker.Worker", folder, environment, started, *arguments) as process:
+        yield process
 
 
 @contextmanager
 def _process(
-    name: str, folder: Path, environment: Mapping[str, str], *arguments: str
-) -> Iterator[Running]:
+    name: str, folder: Path, environment: Mapping[str, str], started: str, *arguments: str
+) -> Iterator[psutil.Process]:
+    """A process of the cluster.
+
+    :param started: what it logs once it serves
+    """
     home = Path(pyspark.__file__).parent
     main = f"org.apache.spark.deploy.{name}"
     log = folder / "log"
@@ -81,11 +76,12 @@ def _process(
             stderr=subprocess.STDOUT,
         ) as process,
     ):
-        started = psutil.Process(process.pid)
+        root = psutil.Process(process.pid)
         try:
-            yield Running(started, log)
+            _wait_for_line(log, started)
+            yield root
         finally:
-            family = [started, *started.children(recursive=True)]
+            family = [root, *root.children(recursive=True)]
             process.terminate()
             # Where the tests ignore SIGTERM (in the background, say), so does Java.
             for left in psutil.wait_procs(family, timeout=10)[1]:

@@ -6,19 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from header_framing import NAMES, RecordHeaders, fetched
-from plans import plan_of
+from header_framing import NAMES, RecordHeaders
+from plans import plan_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
 
 from topicberg.formats.columnar.framing import MAX_DIFFERENT
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.tableflow.columns import buffers_of, chunks
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
 from topicberg.tableflow.plan import Plan
-from topicberg.tableflow.rejections import Rejections
 from topicberg.topics import TopicSpec
 
 NOT_UTF8 = b"\xff\xfe".decode(errors="surrogateescape")
@@ -55,16 +52,8 @@ def of_integers(names: list[str]) -> dict[str, Any]:
 
 
 def rows(made: Plan, records: Any, headers: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    rejections = Rejections("LOG")
-    buffers = buffers_of(made.decoded, len(records))
-    for chunk in chunks(made, fetched(records, headers), buffers, rejections):
-        plain = {
-            name: one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one
-            for name, one in chunk.columns.items()
-        }
-        found += pa.table(plain).to_pylist()
-    assert not rejections.count, rejections.first
+    found, rejected = rows_of(made, records, headers)
+    assert not rejected
     return found
 
 
@@ -99,13 +88,7 @@ def test_field_of_key_and_value_is_the_values_with_any_number_of_headers(tmp_pat
     headers: list[RecordHeaders] = [[(NAMES["value"], wire_prefix(2))]] * count
     junk: list[RecordHeaders] = [[(NAMES["value"], b"junk %d" % n)] for n in range(count)]
     values = [wire_prefix(2) + value] * count + [value] * count
-    rejected = Rejections("LOG")
-    buffers = buffers_of(made.decoded, 2 * count)
-    records = fetched([(key, one) for one in values], [*junk, *headers])
-    found = [
-        one
-        for chunk in chunks(made, records, buffers, rejected)
-        for one in chunk.columns["id"].to_pylist()
-    ]
-    assert rejected.count == count
-    assert found == [2] * count
+    records = [(key, one) for one in values]
+    found, rejected = rows_of(made, records, [*junk, *headers])
+    assert len(rejected) == count
+    assert [one["id"] for one in found] == [2] * count
