@@ -29,6 +29,7 @@ class Message:
     own: tuple[bytes | None, bytes | None]
     place: tuple[int, int]
     own_headers: list[tuple[str, Any]]
+    time_ms: int
 
     def key(self) -> bytes | None:
         return self.own[0]
@@ -46,7 +47,7 @@ class Message:
         return self.place[1]
 
     def timestamp(self) -> tuple[int, int]:
-        return 1, 1_700_000_000_000
+        return 1, self.time_ms
 
 
 @dataclass
@@ -80,9 +81,10 @@ class MemoryTopic:
         key: bytes | None,
         value: bytes | None,
         headers: Iterable[tuple[str, Any]] = (),
+        time_ms: int = 1_700_000_000_000,
     ) -> None:
         log = self.partitions.setdefault(partition, [])
-        log.append(Message((key, value), (partition, len(log)), list(headers)))
+        log.append(Message((key, value), (partition, len(log)), list(headers), time_ms))
 
     @property
     def ends(self) -> dict[int, int]:
@@ -102,6 +104,15 @@ class MemoryTopic:
 
     def log(self, _: object, __: str) -> kafka.TopicLog:
         return kafka.TopicLog("memory", dict.fromkeys(self.ends, 0), self.ends)
+
+    def times(self, _: object, __: str, offsets: Mapping[int, int]) -> dict[int, int]:
+        return {p: self.partitions[p][offset].time_ms for p, offset in offsets.items()}
+
+    def offsets_at(self, _: object, __: str, time_ms: int) -> dict[int, int]:
+        return {
+            p: next((n for n, one in enumerate(log) if one.time_ms >= time_ms), -1)
+            for p, log in self.partitions.items()
+        }
 
 
 class _Reader:
@@ -144,4 +155,7 @@ def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_ready()
     monkeypatch.setattr(engine, "shared", lambda *_: SimpleNamespace(ingest=reading.ingest))
     monkeypatch.setattr(kafka, "topic_log", topic.log)
+    monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
+    monkeypatch.setattr(kafka, "offsets_at", topic.offsets_at)
+    monkeypatch.setattr(engine, "first_times", topic.times)
     monkeypatch.setattr(fetch, "fetcher", lambda _, __, ranges: _Reader(topic, ranges))

@@ -172,6 +172,10 @@ class BatchFailedError(TopicbergError):
     """A batch cannot be decoded, perhaps due to a record; the search for it has begun."""
 
 
+class PartReadError(Exception):
+    """A part of a batch that failed was read, but not committed."""
+
+
 class Ingestor:
     """Keeps one topic's table up to date; not thread-safe."""
 
@@ -218,6 +222,7 @@ class Ingestor:
         self._processes = shared(config.engine_processes, self._memory)
         self._planner = Planner(spec, endpoints)
         self._isolation: Isolation | None = None
+        """The search for the records at which a batch fails, until it is committed."""
         self._log_end: Offsets = {}
         self._passed: dict[int, Order] = {}
         self._stops_early = True
@@ -230,13 +235,8 @@ class Ingestor:
 
     @property
     def max_records(self) -> int:
-        """How many records suffice to start the next batch; a search for a record does not wait."""
-        return self._size.limit if self._isolation is None else 1
-
-    @property
-    def is_isolating(self) -> bool:
-        """Whether parts of a failed batch are read, to find a record that fails by itself."""
-        return self._isolation is not None
+        """How many records suffice to start the next batch."""
+        return self._size.limit
 
     def close(self) -> None:
         """Discard the sessions that only this topic uses, and what is known of the table."""
@@ -295,6 +295,7 @@ class Ingestor:
     def _attempt(self) -> Commit:
         ends: dict[int, int] = {}  # together, so that each attempt is smaller than the one before
         self._passed, self._stops_early, self._ends = {}, True, {}
+        self._isolation = None
         while True:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
@@ -306,7 +307,9 @@ class Ingestor:
                 ends |= {p: min(end, ends.get(p, end)) for p, end in cut.ends.items()}
                 self._ends = dict(ends)
             except BatchFailedError as failed:
-                logger.warning("%s; reading a smaller part of the batch", failed.message)
+                logger.warning("%s; reading the batch in parts", failed.message)
+            except PartReadError:
+                logger.info("topic %s: read a part of the batch that failed", self.spec.name)
 
     def _step(self) -> Commit:
         name = self.spec.name
@@ -337,7 +340,7 @@ class Ingestor:
         requested = skips.requested(table).keys()
         batch, size = self._plan(held.offsets or first, beginning, latest, {*requested, *failing})
         self._check_suspended(batch, failing, requested)
-        if self._isolation is None and self._has_decoded_keys(layout, table):
+        if self._searching is None and self._has_decoded_keys(layout, table):
             batch = self._in_time_order(batch, latest)
         seen_ms = self.current_ms if held.offsets == self.current_offsets else None
         missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
@@ -349,7 +352,14 @@ class Ingestor:
             done = self._result(plan, head, {})
             ends = held.offsets or first
             return replace(done, end_offsets=ends, backlog=False, rows=0, bytes=0)
-        return self._add(plan, self._written(plan))
+        written = self._written(plan)
+        if (search := self._searching) is not None:
+            delete(table.io, written.files)
+            search.succeed(batch.end)
+            if not search.rest and not search.blamed:  # all of it at once is too much
+                self._size = self._size.exhausted(search.records)
+            raise PartReadError
+        return self._add(plan, written)
 
     def _committed(
         self, plan: Plan, snapshot: Snapshot, changed: Mapping[str, str], written: Written
@@ -413,7 +423,7 @@ class Ingestor:
             return Written([], 0, Rejections(self.spec.tableflow.error_handling.mode))
         key = self._upsert_key(plan.layout, table)
         program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
-        program = replace(program, stops_early=self._stops_early)
+        program = replace(program, stops_early=self._stops_early and self._isolation is None)
         try:
             if plan.reader == "process":
                 return self._processes.ingest(program, batch.ranges, self._check_abandoned)
@@ -440,21 +450,27 @@ class Ingestor:
                 self._size = self._size.out_of_space(batch.records, plan.size)
             raise
 
+    @property
+    def _searching(self) -> Isolation | None:
+        """The search for the records at which a batch fails, while it goes on."""
+        search = self._isolation
+        return search if search is not None and search.rest else None
+
     def _search(self, plan: Plan, reason: str, *, is_certain: bool) -> BatchFailedError:
-        """Begin, or go on, to search for the record at which a batch fails.
+        """Begin, or go on, to search for the records at which a batch fails.
 
         :param is_certain: whether it fails at that record at each attempt
         :raises TopicbergError: processes fail whatever they read
         """
         what = reason.removeprefix(f"topic {self.spec.name}: ")
-        if self._isolation is None:
-            self._isolation = Isolation(plan.batch.end, what)
+        search = self._searching or Isolation(plan.batch.start, plan.batch.end)
+        self._isolation = search
         if plan.reader == "process":
-            self._isolation.fail(plan.batch.ranges, what, is_certain=is_certain)
-        if (culprit := self._isolation.culprit) is not None:
+            search.fail(plan.batch.ranges, is_certain=is_certain)
+        if (culprit := search.culprit) is not None:
             self._processes.check()  # else no record is to blame
             skips.note_failing(plan.table, culprit, what)
-            self._isolation = None
+            search.blame(culprit)
         return BatchFailedError(f"topic {self.spec.name}: {what}")
 
     def _add(self, plan: Plan, written: Written) -> Commit:
@@ -618,12 +634,12 @@ class Ingestor:
         cut, self._ends = self._ends, {}
         start = {p: held.get(p, beginning[p]) for p in latest}
         latest = {p: min(end, max(start[p], cut.get(p, end))) for p, end in latest.items()}
-        if self._isolation is not None:
-            ends = self._isolation.next_ends(start, SMALL_RECORDS, PARTS)
-            if ends is not None:
-                ends = {p: min(ends[p], latest[p]) for p in latest}
-                return plan_batch(name, held, beginning, ends, sys.maxsize, skip), None
-            self._isolation = None
+        if (search := self._searching) is not None:
+            ends = {
+                p: min(end, latest[p]) for p, end in search.next_ends(SMALL_RECORDS, PARTS).items()
+            }
+            first = {**start, **search.start}
+            return plan_batch(name, first, beginning, {**first, **ends}, sys.maxsize, skip), None
         batch = plan_batch(name, held, beginning, latest, self._size.limit, skip)
         if batch.records <= SAMPLED_RECORDS:
             return batch, None

@@ -161,7 +161,7 @@ class Ingestion:
         if self._retry_at is not None:
             return self._retry_at
         ingestor, inspection = self._ingestor, self._inspected_at + inspection_seconds
-        if ingestor is None or ingestor.is_isolating or self._has_changed():
+        if ingestor is None or self._has_changed():
             return self._inspected_at
         if not (readable := self._readable()):
             return inspection

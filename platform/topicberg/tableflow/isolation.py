@@ -1,67 +1,81 @@
-"""Find the one record that fails a batch: smaller and smaller parts, committed as they succeed.
+"""Find the records that fail a batch: smaller and smaller parts are read, and none is committed.
 
-A batch that Spark cannot compute, though no service failed and no decoder found a reason, is read
-again in parts. A part that succeeds is committed; of one that fails, the first half is next. So all
-records before the failing one are in the table when it is found. This module reads and writes
-nothing; :class:`topicberg.tableflow.engine.Ingestor` does.
+A batch that cannot be computed, though no service failed and no decoder found a reason, is read
+again in parts. After a part that succeeds comes the one behind it; of one that fails, the first
+piece is next, until it is one record. When all of the batch was read, it is read as a whole without
+the records that were found: parts are not in the order of time, in which keys of several partitions
+have to be committed. This module reads and writes nothing;
+:class:`topicberg.tableflow.engine.Ingestor` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from topicberg.kafka.offsets import Offsets, Place, Ranges
 
 ATTEMPTS = 2
-"""How often one record has to fail by itself, each time followed by a proof that all else works."""
+"""How often one record has to fail by itself."""
+MOST_BLAMED = 100
+"""After so many records, the search ends; the batches up to them are committed first."""
 
 
 @dataclass
 class Isolation:
-    """The search for a failing record in a batch that ends at ``until``."""
+    """The search for failing records in a batch from ``start`` to ``until``."""
 
+    start: Offsets
+    """Where the part that is left begins."""
     until: Offsets
-    reason: str
-    """Of the last failure."""
     failed: Ranges = field(default_factory=dict)
     """The smallest part that is known to fail."""
     step: int = 0
-    """Offsets of each of its parts, which are read one after the other."""
+    """Offsets of each of its pieces, which are read one after the other."""
     single_failures: int = 0
     """How many times in a row a part of one record has failed."""
-    unchecked: bool = True
-    """Since the last failure, it is not proven that the services work without this part."""
+    blamed: int = 0
+    """How many records were found."""
+    records: int = 0
+    """Offsets of the whole batch."""
 
-    def next_ends(self, held: Mapping[int, int], limit: int, parts: int = 2) -> Offsets | None:
-        """Return the ends of the next part, or None if all of the batch is committed.
+    def __post_init__(self) -> None:
+        self.records = _size(self.rest)
 
-        :param held: the first offset of each partition that is not committed
+    @property
+    def rest(self) -> Ranges:
+        """What is still to be read."""
+        if self.blamed >= MOST_BLAMED:
+            return {}
+        return _from({p: (0, end) for p, end in self.until.items()}, self.start)
+
+    def next_ends(self, limit: int, parts: int = 2) -> Offsets:
+        """Return the ends of the next part.
+
         :param limit: the most offsets of a part
-        :param parts: how many parts a part that failed is divided into
+        :param parts: how many pieces a part that failed is divided into
         """
-        self.failed = _from(self.failed, held)
-        rest = _from({p: (0, end) for p, end in self.until.items()}, held)
-        if not rest:
-            return None
+        self.failed = _from(self.failed, self.start)
         if self.failed:
-            if not 0 < self.step < _size(self.failed):  # only the failing part is left
+            if not 0 < self.step < _size(self.failed):  # only the failing piece is left
                 self.step = max(1, _size(self.failed) // parts)
             part = _prefix(self.failed, self.step)
         else:
-            self.single_failures = 0
-            part = _prefix(rest, limit)
-        return {**held, **{p: end for p, (_, end) in part.items()}}
+            part = _prefix(self.rest, limit)
+        return {**self.start, **{p: end for p, (_, end) in part.items()}}
 
-    def fail(self, part: Ranges, reason: str, *, is_certain: bool = False) -> None:
+    def succeed(self, ends: Offsets) -> None:
+        """Record that everything before these offsets can be read."""
+        self.start = {p: max(start, ends.get(p, start)) for p, start in self.start.items()}
+        self.single_failures = 0
+
+    def fail(self, part: Ranges, *, is_certain: bool = False) -> None:
         """Record that a part failed.
 
         :param is_certain: if it is one record, no second attempt is needed
         """
         failures = ATTEMPTS if is_certain else self.single_failures + 1
         self.single_failures = failures if _size(part) == 1 else 0
-        self.failed, self.step, self.reason = part, 0, reason
-        self.unchecked = _size(part) == 1
+        self.failed, self.step = part, 0
 
     @property
     def culprit(self) -> Place | None:
@@ -71,14 +85,20 @@ class Isolation:
         ((partition, (offset, _)),) = self.failed.items()
         return partition, offset
 
+    def blame(self, culprit: Place) -> None:
+        """Go on behind a record that was found."""
+        partition, offset = culprit
+        self.succeed({partition: offset + 1})
+        self.blamed += 1
+
 
 def _size(ranges: Ranges) -> int:
     return sum(end - start for start, end in ranges.values())
 
 
-def _from(ranges: Ranges, held: Mapping[int, int]) -> Ranges:
-    """Return the part of the ranges that is not yet held."""
-    left = {p: (max(start, held.get(p, start)), end) for p, (start, end) in ranges.items()}
+def _from(ranges: Ranges, first: Offsets) -> Ranges:
+    """Return what the ranges have from these offsets on."""
+    left = {p: (max(start, first.get(p, start)), end) for p, (start, end) in ranges.items()}
     return {p: (start, end) for p, (start, end) in left.items() if start < end}
 
 

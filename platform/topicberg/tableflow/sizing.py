@@ -85,6 +85,10 @@ class BatchSize:
         half = max(small(record_bytes) // 100, records // 2, 1)
         return replace(self, limit=min(self.limit, half))
 
+    def exhausted(self, records: int) -> BatchSize:
+        """Return the limits after a batch that took too much memory, other than its parts."""
+        return replace(self, limit=max(1, min(self.limit, records) // 2))
+
 
 def small(record_bytes: float | None) -> int:
     """Return how many records make a small batch."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topicberg.kafka.offsets import Offsets, Place
-from topicberg.tableflow.isolation import ATTEMPTS, Isolation
+from topicberg.kafka.offsets import Place
+from topicberg.tableflow.isolation import ATTEMPTS, MOST_BLAMED, Isolation
 from topicberg.tableflow.offsets import plan_batch
 from topicberg.tableflow.places import CHUNK, Places
 from topicberg.tableflow.sizing import (
@@ -24,99 +24,99 @@ logs = st.dictionaries(st.integers(0, 4), st.tuples(st.integers(0, 50), st.integ
 places = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 350)), max_size=6)
 
 
-@given(logs, places, st.integers(1, 500), st.integers(1, 100))
+@given(logs, places, st.integers(1, 500), st.sampled_from([2, 16]))
 def test_isolation_blames_failing_records_only(
-    log: dict[int, tuple[int, int]], bad: set[Place], limit: int, part: int
+    log: dict[int, tuple[int, int]], bad: set[Place], limit: int, parts: int
 ) -> None:
-    """As the engine does it: every other record is read once, and the number of steps is bounded.
-
-    :param part: how much one attempt reads at most: the client stops after some megabytes
-    """
-    beginning = {p: first for p, (first, _) in log.items()}
-    latest = {p: first + count for p, (first, count) in log.items()}
-    held: Offsets = dict(beginning)
+    """Every other record is read, and the number of attempts is bounded."""
+    start = {p: first for p, (first, _) in log.items()}
+    until = {p: first + count for p, (first, count) in log.items()}
     blamed: set[Place] = set()
-    read: list[Place] = []
-    search: Isolation | None = None
-    steps = 0
-    while True:
-        if search is not None and search.culprit is not None:
-            blamed.add(search.culprit)
-            search = None
-        ends = search.next_ends(held, limit) if search else None
-        if ends is None:
-            search, ends = None, latest
-        batch = plan_batch("t", held, beginning, ends, limit, blamed)
-        if not batch.records:
-            break
-        if search is not None:  # by the client
-            cut = next((p for p, (s, e) in batch.ranges.items() if e - s > part), None)
-            if cut is not None:
-                batch = batch.until({cut: batch.ranges[cut][0] + part})
-        steps += 1
-        found = {(p, o) for p, (start, end) in batch.ranges.items() for o in range(start, end)}
+    read: set[Place] = set()
+    attempts = 0
+    search = Isolation(dict(start), until)
+    while search.rest:
+        ends = search.next_ends(limit, parts)
+        batch = plan_batch("t", search.start, start, ends, limit, blamed)
+        assert batch.records
+        attempts += 1
+        found = {(p, o) for p, (first, end) in batch.ranges.items() for o in range(first, end)}
         if not found & bad:
-            read += found
-            held = batch.end
-        elif search is None:
-            search = Isolation(batch.end, "it fails")
-        else:
-            search.fail(batch.ranges, "it fails")
-    everything = {(p, o) for p in log for o in range(beginning[p], latest[p])}
+            read |= found
+            search.succeed(batch.end)
+            continue
+        search.fail(batch.ranges)
+        if (culprit := search.culprit) is not None:
+            blamed.add(culprit)
+            search.blame(culprit)
+    everything = {(p, o) for p in log for o in range(start[p], until[p])}
     assert blamed == bad & everything
-    assert sorted(read) == sorted(everything - bad)
-    rounds = len(everything) / min(limit, part) + len(blamed) * (2 * log2(limit + 1) + 10)
-    assert steps <= 2 * rounds + 2 * len(log) + 2
+    assert search.blamed == len(blamed)
+    assert read == everything - bad
+    levels = log2(limit) / log2(parts) + 1
+    rounds = len(everything) / limit + len(blamed) * (2 * parts + 2 + ATTEMPTS) * (levels + 1)
+    assert attempts <= rounds + len(log) + 1
 
 
-def test_isolation_requires_proof_before_it_blames_a_record() -> None:
-    search = Isolation({0: 100}, "it fails")
-    assert search.unchecked
-    for number in range(ATTEMPTS):
-        assert search.culprit is None
-        search.unchecked = False
-        search.fail({0: (7, 8)}, f"{number}")
-        assert search.unchecked
-    assert search.culprit == (0, 7)
+def test_isolation_blames_a_record_at_its_second_failure_in_a_row() -> None:
+    search = Isolation({0: 0}, {0: 100})
+    search.fail({0: (7, 8)})
+    assert search.culprit is None
+    search.succeed({0: 8})
+    search.fail({0: (8, 9)})
+    assert search.culprit is None
+    search.fail({0: (8, 9)})
+    assert search.culprit == (0, 8)
 
 
 def test_isolation_blames_a_certain_record_at_its_first_failure() -> None:
-    search = Isolation({0: 100}, "it fails")
-    search.fail({0: (5, 8)}, "it fails", is_certain=True)  # of several, any may be the reason
+    search = Isolation({0: 0}, {0: 100})
+    search.fail({0: (5, 8)}, is_certain=True)  # of several, any may be the reason
     assert search.culprit is None
-    search.fail({0: (7, 8)}, "it fails", is_certain=True)
-    assert search.unchecked
+    search.fail({0: (7, 8)}, is_certain=True)
     assert search.culprit == (0, 7)
 
 
-def test_isolation_ends_where_others_committed() -> None:
-    search = Isolation({0: 100, 1: 50}, "it fails")
-    search.fail({0: (10, 20), 1: (0, 5)}, "it fails")
-    assert search.next_ends({0: 15, 1: 5}, 1000) == {0: 17, 1: 5}
-    search.fail({0: (15, 16)}, "it fails")
-    assert search.next_ends({0: 16, 1: 5}, 1000) == {0: 100, 1: 50}
-    assert search.single_failures == 0
-    assert search.next_ends({0: 100, 1: 50}, 1000) is None
+def test_isolation_goes_on_behind_a_part() -> None:
+    search = Isolation({0: 0, 1: 0}, {0: 100, 1: 50})
+    search.fail({0: (0, 20), 1: (0, 5)})
+    assert search.next_ends(1000) == {0: 12, 1: 0}
+    search.succeed({0: 12, 1: 0})
+    assert search.next_ends(1000) == {0: 20, 1: 4}
+    search.succeed({0: 20, 1: 5})
+    assert search.next_ends(1000) == {0: 100, 1: 50}
+    search.succeed({0: 100, 1: 50})
+    assert not search.rest
+    assert not search.blamed
+
+
+def test_isolation_of_records_that_all_fail_ends() -> None:
+    search = Isolation({0: 0}, {0: 10 * MOST_BLAMED})
+    while search.rest:
+        ((partition, end),) = search.next_ends(10).items()
+        search.fail({partition: (search.start[0], end)}, is_certain=True)
+        if search.culprit is not None:
+            search.blame(search.culprit)
+    assert search.blamed == MOST_BLAMED
 
 
 @given(st.integers(1, 100_000), st.data(), st.sampled_from([2, 16]))
-def test_isolation_bounds_failures_and_commits(size: int, data: st.DataObject, parts: int) -> None:
-    """Few failures, each of which may cost a restart of Spark, and few commits for each of them."""
+def test_isolation_bounds_failures(size: int, data: st.DataObject, parts: int) -> None:
+    """Few failures, each of which may cost a process, and few records that are read again."""
     bad = data.draw(st.integers(0, size - 1))
-    search, held, failures, commits = Isolation({0: size}, "it fails"), 0, 1, 0
-    search.fail({0: (0, size)}, "it fails")
+    search, failures, read = Isolation({0: 0}, {0: size}), 0, 0
     while search.culprit is None:
-        ends = search.next_ends({0: held}, size, parts)
-        assert ends is not None
-        if held <= bad < ends[0]:
+        ((_, end),) = search.next_ends(size, parts).items()
+        start = search.start[0]
+        read += end - start
+        if start <= bad < end:
             failures += 1
-            search.fail({0: (held, ends[0])}, "it fails")
+            search.fail({0: (start, end)})
         else:
-            commits, held = commits + 1, ends[0]
+            search.succeed({0: end})
     assert search.culprit == (0, bad)
-    levels = log2(size) / log2(parts) + 1
-    assert failures <= levels + ATTEMPTS + 1
-    assert commits <= (2 * parts + 2) * levels
+    assert failures <= log2(size) / log2(parts) + 2 + ATTEMPTS
+    assert read <= 3 * size + ATTEMPTS
 
 
 def test_size_fits_the_bytes_of_a_commit() -> None:

@@ -44,7 +44,6 @@ class Steps:
     def __init__(self, *steps: Commit | Exception, max_records: int = 1_000) -> None:
         self.steps = list(steps)
         self.max_records = max_records
-        self.is_isolating = False
         self.forgot = 0
         self.current_ms: int | None = None
         self.current_offsets: Offsets = {}
