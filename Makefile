@@ -12,7 +12,7 @@ CYCLONEDX_VERSION := 7.3.1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars clean
+.PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars wheel clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -23,16 +23,17 @@ $(BIN)/uv:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-$(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml
+$(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml platform/local/pyproject.toml
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
+	  --editable . --editable platform/local
 	$(BIN)/python -c "from topicberg.tableflow.compiling import wait_ready; wait_ready()"
 	@touch $@
 
 install: $(VENV)/.installed  ## create .venv with the locked dependencies
 
 demo: install  ## run the stock-trades pipeline end to end, then stop the stack
-	$(BIN)/topicberg demo $(ARGS)
+	$(BIN)/python -m jobs.demo $(ARGS)
 
 ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
@@ -62,7 +63,8 @@ format: install  ## rewrite the code in the project's format
 
 lock: $(BIN)/uv  ## compile requirements.lock, and the images' own, from pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --extra dev --extra local --extra production pyproject.toml -o requirements.lock
+	  --extra dev --extra local --extra production \
+	  --no-emit-package topicberg --no-emit-package topicberg-local pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra production --constraint requirements.lock pyproject.toml -o requirements-production.lock
 
@@ -73,10 +75,15 @@ audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabi
 sbom: install  ## write sbom.cdx.json: the locked packages and jars as a CycloneDX document
 	$(BIN)/uv tool run --from cyclonedx-bom==$(CYCLONEDX_VERSION) cyclonedx-py requirements \
 	  --output-reproducible --of JSON -o sbom.cdx.json requirements.lock
-	$(BIN)/python -m topicberg.local.sbom sbom.cdx.json
+	$(BIN)/python -m topicberg_local.sbom sbom.cdx.json
 
 jars: install  ## resolve the stack's jars (jars.toml) into jars.lock
-	$(BIN)/python -m topicberg.local.lock_jars
+	$(BIN)/python -m topicberg_local.lock_jars
+
+wheel: install  ## build the wheels of topicberg and topicberg-local into dist/
+	rm -rf dist
+	$(BIN)/python -m hatchling build --target wheel --directory dist
+	cd platform/local && $(abspath $(BIN))/python -m hatchling build --target wheel --directory ../../dist
 
 clean:  ## remove the virtual environment (the stack's state stays: topicberg reset)
 	rm -rf $(VENV)

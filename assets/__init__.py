@@ -1,4 +1,4 @@
-"""The asset graph: every topic of ``platform/topics`` and every derived table of ``pipelines/``."""
+"""The assets of the platform: a line for each part of the graph, and their checks."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from assets.checks.adapter import lake_checks
-from assets.lake import Lake, find_derived
-from assets.publishing import publishing_asset
-from assets.sharing import Part, shared_assets
-from assets.tables import own_operation
+from topicberg.orchestration import (
+    Lake,
+    derived_assets,
+    platform_assets,
+    published_assets,
+    table_checks,
+    topic_assets,
+)
 
-__all__ = ["Lake", "find_derived", "lake_assets", "lake_checks"]
+
+def assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.AssetSpec]:
+    """Every topic and every table."""
+    yield from topic_assets(lake)  # in Kafka; its table in Iceberg, Glue and Snowflake
+    yield from derived_assets(lake)  # what the functions of assets/pipelines compute
+    yield from published_assets(lake)  # derived tables that are topics as well
+    yield from platform_assets(lake.config, lake.topics)  # what `topicberg deploy` creates
 
 
-def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
-    """Return every asset of the topics and of the tables."""
-    yield from shared_assets(lake)
-    for table in lake.tables:
-        if table.is_independent(lake):
-            continue
-        yield table.iceberg_asset(lake)
-        for system in ("glue", "snowflake"):
-            part = Part(table, system, ())
-            yield own_operation(part.spec(), part.materialize)
-    for derived in lake.derived:
-        for spec in lake.published(derived):
-            yield publishing_asset(spec, derived, lake)
+def checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
+    """What has to hold for them."""
+    yield from table_checks(lake)

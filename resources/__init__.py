@@ -1,11 +1,10 @@
-"""The resources of the asset graph; which deployment they reach is decided here, and only here."""
+"""What the graph reaches: the deployment's Kafka and catalogs, its Spark, and Snowflake.
+
+Which deployment that is, the settings say (``TOPICBERG_DEPLOYMENT``); the assets are the same.
+"""
 
 from __future__ import annotations
 
-from resources.lakehouse import Lakehouse
-from resources.snowflake import Snowflake
-from resources.spark import Spark
+from topicberg.orchestration import Lakehouse, Snowflake, Spark
 
 RESOURCES = {"lakehouse": Lakehouse(), "spark": Spark(), "snowflake": Snowflake()}
-
-__all__ = ["RESOURCES", "Lakehouse", "Snowflake", "Spark"]

@@ -46,11 +46,11 @@ from dagster._core.storage.defs_state.base import set_defs_state_storage  # noqa
 
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.errors import UnreachableError  # noqa: E402
-from topicberg.local import stack as local_stack  # noqa: E402
-from topicberg.local import supervisor  # noqa: E402
 from topicberg.settings import Settings, settings  # noqa: E402
 from topicberg.spark import check_spark  # noqa: E402
 from topicberg.tableflow.compiling import wait_ready  # noqa: E402
+from topicberg_local import stack as local_stack  # noqa: E402
+from topicberg_local import supervisor  # noqa: E402
 
 if TYPE_CHECKING:
     from kafka_topics import Topic

@@ -9,9 +9,8 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from assets.charts import axes, legend, minute_bars
-from assets.derived import derived_table
-from topicberg.transforms.windows import FOREVER
+from topicberg import FOREVER, derived_table
+from topicberg.charts import axes, legend, minute_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

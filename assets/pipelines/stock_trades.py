@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
-from assets.charts import axes, legend, minute_bars, times
-from assets.derived import derived_table
-from assets.metadata import markdown
+from topicberg import derived_table
+from topicberg.charts import axes, legend, markdown_table, minute_bars, times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -132,7 +131,7 @@ def anomaly_rate(trades: DataFrame, parameters: AnomalyRules) -> dg.AssetCheckRe
             "trades": total,
             "unusual_for_symbol": flagged.filter("unusual_for_symbol").count(),
             **{f"trades {flag}": count for flag, count in sorted(counts.items())},
-            "newest flagged trades": dg.MetadataValue.md(markdown(newest)),
+            "newest flagged trades": dg.MetadataValue.md(markdown_table(newest)),
         },
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from assets.derived import derived_table
+from topicberg import derived_table
 
 TRADE_COLUMNS = ("userid", "side", "symbol", "quantity", "price", "account")
 

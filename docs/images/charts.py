@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from assets import Lake, find_derived
-from assets.charts import png
-from assets.derived import with_parameters
+from topicberg.charts import png
 from topicberg.datagen import record_generator
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.assets.derived import with_parameters
 from topicberg.settings import settings
 from topicberg.testing import spark_session, topic_frame
 from topicberg.topics import load_topics

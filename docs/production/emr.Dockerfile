@@ -20,4 +20,5 @@ COPY jobs jobs
 COPY definitions.py workspace.yaml ./
 RUN .venv/bin/pip install --no-cache-dir --no-deps --no-build-isolation --editable .
 
+ENV TOPICBERG_PROJECT_ROOT=/opt/topicberg
 USER hadoop:hadoop

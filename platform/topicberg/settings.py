@@ -7,7 +7,6 @@ Every field can be set as ``TOPICBERG_<FIELD>``, or in a ``.env`` file in the pr
 from __future__ import annotations
 
 import json
-import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,9 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-
-PROJECT_ROOT = Path(__file__).resolve().parents[2]
-ENV_FILE = Path(os.environ.get("TOPICBERG_ENV_FILE", PROJECT_ROOT / ".env"))
+from topicberg.project import Project, env_file, project_root, read_project
 
 
 def derived_from(bucket: str) -> str:
@@ -81,15 +78,22 @@ def invalid(what: str, lines: list[str], hint: str) -> TopicbergError:
     return TopicbergError(f"{what}: {text}" if len(lines) == 1 else f"{what}:{text}", hint=hint)
 
 
-class Settings(BaseSettings):
+class EnvironmentSettings(BaseSettings):
+    """Settings of the environment and of the file of settings, which is looked up each time."""
+
+    model_config = SettingsConfigDict(extra="ignore", env_ignore_empty=True)
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"_env_file": env_file(), **given})
+
+
+class Settings(EnvironmentSettings):
     """The deployment and the names in it.
 
     :raises TopicbergError: names the variable of each invalid setting
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="TOPICBERG_")
 
     def __init__(self, **given: Any) -> None:
         try:
@@ -101,7 +105,7 @@ class Settings(BaseSettings):
         raise invalid(
             "invalid setting" if len(lines) == 1 else "invalid settings",
             lines,
-            f"correct it, or remove it to use the default, in the environment or in {ENV_FILE}",
+            f"correct it, or remove it to use the default, in the environment or in {env_file()}",
         )
 
     deployment: Literal["local", "cloud"] = "local"
@@ -110,9 +114,12 @@ class Settings(BaseSettings):
         description="whose Tableflow writes the tables in the cloud deployment; the local stack "
         "always uses topicberg's engine",
     )
-    project_root: Path = PROJECT_ROOT
+    project_root: Annotated[Path, AfterValidator(Path.absolute)] = Field(
+        default_factory=project_root, description="the folder of the project"
+    )
     state_dir: Annotated[Path, AfterValidator(Path.absolute)] = Field(
-        default=PROJECT_ROOT / ".topicberg", description="state of the local stack and of Dagster"
+        default_factory=lambda given: given["project_root"] / ".topicberg",
+        description="state of the local stack and of Dagster",
     )
     prefix: str = Field(
         default="tableflow_kickstarter",
@@ -310,12 +317,17 @@ class Settings(BaseSettings):
     )
 
     @property
+    def project(self) -> Project:
+        """What the project says of itself."""
+        return read_project(self.project_root)
+
+    @property
     def topics_dir(self) -> Path:
-        return self.project_root / "platform" / "topics"
+        return self.project_root / self.project.topics
 
     @property
     def schemas_dir(self) -> Path:
-        return self.project_root / "platform" / "schemas"
+        return self.project_root / self.project.schemas
 
     @property
     def warehouse(self) -> str:
@@ -378,12 +390,10 @@ class Settings(BaseSettings):
         return f"{self.prefix}_{kind}".upper()
 
 
-class EmrSettings(BaseSettings):
+class EmrSettings(EnvironmentSettings):
     """An EMR Serverless application that computes the derived tables: ``TOPICBERG_EMR_<FIELD>``."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_EMR_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix="TOPICBERG_EMR_")
 
     application_id: str = Field(pattern=r"^[0-9a-z]{1,64}$")
     execution_role_arn: str = Field(
@@ -391,7 +401,7 @@ class EmrSettings(BaseSettings):
     )
     entry_point: str = Field(
         pattern=r"^(s3://[^/\s]+|local://)?/\S+\.py$",
-        description="assets/emr/job.py, in the application's own image or copied to S3",
+        description="topicberg/orchestration/emr/job.py, in the application's image or in S3",
     )
     log_uri: str = Field(
         pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$",

@@ -27,12 +27,12 @@ from workloads import drop, make_topic, produce
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.manifests import is_vector, referenced_file, size_of
-from topicberg.local import stack
 from topicberg.query import duckdb_connection
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.engine import Ingestor
 from topicberg.topics import TopicSpec
+from topicberg_local import stack
 
 VERSIONS = (2, 3)
 

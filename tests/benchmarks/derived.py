@@ -26,9 +26,9 @@ from refresh import NAMESPACE, START, trades
 from rich.console import Console
 from rich.table import Table
 
-from assets import Lake, find_derived
-from assets.derived import derivation
 from topicberg.endpoints import load_endpoints
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.assets.derived import derivation
 from topicberg.settings import settings
 from topicberg.testing import create_table, spark_session
 from topicberg.topics import load_topics

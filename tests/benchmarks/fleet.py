@@ -59,10 +59,10 @@ from topicberg.catalogs.snowflake import ask, quote
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.formats.framing import wire_prefix
-from topicberg.local import stack
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.status import TopicStatus, read_status
+from topicberg_local import stack
 
 RECORDS = 10
 PATIENCE_SECONDS = 1800.0

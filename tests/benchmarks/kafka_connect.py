@@ -20,8 +20,8 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.summaries import summary
-from topicberg.local.lock_jars import Bundle
 from topicberg.settings import Settings
+from topicberg_local.lock_jars import Bundle
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 

@@ -33,9 +33,9 @@ from rich.table import Table
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from real_servers import free_port
+from repository import PROJECT_ROOT
 
-from topicberg.local.ports import listens
-from topicberg.settings import PROJECT_ROOT, Settings
+from topicberg.settings import Settings
 from topicberg.topics.discovery import (
     Discovery,
     FoundSchema,
@@ -43,6 +43,7 @@ from topicberg.topics.discovery import (
     schema_file,
     write_discovery,
 )
+from topicberg_local.ports import listens
 
 PATIENCE_SECONDS = 600.0
 PIPELINES = 20

@@ -34,11 +34,11 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 
 from dagster_dev import dagster_dev
 
-from assets.partitions import partition_key, time_partitions
 from topicberg import kafka
 from topicberg.dagster.home import dagster_home
 from topicberg.datagen.runner import run_here, start
 from topicberg.endpoints import load_endpoints
+from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.tableflow import control
@@ -81,7 +81,7 @@ def load() -> Iterator[Row]:
 
 def idle() -> Iterator[Row]:
     from definitions import defs
-    from resources import RESOURCES
+    from topicberg.orchestration.resources import RESOURCES
 
     load_endpoints()  # without a stack every sensor would only say so
     repository = defs.get_repository_def()

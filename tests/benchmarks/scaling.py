@@ -29,9 +29,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from topicberg.local import stack, state
-from topicberg.local.ports import choose
 from topicberg.settings import Settings, settings
+from topicberg_local import stack, state
+from topicberg_local.ports import choose
 
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 

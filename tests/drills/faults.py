@@ -13,10 +13,10 @@ from xmlrpc.client import Fault
 
 import psutil
 
-from topicberg.local import stack as local_stack
-from topicberg.local import state
-from topicberg.local.supervisor import Control, full_name
 from topicberg.settings import settings
+from topicberg_local import stack as local_stack
+from topicberg_local import state
+from topicberg_local.supervisor import Control, full_name
 
 INGESTION = (
     *("kafka", "schema_registry", "access_proxy", "s3", "iceberg_rest", "spark"),

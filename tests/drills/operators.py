@@ -7,12 +7,12 @@ import time
 
 import dagster as dg
 
-from assets import Lake, lake_assets, lake_checks
-from assets.derived import DerivedTable
-from jobs import alert_sensor, catalog_sensor, check_job, snapshot_sensor
-from resources import RESOURCES
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
+from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
+from topicberg.orchestration.assets.derived import DerivedTable
+from topicberg.orchestration.jobs import alert_sensor, catalog_sensor, check_job, snapshot_sensor
+from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 

@@ -32,24 +32,25 @@ from company import REALM, Site
 from confluent_kafka import Producer
 from gateways import catalog_gateway, registry_gateway, serving, store_gateway
 from real_servers import TOKEN_SECONDS, Java, kafka_broker, keyless_spark, oauth_server
+from repository import PROJECT_ROOT
 from rich.console import Console
 from waiting import wait_until
 
-from assets import Lake, find_derived, lake_assets, lake_checks
-from jobs import catalog_sensor, check_job, pipeline_jobs, snapshot_sensor
-from resources import RESOURCES, Snowflake
 from topicberg import kafka
 from topicberg.catalogs import snowflake
 from topicberg.datagen import record_generator
 from topicberg.datagen.producer import avro_encoder
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints, load_endpoints
-from topicberg.local import stack as local_stack
 from topicberg.naming import Names
+from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
+from topicberg.orchestration.jobs import catalog_sensor, check_job, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.resources import RESOURCES, Snowflake
 from topicberg.query import run_query
-from topicberg.settings import PROJECT_ROOT, Settings, settings
+from topicberg.settings import Settings, settings
 from topicberg.tableflow.wait import wait_for
 from topicberg.topics import TopicSpec, load_topic
+from topicberg_local import stack as local_stack
 
 MINUTES = float(os.environ.get("TOPICBERG_TEST_LOGIN_MINUTES", 2))
 pytestmark = [

@@ -25,14 +25,14 @@ from operators import COMMAND, PATIENCE_SECONDS, Operator
 from pyiceberg.table import Table
 from waiting import wait_until
 
-from assets import Lake, find_derived
-from resources import Snowflake
 from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import SnowflakeTable, read_back, table_path
 from topicberg.checks import catalogs
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.resources import Snowflake
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.tableflow import control

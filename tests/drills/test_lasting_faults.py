@@ -27,17 +27,17 @@ from load import Load, paused_load
 from operators import Operator
 from waiting import wait_until
 
-from resources import snowflake as snowflake_resource
 from topicberg import endpoints, kafka, retry
 from topicberg.alerts.alert import Notice
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints
-from topicberg.local import health
-from topicberg.local import stack as local_stack
+from topicberg.orchestration.resources import snowflake as snowflake_resource
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.topics import TopicSpec
+from topicberg_local import health
+from topicberg_local import stack as local_stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,8 +18,8 @@ from load import Load
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.maintenance import Policy, maintain_table
 from topicberg.iceberg.maintenance.orphans import remove_orphans
-from topicberg.local import stack as local_stack
 from topicberg.settings import settings
+from topicberg_local import stack as local_stack
 
 MINUTES = float(os.environ.get("TOPICBERG_TEST_KILL_MINUTES", 0.5))
 pytestmark = [

@@ -21,8 +21,8 @@ from load import Load
 from rich.console import Console
 
 from topicberg.endpoints import Endpoints
-from topicberg.local import stack as local_stack
 from topicberg.settings import settings
+from topicberg_local import stack as local_stack
 
 MINUTES = float(os.environ.get("TOPICBERG_TEST_LOAD_MINUTES", 3))
 RATE = int(os.environ.get("TOPICBERG_TEST_LOAD_RATE", 1000))

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from documents import run_block
 from project_copy import copy_project
+from repository import PROJECT_ROOT
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
-from topicberg.settings import PROJECT_ROOT
 
 pytestmark = [
     pytest.mark.e2e,

@@ -14,11 +14,11 @@ import pytest
 from confluent_kafka import Producer
 from dagster_dev import Dagster, dagster_dev
 
-from assets import Lake, find_derived
 from topicberg import kafka
 from topicberg.datagen import record_generator
 from topicberg.datagen.producer import avro_encoder
 from topicberg.endpoints import Endpoints
+from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.topics import load_topics

@@ -7,10 +7,10 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from dagster_dev import dagster_dev
+from repository import PROJECT_ROOT
 
 from topicberg import kafka
 from topicberg.datagen.runner import run_here
@@ -27,10 +27,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "TOPICBERG_STATE_DIR": str(settings().state_dir)}
 
 
-def topicberg(*arguments: str) -> subprocess.CompletedProcess[str]:
-    program = Path(sys.executable).with_name("topicberg")
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(program), *arguments],
+        [sys.executable, "-m", "jobs.demo", *arguments],
+        cwd=PROJECT_ROOT,
         env={**environment(), "COLUMNS": "160"},
         capture_output=True,
         text=True,
@@ -39,7 +39,7 @@ def topicberg(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_demo_ends_with_the_same_counts_through_three_doors(stack: Endpoints) -> None:
-    done = topicberg("demo", "--records", "5000")
+    done = demo("--records", "5000")
     assert done.returncode == 0, done.stdout + done.stderr
     produced = sum(kafka.end_offsets(stack, "stock_trades").values())
     (trades,) = re.findall(r"^│ stock_trades +│(.*)│$", done.stdout, re.MULTILINE)

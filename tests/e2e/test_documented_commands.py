@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import typer
 from documents import DOCUMENTS, RUN, block_commands, blocks, commands
+from repository import PROJECT_ROOT
 
 from topicberg.cli import app
-from topicberg.settings import PROJECT_ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200)]
 

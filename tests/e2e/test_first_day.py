@@ -79,7 +79,7 @@ FUNCTION = '''\
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from assets.derived import derived_table
+from topicberg import derived_table
 
 
 @derived_table(
@@ -299,8 +299,11 @@ def break_it(day: Day) -> None:
 
 
 def derive_a_table(day: Day) -> None:
-    day.write(PIPELINE, FUNCTION.replace("from assets.derived", "from asets.derived"))
-    day.fails("topicberg pipelines check", "assets/pipelines/post.py, line 6", "asets")
+    day.write(
+        PIPELINE,
+        FUNCTION.replace("from topicberg import", "from topicbreg import"),
+    )
+    day.fails("topicberg pipelines check", "assets/pipelines/post.py, line 6", "topicbreg")
     day.write(PIPELINE, FUNCTION.replace("source=", "lookback=5, source="))
     day.fails("topicberg pipelines check", "weight_by_city: lookback is 5", "use a timedelta")
     day.write(PIPELINE, FUNCTION.replace("COLUMN", "too"))

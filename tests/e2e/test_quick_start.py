@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from documents import run_block
+from repository import PROJECT_ROOT
 
 from topicberg.endpoints import Endpoints
-from topicberg.settings import PROJECT_ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 

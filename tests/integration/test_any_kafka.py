@@ -15,9 +15,9 @@ from confluent_kafka.schema_registry import Schema
 from kafka_topics import ORDER, Topic
 from waiting import wait_until
 
-from resources import Lakehouse
 from topicberg import kafka
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.tableflow.status import read_status

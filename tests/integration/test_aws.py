@@ -168,7 +168,7 @@ def test_kill_9_loses_nothing(stack: Endpoints, glue: Any, kill_service: KillSer
 def test_a_state_that_cannot_be_loaded_is_not_dropped(
     tmp_path: Path, content: bytes | None, reason: str
 ) -> None:
-    from emulators.aws.state import State
+    from topicberg_local.emulators.aws.state import State
 
     state = State(tmp_path)
     if content is None:
@@ -177,7 +177,7 @@ def test_a_state_that_cannot_be_loaded_is_not_dropped(
         state.save()
         content = state.path.read_bytes()[:-1]
     state.path.write_bytes(content)
-    command = [sys.executable, "-m", "emulators.aws", "--port", "1"]
+    command = [sys.executable, "-m", "topicberg_local.emulators.aws", "--port", "1"]
     done = subprocess.run(
         [*command, "--state-dir", str(tmp_path)],
         env=os.environ | {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"},

@@ -19,18 +19,18 @@ from kafka_topics import encode
 from pyspark.sql import DataFrame, SparkSession
 from snapshot_daemon import Daemon, snapshot_daemon
 
-from assets import Lake, find_derived
-from assets.derived import DerivedTable, with_parameters
 from definitions import defs
-from jobs import sensors, snapshot_sensor
-from jobs.pipelines import EVERYTHING
 from topicberg import kafka
 from topicberg.checks import check
-from topicberg.datagen.kinds import skyone, stock_trades, sunset, users
+from topicberg.datagen import record_generator
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import Policy, maintain, maintain_table
 from topicberg.iceberg.summaries import ancestry
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.assets.derived import DerivedTable, with_parameters
+from topicberg.orchestration.jobs import sensors, snapshot_sensor
+from topicberg.orchestration.jobs.pipelines import EVERYTHING
 from topicberg.settings import settings
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.history import history_table, ingest_history
@@ -41,10 +41,10 @@ from topicberg.transforms.derived import spark_name
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 GENERATORS = {
-    "stock_trades": (stock_trades, 40, "symbol"),
-    "sample_data_users": (users, 8, "userid"),
-    "airline.sunset": (sunset, 15, None),
-    "airline.skyone": (skyone, 15, None),
+    "stock_trades": ("stock_trades", 40, "symbol"),
+    "sample_data_users": ("users", 8, "userid"),
+    "airline.sunset": ("sunset", 15, None),
+    "airline.skyone": ("skyone", 15, None),
 }
 """The topics, with how many records a commit has, and which field is the key."""
 BEFORE, AWAY, COMMITS = timedelta(hours=8), timedelta(hours=72), 4
@@ -67,7 +67,9 @@ class Producers:
     def __init__(self, stack: Endpoints) -> None:
         self.stack = stack
         self.random = random = Random(18)
-        self.records = {name: kind.records(random, 1) for name, (kind, _, _) in GENERATORS.items()}
+        self.records = {
+            name: record_generator(kind)(random, 1) for name, (kind, _, _) in GENERATORS.items()
+        }
         self.producer = Producer(stack.kafka_config())
 
     def send(self, name: str, begin: datetime, end: datetime, earliest: datetime) -> None:

@@ -21,7 +21,6 @@ import requests
 from faulty_proxy import KINDS, FaultyProxy
 from pydantic import SecretStr
 
-from assets.platform import asset_key, platform_assets
 from topicberg.catalogs.snowflake import Names, create_table, quote
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey
@@ -36,6 +35,7 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Action, Resource, Step
 from topicberg.deploy.rotate import rotate
 from topicberg.endpoints import Endpoints
+from topicberg.orchestration.assets.platform import asset_key, deployed_assets
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topics
 
@@ -335,7 +335,7 @@ def _run_in_dagster(config: Settings) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(dagster_home(config)))
         with dg.DagsterInstance.get() as instance:
-            assets = platform_assets(config, load_topics(config))
+            assets = deployed_assets(config, load_topics(config))
             keys = [asset_key(key) for key in ("key/cloud", "snowflake/user")]
             result = dg.materialize([assets], instance=instance, selection=keys)
     assert result.success

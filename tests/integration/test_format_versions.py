@@ -15,7 +15,6 @@ from kafka_topics import ORDER, Topic, encode
 from pyiceberg.manifest import DataFileContent
 from typer.testing import CliRunner
 
-from resources import Snowflake
 from topicberg.catalogs import glue, snowflake
 from topicberg.checks.catalogs import count_rows
 from topicberg.cli import app
@@ -27,6 +26,7 @@ from topicberg.iceberg.maintenance import Policy, maintain
 from topicberg.iceberg.manifests import is_vector, referenced_file
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.versions import upgrade_table
+from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import control

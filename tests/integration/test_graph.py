@@ -13,15 +13,15 @@ import pytest
 from confluent_kafka import Producer
 from snapshot_daemon import Daemon, snapshot_daemon
 
-from assets import Lake, find_derived
-from assets.partitions import partition_key, time_partitions
 from definitions import defs
-from jobs import sensors, snapshot_sensor
 from topicberg import kafka
 from topicberg.catalogs import glue
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.assets.partitions import partition_key, time_partitions
+from topicberg.orchestration.jobs import sensors, snapshot_sensor
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor, run_once

@@ -33,11 +33,11 @@ from test_stock_tables import (
 )
 from test_user_tables import reference as reference_by_region
 
-from assets import Lake, find_derived
-from assets.derived import derivation
 from assets.pipelines.airline import Consolidation
 from assets.pipelines.stock_trades import AnomalyRules
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.assets.derived import derivation
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.topics import load_topics

@@ -20,11 +20,11 @@ from pyiceberg.types import LongType, NestedField, StringType
 from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import ProgrammingError
 
-from resources import Snowflake
 from topicberg.catalogs import glue, snowflake
 from topicberg.catalogs.snowflake import NoSuchIcebergTableError, table_path
 from topicberg.checks.catalogs import check_parity
 from topicberg.endpoints import Endpoints
+from topicberg.orchestration.resources import Snowflake
 from topicberg.query.linked import qualify
 from topicberg.settings import Settings, settings
 

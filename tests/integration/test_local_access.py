@@ -16,11 +16,12 @@ import requests
 from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.exceptions import ClientError
+from repository import PROJECT_ROOT
 
 from topicberg.endpoints import Endpoints
-from topicberg.local import state
-from topicberg.local.ports import choose
-from topicberg.settings import PROJECT_ROOT, settings
+from topicberg.settings import settings
+from topicberg_local import state
+from topicberg_local.ports import choose
 
 pytestmark = pytest.mark.integration
 

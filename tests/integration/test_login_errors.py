@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from gateways import serving
+from repository import PROJECT_ROOT
 from typer.testing import CliRunner, Result
 
 from topicberg import kafka
 from topicberg.cli import app
 from topicberg.errors import TopicbergError
-from topicberg.settings import PROJECT_ROOT, settings
+from topicberg.settings import settings
 
 SECRET = "secret-of-the-client"
 REFUSALS = {

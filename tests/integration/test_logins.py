@@ -30,19 +30,19 @@ from pydantic import SecretStr
 from pyiceberg.exceptions import NoSuchTableError
 from real_servers import OAuthServer, kafka_broker, nessie, oauth_server
 
-from resources import Spark
 from topicberg import kafka
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.local import stack as local_stack
 from topicberg.logins.catalog import CatalogLogin
+from topicberg.orchestration.resources import Spark
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import control
 from topicberg.tableflow.engine import Ingestor
 from topicberg.testing import spark_session
+from topicberg_local import stack as local_stack
 
 pytestmark = pytest.mark.integration
 

@@ -16,10 +16,10 @@ import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from assets.compilation import Compiled, compile_tables
-from assets.derived import DerivedTable, derived_table
-from assets.lake import Lake
 from topicberg.endpoints import Endpoints
+from topicberg.orchestration.assets.compilation import Compiled, compile_tables
+from topicberg.orchestration.assets.derived import DerivedTable, derived_table
+from topicberg.orchestration.assets.lake import Lake
 from topicberg.settings import Settings, settings
 from topicberg.testing import spark_session
 from topicberg.topics import Rules, load_topics

@@ -26,6 +26,7 @@ from dagster._daemon.cli import create_dagster_daemon_cli
 from dagster_postgres.run_storage import PostgresRunStorage
 from dagster_webserver.cli import create_dagster_webserver_cli
 from pydantic_settings import BaseSettings
+from repository import PROJECT_ROOT
 from typer.testing import CliRunner
 
 from topicberg.alerts.settings import AlertSettings
@@ -35,13 +36,13 @@ from topicberg.deploy.confluent.connect import QUICKSTARTS
 from topicberg.deploy.settings import DeploySettings
 from topicberg.endpoints.cloud import CloudSettings
 from topicberg.kafka.group import PARTITIONS
-from topicberg.local.ports import choose
 from topicberg.logins.catalog import CatalogSettings
 from topicberg.logins.kafka import KafkaSettings
 from topicberg.logins.registry import RegistrySettings
-from topicberg.settings import PROJECT_ROOT, EmrSettings, Settings
+from topicberg.settings import EmrSettings, Settings
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.topics import load_topics
+from topicberg_local.ports import choose
 
 FOLDER = PROJECT_ROOT / "docs" / "production"
 PROGRAMS: dict[str, Callable[[], click.Command]] = {

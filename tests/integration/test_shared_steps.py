@@ -8,13 +8,13 @@ import dagster as dg
 import pytest
 from kafka_topics import ORDER, Topic
 
-from assets import Lake, lake_assets, lake_checks
-from assets.tables import CATALOGS
-from jobs import check_job, pipeline_jobs, snapshot_sensor
-from resources import RESOURCES
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
+from topicberg.orchestration.assets.tables import CATALOGS
+from topicberg.orchestration.jobs import check_job, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.resources import RESOURCES
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
@@ -53,7 +53,7 @@ def test_run_of_shared_steps_isolates_a_topic(
     stack: Endpoints, topics: dict[str, Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All assets and checks of three topics in one run; only the suspended topic has failed."""
-    monkeypatch.setattr("resources.engine.PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr("topicberg.orchestration.resources.engine.PATIENCE_SECONDS", 1.0)
     lake = Lake(settings(), tuple(topic.spec for topic in topics.values()), ())
     definitions = dg.Definitions(
         assets=[*lake_assets(lake)],

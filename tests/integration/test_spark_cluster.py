@@ -13,17 +13,17 @@ import pytest
 import spark_cluster
 from spark_cluster import HAS_JDK
 
-from assets.partitions import partition_key, time_partitions
 from definitions import defs
 from topicberg import kafka
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints
-from topicberg.local import stack as local_stack
-from topicberg.local import state
-from topicberg.local.ports import choose
+from topicberg.orchestration.assets.partitions import partition_key, time_partitions
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.topics import load_topic
+from topicberg_local import stack as local_stack
+from topicberg_local import state
+from topicberg_local.ports import choose
 
 TOPIC = "stock_trades"
 RECORDS = 20_000

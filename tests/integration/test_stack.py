@@ -21,11 +21,11 @@ from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from conftest import KillService
 
-from resources.spark import Spark
 from topicberg.endpoints import Endpoints
-from topicberg.local import stack as local_stack
-from topicberg.local import state, supervisor
+from topicberg.orchestration.resources.spark import Spark
 from topicberg.settings import settings
+from topicberg_local import stack as local_stack
+from topicberg_local import state, supervisor
 
 pytestmark = pytest.mark.integration
 

@@ -17,10 +17,10 @@ from gateways import Gateway, polaris_gateway
 from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError
 from real_servers import oauth_server
 
-from resources import confluent
 from topicberg.checks.rules import check_unique
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.orchestration.resources import confluent
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session

@@ -48,17 +48,15 @@ from upgrade_topics import (
 )
 from waiting import wait_until
 
-from assets import Lake, find_derived
 from definitions import defs
-from jobs import snapshot_sensor
-from jobs.pipelines import EVERYTHING
 from topicberg import kafka
 from topicberg.checks import check
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.kafka.group import holders
-from topicberg.local import stack as local_stack
-from topicberg.local import state, supervisor
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.jobs import snapshot_sensor
+from topicberg.orchestration.jobs.pipelines import EVERYTHING
 from topicberg.settings import settings
 from topicberg.tableflow import commit
 from topicberg.tableflow.control import enabled_topics
@@ -67,6 +65,8 @@ from topicberg.tableflow.history import ingest_history
 from topicberg.tableflow.identity import engine_group
 from topicberg.tableflow.status import TopicStatus, read_status
 from topicberg.topics import TopicSpec, load_topic
+from topicberg_local import stack as local_stack
+from topicberg_local import state, supervisor
 
 # tests/unit/local/test_earlier_state.py continues the same state without services.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800), pytest.mark.slow]

@@ -18,7 +18,6 @@ from confluent_kafka import Producer
 from kafka_topics import ORDER, Row, Topic, avro, encode
 from pyiceberg.manifest import DataFileContent
 
-from resources import Snowflake
 from topicberg import kafka
 from topicberg.catalogs import glue, snowflake
 from topicberg.checks.topic import check_deletes
@@ -26,6 +25,7 @@ from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.maintenance import Policy, maintain
 from topicberg.kafka.consumer import messages
+from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.reread import REREAD, Reread, reread

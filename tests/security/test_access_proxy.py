@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints
-from topicberg.local.state import credentials, load_ports
 from topicberg.settings import settings
+from topicberg_local.state import credentials, load_ports
 
 pytestmark = pytest.mark.integration
 KAFKA = ("kafka", "kafka_own", "kafka_proxied", "kafka_controller")

@@ -33,11 +33,11 @@ from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.consumer import messages
-from topicberg.local import stack as local_stack
 from topicberg.settings import settings
 from topicberg.spark import new_session
 from topicberg.tableflow.status import TopicStatus, read_status
 from topicberg.topics.deadletters import dead_letter_spec
+from topicberg_local import stack as local_stack
 
 logger = logging.getLogger(__name__)
 pytestmark = pytest.mark.integration

@@ -10,10 +10,10 @@ import requests
 from other_user import as_other_user, needs_users
 
 from topicberg.endpoints import Endpoints
-from topicberg.local import state
 from topicberg.query import Engine, run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session
+from topicberg_local import state
 
 pytestmark = [pytest.mark.integration, needs_users]
 

@@ -25,9 +25,9 @@ from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin, Subprotocol
 
 from topicberg.endpoints import Endpoints
-from topicberg.local import state
-from topicberg.local.ports import choose
 from topicberg.settings import settings
+from topicberg_local import state
+from topicberg_local.ports import choose
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

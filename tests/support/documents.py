@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from topicberg.settings import PROJECT_ROOT, settings
+from repository import PROJECT_ROOT
+
+from topicberg.settings import settings
 
 DOCUMENTS = sorted(
     path

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from botocore.model import OperationModel
 
-from emulators.aws.shapes import check, routes, service
+from topicberg_local.emulators.aws.shapes import check, routes, service
 
 APPLICATION = "00fm4oe0607u5a1d"
 ROLE = "arn:aws:iam::000000000000:role/topicberg-job"

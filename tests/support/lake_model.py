@@ -30,11 +30,6 @@ from pyiceberg.transforms import HourTransform
 from pyiceberg.typedef import EMPTY_DICT
 from pyiceberg.types import LongType, NestedField, TimestamptzType
 
-from assets.partitions import Span, partition_keys, time_partitions
-from assets.registry import TopicTable
-from jobs.changes import advance
-from jobs.snapshot_cursor import Cursor, RunState
-from jobs.watches import Watch
 from topicberg.checks.derived import MEMORY, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
@@ -43,6 +38,11 @@ from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.position_deletes import FileRows, delete_rows
 from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.iceberg.summaries import ancestry, summary
+from topicberg.orchestration.assets.partitions import Span, partition_keys, time_partitions
+from topicberg.orchestration.assets.registry import TopicTable
+from topicberg.orchestration.jobs.changes import advance
+from topicberg.orchestration.jobs.snapshot_cursor import Cursor, RunState
+from topicberg.orchestration.jobs.watches import Watch
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derived import Derivation, Source, summary_of
 from topicberg.transforms.windows import FOREVER, WINDOW, Window

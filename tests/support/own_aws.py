@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from emulators.aws.athena import Athena
-from emulators.aws.emr_serverless import EmrServerless
-from emulators.aws.refusal import Refusal
+from topicberg_local.emulators.aws.athena import Athena
+from topicberg_local.emulators.aws.emr_serverless import EmrServerless
+from topicberg_local.emulators.aws.refusal import Refusal
 
 URL_VARIABLES = ("AWS_ENDPOINT_URL_EMR_SERVERLESS", "AWS_ENDPOINT_URL_ATHENA")
 

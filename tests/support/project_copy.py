@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from topicberg.settings import PROJECT_ROOT
+from repository import PROJECT_ROOT
 
 COPIED = (
     *("assets", "jobs", "resources", "platform"),

@@ -11,8 +11,8 @@ from typing import Any
 import dagster as dg
 
 from definitions import defs
-from jobs.pipelines import EVERYTHING
-from resources import RESOURCES
+from topicberg.orchestration.jobs.pipelines import EVERYTHING
+from topicberg.orchestration.resources import RESOURCES
 
 
 def execute_requested(

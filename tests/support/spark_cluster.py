@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from topicberg.local import state
 from topicberg.settings import Settings
+from topicberg_local import state
 
 JAVA = shutil.which("java")
 HAS_JDK = JAVA is not None and "jdk.incubator.vector" in (

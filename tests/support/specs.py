@@ -35,6 +35,9 @@ class Project:
         self.config = Settings(project_root=root, state_dir=root / "state")
         self.config.topics_dir.mkdir(parents=True)
         self.config.schemas_dir.mkdir(parents=True)
+        (root / "pyproject.toml").write_text(
+            '[tool.topicberg]\ngenerators = ["assets.generators"]\n'
+        )
         self.schema("trades.avsc", avro_schema())
 
     def schema(self, file: str, text: str) -> None:

@@ -14,18 +14,18 @@ from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from emulators.confluent import connector_rights, kafka_rest, subjects, tableflow
-from emulators.confluent.account import CATALOG, CONNECTOR, TABLE, Account, Delays
-from emulators.confluent.errors import bad_request, not_found
-from emulators.confluent.faults import Fault
-from emulators.confluent.keys import Bootstrap
-from emulators.confluent.materialization import CatalogStatus
-from emulators.confluent.operation import Call, Operation
-from emulators.confluent.server import OPERATIONS, Server
-from emulators.confluent.tableflow_bodies import NewSpec
-from emulators.confluent.wire import Answer
-from emulators.store import Stored
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
+from topicberg_local.emulators.confluent import connector_rights, kafka_rest, subjects, tableflow
+from topicberg_local.emulators.confluent.account import CATALOG, CONNECTOR, TABLE, Account, Delays
+from topicberg_local.emulators.confluent.errors import bad_request, not_found
+from topicberg_local.emulators.confluent.faults import Fault
+from topicberg_local.emulators.confluent.keys import Bootstrap
+from topicberg_local.emulators.confluent.materialization import CatalogStatus
+from topicberg_local.emulators.confluent.operation import Call, Operation
+from topicberg_local.emulators.confluent.server import OPERATIONS, Server
+from topicberg_local.emulators.confluent.tableflow_bodies import NewSpec
+from topicberg_local.emulators.confluent.wire import Answer
+from topicberg_local.emulators.store import Stored
 
 MALFORMED = {
     HTTPStatus.BAD_REQUEST,

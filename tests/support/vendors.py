@@ -32,23 +32,23 @@ from pyiceberg.catalog.glue import GlueCatalog
 from stackless import NOWHERE, Stackless
 from starlette.applications import Starlette
 
-from emulators.aws.athena import PRIMARY, Athena
-from emulators.aws.emr_serverless import EmrServerless
-from emulators.confluent.account import Account as Organization
-from emulators.confluent.account import Delays
-from emulators.snowflake.account import Account, Context
-from emulators.snowflake.logins import Logins
-from emulators.snowflake.refresher import Refresher
-from emulators.snowflake.server import Server
-from emulators.snowflake.session import Session
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Resource, Step
 from topicberg.deploy.settings import DeploySettings
-from topicberg.local import state
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
+from topicberg_local import state
+from topicberg_local.emulators.aws.athena import PRIMARY, Athena
+from topicberg_local.emulators.aws.emr_serverless import EmrServerless
+from topicberg_local.emulators.confluent.account import Account as Organization
+from topicberg_local.emulators.confluent.account import Delays
+from topicberg_local.emulators.snowflake.account import Account, Context
+from topicberg_local.emulators.snowflake.logins import Logins
+from topicberg_local.emulators.snowflake.refresher import Refresher
+from topicberg_local.emulators.snowflake.server import Server
+from topicberg_local.emulators.snowflake.session import Session
 
 DELAYS = Delays(
     api_key=0.3,

@@ -19,7 +19,6 @@ from pyiceberg.exceptions import (
 )
 from pyspark.errors.exceptions.connect import AnalysisException, SparkConnectGrpcException
 
-from assets.retries import retried
 from topicberg import retry
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints, LakeEndpoints
@@ -30,6 +29,7 @@ from topicberg.errors import (
     TopicbergError,
     UnreachableError,
 )
+from topicberg.orchestration.assets.retries import retried
 from topicberg.retry import (
     CONFLICT,
     THROTTLED,

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
+from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import ENV_FILE, invalid, problems
+from topicberg.settings import EnvironmentSettings, invalid, problems
 
 
-class AlertSettings(HoldsSecrets, BaseSettings):
+class AlertSettings(HoldsSecrets, EnvironmentSettings):
     """Each channel is on when its address is set; the file in the state directory always is."""
 
     model_config = SettingsConfigDict(
-        env_prefix="TOPICBERG_ALERT_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
+        env_prefix="TOPICBERG_ALERT_", extra="ignore", env_ignore_empty=True
     )
 
     heartbeat_url: SecretStr | None = None
@@ -60,5 +61,5 @@ def alert_settings() -> AlertSettings:
     except ValidationError as error:
         wrong = problems(AlertSettings, error)
     raise invalid(
-        "invalid settings of alerts", wrong, f"correct them in the environment or in {ENV_FILE}"
+        "invalid settings of alerts", wrong, f"correct them in the environment or in {env_file()}"
     )

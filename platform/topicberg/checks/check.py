@@ -1,8 +1,8 @@
 """A check of one table, and what the checks of one table have to inspect.
 
 Each check is one function in this package that returns a :class:`TableCheck`: its name, its
-description, what it inspects and how it judges are in one place. :mod:`assets.checks` says which
-table has which checks, and makes asset checks of them.
+description, what it inspects and how it judges are in one place. :mod:`topicberg.orchestration`
+says which table has which checks, and makes asset checks of them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ hide_secrets()
 
 import os  # noqa: E402
 import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from importlib import import_module  # noqa: E402
+from typing import Annotated, Any  # noqa: E402
 
 import typer  # noqa: E402
 
@@ -25,9 +27,27 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich and its parsers take longer to import than all else of --help
 )
 
+
+def _version(given: bool) -> None:
+    if given:
+        from importlib.metadata import version
+
+        echo(version("topicberg"))
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
+    ] = False,
+) -> None:
+    """Kafka topics in, governed Iceberg tables out."""
+
+
 for _module in (
     *("stack", "topics", "peek", "datagen", "tableflow", "pipelines", "checks", "sync", "query"),
-    *("forget", "demo", "deploy", "ui"),
+    *("forget", "deploy", "ui", "init"),
 ):
     import_module(f"topicberg.cli.{_module}").register(app)
 
@@ -42,11 +62,23 @@ def _warn_of_variables() -> None:
 
 
 def main() -> None:
-    """Run the command line; an expected error becomes one clear message and exit code 2."""
+    """Run the command line."""
+    run(app)
+
+
+def run(command: Callable[..., Any]) -> None:
+    """Run a command; an expected error becomes one clear message and exit code 2.
+
+    :param command: an application of Typer, or the function of its only command
+    """
+    if not isinstance(command, typer.Typer):
+        only = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+        only.command()(command)
+        command = only
     try:
         if sys.argv[1:] and "--help" not in sys.argv:  # help must not wait for imports
             _warn_of_variables()
-        app()
+        command()
     except TopicbergError as error:
         echo(f"error: {error}", fg="red", err=True)
         sys.exit(2)

@@ -97,10 +97,10 @@ def _recorded(config: Settings) -> list[_Check]:
 
     import dagster as dg
 
-    from assets.checks.adapter import check_specs, lake_checks
-    from assets.checks.evaluations import last_evaluations
     from topicberg.checks.rules import COVERS
     from topicberg.cli.compute import load_lake
+    from topicberg.orchestration.checks.adapter import check_specs, lake_checks
+    from topicberg.orchestration.checks.evaluations import last_evaluations
 
     lake = load_lake(config)
     every = [spec for one in lake.checks for spec in check_specs(*one)]

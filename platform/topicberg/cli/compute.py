@@ -15,15 +15,14 @@ from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     import dagster as dg
+    from pyiceberg.catalog import Catalog
 
-    from assets import Lake
     from topicberg.endpoints import Endpoints
+    from topicberg.orchestration.assets import Lake
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
-TOPIC = "stock_trades"
-TOTALS = "stock_trades_with_totals"
-_QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 def load_lake(config: Settings) -> Lake:
@@ -31,36 +30,37 @@ def load_lake(config: Settings) -> Lake:
 
     :raises SpecError: derived tables are invalid, or do not fit the specs
     """
-    from assets import Lake, find_derived
-    from topicberg.topics.kept import KnownSpecs, build_with_kept
+    from functools import partial
 
-    def build(known: KnownSpecs) -> Lake:
-        return Lake(config, tuple(known.specs), tuple(find_derived()), known.left_out)
+    from topicberg.orchestration.assets.lake import lake_of
+    from topicberg.topics.kept import build_with_kept
 
-    return build_with_kept(config, build, keeps=False, report=warn_once)
+    return build_with_kept(config, partial(lake_of, config), keeps=False, report=warn_once)
 
 
 def materialize(
-    config: Settings, endpoints: Endpoints, since: datetime
+    config: Settings, endpoints: Endpoints, since: datetime | None
 ) -> list[tuple[str, bool, str]]:
     """Run every pipeline on the records since then; return its checks: name, passed, description.
 
+    :param since: None: on all records, as it does anyway while a derived table has no rows
     :raises TopicbergError: a run failed
     """
     lake, found = load_lake(config), []
-    with _instance(config) as instance:
-        from definitions import defs
-        from jobs import everything
+    with dagster_instance(config) as instance:
+        from topicberg.orchestration.jobs import everything
+        from topicberg.orchestration.loading import definitions
 
+        defs = definitions()
         for name, topic in everything(lake).items():
             result = defs.resolve_job_def(name).execute_in_process(
                 instance=instance,
                 tags=_partition_range(topic, lake, config, endpoints, since) if topic else {},
                 run_id=str(uuid.uuid4()),
                 raise_on_error=False,
-                run_config=_QUIET,
+                run_config=QUIET,
             )
-            _raise_failure(result, name)
+            raise_failure(result, name)
             found += [
                 (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
                 for e in result.get_asset_check_evaluations()
@@ -81,12 +81,14 @@ def materialize_derived(
     :raises TopicbergError: a run failed
     """
     lake, computed = load_lake(config), []
-    hours = _all_hours(lake, config, endpoints)
-    with _instance(config) as instance:
+    hours = all_hours(lake, config, endpoints)
+    with dagster_instance(config) as instance:
         import dagster as dg
 
-        from assets.tables import CATALOGS
-        from definitions import defs
+        from topicberg.orchestration.assets.tables import CATALOGS
+        from topicberg.orchestration.loading import definitions
+
+        defs = definitions()
 
         derived = lake.derived_by_name
         order = TopologicalSorter({name: derived[name].sources for name in sorted(derived)})
@@ -100,17 +102,17 @@ def materialize_derived(
             result = dg.materialize(
                 [defs.resolve_assets_def(key) for key in keys],
                 instance=instance,
-                tags=_range_from(root, min(hours[root.name])),
-                run_config=_QUIET,
+                tags=range_from(root, min(hours[root.name])),
+                run_config=QUIET,
                 raise_on_error=False,
             )
-            _raise_failure(result, f"table {table.name}")
+            raise_failure(result, f"table {table.name}")
             computed.append(table.name)
     return computed
 
 
 @contextmanager
-def _instance(config: Settings) -> Iterator[dg.DagsterInstance]:
+def dagster_instance(config: Settings) -> Iterator[dg.DagsterInstance]:
     """Yield the deployment's Dagster, for definitions that are loaded afterwards."""
     from topicberg.dagster.home import dagster_home
 
@@ -123,7 +125,7 @@ def _instance(config: Settings) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def _raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
+def raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
     if result.success:
         return
     reason = "see its log"
@@ -140,19 +142,39 @@ def _raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
 
 
 def _partition_range(
-    topic: TopicSpec, lake: Lake, config: Settings, endpoints: Endpoints, since: datetime
+    topic: TopicSpec, lake: Lake, config: Settings, endpoints: Endpoints, since: datetime | None
 ) -> dict[str, str]:
-    """Return the partition tags of all records since then, and of hours never computed.
+    """Return the partition tags of all records since then, or of all if a table lacks them.
 
     :param topic: defines the partitions
     """
-    first = min([int(since.timestamp()) // 3600, *_uncomputed_hours(lake, config, endpoints)])
-    return _range_from(topic, first)
+    now = datetime.now(UTC)
+    if since is None or _lacks_rows(lake, endpoints.catalog(config)):
+        hours = all_hours(lake, config, endpoints).values()
+        return range_from(topic, min((hour for each in hours for hour in each), default=_hour(now)))
+    return range_from(topic, _hour(since))
 
 
-def _range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
+def _hour(moment: datetime) -> int:
+    return int(moment.timestamp()) // 3600
+
+
+def _lacks_rows(lake: Lake, catalog: Catalog) -> bool:
+    """Return whether a derived table is missing or empty, as after a killed run."""
+    from topicberg.iceberg.snapshots import report
+    from topicberg.iceberg.tables import find_table
+
+    for derived in lake.derived:
+        table = find_table(catalog, lake.table(derived).identifier)
+        head = table.current_snapshot() if table else None
+        if head is None or not report(head).total_records:
+            return True
+    return False
+
+
+def range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
     """Return the tags of the partitions from an hour (since 1970) until now."""
-    from assets.partitions import (
+    from topicberg.orchestration.assets.partitions import (
         RANGE_END,
         RANGE_START,
         partition_key,
@@ -165,28 +187,7 @@ def _range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
     return {RANGE_START: min(start), RANGE_END: partition_key(partitions, now)}
 
 
-def _uncomputed_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> set[int]:
-    """Return all hours (since 1970) with records if a derived table is missing, or lacks some.
-
-    That is the case after a killed run, and for a new derived table.
-    """
-    from topicberg.iceberg.snapshots import report
-    from topicberg.iceberg.tables import find_table
-
-    catalog = endpoints.catalog(config)
-
-    def rows(identifier: tuple[str, str]) -> int:
-        table = find_table(catalog, identifier)
-        head = table.current_snapshot() if table else None
-        return report(head).total_records if head else 0
-
-    trades, totals = (rows(lake.origin(name).identifier) for name in (TOPIC, TOTALS))
-    if trades == totals and all(rows(lake.table(each).identifier) for each in lake.derived):
-        return set()
-    return {hour for hours in _all_hours(lake, config, endpoints).values() for hour in hours}
-
-
-def _all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, set[int]]:
+def all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, set[int]]:
     """Return the hours (since 1970) with records of each append-only topic that has a table."""
     from topicberg.iceberg.snapshots import affected_hours
     from topicberg.iceberg.summaries import ancestry

@@ -17,6 +17,7 @@ from topicberg.cli.bootstrap import bootstrap_snowflake
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import cell, echo, echo_json
 from topicberg.errors import TopicbergError
+from topicberg.local import require_local_stack
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
@@ -348,7 +349,9 @@ def _start_stack() -> None:
     from rich.console import Console
 
     from topicberg.cli.stack import start
-    from topicberg.local import stack
+
+    require_local_stack()
+    from topicberg_local import stack
 
     if not all(service.running for service in stack.status(settings())):
         start(settings(), Console(stderr=True))
@@ -565,8 +568,8 @@ def _left_out(context: DeployContext) -> list[str]:
     """Return the derived tables that the graph of this deployment does not have."""
     if context.config.has_spark:
         return []
-    from assets.lake import find_derived
     from topicberg.cli.compute import load_lake
+    from topicberg.orchestration.assets.lake import find_derived
 
     held = load_lake(context.config).derived_by_name
     return sorted({one.name for one in find_derived()} - held.keys())

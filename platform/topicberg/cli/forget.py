@@ -16,9 +16,9 @@ from topicberg.errors import TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from assets.derived import DerivedTable
-    from assets.tables import LakeTable
     from topicberg.iceberg.erasure import Erased, Found
+    from topicberg.orchestration.assets.derived import DerivedTable
+    from topicberg.orchestration.assets.tables import LakeTable
     from topicberg.settings import Settings
     from topicberg.tableflow.forgetting import Forgetting, Records, Target, Uncovered
     from topicberg.topics import TopicSpec
@@ -327,7 +327,7 @@ class _Derived:
 
     def next_steps(self, done: Mapping[str, Erased]) -> Iterator[str]:
         """Yield what follows for tables that are not erased themselves."""
-        from assets.partitions import partition_keys, time_partitions
+        from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
 
         hours = [each for erased in done.values() for each in erased.hours]
         for name in self._others:

@@ -34,7 +34,7 @@ def check(
 
     Errors name unknown columns with similar ones. Spark must run; no table and no record is read.
     """
-    from assets.compilation import compile_tables
+    from topicberg.orchestration.assets.compilation import compile_tables
     from topicberg.testing import spark_session
     from topicberg.topics.rules import suggestion
 

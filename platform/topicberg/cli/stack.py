@@ -14,6 +14,7 @@ import typer
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import StackError
+from topicberg.local import require_local_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,14 +64,15 @@ def up() -> None:
 
 
 def start(config: Settings, console: Console) -> Endpoints:
-    """Run :func:`topicberg.local.stack.up` with progress: a bar on a terminal, else lines."""
-    from topicberg.local import stack
+    """Run :func:`topicberg_local.stack.up` with progress: a bar on a terminal, else lines."""
+    require_local_stack()
     from topicberg.security.logs import log_to_stderr
+    from topicberg_local import stack
 
     if console.is_terminal:
         with _progress(console) as progress:
             return stack.up(config, _TerminalReport(progress))
-    log_to_stderr(logging.WARNING, levels={"topicberg.local": logging.INFO})
+    log_to_stderr(logging.WARNING, levels={"topicberg_local": logging.INFO})
     return stack.up(config)
 
 
@@ -92,7 +94,8 @@ def _progress(console: Console) -> Progress:
 
 def down() -> None:
     """Stop the local stack; its data stays."""
-    from topicberg.local import stack
+    require_local_stack()
+    from topicberg_local import stack
 
     echo("the stack is down" if stack.down(settings()) else "the stack was not running")
 
@@ -108,8 +111,10 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = Fa
     from rich.table import Table
 
     from topicberg.endpoints import local_endpoints
-    from topicberg.local import stack
-    from topicberg.local.health import dagster_status
+
+    require_local_stack()
+    from topicberg_local import stack
+    from topicberg_local.health import dagster_status
 
     states = [*stack.status(settings()), *dagster_status(settings())]
     if as_json:
@@ -155,7 +160,7 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="wait for further lines")] = False,
 ) -> None:
     """Show the logs of the services."""
-    from topicberg.local.stack import SERVICES
+    from topicberg_local.stack import SERVICES
 
     folder = settings().state_dir / "logs"
     if service and service not in SERVICES and not (folder / f"{service}.log").exists():
@@ -181,7 +186,8 @@ def logs(
 
 def reset(yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
     """Stop the stack and delete its state: topics, schemas, tables, run history."""
-    from topicberg.local import stack
+    require_local_stack()
+    from topicberg_local import stack
 
     config = settings()
     if not config.state_dir.exists():

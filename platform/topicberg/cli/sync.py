@@ -23,9 +23,9 @@ def sync(
 
     This is the same as materializing glue/TABLE and snowflake/TABLE in the UI.
     """
-    from resources import Lakehouse, Snowflake
     from topicberg.catalogs import glue, snowflake
     from topicberg.cli.compute import load_lake
+    from topicberg.orchestration.resources import Lakehouse, Snowflake
 
     config = settings()
     tables = {one.name: one for one in load_lake(config).tables}

@@ -132,8 +132,7 @@ def _find(topic: str, config: Settings) -> FoundTopic | None:
     found = find_topic(topic, endpoints)
     if found is None:
         raise SpecError(
-            f"topic {topic} does not exist: it has no spec in platform/topics, and Kafka does not "
-            "have it",
+            f"topic {topic} does not exist: it has no spec, and Kafka does not have it",
             hint=f"create it first, or run `topicberg topics new {topic}` to write a spec; run "
             "`topicberg topics list` to see topics with a spec",
         )

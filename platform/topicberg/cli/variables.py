@@ -76,10 +76,10 @@ def without_effect(names: set[str]) -> list[str]:
 
     :param names: those in the file
     """
-    from topicberg.settings import ENV_FILE
+    from topicberg.project import env_file
 
     return [
-        f"{name} in {ENV_FILE} has no effect"
+        f"{name} in {env_file()} has no effect"
         f"{', except on `topicberg deploy`' if name in _OF_DEPLOY else ''}; "
         "set it in the environment"
         for name in sorted(names - os.environ.keys())
@@ -91,9 +91,10 @@ def in_file() -> set[str]:
     """Return the names in the file of settings."""
     from dotenv import dotenv_values
 
-    from topicberg.settings import ENV_FILE
+    from topicberg.project import env_file
 
-    return {*dotenv_values(ENV_FILE)} if ENV_FILE.is_file() else set()
+    path = env_file()
+    return {*dotenv_values(path)} if path is not None and path.is_file() else set()
 
 
 def _subclasses(model: type[BaseSettings]) -> Iterator[type[BaseSettings]]:

@@ -1,32 +1,93 @@
-"""Generated records: one module of :mod:`topicberg.datagen.kinds` for each kind of them."""
+"""Generated records, by functions of the project.
+
+A generator is a function of a module that ``generators`` of ``[tool.topicberg]`` names::
+
+    @generator
+    def orders(random: Random, seed: int) -> Iterator[dict[str, Any]]:
+        "Orders of ten customers."
+        for order_id in itertools.count():
+            yield {"order_id": order_id, "customer": f"customer {random.randrange(10)}"}
+
+It yields endless records, without side effects. All randomness is taken from ``random``, which
+differs in every run; what stays the same over all runs (e.g. which users exist) is derived from
+``seed``. A topic's spec names it: ``generator: {kind: orders}``.
+"""
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterator
-from importlib import import_module
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from topicberg.datagen import kinds
-from topicberg.errors import TopicbergError
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.project import modules
+from topicberg.settings import Settings, settings
 
 Records = Iterator[dict[str, Any]]
 
 
-def kind_names() -> list[str]:
-    """Return the modules of :mod:`topicberg.datagen.kinds`, without importing them."""
-    return sorted(module.name for module in pkgutil.iter_modules(kinds.__path__))
+@dataclass(frozen=True)
+class Generator:
+    """A function of a project that generates records."""
+
+    records: Callable[[Random, int], Records]
+
+    @property
+    def name(self) -> str:
+        return self.records.__name__
+
+    def __call__(self, random: Random, seed: int) -> Records:
+        return self.records(random, seed)
 
 
-def record_generator(kind: str) -> Callable[[Random, int], Records]:
-    """Return the function ``records(random, seed)`` of a kind: an endless, pure stream of records.
+def generator(records: Callable[[Random, int], Records]) -> Generator:
+    """Make a function ``records(random, seed)`` a kind of generated records, of its name."""
+    return Generator(records)
+
+
+def kind_names(config: Settings | None = None) -> list[str]:
+    """Return the kinds of the project.
+
+    :raises SpecError: a module cannot be imported, or two modules define one kind
+    """
+    return sorted(_generators(config))
+
+
+def record_generator(kind: str, config: Settings | None = None) -> Generator:
+    """Return the generator of a kind: an endless, pure stream of records.
 
     :raises TopicbergError: there is no such kind
     """
-    if kind not in kind_names():
+    known = _generators(config)
+    if kind not in known:
+        names = ", ".join(sorted(known))
         raise TopicbergError(
-            f"there is no generator kind {kind!r}", hint=f"use one of {', '.join(kind_names())}"
+            f"there is no generator kind {kind!r}",
+            hint=f"use one of {names}"
+            if names
+            else "name a module that has one in `generators` of [tool.topicberg]",
         )
-    generator: Callable[[Random, int], Records] = import_module(f"{kinds.__name__}.{kind}").records
-    return generator
+    return known[kind]
+
+
+def _generators(config: Settings | None) -> dict[str, Generator]:
+    config = config or settings()
+    return _found(config.project_root, config.project.generators)
+
+
+@lru_cache(maxsize=8)
+def _found(root: Path, names: tuple[str, ...]) -> dict[str, Generator]:
+    found: dict[str, Generator] = {}
+    for module in modules(root, names):
+        for member in vars(module).values():
+            if not isinstance(member, Generator):
+                continue
+            if found.setdefault(member.name, member) is not member:
+                raise SpecError(
+                    f"{module.__name__}: another module has a generator {member.name} as well",
+                    hint="rename one of the functions",
+                )
+    return found

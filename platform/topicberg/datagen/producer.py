@@ -127,7 +127,9 @@ class GeneratorRun:
         self._config = config
         self._rate = rate
         self._count = count
-        self._records = record_generator(spec.generator.kind)(random_of(seed, generation), seed)
+        self._records = record_generator(spec.generator.kind, config)(
+            random_of(seed, generation), seed
+        )
         self._generation = str(generation).encode()
         self._iterations = count_from(first_iteration)
         self._stop = threading.Event()

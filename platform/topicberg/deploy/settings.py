@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings
 
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import Settings
+from topicberg.settings import EnvironmentSettings, Settings
 
 
 class DeploySettings(Addresses):
@@ -154,7 +153,7 @@ def _local(config: Settings) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value and name not in stated}
 
 
-class _Stated(HoldsSecrets, BaseSettings):
+class _Stated(HoldsSecrets, EnvironmentSettings):
     """What is set outside, whether it is complete or not."""
 
     model_config = DeploySettings.model_config

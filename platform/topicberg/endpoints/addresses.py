@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import ENV_FILE
+from topicberg.settings import EnvironmentSettings
 
 
-class Addresses(HoldsSecrets, BaseSettings):
+class Addresses(HoldsSecrets, EnvironmentSettings):
     """Addresses of the vendors, for ``topicberg deploy`` and for its deployment."""
 
     model_config = SettingsConfigDict(
         env_prefix="TOPICBERG_",
-        env_file=ENV_FILE,
         extra="ignore",
         populate_by_name=True,
         env_ignore_empty=True,

@@ -11,19 +11,17 @@ from __future__ import annotations
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-from topicberg.settings import ENV_FILE, problems
+from topicberg.settings import EnvironmentSettings, problems
 
-Model = TypeVar("Model", bound=BaseSettings)
+Model = TypeVar("Model", bound=EnvironmentSettings)
 
 
 def named(prefix: str) -> SettingsConfigDict:
     """Return the configuration of settings whose names begin with the prefix and ``_``."""
-    return SettingsConfigDict(
-        env_prefix=f"{prefix}_", env_file=ENV_FILE, extra="ignore", env_ignore_empty=True
-    )
+    return SettingsConfigDict(env_prefix=f"{prefix}_", extra="ignore", env_ignore_empty=True)
 
 
 def from_environment(model: type[Model], where: str, docs: str) -> Model:

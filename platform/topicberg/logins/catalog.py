@@ -13,14 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins import OAUTH_CLIENT, has_client, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import FromJson
+from topicberg.settings import EnvironmentSettings, FromJson
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
 TOPICS_PREFIX = "TOPICBERG_CATALOG"
@@ -229,7 +228,7 @@ class CatalogLogin(OAuthLogin):
         return found
 
 
-class CatalogSettings(CatalogLogin, BaseSettings):
+class CatalogSettings(CatalogLogin, EnvironmentSettings):
     """``TOPICBERG_ICEBERG_REST_<FIELD>``."""
 
     model_config = named(PREFIX)
@@ -243,7 +242,7 @@ class TopicsCatalogLogin(CatalogLogin):
     settings_prefix: ClassVar[str] = TOPICS_PREFIX
 
 
-class TopicsCatalogSettings(HoldsSecrets, BaseSettings):
+class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
     """``TOPICBERG_CATALOG_<FIELD>``, which ``topicberg deploy`` reads too."""
 
     model_config = named(TOPICS_PREFIX)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
-from pydantic_settings import BaseSettings
 
 from topicberg.errors import LoginError
 from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import FromJson
+from topicberg.settings import EnvironmentSettings, FromJson
 
 PREFIX = "TOPICBERG_KAFKA"
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -166,7 +165,7 @@ class KafkaLogin(HoldsSecrets):
         return "check " + ", ".join(f"{PREFIX}_{name}" for name in settings)
 
 
-class KafkaSettings(KafkaLogin, BaseSettings):
+class KafkaSettings(KafkaLogin, EnvironmentSettings):
     """``TOPICBERG_KAFKA_<FIELD>``."""
 
     model_config = named(PREFIX)

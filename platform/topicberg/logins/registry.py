@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SecretStr, model_validator
-from pydantic_settings import BaseSettings
 
 from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.redaction import remember
+from topicberg.settings import EnvironmentSettings
 
 PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
 
@@ -104,7 +104,7 @@ class RegistryLogin(OAuthLogin):
         return found
 
 
-class RegistrySettings(RegistryLogin, BaseSettings):
+class RegistrySettings(RegistryLogin, EnvironmentSettings):
     """``TOPICBERG_SCHEMA_REGISTRY_<FIELD>``."""
 
     model_config = named(PREFIX)

@@ -10,7 +10,7 @@ reads the batch next does not produce them again. What others write to the dead-
 never read.
 
 Source: Confluent's "Configure a Dead Letter Queue", which Tableflow's mode ``log`` shares; columns
-in ``platform/schemas/error_log.avsc``.
+in ``topics/schemas/error_log.avsc``.
 """
 
 from __future__ import annotations

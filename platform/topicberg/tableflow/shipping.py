@@ -10,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import logging
-import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from importlib import metadata
+from importlib.metadata import Distribution
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from topicberg.packages import needed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -122,21 +123,7 @@ def _package() -> Path:
 
 
 @lru_cache
-def _distributions() -> dict[str, metadata.Distribution]:
+def _distributions() -> dict[str, Distribution]:
     """Return what tasks import, by name."""
-    from packaging.requirements import Requirement
-
-    found: dict[str, metadata.Distribution] = {}
-    wanted = [Requirement(text) for text in DISTRIBUTIONS]
-    while wanted:
-        one = wanted.pop()
-        name = re.sub(r"[-_.]+", "-", one.name).lower()
-        if name in found or name in WORKERS_OWN:
-            continue
-        found[name] = metadata.distribution(name)
-        for text in found[name].requires or ():
-            needed = Requirement(text)
-            extras = [{"extra": extra} for extra in ("", *one.extras)]
-            if needed.marker is None or any(map(needed.marker.evaluate, extras)):
-                wanted.append(needed)
-    return found
+    found = needed(DISTRIBUTIONS, WORKERS_OWN)
+    return {name: one for name, one in found.items() if one is not None}

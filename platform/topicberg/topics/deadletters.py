@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from topicberg.topics.schema import OWN
 from topicberg.topics.spec import ErrorHandling, TableflowSpec, TopicSpec
 
-ERROR_LOG_SCHEMA = "error_log.avsc"
+ERROR_LOG_SCHEMA = f"{OWN}error_log.avsc"
 DEFAULT_TARGET = "error_log"
 
 

@@ -21,8 +21,8 @@ from topicberg.topics.discovery import found_document, read_discovery
 from topicberg.topics.patterns import FIELD, TopicPattern
 from topicberg.topics.rules import findings, suggestion
 from topicberg.topics.schema import Part
+from topicberg.topics.sources import sources
 from topicberg.topics.spec import TopicSpec
-from topicberg.topics.yamlfile import read_yaml
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,13 @@ class Problem:
     reason: str
     topics: frozenset[str] = frozenset()
     """Of a pattern: the topics that have no spec because of this."""
+    name: str | None = None
+    """Of the topic, if the file is not named after it."""
 
     @property
     def names(self) -> frozenset[str]:
         """The topics that are concerned."""
-        return self.topics or frozenset({Path(self.file).stem})
+        return self.topics or frozenset({self.name or Path(self.file).stem})
 
     @property
     def is_of_topic(self) -> bool:
@@ -57,27 +59,17 @@ class Problem:
 def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[Problem]]:
     """Read all specs; return the valid ones, by name, and every problem of the others."""
     config = config or settings()
-    if not config.topics_dir.is_dir():
-        raise SpecError(
-            f"{config.topics_dir} is not a folder",
-            hint="create the folder, and put topic specs into it",
-        )
     specs: list[tuple[TopicSpec, str]] = []
     problems: list[Problem] = []
     patterns: list[tuple[TopicPattern, str]] = []
     own: set[str] = set()
     perhaps_patterns: set[str] = set()
     """Invalid files that may be the patterns of topics."""
-    for path in sorted(config.topics_dir.iterdir()):
-        file = str(path.relative_to(config.project_root))
-        if path.suffix == ".yml":
-            problems.append(Problem(file, "", "the name must end in .yaml"))
-        if path.suffix != ".yaml":
-            continue
-        document, yaml_errors = read_yaml(path)
-        problems += [Problem(file, "", error) for error in yaml_errors]
-        if document is None and yaml_errors:
-            own.add(path.stem)
+    for source in sources(config):
+        file, stem, document = source.file, source.name, source.document
+        problems += [Problem(file, "", error, name=stem) for error in source.errors]
+        if document is None and source.errors:
+            own.add(stem)
             perhaps_patterns.add(file)
             continue
         if isinstance(document, dict) and FIELD in document:
@@ -88,9 +80,9 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
             else:
                 patterns.append((pattern, file))
             continue
-        own.add(path.stem)
-        spec, found = _check_document(document, path.stem, config)
-        problems += [Problem(file, field, reason) for field, reason in found]
+        own.add(stem)
+        spec, found = _check_document(document, stem, config)
+        problems += [Problem(file, field, reason, name=stem) for field, reason in found]
         if spec is not None:
             specs.append((spec, file))
     if patterns:
@@ -166,9 +158,8 @@ def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics
     """
     patterns: list[TopicPattern] = []
     wanted: dict[str, Mapping[Part, str]] = {}
-    for path in config.topics_dir.glob("*.yaml"):
-        document, _ = read_yaml(path)
-        pattern = None
+    for source in sources(config):
+        document, pattern = source.document, None
         if isinstance(document, dict) and FIELD in document:
             pattern = check_pattern(document)[0]
         elif isinstance(document, dict):
@@ -177,7 +168,7 @@ def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics
                     "value": document.get("schema"),
                     "key": document.get("key"),
                 }
-                wanted[path.stem] = {
+                wanted[source.name] = {
                     part: section["subject"]
                     for part, section in sections.items()
                     if isinstance(section, dict) and isinstance(section.get("subject"), str)
@@ -288,7 +279,7 @@ def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) ->
             reason = f"topic {reason}: exclude one of them"
             problems.append(Problem(file, "", reason, frozenset({spec.name})))
         else:
-            problems.append(Problem(file, "name", reason))
+            problems.append(Problem(file, "name", reason, name=spec.name))
     return problems
 
 

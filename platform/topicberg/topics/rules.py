@@ -294,10 +294,17 @@ def _freshness(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 
 @_rule("generator.kind")
-def _generator_kind(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
-    if spec.generator and spec.generator.kind not in kind_names():
-        kind = spec.generator.kind
-        yield "generator.kind", f"there is no kind {kind}{suggestion(kind, kind_names())}"
+def _generator_kind(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    if spec.generator is None:
+        return
+    kind = spec.generator.kind
+    try:
+        known = kind_names(config)
+    except SpecError as error:
+        yield "generator.kind", error.message
+        return
+    if kind not in known:
+        yield "generator.kind", f"there is no kind {kind}{suggestion(kind, known)}"
 
 
 @_rule("generator", "schema.format", "key")

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 Part = Literal["value", "key"]
 SchemaFormat = Literal["avro", "json", "protobuf", "none"]
 
+OWN = "topicberg:"
+"""Begins the name of a schema file that topicberg brings along, as ``topicberg:error_log.avsc``."""
+_OWN_FOLDER = Path(__file__).parent / "schemas"
+
 
 @dataclass(frozen=True)
 class SchemaFile:
@@ -28,18 +32,26 @@ class SchemaFile:
     columns: dict[str, str]
 
 
+def schema_place(schemas_dir: Path, file: str) -> Path:
+    """Return where a schema file is, or should be."""
+    own = file.removeprefix(OWN)
+    return schemas_dir / file if own == file else _OWN_FOLDER / own
+
+
 def schema_path(schemas_dir: Path, file: str) -> Path:
-    """Return the path of a schema file, which must be inside the schema folder.
+    """Return the path of a schema file, which must be inside the schema folder, or topicberg's own.
 
     :raises SpecError: absolute, outside (also by way of a symbolic link), or no such file
     """
     if "\0" in file or Path(file).is_absolute():
         raise SpecError(f"{file!r} must be the name of a file in {schemas_dir.name}/")
-    path = schemas_dir / file
-    if not path.resolve().is_relative_to(schemas_dir.resolve()):
+    path = schema_place(schemas_dir, file)
+    folder = _OWN_FOLDER if file.startswith(OWN) else schemas_dir
+    if not path.resolve().is_relative_to(folder.resolve()):
         raise SpecError(f"{file!r} is outside of {schemas_dir.name}/")
     if not path.is_file():
-        raise SpecError(f"{file!r} does not exist in {schemas_dir.name}/")
+        where = "topicberg" if folder is _OWN_FOLDER else f"{schemas_dir.name}/"
+        raise SpecError(f"{file!r} does not exist in {where}")
     return path
 
 

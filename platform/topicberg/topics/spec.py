@@ -1,4 +1,4 @@
-"""The model of a topic spec: ``platform/topics/<name>.yaml``.
+"""The model of a topic spec: ``<name>.yaml`` in the project's folder of topics.
 
 Rules for single fields are here; rules between fields, and between a spec and its schema file, are
 in :mod:`topicberg.topics.rules`.
@@ -19,7 +19,7 @@ from topicberg.naming import Names
 from topicberg.settings import Settings, settings
 from topicberg.topics.discovery import SUFFIXES, schema_file
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
-from topicberg.topics.schema import Part, SchemaFile, SchemaFormat, read_schema
+from topicberg.topics.schema import Part, SchemaFile, SchemaFormat, read_schema, schema_place
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
@@ -229,7 +229,7 @@ class ValueSchema(SpecModel):
     format: SchemaFormat
     """``none``: the value stays raw bytes."""
     file: str | None = None
-    """File name in ``platform/schemas/``."""
+    """File name in the project's folder of schemas."""
     message: str | None = None
     """Protobuf only: the message type of the value; default: the first one of the file."""
     subject: SubjectName | None = None
@@ -248,7 +248,7 @@ class KeySpec(SpecModel):
     field: str | None = None
     """The value's field that the generator writes as the key (format string)."""
     file: str | None = None
-    """File name in ``platform/schemas/`` (formats avro, json, protobuf)."""
+    """File name in the folder of schemas (formats avro, json, protobuf)."""
     message: str | None = None
     """Protobuf only: the message type of the key; default: the first one of the file."""
     subject: SubjectName | None = None
@@ -341,7 +341,7 @@ class GeneratorSpec(SpecModel):
     """What ``topicberg datagen`` produces to the topic."""
 
     kind: str
-    """A module of :mod:`topicberg.datagen.kinds`."""
+    """A generator of the project, see :mod:`topicberg.datagen`."""
     rate: float = Field(default=100, ge=0, allow_inf_nan=False)
     """Records a second; 0: as fast as possible. In the cloud, Datagen's average rate."""
     tasks: PositiveInt = 1
@@ -511,11 +511,12 @@ class TopicSpec(SpecModel):
     def value_schema_path(self, config: Settings | None = None) -> Path | None:
         """Return the value's schema file, or None for format ``none``."""
         file = self.value_schema.file
-        return (config or settings()).schemas_dir / file if file else None
+        return schema_place((config or settings()).schemas_dir, file) if file else None
 
     def key_schema_path(self, config: Settings | None = None) -> Path | None:
         """Return the key's schema file, or None for keys without a schema."""
-        return (config or settings()).schemas_dir / self.key.file if self.key.file else None
+        file = self.key.file
+        return schema_place((config or settings()).schemas_dir, file) if file else None
 
     def schema_files(
         self, config: Settings | None = None

@@ -1,8 +1,8 @@
 """Job runs of EMR Serverless that compute a window of a derived table, or an upsert view: requests
 and reports.
 
-Both sides communicate through Dagster Pipes (:mod:`assets.emr.client` starts a run,
-:mod:`assets.emr.job` runs in it); here are their messages, and the request that starts a run.
+Both sides communicate through Dagster Pipes (:mod:`.emr.client` starts a run,
+:mod:`.emr.job` runs in it); here are their messages, and the request that starts a run.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def _project(state: Path) -> Path:
     topics, schemas = (root / "platform" / name for name in ("topics", "schemas"))
     for folder in (topics, schemas):
         folder.mkdir(parents=True)
-    old = topicberg.settings.PROJECT_ROOT / "platform"
+    old = topicberg.settings.PROJECT_ROOT / "platform"  # type: ignore[attr-defined]
     for name in ("stock_trades.avsc", "error_log.avsc"):
         shutil.copy(old / "schemas" / name, schemas / name)
     documents = {one.name: {"name": one.name, **one.document} for one in TOPICS if one.has_spec}
@@ -93,8 +93,8 @@ class Maker:
     def __init__(self) -> None:
         from debezium import Source
 
-        from topicberg.local import stack
         from topicberg.settings import settings
+        from topicberg_local import stack
 
         self.config = settings()
         self.endpoints = stack.up(self.config)
@@ -170,8 +170,8 @@ class Maker:
 
     def stop_engine(self) -> None:
         """Kill the engine, and let the supervisor not start it again."""
-        from topicberg.local import stack, state
-        from topicberg.local.supervisor import Control, full_name
+        from topicberg_local import stack, state
+        from topicberg_local.supervisor import Control, full_name
 
         context = state.load_context(self.config)
         assert context is not None
@@ -237,8 +237,8 @@ def make() -> None:
 
 
 def _stop() -> None:
-    from topicberg.local import stack
     from topicberg.settings import settings
+    from topicberg_local import stack
 
     stack.down(settings())
 
@@ -249,8 +249,8 @@ def sensor() -> None:
     from snapshot_daemon import Daemon
     from upgrade_topics import DERIVED, TRADES
 
-    from assets import Lake, find_derived
-    from jobs import snapshot_sensor
+    from topicberg.orchestration.assets import Lake, find_derived
+    from topicberg.orchestration.jobs import snapshot_sensor
     from topicberg.settings import settings
     from topicberg.topics import load_topic
 

@@ -34,12 +34,6 @@ from dagster_shared.error import SerializableErrorInfo
 from memory_instance import memory_instance
 from security.corpus import TEXTS
 
-from assets.checks.adapter import result
-from assets.checks.evaluations import finding_of
-from assets.partitions import RANGE_END, RANGE_START
-from jobs.alerts import Reader, alert_sensor
-from jobs.checks import CHECK, check_schedule
-from resources import RESOURCES
 from topicberg.alerts.alert import Alert, AlertState, Notice, changes
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver, message_of
 from topicberg.alerts.evaluation import UNCHECKED_TICKS, evaluate
@@ -47,6 +41,12 @@ from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
+from topicberg.orchestration.checks.adapter import result
+from topicberg.orchestration.checks.evaluations import finding_of
+from topicberg.orchestration.jobs.alerts import Reader, alert_sensor
+from topicberg.orchestration.jobs.checks import CHECK, check_schedule
+from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])

@@ -14,7 +14,6 @@ import dagster as dg
 import psutil
 import pytest
 
-from jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.alerts import dagster_ui, watch
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.channels import alerts_file
@@ -28,9 +27,10 @@ from topicberg.alerts.dagster_ui import (
 )
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, Watch, Watched, Watcher
-from topicberg.local.engine import NEEDED, unavailable
-from topicberg.local.stack import SERVICES
+from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
+from topicberg_local.engine import NEEDED, unavailable
+from topicberg_local.stack import SERVICES
 
 
 class Clock:
@@ -300,8 +300,8 @@ def test_sensor_sends_that_the_engine_does_not_answer(
     config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, handler = server
-    monkeypatch.setattr("jobs.engine.CONFIRM_SECONDS", 0.0)
-    monkeypatch.setattr("jobs.engine.settings", lambda: config)
+    monkeypatch.setattr("topicberg.orchestration.jobs.engine.CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
     (config.state_dir / "runtime.json").write_text(json.dumps(services))
     sensor, cursor = engine_sensor(), None
@@ -317,7 +317,7 @@ def test_sensor_sends_that_the_engine_does_not_answer(
 def test_engine_is_asked_where_the_stack_says(
     config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.engine.CONFIRM_SECONDS", 0.0)
+    monkeypatch.setattr("topicberg.orchestration.jobs.engine.CONFIRM_SECONDS", 0.0)
     assert engine_check(config) is None, "the stack is stopped"
     url, handler = server
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}

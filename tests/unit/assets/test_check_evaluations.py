@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from security.corpus import TEXTS
 
-from assets.checks.adapter import result
-from assets.checks.evaluations import finding_of
 from topicberg.checks.finding import Finding
+from topicberg.orchestration.checks.adapter import result
+from topicberg.orchestration.checks.evaluations import finding_of
 from topicberg.security.text import one_line
 
 KEY = dg.AssetKey(["iceberg", "orders"])

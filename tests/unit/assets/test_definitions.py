@@ -14,17 +14,17 @@ from botocore.exceptions import EndpointConnectionError
 from memory_instance import memory_instance
 from pyiceberg.exceptions import ServerError
 
-from assets import Lake, find_derived, lake_assets, lake_checks
-from assets.derived import DerivedTable, derivation, derived_table
-from assets.platform import platform_nodes
-from assets.registry import OF_TOPICS, HistoryTable, TopicTable
-from assets.tables import CATALOGS
 from definitions import defs
-from jobs import everything, pipeline_jobs, snapshot_sensor
-from jobs.watches import watches
-from resources import RESOURCES, Lakehouse
 from topicberg.deploy.platform import resources
 from topicberg.errors import SpecError
+from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
+from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
+from topicberg.orchestration.assets.platform import platform_assets
+from topicberg.orchestration.assets.registry import OF_TOPICS, HistoryTable, TopicTable
+from topicberg.orchestration.assets.tables import CATALOGS
+from topicberg.orchestration.jobs import everything, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.jobs.watches import watches
+from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.settings import DEPLOYED_FILE, Settings, settings
 from topicberg.topics import TopicSpec, load_topics
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
@@ -71,9 +71,9 @@ def test_platform_is_executable_only_where_it_is_deployed(
     """Elsewhere its assets are external: Dagster expects no materialization of them."""
     config = settings().model_copy(update={"state_dir": tmp_path})
     specs = load_topics()
-    before = dg.Definitions(platform_nodes(config, specs)).get_repository_def().asset_graph
+    before = dg.Definitions(platform_assets(config, specs)).get_repository_def().asset_graph
     (tmp_path / DEPLOYED_FILE).write_text("{}")
-    after = dg.Definitions(platform_nodes(config, specs)).get_repository_def().asset_graph
+    after = dg.Definitions(platform_assets(config, specs)).get_repository_def().asset_graph
     assert before.get_all_asset_keys() == after.get_all_asset_keys()
     assert not any(before.get(key).is_executable for key in before.get_all_asset_keys())
     assert all(after.get(key).is_executable for key in after.get_all_asset_keys())
@@ -446,7 +446,7 @@ def test_further_kind_of_table_is_one_class(monkeypatch: pytest.MonkeyPatch) -> 
                     source=None,
                 )
 
-    monkeypatch.setattr("assets.lake.OF_TOPICS", (*OF_TOPICS, AuditTable))
+    monkeypatch.setattr("topicberg.orchestration.assets.lake.OF_TOPICS", (*OF_TOPICS, AuditTable))
     lake = Lake(LAKE.config, LAKE.topics, LAKE.derived)
     keys = {key.to_user_string() for asset in lake_assets(lake) for key in asset.keys}
     audits = {f"{system}/stock_trades_audit" for system in CATALOGS}

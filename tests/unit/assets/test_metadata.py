@@ -10,7 +10,8 @@ from markdown_it import MarkdownIt
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StringType
 
-from assets.metadata import column_schema, documentation, markdown
+from topicberg.charts import markdown_table
+from topicberg.orchestration.assets.metadata import column_schema, documentation
 from topicberg.settings import settings
 from topicberg.tableflow.layout import METADATA_COLUMNS
 
@@ -64,18 +65,18 @@ def cells(text: str) -> list[str]:
     ],
 )
 def test_values_and_names_are_shown_as_they_are(value: str) -> None:
-    assert cells(markdown(pa.table({value: [value]}))) == [value, value]
+    assert cells(markdown_table(pa.table({value: [value]}))) == [value, value]
 
 
 @pytest.mark.parametrize("value", ["http://attacker/x", "www.attacker.org", "me@attacker.org"])
 def test_addresses_do_not_become_links(value: str) -> None:
     """The UI makes links of them, but for those in code."""
-    assert markdown(pa.table({"a": [value]})).endswith(f"| `{value}` |")
+    assert markdown_table(pa.table({"a": [value]})).endswith(f"| `{value}` |")
 
 
 def test_words_numbers_and_times_are_plain() -> None:
     rows = pa.table({"symbol": ["ZTEST"], "price": [12.5], "at": ["2026-01-02 03:04:05.678+00:00"]})
-    assert markdown(rows).splitlines() == [
+    assert markdown_table(rows).splitlines() == [
         "| symbol | price | at |",
         "|---|---|---|",
         "| ZTEST | 12.5 | 2026-01-02 03:04:05.678+00:00 |",
@@ -87,10 +88,10 @@ def test_words_numbers_and_times_are_plain() -> None:
 @example("\\|`")
 def test_any_text_is_shown_as_it_is(value: str) -> None:
     expected = value.replace("\r", " ").replace("\n", " ").replace("\0", "\ufffd")
-    name, shown = cells(markdown(pa.table({"a": [value]})))
+    name, shown = cells(markdown_table(pa.table({"a": [value]})))
     assert name == "a"
     assert shown.strip() == expected.strip()
 
 
 def test_what_is_long_is_cut_before_it_is_quoted() -> None:
-    assert cells(markdown(pa.table({"a": ["|" * 100]}))) == ["a", "|" * 39 + "…"]
+    assert cells(markdown_table(pa.table({"a": ["|" * 100]}))) == ["a", "|" * 39 + "…"]

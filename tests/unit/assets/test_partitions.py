@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.partitions import TimePartitions, partition_keys, spans, time_partitions, window
 from topicberg.iceberg.hours import EVERYTHING
+from topicberg.orchestration.assets.partitions import (
+    TimePartitions,
+    partition_keys,
+    spans,
+    time_partitions,
+    window,
+)
 from topicberg.topics import TopicSpec
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -1,23 +1,23 @@
-"""Modules of assets/pipelines that are wrong: the message names file, line and reason."""
+"""Modules of a project that are wrong: the message names file, line and reason."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from assets import pipelines
-from assets.derived import derived_table
-from assets.lake import find_derived
+from topicberg import derived_table
 from topicberg.errors import SpecError
+from topicberg.orchestration.assets.lake import find_derived
+from topicberg.settings import settings
 
 Write = Callable[..., None]
 TABLE = """\
-from assets.derived import derived_table
+from topicberg import derived_table
 
 @derived_table(source="orders", time_column="at")
 def tea(orders):
@@ -26,18 +26,23 @@ def tea(orders):
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write modules, which are then the only ones."""
-    folder = tmp_path / "assets" / "pipelines"
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write the modules of a project."""
+    folder = tmp_path / "stalls" / "pipelines"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(pipelines, "__path__", [str(folder)])
+    (tmp_path / "pyproject.toml").write_text('[tool.topicberg]\npipelines = ["stalls.pipelines"]\n')
+    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    settings.cache_clear()
 
     def modules(**texts: str) -> None:
         for name, text in texts.items():
             (folder / f"{name}.py").write_text(text)
-            monkeypatch.delitem(sys.modules, f"assets.pipelines.{name}", raising=False)
 
-    return modules
+    yield modules
+    for name in [name for name in sys.modules if name.partition(".")[0] == "stalls"]:
+        del sys.modules[name]
+    settings.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_module_that_fails_is_named_with_the_line(write: Write, text: str, expec
     write(shop=text)
     with pytest.raises(SpecError) as caught:
         find_derived()
-    assert caught.value.message.startswith(f"assets/pipelines/shop.py, {expected}")
+    assert caught.value.message.startswith(f"stalls/pipelines/shop.py, {expected}")
     assert "topicberg pipelines check" in str(caught.value.hint)
 
 
@@ -63,7 +68,7 @@ def test_table_of_two_modules_is_refused(write: Write) -> None:
 
 
 def test_table_that_a_module_imports_is_one_table(write: Write) -> None:
-    write(shop=TABLE, store="from assets.pipelines.shop import tea\n")
+    write(shop=TABLE, store="from stalls.pipelines.shop import tea\n")
     assert [table.name for table in find_derived()] == ["tea"]
 
 

@@ -18,16 +18,16 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 from specs import Project, minimal
 
-from assets import Lake, lake_assets, lake_checks
-from assets.metadata import table_metadata
-from assets.registry import TopicTable
-from assets.sharing import SHARED_BY, isolated, share_out
-from jobs import check_job, maintenance_job, pipeline_jobs, snapshot_sensor
-from resources import RESOURCES, Lakehouse
 from topicberg import retry
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, good
 from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
+from topicberg.orchestration.assets.metadata import table_metadata
+from topicberg.orchestration.assets.registry import TopicTable
+from topicberg.orchestration.assets.sharing import SHARED_BY, isolated, share_out
+from topicberg.orchestration.jobs import check_job, maintenance_job, pipeline_jobs, snapshot_sensor
+from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.topics import load_topics
 
 TOPICS = ("clicks", "orders", "payments")
@@ -113,11 +113,11 @@ def shop(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -
     breaking = Catalog(catalog)
     with mock_aws(), memory_instance() as instance:
         client = boto3.client("glue", region_name="us-east-1")
-        monkeypatch.setattr("assets.lake.OF_TOPICS", (CommittedTable,))
+        monkeypatch.setattr("topicberg.orchestration.assets.lake.OF_TOPICS", (CommittedTable,))
         monkeypatch.setattr(Lakehouse, "catalog", lambda _: breaking)
         monkeypatch.setattr(Lakehouse, "glue", lambda _: client)
         monkeypatch.setattr(Probe, "catalog", breaking)
-        monkeypatch.setattr("assets.sharing.time.sleep", lambda _: None)
+        monkeypatch.setattr("topicberg.orchestration.assets.sharing.time.sleep", lambda _: None)
         yield Shop(project, breaking, instance)
 
 
@@ -246,7 +246,7 @@ def test_share_out_of_numbered_pipelines_is_unique() -> None:
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_isolated_after_a_retry_continues(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     """What an asset has done is not done again."""
-    monkeypatch.setattr("assets.sharing.time.sleep", lambda _: None)
+    monkeypatch.setattr("topicberg.orchestration.assets.sharing.time.sleep", lambda _: None)
     attempts: list[str] = []
 
     def silent_once() -> str:

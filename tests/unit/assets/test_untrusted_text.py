@@ -17,13 +17,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StringType
 from security.corpus import TEXTS
 
-from assets import charts
-from assets.checks.adapter import result
-from assets.metadata import column_schema
+from topicberg import charts
 from topicberg.checks.finding import Finding
 from topicberg.cli.output import cell, echo
 from topicberg.cli.query import EngineName, Format, query
 from topicberg.deploy.draw import lines
+from topicberg.orchestration.assets.metadata import column_schema
+from topicberg.orchestration.checks.adapter import result
 from topicberg.query import QueryResult
 
 KEY = dg.AssetKey(["iceberg", "orders"])

@@ -36,11 +36,6 @@ from pyiceberg.types import (
 )
 from typer.testing import CliRunner
 
-from assets import Lake, find_derived
-from assets.checks.adapter import definition, result
-from assets.checks.evaluations import finding_of
-from assets.registry import TopicTable
-from resources import RESOURCES
 from topicberg import kafka, retry
 from topicberg.checks.catalogs import check_pointer, is_late, place, stale_since
 from topicberg.checks.check import CheckedTable, Probe, TableCheck, evaluate
@@ -84,6 +79,11 @@ from topicberg.iceberg.erasure import Rows, erase
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
 from topicberg.kafka.offsets import dump_offsets
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.assets.registry import TopicTable
+from topicberg.orchestration.checks.adapter import definition, result
+from topicberg.orchestration.checks.evaluations import finding_of
+from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import OpenTransaction, TopicStatus
 from topicberg.tableflow.tombstones import MISSED, Missed

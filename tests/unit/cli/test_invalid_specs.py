@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
+from repository import PROJECT_ROOT
 from typer.testing import CliRunner, Result
 
 from topicberg.cli import app, output
 from topicberg.cli.compute import load_lake
 from topicberg.errors import SpecError, StackError, TopicbergError
-from topicberg.settings import PROJECT_ROOT, Settings, settings
+from topicberg.settings import Settings, settings
 from topicberg.topics import load_topic, load_topics
 from topicberg.topics.discovery import Discovery, FoundSchema, FoundTopic, write_discovery
 
@@ -145,6 +146,7 @@ def lake_config(tmp_path: Path) -> Settings:
     root = tmp_path / "copy"
     for name in ("topics", "schemas"):
         shutil.copytree(PROJECT_ROOT / "platform" / name, root / "platform" / name)
+    shutil.copy(PROJECT_ROOT / "pyproject.toml", root)
     (root / "platform" / "topics" / "stock_trades.yaml").write_text("name: stock_trades\n")
     output.warn_once.cache_clear()
     return Settings(project_root=root, state_dir=tmp_path / "state")

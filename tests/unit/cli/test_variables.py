@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from repository import PROJECT_ROOT
 
 from topicberg import cli
 from topicberg.cli import stack as commands
 from topicberg.cli import variables
-from topicberg.settings import PROJECT_ROOT
 
 _NAME = re.compile(r"^(?:export )?(TOPICBERG_[A-Z0-9_]+)=", re.MULTILINE)
 
@@ -55,7 +55,7 @@ def test_command_warns_of_the_environment_and_the_file(
 ) -> None:
     file = tmp_path / ".env"
     file.write_text("TOPICBERG_PREFX=shop\n")
-    monkeypatch.setattr("topicberg.settings.ENV_FILE", file)
+    monkeypatch.setenv("TOPICBERG_ENV_FILE", str(file))
     monkeypatch.setenv("TOPICBERG_DEPLOYMNT", "cloud")
     monkeypatch.setattr("sys.argv", ["topicberg", "topics", "list"])
     with pytest.raises(SystemExit) as ended:
@@ -71,7 +71,7 @@ def test_aws_variables_of_the_file_get_a_warning(
 ) -> None:
     file = tmp_path / ".env"
     file.write_text("AWS_PROFILE=work\nAWS_REGION=eu-west-1\nAWS_CA_BUNDLE=ca.pem\n")
-    monkeypatch.setattr("topicberg.settings.ENV_FILE", file)
+    monkeypatch.setenv("TOPICBERG_ENV_FILE", str(file))
     for name in ("AWS_PROFILE", "AWS_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_REGION", "eu-west-1")

@@ -12,11 +12,11 @@ import pytest
 import yaml
 from dagster._core.instance.ref import InstanceRef
 
-from assets.checks.adapter import COMPUTATION, REGISTRATION
-from assets.checks.evaluations import last_evaluations
 from definitions import defs
-from jobs.retention import forget_old_runs
 from topicberg.dagster.home import dagster_home
+from topicberg.orchestration.checks.adapter import COMPUTATION, REGISTRATION
+from topicberg.orchestration.checks.evaluations import last_evaluations
+from topicberg.orchestration.jobs.retention import forget_old_runs
 from topicberg.settings import Settings, settings
 
 ROOT = settings().project_root

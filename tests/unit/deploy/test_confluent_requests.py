@@ -23,10 +23,6 @@ from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless
 
-from emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
-from emulators.confluent.operation import Call
-from emulators.confluent.tableflow_bodies import NewSpec
-from emulators.store import Stored
 from topicberg.clients.confluent import ApiError
 from topicberg.deploy import context as contexts
 from topicberg.deploy import engine
@@ -38,9 +34,13 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Action, Live, Resource
 from topicberg.deploy.rotate import rotate
 from topicberg.deploy.settings import DeploySettings
-from topicberg.local import state
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+from topicberg_local import state
+from topicberg_local.emulators.confluent.account import CATALOG, CLUSTER, KEY, Account
+from topicberg_local.emulators.confluent.operation import Call
+from topicberg_local.emulators.confluent.tableflow_bodies import NewSpec
+from topicberg_local.emulators.store import Stored
 
 ADMIN = "confluent/role_binding/cluster_admin"
 OPEN_CATALOG = {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ from moto.s3.models import FakeBucket
 from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
 
-from emulators.aws.emr_serverless import EmrServerless
 from topicberg.deploy import engine
 from topicberg.deploy.aws import archive, emr
 from topicberg.deploy.aws.bucket import LOG_DAYS
@@ -30,6 +31,7 @@ from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
 from topicberg.settings import DEPLOYED_FILE, EmrSettings, Settings, emr_settings, settings
 from topicberg.topics import load_topics
+from topicberg_local.emulators.aws.emr_serverless import EmrServerless
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/topicberg:1"
 WORKGROUP = "aws/athena_workgroup"
@@ -202,7 +204,7 @@ def test_dagster_finds_the_application(
     assert wanted.application_id == context.need(emr.APPLICATION).id
     assert wanted.execution_role_arn.endswith(":role/demo_spark_job_role")
     assert wanted.log_uri == "s3://demo-123456789012-compute/jobs/"
-    assert wanted.entry_point == "local:///opt/topicberg/assets/emr/job.py"
+    assert wanted.entry_point == f"local:///opt/topicberg/{emr.JOB}"
     words = shlex.split(wanted.spark_submit_parameters)
     assert "spark.dynamicAllocation.maxExecutors=3" in words
     for name, value in {
@@ -270,7 +272,7 @@ def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_p
     assert found["entry_point"] == f"{folder}/job.py"
     archives = f"spark.archives={folder}/topicberg.tar.gz#topicberg"
     assert archives in found["spark_submit_parameters"]
-    (root / "assets" / "new.py").write_text("x = 1\n")
+    (root / "src" / "shop" / "new.py").write_text("x = 1\n")
     archive.version.cache_clear()
     assert set(planned(opened, **changes)[emr.CODE_KEY].changes) == {"version"}
     created(opened, **changes)
@@ -280,17 +282,14 @@ def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_p
 
 def small_project(root: Path) -> Path:
     """Make a project without dependencies: nothing is downloaded."""
-    (root / "assets" / "emr").mkdir(parents=True)
-    (root / "assets" / "__init__.py").touch()
-    (root / "assets" / "emr" / "__init__.py").touch()
-    (root / "assets" / "emr" / "job.py").write_text(
-        "import marker\n\n\ndef main():\n    print('computed', marker.here())\n"
+    (root / "src" / "shop" / "__pycache__").mkdir(parents=True)
+    (root / "src" / "shop" / "__init__.py").touch()
+    (root / "src" / "shop" / "__pycache__" / "x.pyc").touch()
+    (root / "topics").mkdir()
+    (root / "topics" / "orders.yaml").touch()
+    (root / "pyproject.toml").write_text(
+        '[tool.topicberg]\ntopics = "topics"\npipelines = ["shop.pipelines"]\n'
     )
-    folder = root / "platform" / "topicberg"
-    folder.mkdir(parents=True)
-    (folder.parent / "topics").mkdir()
-    (folder / "__pycache__").mkdir()
-    (folder / "__pycache__" / "x.pyc").touch()
     (root / archive.LOCK).write_text("# nothing\npyspark==4.1.3 \\\n    --hash=sha256:0\n")
     return root
 
@@ -298,8 +297,28 @@ def small_project(root: Path) -> Path:
 def test_the_archive_has_the_project_and_no_spark(tmp_path: Path) -> None:
     root = small_project(tmp_path / "clone")
     with archive.built(root) as path, tarfile.open(path) as tar:
-        assert {"project/assets/emr/job.py", "project/assets/__init__.py"} <= set(tar.getnames())
-        assert not [name for name in tar.getnames() if "pycache" in name or "pyspark" in name]
+        names = set(tar.getnames())
+    own = {"src/shop/__init__.py", "topics/orders.yaml", "pyproject.toml"}
+    assert {name for name in names if name.startswith("project/")} == {f"project/{o}" for o in own}
+    assert "library/topicberg/orchestration/emr/job.py" in names
+    assert not [name for name in names if "pycache" in name or "pyspark" in name]
+
+
+def test_package_that_is_missing_is_named(tmp_path: Path) -> None:
+    root = small_project(tmp_path / "clone")
+    shutil.rmtree(root / "src")
+    with pytest.raises(TopicbergError, match=r"no package shop, which .* names"):
+        archive.version(root)
+
+
+def test_dependencies_are_the_installed_ones_without_a_lock_file(tmp_path: Path) -> None:
+    root = small_project(tmp_path / "clone")
+    (root / archive.LOCK).unlink()
+    found = archive._requirements(root).splitlines()
+    assert f"pydantic=={version('pydantic')}" in found
+    assert f"numba=={version('numba')}" in found
+    names = {line.partition("==")[0] for line in found}
+    assert not names & {"pyspark", "py4j", "topicberg", "topicberg-local", "pytest", "duckdb"}
 
 
 def test_dependencies_that_are_missing_are_reported(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from assets.lake import Lake, find_derived
 from topicberg.cli import app
 from topicberg.deploy.platform import ACCOUNTS
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.deploy.uncomputed import uncomputed
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
+from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.settings import Settings
 from topicberg.topics import load_topics
 

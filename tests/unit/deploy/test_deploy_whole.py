@@ -22,7 +22,6 @@ from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import ProgrammingError
 from vendors import Vendors, in_this_process
 
-from assets.platform import asset_key, platform_assets
 from topicberg.catalogs import snowflake
 from topicberg.clients.confluent import Api
 from topicberg.deploy import engine, rsa
@@ -35,6 +34,7 @@ from topicberg.deploy.rotate import rotate
 from topicberg.deploy.snowflake.session import _connect
 from topicberg.endpoints import SnowflakeEndpoint
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets.platform import asset_key, deployed_assets
 from topicberg.query import QueryError, run_query
 from topicberg.topics import load_topics
 
@@ -204,7 +204,7 @@ def test_dagster_run_leaves_out_what_waits(
         monkeypatch.setenv(f"TOPICBERG_{name.upper()}", text)
     monkeypatch.setattr(Workgroup, "find", unreadable)  # neither needs it
     there = asset_key("confluent/topic/stock_trades")
-    assets = platform_assets(context.config, load_topics(context.config))
+    assets = deployed_assets(context.config, load_topics(context.config))
     with dg.DagsterInstance.ephemeral() as instance:
         result = dg.materialize([assets], instance=instance, selection=[asset_key(TABLE), there])
     made = [event.asset_key for event in result.get_asset_materialization_events()]

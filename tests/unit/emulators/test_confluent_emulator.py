@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from stackless import NO_DELAYS, NOWHERE
 from starlette.testclient import TestClient
 
-from emulators.confluent.account import Account
-from emulators.confluent.keys import Bootstrap
-from emulators.confluent.roles import _covers
-from emulators.confluent.server import Server
-from emulators.confluent.wire import Page, listing
-from emulators.store import Stored
-from topicberg.local import state
 from topicberg.settings import Settings
+from topicberg_local import state
+from topicberg_local.emulators.confluent.account import Account
+from topicberg_local.emulators.confluent.keys import Bootstrap
+from topicberg_local.emulators.confluent.roles import _covers
+from topicberg_local.emulators.confluent.server import Server
+from topicberg_local.emulators.confluent.wire import Page, listing
+from topicberg_local.emulators.store import Stored
 
 URL = "http://127.0.0.1:1"
 CLOUD = ("LOCALKEY", "local-secret")

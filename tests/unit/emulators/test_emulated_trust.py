@@ -10,8 +10,8 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from emulators import iam
 from topicberg.deploy.aws.iam import document, trusted_by
+from topicberg_local.emulators import iam
 
 USER = "arn:aws:iam::111122223333:user/snowflake"
 ROLE = "arn:aws:iam::123456789012:role/reader"

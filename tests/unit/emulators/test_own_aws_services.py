@@ -33,7 +33,7 @@ def emulator(tmp_path: Path) -> Iterator[tuple[str, Callable[[], None]]]:
         if running:
             running[-1].kill()
             running[-1].wait()
-        command = [sys.executable, "-m", "emulators.aws", "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "topicberg_local.emulators.aws", "--host", "127.0.0.1"]
         keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": SECRET}
         running.append(
             subprocess.Popen(

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snowflake.connector.errors import ProgrammingError
 
-from emulators.snowflake import passing
-from emulators.snowflake.commands import parse
-from emulators.snowflake.grammar import Statement
-from emulators.snowflake.tokens import Stream, display, quote
 from topicberg.catalogs.snowflake import text
+from topicberg_local.emulators.snowflake import passing
+from topicberg_local.emulators.snowflake.commands import parse
+from topicberg_local.emulators.snowflake.grammar import Statement
+from topicberg_local.emulators.snowflake.tokens import Stream, display, quote
 
 VOLUME = """CREATE EXTERNAL VOLUME ev STORAGE_LOCATIONS = ((
   NAME = 'loc' STORAGE_PROVIDER = 'S3' STORAGE_AWS_ROLE_ARN = 'arn:aws:iam::1:role/r'

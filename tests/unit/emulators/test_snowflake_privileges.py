@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from snowflake.connector.errors import ProgrammingError
 
-from emulators.snowflake.account import TABLE, Account, Context
-from emulators.snowflake.logins import Login, LoginRefused, Logins
-from emulators.snowflake.session import Session
-from emulators.store import Stored
+from topicberg_local.emulators.snowflake.account import TABLE, Account, Context
+from topicberg_local.emulators.snowflake.logins import Login, LoginRefused, Logins
+from topicberg_local.emulators.snowflake.session import Session
+from topicberg_local.emulators.store import Stored
 
 VOLUME = """CREATE EXTERNAL VOLUME v STORAGE_LOCATIONS = ((NAME = 'l' STORAGE_PROVIDER = 'S3'
   STORAGE_BASE_URL = 's3://b/' STORAGE_AWS_ROLE_ARN = 'arn:aws:iam::000000000000:role/r'))"""

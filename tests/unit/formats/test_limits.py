@@ -40,7 +40,7 @@ from topicberg.formats.limits import (
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.protobuf.wire import MAX_TEXT_BYTES
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, SubjectReader
-from topicberg.local import python_daemon
+from topicberg_local import python_daemon
 
 SECONDS, MEGABYTES = 20.0, 200
 HEAD = 'syntax = "proto3";'

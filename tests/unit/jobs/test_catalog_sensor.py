@@ -17,11 +17,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField
 
 from definitions import defs
-from jobs.catalogs import MAX_ATTEMPTS, Cursor
-from resources import RESOURCES
-from resources.lakehouse import Lakehouse
 from topicberg.catalogs import glue
 from topicberg.iceberg.read_tags import reading
+from topicberg.orchestration.jobs.catalogs import MAX_ATTEMPTS, Cursor
+from topicberg.orchestration.resources import RESOURCES
+from topicberg.orchestration.resources.lakehouse import Lakehouse
 
 NAME = ("stock_trades", "stock_total_trades")
 

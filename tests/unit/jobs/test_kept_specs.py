@@ -12,10 +12,10 @@ import dagster as dg
 import pytest
 from memory_instance import memory_instance
 
-from jobs.alerts import Reader
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.evaluation import evaluate
 from topicberg.errors import SpecError
+from topicberg.orchestration.jobs.alerts import Reader
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.topics.kept import KnownSpecs, build_with_kept, wrong_specs
@@ -105,7 +105,7 @@ def alerts(reader: Reader) -> list[Alert]:
 def test_invalid_spec_is_one_alert_that_quotes_it(
     config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.alerts.settings", lambda: config)
+    monkeypatch.setattr("topicberg.orchestration.jobs.alerts.settings", lambda: config)
     repository = dg.Definitions().get_repository_def()
     with memory_instance() as instance:
         assert not alerts(Reader(instance, repository))

@@ -8,9 +8,9 @@ from threading import Event
 import dagster as dg
 import pytest
 
-from assets.tables import LakeTable
-from jobs import registration
-from jobs.registration import AT_ONCE, Registrar
+from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.jobs import registration
+from topicberg.orchestration.jobs.registration import AT_ONCE, Registrar
 
 LATE, BROKEN = "late", "broken"
 

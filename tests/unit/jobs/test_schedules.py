@@ -9,10 +9,10 @@ import dagster as dg
 import pytest
 from dagster._utils.error import serializable_error_info_from_exc_info
 
-from jobs.schedules import schedule_unless_busy, skip_if_unavailable
-from resources import Lakehouse
 from topicberg.alerts.observation import CHECKED_WITHIN, CHECKS_REST, CheckRuns
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.jobs.schedules import schedule_unless_busy, skip_if_unavailable
+from topicberg.orchestration.resources import Lakehouse
 
 JOB = "look"
 

@@ -9,8 +9,10 @@ from datetime import timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assets.partitions import Span, spans, time_partitions
-from jobs.snapshot_cursor import (
+from topicberg.iceberg.changes import Mark
+from topicberg.iceberg.hours import Hours
+from topicberg.orchestration.assets.partitions import Span, spans, time_partitions
+from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     MAX_RANGES,
     Cursor,
@@ -23,8 +25,6 @@ from jobs.snapshot_cursor import (
     settle,
     wants_registration,
 )
-from topicberg.iceberg.changes import Mark
-from topicberg.iceberg.hours import Hours
 from topicberg.topics import TopicSpec
 
 PARTITIONS = time_partitions(

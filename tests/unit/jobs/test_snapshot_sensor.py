@@ -17,10 +17,12 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 from snapshot_daemon import execute_requested
 from specs import Project, minimal
 
-from assets import Lake
-from assets.tables import LakeTable
-from jobs.registration import Registrar
-from jobs.sensors import (
+from topicberg import kafka
+from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
+from topicberg.orchestration.assets import Lake
+from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.jobs.registration import Registrar
+from topicberg.orchestration.jobs.sensors import (
     AT_ONCE,
     CHECK_SECONDS,
     INTERVAL_SECONDS,
@@ -29,12 +31,10 @@ from jobs.sensors import (
     SENSOR,
     snapshot_sensor,
 )
-from jobs.snapshot_store import Position, load
-from jobs.watches import watches
-from resources import RESOURCES
-from resources.lakehouse import Lakehouse
-from topicberg import kafka
-from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
+from topicberg.orchestration.jobs.snapshot_store import Position, load
+from topicberg.orchestration.jobs.watches import watches
+from topicberg.orchestration.resources import RESOURCES
+from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.settings import Settings
 from topicberg.tableflow.status import TopicStatus, write_status
 from topicberg.topics import load_topics
@@ -186,9 +186,9 @@ def fleet(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Lakehouse, "peek", lambda _: Deployment())
     monkeypatch.setattr(Lakehouse, "config", property(lambda _: project.config))
     monkeypatch.setattr(kafka, "beginning_offsets", silent)
-    monkeypatch.setattr("jobs.sensors.SWEEP", SWEEP)
+    monkeypatch.setattr("topicberg.orchestration.jobs.sensors.SWEEP", SWEEP)
     # Every tick sweeps the same tables: on a slow machine, another one would be news.
-    monkeypatch.setattr("jobs.sensors._now", lambda: 1000.0)
+    monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: 1000.0)
     with memory_instance() as instance:
         yield Fleet(project.config, counting, instance)
 
@@ -207,7 +207,7 @@ def test_tick_registers_what_changed_and_a_run_checks_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1000.0]
-    monkeypatch.setattr("jobs.sensors._now", lambda: clock[0])
+    monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: clock[0])
     fleet.moves = True
     fleet.commit(1, 2)
     assert fleet.live(1) == [set()], "a run without assets"
@@ -286,7 +286,7 @@ def test_change_that_no_writer_reports_is_found_in_turn(
 ) -> None:
     fleet.commit(9, reported=False)
     clock = iter(range(0, 10**6, INTERVAL_SECONDS))
-    monkeypatch.setattr("jobs.sensors._now", lambda: float(next(clock)))
+    monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: float(next(clock)))
     assert fleet.live(2 * TOPICS // SWEEP) == [names(9)]
 
 
@@ -307,7 +307,9 @@ def test_given_up_runs_are_told_at_every_tick(
     fleet.commit(2)
     fleet.failing = names(2)
     fleet.live(8)
-    monkeypatch.setattr("jobs.sensors._now", lambda: 1000.0 + LOOKING_BACK_SECONDS)
+    monkeypatch.setattr(
+        "topicberg.orchestration.jobs.sensors._now", lambda: 1000.0 + LOOKING_BACK_SECONDS
+    )
     looked_back = fleet.tick()
     assert looked_back.cursor != fleet.cursor
     assert "3 runs failed for t02_snapshots" in looked_back.skip_message
@@ -374,7 +376,7 @@ def test_tick_of_which_nothing_is_kept_is_repeated(fleet: Fleet) -> None:
 def test_tables_of_a_large_fleet_are_registered_in_turn(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.sensors.REGISTERED_AT_ONCE", 5)
+    monkeypatch.setattr("topicberg.orchestration.jobs.sensors.REGISTERED_AT_ONCE", 5)
     fleet.commit(*range(TOPICS))
     runs = fleet.live(5)
     assert [len(each) for each in runs] == [5, 5, 2]

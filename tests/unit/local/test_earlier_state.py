@@ -39,13 +39,13 @@ from upgrade_topics import (
     UpgradeTopic,
 )
 
-from assets import Lake, find_derived
-from jobs.changes import advance
-from jobs.snapshot_store import Position
-from jobs.watches import watches
 from topicberg import kafka
 from topicberg.iceberg.summaries import ROWS_SKIPPED
 from topicberg.logins.catalog import LOCATIONS
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.jobs.changes import advance
+from topicberg.orchestration.jobs.snapshot_store import Position
+from topicberg.orchestration.jobs.watches import watches
 from topicberg.settings import settings
 from topicberg.tableflow import commit
 from topicberg.tableflow.control import enabled_topics
@@ -71,16 +71,6 @@ class ObjectsFileIO(PyArrowFileIO):
 
 
 @dataclass
-class TimedMessage(Message):
-    """A record with a time of its own."""
-
-    timestamp_ms: int = 0
-
-    def timestamp(self) -> tuple[int, int]:
-        return 1, self.timestamp_ms
-
-
-@dataclass
 class ArchivedTopic(MemoryTopic):
     """A topic with the table, the key files and the status that the archive has."""
 
@@ -102,7 +92,7 @@ class ArchivedTopic(MemoryTopic):
             log = self.partitions.setdefault(record.partition, [])
             pair = self.encoder.pair(self.topic, record)
             at_ms = BEGIN_MS + record.minute * MINUTE_MS
-            log.append(TimedMessage(pair, (record.partition, len(log)), [], at_ms))
+            log.append(Message(pair, (record.partition, len(log)), [], at_ms))
 
 
 def _catalog(folder: Path) -> SqlCatalog:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from topicberg.errors import StackError
-from topicberg.local import jars, lock_jars, sbom
+from topicberg_local import jars, lock_jars, sbom
 
 NAME = "org.example:thing:1.0:all@tar.gz"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 LOOK = 2.0
-PROGRAM = f"from topicberg.local import python_daemon; python_daemon.main({LOOK})"
+PROGRAM = f"from topicberg_local import python_daemon; python_daemon.main({LOOK})"
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_workers_do_not_read_sparks_archives_again() -> None:
     archives += map(str, (home / "jars").glob("spark-core_*.jar"))
     assert len(archives) == 3
     program = (
-        "import sys; from topicberg.local import python_daemon; python_daemon.drop_archives()\n"
+        "import sys; from topicberg_local import python_daemon; python_daemon.drop_archives()\n"
         "import py4j, pyspark; print(*sys.path, pyspark.__file__, py4j.__file__, sep='\\n')"
     )
     spark = {"SPARK_HOME": str(home), "PYTHONPATH": os.pathsep.join(archives)}  # as Spark does

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from topicberg.local.schema_registry import unpack
+from topicberg_local.schema_registry import unpack
 
 FILES = {"quarkus-run.jar": b"runner", **{f"lib/{n}.jar": bytes(100_000) for n in range(50)}}
 STACKS = 6

@@ -13,9 +13,9 @@ import pytest
 
 from topicberg.endpoints import bypass_proxy
 from topicberg.errors import StackError
-from topicberg.local import health, iceberg_rest, kafka, ports, schema_registry, stack, state
-from topicberg.local.service import Context, Service
 from topicberg.settings import Settings
+from topicberg_local import health, iceberg_rest, kafka, ports, schema_registry, stack, state
+from topicberg_local.service import Context, Service
 
 
 @pytest.fixture

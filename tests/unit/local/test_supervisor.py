@@ -16,10 +16,10 @@ from waiting import wait_until
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import StackError
-from topicberg.local import health, ports, stack, state, supervisor
-from topicberg.local.progress import LogReport
-from topicberg.local.service import Context, Service
 from topicberg.settings import Settings
+from topicberg_local import health, ports, stack, state, supervisor
+from topicberg_local.progress import LogReport
+from topicberg_local.service import Context, Service
 
 NOWHERE = Endpoints(
     kafka_bootstrap="",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from fnmatch import fnmatch
 
+from repository import PROJECT_ROOT
+
 from topicberg.deploy.platform import resources
-from topicberg.settings import PROJECT_ROOT, Settings
+from topicberg.settings import Settings
 from topicberg.topics import load_topics
 
 PAGE = PROJECT_ROOT / "docs" / "coverage.md"

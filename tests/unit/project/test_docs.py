@@ -18,12 +18,13 @@ import yaml
 from dagster._cli import create_dagster_cli
 from dagster_webserver.cli import create_dagster_webserver_cli
 from documents import DOCUMENTS, RUN, blocks, commands, run_block
+from repository import PROJECT_ROOT
 
 from topicberg.cli import app
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
-from topicberg.local.state import save_endpoints
-from topicberg.settings import PROJECT_ROOT, Settings
+from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
+from topicberg_local.state import save_endpoints
 
 COMMAND_LINES: dict[str, Any] = {
     "topicberg": lambda: typer.main.get_command(app),
@@ -42,6 +43,7 @@ FOREIGN = {
     "helm",
     "aws",
     "confluent",
+    "pip",
 }
 """Not ours to check."""
 EXAMPLES = re.compile(r"orders|shop\b|test_shop|\.\.\.|…|[<>*{]")

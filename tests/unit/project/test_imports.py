@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-
-from topicberg.settings import PROJECT_ROOT
+from repository import PROJECT_ROOT
 
 HEAVY = {
     *("boto3", "botocore", "confluent_kafka", "dagster", "pyarrow", "pydantic_settings"),

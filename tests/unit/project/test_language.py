@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from topicberg.settings import PROJECT_ROOT
+from repository import PROJECT_ROOT
 
 LIBRARY = PROJECT_ROOT / "platform" / "topicberg"
 CLEAN = (

@@ -14,9 +14,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from repository import PROJECT_ROOT
 
-from topicberg.local.jars import LOCK_FILE
-from topicberg.settings import PROJECT_ROOT
+from topicberg_local.jars import LOCK_FILE
 
 PATTERNS = {
     # not AWS's own example

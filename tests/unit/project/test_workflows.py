@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from repository import PROJECT_ROOT
 
 from topicberg.cli import app
-from topicberg.settings import PROJECT_ROOT
 
 WORKFLOWS = sorted((PROJECT_ROOT / ".github" / "workflows").glob("*.yml"))
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import dagster as dg
 import pytest
 
-from resources import Snowflake
+from topicberg.orchestration.resources import Snowflake
 
 PROGRAM = """
 import sys

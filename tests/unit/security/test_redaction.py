@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from assets.retries import retried
 from topicberg.alerts.alert import Alert
 from topicberg.clients.secrets import ApiKey
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, safe
-from topicberg.local.service import Credentials
+from topicberg.orchestration.assets.retries import retried
 from topicberg.security import redaction
 from topicberg.security.logs import SafeFormatter
+from topicberg_local.service import Credentials
 
 SECRET = "correct-horse-battery"
 

@@ -8,11 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from topicberg.settings import PROJECT_ROOT, Settings
+from topicberg.settings import Settings
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.topics import TopicSpec
+from topicberg.topics.deadletters import ERROR_LOG_SCHEMA
+from topicberg.topics.schema import schema_path
 
-OURS = (PROJECT_ROOT / "platform" / "schemas" / "error_log.avsc").read_text()
+OURS = schema_path(Path(), ERROR_LOG_SCHEMA).read_text()
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_a_request_wins_over_the_spec(config: Settings) -> None:
 def test_enabled_topic_in_mode_log_brings_its_dead_letters(config: Settings) -> None:
     control.enable(config, "orders", {"error_handling": {"mode": "LOG", "target": "broken"}})
     assert set(control.enabled_topics(config)) == {"orders", "broken"}
-    assert control.find_topic(config, "broken").value_schema.file == "error_log.avsc"
+    assert control.find_topic(config, "broken").value_schema.file == "topicberg:error_log.avsc"
     control.disable(config, "broken")
     assert set(control.enabled_topics(config)) == {"orders"}
     control.enable(config, "orders")

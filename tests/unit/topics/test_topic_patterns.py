@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from repository import PROJECT_ROOT
 
 from topicberg import kafka
 from topicberg.errors import SpecError
-from topicberg.settings import PROJECT_ROOT, Settings
+from topicberg.settings import Settings
 from topicberg.tableflow import control
 from topicberg.topics import check_topics
 from topicberg.topics.discovery import (

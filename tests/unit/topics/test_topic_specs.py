@@ -13,10 +13,10 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from repository import PROJECT_ROOT
 from specs import Project, documents, minimal
 
 from topicberg.errors import SpecError
-from topicberg.settings import PROJECT_ROOT
 from topicberg.topics import TopicSpec, check_topics, load_topic, load_topics
 from topicberg.topics.spec import TRANSFORMS, parse_partition_field
 

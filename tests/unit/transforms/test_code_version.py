@@ -12,9 +12,9 @@ from types import ModuleType
 
 import pytest
 
-from assets.derived import code_version
-from assets.lake import Lake, find_derived
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets.derived import code_version
+from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg.transforms import code
@@ -31,7 +31,7 @@ import datetime
 import shared_helpers
 from pipes import numbers as n
 from pipes.texts import Names
-from assets.derived import derived_table
+from topicberg.orchestration.assets.derived import derived_table
 
 ZONE = datetime.timedelta(hours=1)
 COLUMNS = ("a", "b")

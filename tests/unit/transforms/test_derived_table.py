@@ -15,7 +15,6 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import HourTransform
 
-from assets.metadata import table_metadata
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.checks.table import check_equality_deletes, check_volume
@@ -26,6 +25,7 @@ from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.maintenance.report import TableSize
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
+from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.retry import classify
 from topicberg.transforms.derived import ensure_table
 from topicberg.transforms.publish import Progress, _target

@@ -34,21 +34,21 @@ from emr_service import (
 from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
-from assets.derived import code_version
-from assets.emr import client, job
-from assets.emr.client import write_window_on_emr
-from assets.lake import Lake, find_derived
-from emulators.aws.shapes import check
 from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.logins.catalog import TopicsCatalogSettings
+from topicberg.orchestration.assets.derived import code_version
+from topicberg.orchestration.assets.lake import Lake, find_derived
+from topicberg.orchestration.emr import client, job
+from topicberg.orchestration.emr.client import write_window_on_emr
 from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import EmrSettings, Settings, emr_settings
 from topicberg.topics import load_topics
 from topicberg.transforms.derived import Written
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
+from topicberg_local.emulators.aws.shapes import check
 
 PARTITIONS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 WINDOW = Window(datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(2026, 1, 1, 11, tzinfo=UTC))

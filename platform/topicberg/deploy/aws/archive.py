@@ -1,7 +1,8 @@
 """The code that a job run of EMR Serverless executes, packed for the release's image.
 
-One archive has this project and its dependencies as wheels for Linux x86-64 and Python 3.11; Spark
-is the release's own. A small entry point beside it puts both on Python's path.
+One archive has the library, the project (specs, schemas, and the packages of its pipelines) and
+their dependencies as wheels for Linux x86-64 and Python 3.11; Spark is the release's own. A small
+entry point beside it puts all of them on Python's path.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import re
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import topicberg
 from topicberg.errors import TopicbergError
+from topicberg.packages import needed
+from topicberg.project import FILE, VARIABLE, read_project
 
 ARCHIVE = "topicberg.tar.gz"
 ENTRY_POINT = "job.py"
@@ -39,23 +43,21 @@ UNUSED = frozenset(
     }
 )
 """What no job imports, and is large."""
-PROJECT = (
-    *("platform/topicberg", "platform/topics", "platform/schemas"),
-    *("assets", "jobs", "resources"),
-)
-_PATHS = ("project/platform", "project", "site")
+_PATHS = ("library", "project", "project/src", "site")
 PYTHONPATH = ":".join(f"./{UNPACKED}/{path}" for path in _PATHS)
 
 
 def entry_point() -> str:
     """Return the text of the script that Spark starts."""
     return f'''"""Started by Spark: finds the code beside it, and computes what Dagster asks for."""
+import os
 import sys
 from pathlib import Path
 
+os.environ["{VARIABLE}"] = str(Path("{UNPACKED}", "project").resolve())
 sys.path[:0] = [str(Path("{UNPACKED}", path).resolve()) for path in {_PATHS!r}]
 
-from assets.emr.job import main
+from topicberg.orchestration.emr.job import main
 
 main()
 '''
@@ -65,40 +67,79 @@ main()
 def version(root: Path) -> str:
     """Return a hash of what is packed. A process reads the files once."""
     digest = hashlib.sha256(entry_point().encode())
-    for path in _files(root):
-        digest.update(f"{path.relative_to(root)}\0".encode())
+    for name, path in sorted(_files(root).items()):
+        digest.update(f"{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     digest.update(_requirements(root).encode())
     return digest.hexdigest()[:16]
 
 
-def _files(root: Path) -> list[Path]:
-    """Return the files of the project, but for those that Python makes."""
-    return sorted(
-        path
-        for folder in PROJECT
-        for path in (root / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+def _files(root: Path) -> dict[str, Path]:
+    """Return name in the archive → file, but for the files that Python makes."""
+    project = read_project(root)
+    library = Path(topicberg.__file__).parent
+    found = dict(_below(library, "library/topicberg"))
+    for folder in (project.topics, project.schemas):
+        found |= _below(root / folder, f"project/{folder}")
+    for name in {name.partition(".")[0] for name in (*project.pipelines, *project.generators)}:
+        found |= _package(root, name)
+    if (root / FILE).is_file():
+        found[f"project/{FILE}"] = root / FILE
+    return found
+
+
+def _package(root: Path, name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a top-level package or module, wherever it is installed.
+
+    :raises TopicbergError: there is none
+    """
+    for place in (root, root / "src"):
+        if (place / name).is_dir():
+            return _below(place / name, f"project/{place.relative_to(root) / name}")
+        if (file := place / f"{name}.py").is_file():
+            return iter([(f"project/{file.relative_to(root)}", file)])
+    spec = find_spec(name)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        return _below(Path(folder), f"library/{name}")
+    raise TopicbergError(
+        f"there is no package {name}, which [tool.topicberg] in {root / FILE} names",
+        hint="correct the name, or install the package of the project",
     )
 
 
+def _below(folder: Path, inside: str) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield f"{inside}/{path.relative_to(folder)}", path
+
+
 def _requirements(root: Path) -> str:
-    """Return the locked dependencies without Spark and what no job imports."""
-    try:
-        text = (root / LOCK).read_text()
-    except OSError as error:
-        raise TopicbergError(
-            f"{root / LOCK}: {error.strerror}; it lists what a job run of EMR Serverless needs",
-            hint="run `topicberg deploy` in a clone of the repository, or set TOPICBERG_EMR_IMAGE",
-        ) from None
-    blocks = re.split(r"\n(?=[A-Za-z0-9])", text)
+    """Return the dependencies without Spark and what no job imports, one a line.
+
+    They are those of the project's lock file, with their hashes; else what is installed here.
+    """
     without = SPARKS_OWN | UNUSED
-    return "\n".join(one for one in blocks if re.split(r"[=\[ ;]", one)[0] not in without) + "\n"
+    if (root / LOCK).is_file():
+        blocks = re.split(r"\n(?=[A-Za-z0-9])", (root / LOCK).read_text())
+    else:
+        blocks = [*_installed()]
+    chosen = [one for one in blocks if re.split(r"[=\[ ;]", one)[0] not in without]
+    return "\n".join(chosen) + "\n"
+
+
+def _installed() -> Iterator[str]:
+    """Yield what topicberg needs in EMR's image, in the versions that are installed here."""
+    environment = {"sys_platform": "linux", "platform_system": "Linux"}
+    environment |= {"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0"}
+    found = needed(["topicberg"], SPARKS_OWN | UNUSED, environment)
+    for name, one in sorted(found.items()):
+        if name != "topicberg":
+            yield f"{name}=={one.version}" if one is not None else name
 
 
 @contextmanager
 def built(root: Path) -> Iterator[Path]:
-    """Pack the project and its dependencies. The file is deleted at the end.
+    """Pack the library, the project and the dependencies. The file is deleted at the end.
 
     :raises TopicbergError: the dependencies cannot be downloaded
     """
@@ -109,19 +150,13 @@ def built(root: Path) -> Iterator[Path]:
         _install(requirements, folder / "site")
         path = folder / ARCHIVE
         with tarfile.open(path, "w:gz", compresslevel=6) as tar:
-            _add(tar, folder / "site", "site", sorted((folder / "site").rglob("*")))
-            _add(tar, root, "project", _files(root))
+            for name, file in {**dict(_below(folder / "site", "site")), **_files(root)}.items():
+                tar.add(file, name, recursive=False)
         yield path
 
 
-def _add(tar: tarfile.TarFile, root: Path, inside: str, paths: Iterable[Path]) -> None:
-    for path in paths:
-        if path.is_file():
-            tar.add(path, f"{inside}/{path.relative_to(root)}", recursive=False)
-
-
 def _install(requirements: Path, target: Path) -> None:
-    """Download wheels for EMR's image, whatever machine this is, each checked by its hash."""
+    """Download wheels for EMR's image, whatever machine this is, checked by hashes if there are."""
     target.mkdir()
     if find_spec("pip") is None:
         raise TopicbergError(
@@ -130,7 +165,8 @@ def _install(requirements: Path, target: Path) -> None:
         )
     command = [
         *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-        *("--no-compile", "--no-deps", "--require-hashes", "--only-binary=:all:"),
+        *("--no-compile", "--no-deps", "--only-binary=:all:"),
+        *(("--require-hashes",) if "--hash=" in requirements.read_text() else ()),
         *("--implementation", "cp", "--python-version", PYTHON_VERSION),
         *(word for platform in PLATFORMS for word in ("--platform", platform)),
         *("--target", str(target), "--requirement", str(requirements)),

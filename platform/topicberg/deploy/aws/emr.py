@@ -28,6 +28,7 @@ from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
+from topicberg.project import VARIABLE
 
 APPLICATION = "aws/emr/application"
 CODE_KEY = "aws/emr/code"
@@ -43,6 +44,8 @@ STATE_SECONDS = 600.0
 """How long an application may take to start or to stop, and a job run to be cancelled."""
 ACTIVE = ["SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "CANCELLING", "QUEUED"]
 IN_IMAGE = "/opt/topicberg"
+"""The project, in an image as docs/production/emr.Dockerfile makes it."""
+JOB = "platform/topicberg/orchestration/emr/job.py"
 PYTHON = "/usr/bin/python3.11"
 """Of the release's image: the code is written for it."""
 
@@ -101,8 +104,8 @@ def runtime_settings(context: DeployContext) -> dict[str, str] | None:
         "spark.dynamicAllocation.maxExecutors": str(executors),
     }
     if code is None:
-        python, entry = f"{IN_IMAGE}/.venv/bin/python", f"local://{IN_IMAGE}/assets/emr/job.py"
-        drivers = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": python}
+        python, entry = f"{IN_IMAGE}/.venv/bin/python", f"local://{IN_IMAGE}/{JOB}"
+        drivers = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": python, VARIABLE: IN_IMAGE}
         workers = {"PYSPARK_PYTHON": python}
     else:
         folder = f"s3://{context.compute_bucket}/{CODE}{code.fields['version']}"

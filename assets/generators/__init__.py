@@ -1,0 +1,1 @@
+"""Generated records: what `kind` of a spec's `generator` names is a function here."""

@@ -1,0 +1,295 @@
+"""AWS's control-plane APIs for the local stack: moto in this process, made durable and guarded.
+
+``python -m topicberg_local.emulators.aws --host 127.0.0.1 --port P --state-dir D`` serves Glue,
+IAM, STS, Secrets Manager and SSM Parameter Store; Athena's workgroups and EMR Serverless's
+applications are not moto's (:mod:`topicberg_local.emulators.aws.own`). Added here is what
+moto lacks:
+
+* every change is on disk before its answer leaves (:mod:`topicberg_local.emulators.aws.state`), so
+  that a kill -9 loses nothing that a client was told;
+* requests are signed by a known key: the stack's own (``AWS_ACCESS_KEY_ID`` and
+  ``AWS_SECRET_ACCESS_KEY``), one made through IAM's CreateAccessKey, or one of STS;
+* Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
+* Secrets Manager's GetSecretValue follows ``AWSCURRENT`` when UpdateSecretVersionStage moves it.
+
+No query of Athena and no job of EMR Serverless runs: requests for them are refused.
+S3 is not served: objects and buckets are S3Proxy's, in the local stack as for Spark and DuckDB.
+``GET /health`` answers without a signature.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs
+
+from topicberg.errors import StackError
+from topicberg.security.guard import Guard
+from topicberg.security.wsgi import guarded
+from topicberg_local.emulators import process
+from topicberg_local.emulators.aws import athena, emr_serverless
+from topicberg_local.emulators.aws.auth import authenticate, speaks_json
+from topicberg_local.emulators.aws.own import ATHENA, EMR
+from topicberg_local.emulators.aws.refusal import Refusal
+from topicberg_local.emulators.aws.state import SERVICES, State, backends
+
+logger = logging.getLogger(__name__)
+
+READS = ("Get", "List", "Describe", "BatchGet", "Search", "Simulate", "Decode", "Check")
+"""Actions of these names change nothing, so nothing has to be written after them."""
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+
+
+class Answer(NamedTuple):
+    """A whole HTTP response; ``status`` as in WSGI, e.g. ``200 OK``."""
+
+    status: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def ok(self) -> bool:
+        return self.status.startswith("2")
+
+
+class Application:
+    """The WSGI application: checks, serialises, forwards to moto, saves.
+
+    One lock is held for a whole request: the state that is saved after a change is then exactly
+    the state that the change was made on, and the check of a Glue version is atomic with the
+    update it guards. The calls are short and few; a queue of them costs less than a race.
+    """
+
+    def __init__(self, moto: Callable[..., Iterable[bytes]], state: State) -> None:
+        self._moto = moto
+        self._state = state
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        answer = self._answer(environ, body)
+        start_response(answer.status, answer.headers)
+        return [answer.body]
+
+    def _answer(self, environ: Environ, body: bytes) -> Answer:
+        if environ["PATH_INFO"] == "/health":
+            return _json({"status": "ok", "services": list(SERVICES)})
+        with self._lock:
+            try:
+                service, region = authenticate(environ, body)
+                if service not in SERVICES:
+                    raise Refusal(
+                        HTTPStatus.NOT_IMPLEMENTED,
+                        "UnsupportedOperation",
+                        f"not supported by the local AWS emulator: {service} (it serves "
+                        f"{', '.join(SERVICES)}; objects and buckets are the object store's)",
+                    )
+                action = _action(environ, body, service)
+                keep = None
+                if action == "UpdateTable":
+                    keep = _guard_update_table(body, region)
+                elif action == "UpdateSecretVersionStage":
+                    keep = _follow_current(body, region)
+                answer = self._forward(environ, body, service, region)
+            except Refusal as refusal:
+                return _refused(environ, refusal)
+            if keep is not None and answer.ok:
+                keep()
+            if action.startswith(READS):
+                return answer
+            try:
+                self._state.save()
+            except (OSError, TypeError, pickle.PicklingError) as error:
+                logger.error("the change was taken back: %s", error)
+                self._state.restore()
+                return _refused(
+                    environ,
+                    Refusal(
+                        HTTPStatus.INTERNAL_SERVER_ERROR,
+                        "InternalFailure",
+                        f"{self._state.path} cannot be written, so nothing was changed: {error}",
+                    ),
+                )
+            return answer
+
+    def _forward(self, environ: Environ, body: bytes, service: str, region: str) -> Answer:
+        """Return moto's answer, complete, or that of a service which is not moto's.
+
+        :raises Refusal: such a service refuses
+        """
+        if service == emr_serverless.SERVICE:
+            emr = EMR.of(os.environ["MOTO_ACCOUNT_ID"], region)
+            request = (environ["REQUEST_METHOD"], environ["PATH_INFO"])
+            return _json(emr.answer(*request, environ.get("QUERY_STRING", ""), body))
+        if service == athena.SERVICE:
+            workgroups = ATHENA.of(os.environ["MOTO_ACCOUNT_ID"], region)
+            return _json(workgroups.answer(_action(environ, body, service), body))
+        status: list[Any] = []
+
+        def start_response(*args: Any) -> Callable[[bytes], None]:
+            status[:] = args
+            return lambda _: None
+
+        environ["wsgi.input"] = io.BytesIO(body)
+        chunks = self._moto(environ, start_response)
+        try:
+            content = b"".join(chunks)
+        finally:
+            close = getattr(chunks, "close", None)
+            if close:
+                close()
+        return Answer(status[0], status[1], content)
+
+
+def _action(environ: Environ, body: bytes, service: str) -> str:
+    """The API's action: ``X-Amz-Target: AWSGlue.GetTable`` or ``Action=GetTable`` in a form."""
+    if service == emr_serverless.SERVICE:
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        operation, _ = emr_serverless.operation_of(method, path)
+        return operation.name if operation else ""
+    target = environ.get("HTTP_X_AMZ_TARGET")
+    if target:
+        return str(target).rpartition(".")[2]
+    form = body.decode("utf-8", "replace") or environ.get("QUERY_STRING", "")
+    return str(parse_qs(form).get("Action", [""])[0])
+
+
+def _guard_update_table(body: bytes, region: str) -> Callable[[], None] | None:
+    """Check Glue's optimistic lock; say what is to be done once the update went through.
+
+    https://docs.aws.amazon.com/glue/latest/webapi/API_UpdateTable.html: ``VersionId`` is the
+    version to update, and ``SkipArchive`` keeps no copy of it; moto ignores both.
+
+    :returns: drops the version that was replaced, when it is not to be archived
+    :raises Refusal: ConcurrentModificationException, when ``VersionId`` is not the current one
+    """
+    from moto.core.exceptions import JsonRESTError
+
+    request = json.loads(body)
+    try:
+        glue = backends("glue")[os.environ["MOTO_ACCOUNT_ID"]][region]
+        table = glue.get_table(request["DatabaseName"], request["TableInput"]["Name"])
+    except (KeyError, JsonRESTError):
+        return None  # moto's own refusal says what is wrong
+    current = str(table._current_version)
+    if request.get("VersionId", current) != current:
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST,
+            "ConcurrentModificationException",
+            f"Update table failed due to concurrent modifications: version "
+            f"{request['VersionId']} of {request['DatabaseName']}.{table.name} is not the "
+            f"current one ({current}).",
+        )
+    if not request.get("SkipArchive"):
+        return None
+
+    def drop_replaced() -> None:
+        table.versions.pop(current, None)
+
+    return drop_replaced
+
+
+def _follow_current(body: bytes, region: str) -> Callable[[], None]:
+    """What GetSecretValue reads without a version is the one with AWSCURRENT; moto forgets that.
+
+    :returns: makes it so, once the stage was moved
+    """
+    name = json.loads(body)["SecretId"]
+    manager = backends("secretsmanager")[os.environ["MOTO_ACCOUNT_ID"]][region]
+
+    def follow() -> None:
+        secret = manager.secrets[name]
+        for version, held in secret.versions.items():
+            if "AWSCURRENT" in held["version_stages"]:
+                secret.set_default_version_id(version)
+
+    return follow
+
+
+def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    body = json.dumps(content).encode()
+    return Answer(
+        f"{status.value} {status.phrase}",
+        [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body)))],
+        body,
+    )
+
+
+def _refused(environ: Environ, refusal: Refusal) -> Answer:
+    """An error in the shape of the protocol that the client speaks: JSON, or XML of Query APIs."""
+    if speaks_json(environ):
+        answer = _json({"__type": refusal.code, "message": refusal.message}, refusal.status)
+        answer.headers.append(("x-amzn-ErrorType", refusal.code))
+        return answer
+    from xml.sax.saxutils import escape
+
+    body = (
+        "<ErrorResponse><Error><Type>Sender</Type>"
+        f"<Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>"
+        "</Error><RequestId>00000000-0000-0000-0000-000000000000</RequestId></ErrorResponse>"
+    ).encode()
+    return Answer(
+        f"{refusal.status.value} {refusal.status.phrase}",
+        [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))],
+        body,
+    )
+
+
+def serve(host: str, port: int, state_dir: Path) -> None:
+    """Serve until SIGTERM.
+
+    :raises StackError: the state cannot be loaded, a key is missing, or the port is taken
+    """
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        if not os.environ.get(variable):
+            raise StackError(f"{variable} is not set: no client could sign a request")
+    from topicberg.settings import settings
+
+    os.environ["MOTO_ACCOUNT_ID"] = settings().aws_account_id
+
+    from moto.moto_server.werkzeug_app import (
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server
+
+    class QuietHandler(MotoRequestHandler):
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+            logger.debug("%s %s", self.requestline, code)
+
+    state = State(state_dir)
+    state.load()
+    application = Application(DomainDispatcherApplication(create_backend_app), state)
+    listener = process.listen("AWS", host, port)
+    server = make_server(
+        *(host, port, guarded(application, Guard())),
+        threaded=True,
+        request_handler=QuietHandler,
+        fd=listener.fileno(),
+    )
+
+    def stop(_signal: int, _frame: object) -> None:
+        threading.Thread(target=server.shutdown, daemon=True).start()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    logger.info("AWS emulator on http://%s:%d serves %s", host, port, ", ".join(SERVICES))
+    server.serve_forever()
+    server.server_close()
+
+
+if __name__ == "__main__":
+    form, levels = "%(asctime)s %(levelname)s %(message)s", {"werkzeug": logging.WARNING}
+    process.main("topicberg_local.emulators.aws", __doc__, serve, levels, form)

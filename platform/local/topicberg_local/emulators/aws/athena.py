@@ -1,0 +1,132 @@
+"""Athena's workgroups, as AWS documents them. It runs no queries: requests for them are refused.
+
+moto would answer a query with rows that it was given before, or with none.
+https://docs.aws.amazon.com/athena/latest/APIReference/
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from http import HTTPStatus
+from typing import Any
+
+from topicberg_local.emulators.aws.refusal import Refusal
+from topicberg_local.emulators.aws.shapes import serve, service
+
+SERVICE = "athena"
+PRIMARY = "primary"
+"""Each account has this one, and cannot delete it."""
+INVALID = "InvalidRequestException"
+_ENGINE = {"SelectedEngineVersion": "AUTO", "EffectiveEngineVersion": "Athena engine version 3"}
+
+
+@dataclass
+class WorkGroup:
+    name: str
+    description: str
+    configuration: dict[str, Any]
+    tags: dict[str, str]
+    created: float = field(default_factory=time.time)
+    state: str = "ENABLED"
+
+
+@cache
+def _model() -> Any:
+    return service(SERVICE)
+
+
+class Athena:
+    """The service in one account and region."""
+
+    def __init__(self, account: str, region: str) -> None:
+        self.account, self.region = account, region
+        self.workgroups = {PRIMARY: WorkGroup(PRIMARY, "", {"EngineVersion": _ENGINE}, {})}
+
+    def answer(self, action: str, body: bytes) -> dict[str, Any]:
+        """:raises Refusal: the request is not valid, or not supported"""
+        model = _model()
+        if action not in model.operation_names:
+            raise _invalid(f"there is no operation {action}")
+        given = json.loads(body or b"{}")
+        operation = model.operation_model(action)
+        return serve(self, operation, given, INVALID, "it runs no queries of Athena")
+
+    def _create_work_group(
+        self,
+        Name: str,
+        Configuration: dict[str, Any] | None = None,
+        Description: str = "",
+        Tags: list[dict[str, str]] | None = None,
+    ) -> None:
+        if Name in self.workgroups:
+            raise _invalid("WorkGroup is already created")
+        configuration = {
+            "EnforceWorkGroupConfiguration": True,
+            "PublishCloudWatchMetricsEnabled": True,
+            "RequesterPaysEnabled": False,
+            "EngineVersion": _ENGINE,
+            **(Configuration or {}),
+        }
+        tags = {one["Key"]: one.get("Value", "") for one in Tags or []}
+        self.workgroups[Name] = WorkGroup(Name, Description, configuration, tags)
+
+    def _get_work_group(self, WorkGroup: str) -> dict[str, Any]:
+        one = self._workgroup(WorkGroup)
+        found = {
+            "Name": one.name,
+            "State": one.state,
+            "Configuration": one.configuration,
+            "CreationTime": one.created,
+        }
+        return {"WorkGroup": {**found, "Description": one.description}}
+
+    def _list_work_groups(self, **_: Any) -> dict[str, Any]:
+        return {
+            "WorkGroups": [
+                {"Name": one.name, "State": one.state, "Description": one.description}
+                for one in self.workgroups.values()
+            ]
+        }
+
+    def _update_work_group(
+        self,
+        WorkGroup: str,
+        Description: str | None = None,
+        ConfigurationUpdates: dict[str, Any] | None = None,
+        State: str | None = None,
+    ) -> None:
+        one = self._workgroup(WorkGroup)
+        updates = dict(ConfigurationUpdates or {})
+        results = updates.pop("ResultConfigurationUpdates", {})
+        if updates.pop("RemoveBytesScannedCutoffPerQuery", False):
+            one.configuration.pop("BytesScannedCutoffPerQuery", None)
+        one.configuration |= updates
+        kept = {k: v for k, v in results.items() if not k.startswith("Remove")}
+        one.configuration.setdefault("ResultConfiguration", {}).update(kept)
+        one.description = one.description if Description is None else Description
+        one.state = State or one.state
+
+    def _delete_work_group(self, WorkGroup: str, RecursiveDeleteOption: bool = False) -> None:
+        if self._workgroup(WorkGroup).name == PRIMARY:
+            raise _invalid("The primary workgroup cannot be deleted")
+        del self.workgroups[WorkGroup]
+
+    def _tag_resource(self, ResourceARN: str, Tags: list[dict[str, str]]) -> None:
+        tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags
+        tags.update({one["Key"]: one.get("Value", "") for one in Tags})
+
+    def _list_tags_for_resource(self, ResourceARN: str, **_: Any) -> dict[str, Any]:
+        tags = self._workgroup(ResourceARN.rpartition("/")[2]).tags
+        return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+
+    def _workgroup(self, name: str) -> WorkGroup:
+        if name not in self.workgroups:
+            raise _invalid(f"WorkGroup {name} is not found.")
+        return self.workgroups[name]
+
+
+def _invalid(message: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, INVALID, message)

@@ -1,0 +1,109 @@
+"""Who signed a request: AWS Signature Version 4, checked against the keys that exist.
+
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv.html; the signature is computed by
+botocore itself, over the headers that the client says it signed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from topicberg_local.emulators.aws.refusal import Refusal
+from topicberg_local.emulators.aws.state import backends
+
+AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=(?P<key>[^/]+)/(?P<date>\d{8})/(?P<region>[^/]+)/"
+    r"(?P<service>[^/]+)/aws4_request, ?SignedHeaders=(?P<headers>[^,]+), ?"
+    r"Signature=(?P<signature>[0-9a-f]{64})$"
+)
+
+
+class Scope(NamedTuple):
+    """What a signature is good for."""
+
+    service: str
+    region: str
+
+
+def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
+    """The service and region that a request is signed for, e.g. ``glue`` in ``us-east-1``.
+
+    :raises Refusal: no signature, an unknown or inactive key, or a wrong secret
+    """
+    as_json = speaks_json(environ)
+    parts = AUTHORIZATION.match(environ.get("HTTP_AUTHORIZATION", ""))
+    if parts is None:
+        raise Refusal(
+            HTTPStatus.FORBIDDEN,
+            "MissingAuthenticationTokenException" if as_json else "MissingAuthenticationToken",
+            "The request must contain a valid AWS Signature Version 4 in its Authorization header.",
+        )
+    secret = _secret(parts["key"], environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
+    if secret is None:
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
+            "UnrecognizedClientException" if as_json else "InvalidClientTokenId",
+            "The security token included in the request is invalid.",
+        )
+    if not hmac.compare_digest(_signature(environ, body, parts, secret), parts["signature"]):
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
+            "InvalidSignatureException" if as_json else "SignatureDoesNotMatch",
+            "The request signature we calculated does not match the signature you provided. "
+            "Check your AWS Secret Access Key and signing method.",
+        )
+    return Scope(parts["service"].lower(), parts["region"])
+
+
+def speaks_json(environ: dict[str, Any]) -> bool:
+    """Whether a request is of one of AWS's JSON protocols: by its target, or REST."""
+    rest = environ["PATH_INFO"].startswith(("/applications", "/tags/"))
+    return "HTTP_X_AMZ_TARGET" in environ or rest
+
+
+def _secret(key: str, token: str) -> str | None:
+    """The secret of an access key, or None when the key does not exist, is inactive or expired.
+
+    :param token: the session token of a role's key
+    """
+    if key == os.environ["AWS_ACCESS_KEY_ID"]:
+        return os.environ["AWS_SECRET_ACCESS_KEY"]
+    for _, _, sts in backends("sts").iter_backends():
+        role = sts.get_assumed_role_from_access_key(key)
+        if role is not None:  # IAM has its key too, without an end
+            now = datetime.now(UTC).replace(tzinfo=None)
+            valid = role.session_token == token and now < role.expiration
+            return str(role.secret_access_key) if valid else None
+    for _, _, iam in backends("iam").iter_backends():
+        found = iam.access_keys.get(key)
+        if found is not None:
+            return str(found.secret_access_key) if found.status == "Active" else None
+    return None
+
+
+def _signature(environ: dict[str, Any], body: bytes, parts: re.Match[str], secret: str) -> str:
+    from botocore.auth import SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    special = {"content-type": "CONTENT_TYPE", "content-length": "CONTENT_LENGTH"}
+    headers = {
+        name: environ.get(special.get(name) or f"HTTP_{name.upper().replace('-', '_')}", "")
+        for name in parts["headers"].split(";")
+    }
+    query = environ.get("QUERY_STRING", "")
+    # As it was sent: an encoded slash, as of an ARN in a path, is part of the signature.
+    path = environ.get("RAW_URI", "").partition("?")[0] or quote(environ["PATH_INFO"])
+    url = f"http://{environ['HTTP_HOST']}{path}{'?' + query if query else ''}"
+    request = AWSRequest(method=environ["REQUEST_METHOD"], url=url, data=body, headers=headers)
+    request.context["timestamp"] = environ.get("HTTP_X_AMZ_DATE", "")
+    signer = SigV4Auth(Credentials(parts["key"], secret), parts["service"], parts["region"])
+    return str(
+        signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
+    )

@@ -1,0 +1,157 @@
+"""The AWS emulator's memory on disk: one file, replaced as a whole after every change.
+
+The file is a line that says who wrote it, then a checksum and a pickle of moto's backends. A pickle
+of another moto or Python can load and be wrong, so such a file is refused rather than guessed at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import sys
+from collections import defaultdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast
+
+import cloudpickle
+
+from topicberg.errors import StackError
+from topicberg_local.emulators.aws.own import OWN
+
+SERVICES = (*OWN, "glue", "iam", "lakeformation", "secretsmanager", "ssm", "sts")
+FILE = "aws-state.bin"
+
+Backends = dict[str, dict[str, dict[str, Any]]]
+"""service → account id → region → moto's backend."""
+
+
+def _header() -> bytes:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return f"topicberg-aws-state 1 moto {version('moto')} python {python}".encode()
+
+
+def backends(service: str) -> Any:
+    """moto's ``BackendDict`` of a service: account id → region → backend, filled on demand.
+
+    Untyped on purpose: each service has a class of its own.
+    """
+    if service in OWN:
+        return OWN[service]
+    from moto import backends as index
+
+    return cast(Any, index).get_backend(service)
+
+
+def _collect() -> Backends:
+    found: Backends = {}
+    for service in SERVICES:
+        for account, region, backend in backends(service).iter_backends():
+            found.setdefault(service, {}).setdefault(account, {})[region] = backend
+    return found
+
+
+def _install(saved: Backends) -> None:
+    for service in SERVICES:
+        accounts = backends(service)
+        accounts.clear()
+        for account, regions in saved.get(service, {}).items():
+            for region, backend in regions.items():
+                accounts[account][region] = backend
+
+
+def _empty(cls: type[defaultdict[Any, Any]], factory: Any) -> defaultdict[Any, Any]:
+    made = cls.__new__(cls)
+    defaultdict.__init__(made, factory)
+    return made
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
+    """Pickles what moto leaves unpicklable: defaultdicts whose constructor wants more arguments."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, defaultdict) and type(thing) is not defaultdict:
+            made_by = (type(thing), thing.default_factory)
+            return _empty, made_by, thing.__dict__, None, iter(thing.items())
+        return super().reducer_override(thing)
+
+
+def _dump(content: Backends) -> bytes:
+    """:raises TypeError: something in it could be written, but never read again"""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(content)
+    pickle.loads(buffer.getvalue())  # noqa: S301  our own bytes
+    return buffer.getvalue()
+
+
+class State:
+    """moto's backends and the file that holds them.
+
+    :param directory: the service's own folder; made if missing
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        self._saved = b""
+
+    def load(self) -> None:
+        """Fill moto from the file; without one moto starts empty.
+
+        :raises StackError: the file is damaged, or of another version of moto or Python
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            self._saved = _dump(_collect())
+            return
+        except OSError as error:
+            raise StackError(f"{self.path} cannot be read: {error}") from None
+        header, _, rest = content.partition(b"\n")
+        if header != _header():
+            raise StackError(
+                f"{self.path} was written by «{header[:80].decode('utf-8', 'replace')}», "
+                f"this is «{_header().decode()}»",
+                hint="install the version that wrote it, or move the file away to start empty",
+            )
+        checksum, _, pickled = rest.partition(b"\n")
+        if hashlib.sha256(pickled).hexdigest().encode() != checksum:
+            raise StackError(
+                f"{self.path} is damaged: its checksum does not match",
+                hint="restore it from a backup, or move it away to start empty",
+            )
+        self._saved = pickled
+        try:
+            self.restore()
+        except Exception as error:
+            raise StackError(f"{self.path} cannot be loaded: {error!r}") from None
+
+    def restore(self) -> None:
+        """Put moto back to what was saved last."""
+        _install(pickle.loads(self._saved))  # noqa: S301  only ever written by us, mode 0600
+
+    def save(self) -> None:
+        """Replace the file by the present state, atomically; nothing when nothing changed.
+
+        :raises OSError: it could not be written; the old file is untouched
+        :raises TypeError: moto holds something that cannot be saved; the old file is untouched
+        """
+        pickled = _dump(_collect())
+        if pickled == self._saved:
+            return
+        checksum = hashlib.sha256(pickled).hexdigest().encode()
+        partial = self.path.with_suffix(".partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(b"\n".join([_header(), checksum, pickled]))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
+        directory = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+        self._saved = pickled

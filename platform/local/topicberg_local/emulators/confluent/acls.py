@@ -1,0 +1,132 @@
+"""``/kafka/v3/…/acls``: access lists. They are kept and shown; the local broker enforces none."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any, Literal
+
+from topicberg_local.emulators.confluent.account import ACL
+from topicberg_local.emulators.confluent.errors import Refusal
+from topicberg_local.emulators.confluent.kafka_rest import (
+    demand,
+    kafka_operation,
+    resource,
+    resources,
+)
+from topicberg_local.emulators.confluent.operation import Call
+from topicberg_local.emulators.confluent.wire import Answer, Body, Query
+from topicberg_local.emulators.store import Stored
+
+ResourceType = Literal[
+    "UNKNOWN", "ANY", "TOPIC", "GROUP", "CLUSTER", "TRANSACTIONAL_ID", "DELEGATION_TOKEN"
+]
+PatternType = Literal["UNKNOWN", "ANY", "MATCH", "LITERAL", "PREFIXED"]
+AclOperation = Literal[
+    "UNKNOWN",
+    "ANY",
+    "ALL",
+    "READ",
+    "WRITE",
+    "CREATE",
+    "DELETE",
+    "ALTER",
+    "DESCRIBE",
+    "CLUSTER_ACTION",
+    "DESCRIBE_CONFIGS",
+    "ALTER_CONFIGS",
+    "IDEMPOTENT_WRITE",
+]
+Permission = Literal["UNKNOWN", "ANY", "DENY", "ALLOW"]
+_FILTERS = ("UNKNOWN", "ANY", "MATCH")
+
+
+class Acl(Body):
+    resource_type: ResourceType
+    resource_name: str
+    pattern_type: PatternType
+    principal: str
+    host: str
+    operation: AclOperation
+    permission: Permission
+
+
+class Search(Query):
+    resource_type: ResourceType = "ANY"
+    resource_name: str = ""
+    pattern_type: PatternType = "ANY"
+    principal: str = ""
+    host: str = ""
+    operation: AclOperation = "ANY"
+    permission: Permission = "ANY"
+
+
+class Deletion(Search):
+    resource_type: ResourceType
+    pattern_type: PatternType
+    operation: AclOperation
+    permission: Permission
+
+
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    acl = dict(zip(Acl.model_fields, stored.name[1:], strict=True))
+    return resource(call, "KafkaAcl", "/acls", f"/acl={acl['principal']}", acl)
+
+
+def _found(call: Call) -> list[Stored]:
+    """Those that the query asks for; MATCH: the literal ones of the name, and its prefixes."""
+    query: Search = call.query
+    wanted = query.model_dump()
+
+    def passes(stored: Stored) -> bool:
+        acl = dict(zip(Acl.model_fields, stored.name[1:], strict=True))
+        if stored.name[0] != call.path["cluster_id"]:
+            return False
+        if query.pattern_type == "MATCH" and query.resource_name:
+            prefixed = acl["pattern_type"] == "PREFIXED"
+            if acl["resource_name"] not in (query.resource_name, "*") and not (
+                prefixed and query.resource_name.startswith(acl["resource_name"])
+            ):
+                return False
+        elif query.resource_name not in ("", acl["resource_name"]):
+            return False
+        return all(
+            value in ("", "ANY", "MATCH", acl[key])
+            for key, value in wanted.items()
+            if key != "resource_name"
+        )
+
+    return call.account.store.all(ACL, passes)
+
+
+def _create(call: Call) -> Answer:
+    acl: Acl = call.body
+    cluster = demand(call)
+    for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
+        if value in _FILTERS:
+            raise _invalid(f"{value} is for searches only.")
+    if acl.resource_type == "CLUSTER" and acl.resource_name != "kafka-cluster":
+        raise _invalid("The only resource of type CLUSTER is kafka-cluster.")
+    call.account.store.put(Stored(ACL, (cluster, *acl.model_dump().values())))
+    return Answer()
+
+
+def _invalid(text: str) -> Refusal:
+    return Refusal(HTTPStatus.BAD_REQUEST, text, number=40002)
+
+
+def _list(call: Call) -> Answer:
+    return resources(call, "KafkaAclList", [_document(call, stored) for stored in _found(call)])
+
+
+def _delete(call: Call) -> Answer:
+    demand(call)
+    found = _found(call)
+    call.account.store.delete(ACL, [stored.name for stored in found])
+    return Answer({"data": [_document(call, stored) for stored in found]})
+
+
+OPERATIONS = [
+    kafka_operation("GET", "/acls", _list, query=Search),
+    kafka_operation("POST", "/acls", _create, 201, body=Acl),
+    kafka_operation("DELETE", "/acls", _delete, query=Deletion),
+]

@@ -1,0 +1,108 @@
+"""The real local broker, on which all clusters are.
+
+The main cluster (``cluster_id`` of the settings) has every topic that no other cluster made, be it
+from here or not; a topic's name is taken in all of them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from topicberg.errors import TopicbergError
+from topicberg.kafka import TIMEOUT_SECONDS
+from topicberg.topics import requests
+from topicberg_local.emulators.confluent.account import TOPIC, Account
+from topicberg_local.emulators.confluent.errors import Refusal
+
+T = TypeVar("T")
+
+
+def names(account: Account, cluster: str) -> dict[str, Any]:
+    """The topics of a cluster, with the broker's metadata. Kafka's own are not shown.
+
+    :raises Refusal: the broker does not answer
+    """
+    from confluent_kafka import KafkaException
+
+    owners = {stored.name[1]: stored.name[0] for stored in account.store.all(TOPIC)}
+    try:
+        found = account.kafka_admin().list_topics(timeout=TIMEOUT_SECONDS).topics
+    except KafkaException as error:
+        raise _refusal(error, "the topics") from error
+    main = account.config.cluster_id
+    return {
+        name: found[name]
+        for name in sorted(found)
+        if not name.startswith("__") and owners.get(name, main) == cluster
+    }
+
+
+def cleanup_policy(account: Account, topic: str) -> str:
+    """``cleanup.policy`` of a topic.
+
+    :raises Refusal: there is no such topic
+    """
+    return str(describe(account, topic)["cleanup.policy"].value)
+
+
+def describe(account: Account, topic: str) -> dict[str, Any]:
+    """The configuration of a topic: entries by their names.
+
+    :raises Refusal: there is no such topic, or the broker does not answer
+    """
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    what = ConfigResource(ResourceType.TOPIC, topic)
+    admin = account.kafka_admin()
+    return wait(admin.describe_configs([what], request_timeout=TIMEOUT_SECONDS)[what], topic)
+
+
+def delete_all(account: Account, cluster: str) -> None:
+    """Delete the topics that were made through this API in a cluster.
+
+    :raises Refusal: the broker does not answer
+    """
+    made = [stored.name[1] for stored in account.store.all(TOPIC) if stored.name[0] == cluster]
+    for name in made:
+        admin = account.kafka_admin()
+        try:
+            wait(admin.delete_topics([name])[name], name)
+        except Refusal as refusal:
+            if refusal.status is not HTTPStatus.NOT_FOUND:
+                raise
+        requests.topic_deleted(account.config, name)
+        account.store.delete(TOPIC, [(cluster, name)])
+
+
+def wait(future: Future[T], what: str) -> T:
+    """:raises Refusal: the broker refuses, or does not answer"""
+    from confluent_kafka import KafkaException
+
+    try:
+        return future.result(TIMEOUT_SECONDS)
+    except KafkaException as error:
+        raise _refusal(error, what) from error
+    except TimeoutError:
+        raise TopicbergError(f"Kafka does not answer ({what})") from None
+
+
+def _refusal(error: Exception, what: str) -> Exception:
+    from confluent_kafka import KafkaError
+
+    reason = error.args[0]
+    if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+        return unknown(what)
+    if reason.code() < 0:  # librdkafka's own: no connection, no answer in time
+        return TopicbergError(f"Kafka does not answer ({what}): {reason.str()}")
+    text = f"Topic '{what}' already exists." if reason.name() == "TOPIC_ALREADY_EXISTS" else ""
+    return Refusal(HTTPStatus.BAD_REQUEST, text or reason.str(), number=40002)
+
+
+def unknown(topic: str) -> Refusal:
+    return Refusal(
+        HTTPStatus.NOT_FOUND,
+        f"This server does not host this topic-partition: {topic}",
+        number=40403,
+    )

@@ -1,0 +1,226 @@
+"""``/tableflow/v1/catalog-integrations``: the catalog in which a cluster's tables appear.
+
+Glue is synced for real: PENDING until the first table is, as in the API's reference. Snowflake
+Open Catalog can be configured, but there is none in the local stack, and its status says so.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from topicberg_local.emulators.confluent import clusters, environments, integrations
+from topicberg_local.emulators.confluent.account import CATALOG, TABLE, timestamp
+from topicberg_local.emulators.confluent.errors import bad_request, conflict, invalid, not_found
+from topicberg_local.emulators.confluent.materialization import database_of, trust_problem
+from topicberg_local.emulators.confluent.operation import Call, Operation
+from topicberg_local.emulators.confluent.tableflow import VERSION, find_cluster, tableflow_operation
+from topicberg_local.emulators.confluent.wire import (
+    Answer,
+    Body,
+    InCluster,
+    PageInCluster,
+    Reference,
+    ScopedReference,
+)
+from topicberg_local.emulators.store import Stored
+
+PATH = "/tableflow/v1/catalog-integrations"
+MASK = "********"
+
+
+class NewGlue(Body):
+    kind: Literal["AwsGlue"]
+    provider_integration_id: str
+    custom_database: str = ""
+
+
+class NewSnowflake(Body):
+    kind: Literal["Snowflake"]
+    endpoint: str
+    client_id: str
+    client_secret: str
+    warehouse: str
+    allowed_scope: str
+    custom_namespace: str = ""
+
+
+class NewSpec(Body):
+    display_name: str
+    environment: Reference
+    kafka_cluster: ScopedReference
+    config: Annotated[NewGlue | NewSnowflake, Field(discriminator="kind")]
+    suspended: bool = False
+
+
+class NewCatalog(Body):
+    spec: NewSpec
+
+
+class GlueChange(Body):
+    kind: Literal["AwsGlue"]
+    custom_database: str = ""
+
+
+class SnowflakeChange(Body):
+    kind: Literal["Snowflake"]
+    endpoint: str = ""
+    client_id: str = ""
+    client_secret: str = ""
+    warehouse: str = ""
+    allowed_scope: str = ""
+    custom_namespace: str = ""
+
+
+class SpecChange(Body):
+    environment: Reference
+    kafka_cluster: ScopedReference
+    display_name: str = ""
+    config: Annotated[GlueChange | SnowflakeChange, Field(discriminator="kind")] = GlueChange(
+        kind="AwsGlue"
+    )
+    suspended: bool = False
+
+
+class CatalogChange(Body):
+    spec: SpecChange
+
+
+def _status(call: Call, stored: Stored) -> dict[str, Any]:
+    properties = stored.properties
+    if time.time() < properties["since"] + call.account.delays.tableflow:
+        return {"phase": "PENDING"}
+    if properties["config"]["kind"] != "AwsGlue":
+        problem = f"the local stack cannot reach a catalog at {properties['config']['endpoint']}"
+    else:
+        problem = _verdict(call, stored)
+    if problem:
+        return {"phase": "FAILED", "error_message": problem}
+    syncs = [call.tables.status(stored, table.name[1]) for table in call.account.store.all(TABLE)]
+    times = [sync.at for sync in syncs if sync.at is not None]
+    if not times:
+        return {"phase": "PENDING"}
+    return {"phase": "CONNECTED", "last_sync_at": timestamp(max(times))}
+
+
+def _verdict(call: Call, stored: Stored) -> str:
+    """Why it cannot be used; empty: it can. It is tried once: nothing makes one that failed try
+    again, and only another one helps.
+    """
+    with call.account.store.lock:
+        now = call.account.store.get(CATALOG, stored.name) or stored
+        if "verdict" not in now.properties:
+            database = database_of(call.account, stored)
+            problem = trust_problem(
+                call.account, stored.properties["integration"], database=database
+            )
+            now.properties["verdict"] = problem or ""
+            call.account.store.put(now)
+        return str(now.properties["verdict"])
+
+
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    account, properties = call.account, stored.properties
+    environment, cluster = properties["environment"], properties["cluster"]
+    within = (f"environment={environment}", f"cloud-cluster={cluster}", "catalog-integration")
+    return account.document(
+        *(VERSION, "CatalogIntegration", stored, PATH, *within),
+        spec={
+            "display_name": properties["display_name"],
+            "suspended": properties.get("suspended", False),
+            "config": properties["config"],
+            "environment": environments.reference(account, environment),
+            "kafka_cluster": clusters.reference(account, environment, cluster),
+        },
+        status=_status(call, stored),
+    )
+
+
+def _masked(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the secret, of which nothing local makes use."""
+    return config | ({"client_secret": MASK} if "client_secret" in config else {})
+
+
+def _require(call: Call, environment: str, cluster: str) -> Stored:
+    missing = not_found(f"Catalog integration {call.path['id']}")
+    found = call.account.require(CATALOG, (call.path["id"],), missing)
+    if (environment, cluster) != (found.properties["environment"], found.properties["cluster"]):
+        raise missing
+    return found
+
+
+def _create(call: Call) -> Answer:
+    spec: NewSpec = call.body.spec
+    account = call.account
+    cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id).name[0]
+    if spec.suspended:
+        raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
+    for other in account.find(CATALOG, lambda one: one["cluster"] == cluster):
+        raise conflict(
+            f"The Kafka cluster {cluster} has a catalog integration already.",
+            f"{account.url}{PATH}/{other.name[0]}",
+        )
+    integration = ""
+    if isinstance(spec.config, NewGlue):
+        integration = spec.config.provider_integration_id
+        if integrations.find(account, spec.environment.id, integration) is None:
+            raise not_found(f"Provider integration {integration}")
+    properties = {
+        "display_name": spec.display_name,
+        "environment": spec.environment.id,
+        "cluster": cluster,
+        "integration": integration,
+        "config": _masked(spec.config.model_dump(exclude_unset=True)),
+        "since": time.time(),
+    }
+    stored = account.add(CATALOG, "tci", properties)
+    return Answer(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
+
+
+def _list(call: Call) -> Answer:
+    query: PageInCluster = call.query
+    find_cluster(call, query.environment, query.kafka_cluster)
+    found = call.account.find(CATALOG, lambda one: one["cluster"] == query.kafka_cluster)
+    return call.page(found, VERSION, "CatalogIntegration", _document)
+
+
+def _get(call: Call) -> Answer:
+    query: InCluster = call.query
+    return Answer(_document(call, _require(call, query.environment, query.kafka_cluster)))
+
+
+def _change(call: Call) -> Answer:
+    change: SpecChange = call.body.spec
+    stored = _require(call, change.environment.id, change.kafka_cluster.id)
+    given = change.model_fields_set
+    if change.suspended:
+        raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
+    changes: dict[str, Any] = {"suspended": False} if "suspended" in given else {}
+    if "display_name" in given:
+        changes["display_name"] = change.display_name
+    if "config" in given:
+        before = stored.properties["config"]
+        if change.config.kind != before["kind"]:
+            raise bad_request(f"{stored.name[0]} is of kind {before['kind']}, which cannot change.")
+        changes["config"] = {**before, **_masked(change.config.model_dump(exclude_unset=True))}
+        changes["since"] = time.time()
+        call.tables.forget(stored)
+    return Answer(_document(call, call.account.change(stored, changes)))
+
+
+def _delete(call: Call) -> Answer:
+    query: InCluster = call.query
+    stored = _require(call, query.environment, query.kafka_cluster)
+    call.account.store.delete(CATALOG, [stored.name])
+    return Answer()
+
+
+OPERATIONS: list[Operation] = [
+    tableflow_operation("POST", PATH, _create, 202, body=NewCatalog),
+    tableflow_operation("GET", PATH, _list, query=PageInCluster),
+    tableflow_operation("GET", PATH + "/{id}", _get, query=InCluster),
+    tableflow_operation("PATCH", PATH + "/{id}", _change, body=CatalogChange),
+    tableflow_operation("DELETE", PATH + "/{id}", _delete, 204, query=InCluster),
+]

@@ -1,0 +1,245 @@
+"""``/cmk/v2``: Kafka clusters, all of them on the one local broker.
+
+The first has the id of the settings (``cluster_id``), after which its tables are named; further
+ones have topics of their own, but neither connectors nor Tableflow.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field
+
+from topicberg_local.emulators.confluent import broker, environments, roles
+from topicberg_local.emulators.confluent.account import (
+    ACL,
+    CATALOG,
+    CLUSTER,
+    CONNECTOR,
+    KEY,
+    REGISTRY,
+    TABLE,
+    Account,
+)
+from topicberg_local.emulators.confluent.errors import bad_request, conflict, gone, unsupported
+from topicberg_local.emulators.confluent.operation import Call, Operation
+from topicberg_local.emulators.confluent.wire import (
+    Answer,
+    Body,
+    InEnvironment,
+    PageInEnvironment,
+    Reference,
+    ScopedReference,
+    distinct,
+)
+from topicberg_local.emulators.store import Stored
+
+VERSION = "cmk/v2"
+PATH = "/cmk/v2/clusters"
+GONE_AFTER = "gone_after"
+"""Property of a cluster that is deleted: until then, in s since 1970, it is still shown."""
+_ZONES = {"SINGLE_ZONE": "LOW", "MULTI_ZONE": "HIGH"}
+"""The service answers the older names with the newer ones."""
+
+Units = Annotated[int, Field(ge=1)]
+
+
+class Elastic(Body):
+    kind: Literal["Basic", "Standard", "Enterprise", "Freight"]
+    max_ecku: Units = 1
+
+
+class Dedicated(Body):
+    kind: Literal["Dedicated"]
+    cku: Units
+    encryption_key: str = ""
+    zones: Annotated[list[str], Field(min_length=1), AfterValidator(distinct)] = Field(default=[])
+    release_priority: Literal["REGULAR", "PRIORITY"] = "REGULAR"
+
+
+Config = Annotated[Elastic | Dedicated, Field(discriminator="kind")]
+Availability = Literal["MULTI_ZONE", "SINGLE_ZONE", "HIGH", "LOW"]
+
+
+class NewSpec(Body):
+    display_name: str
+    availability: Availability
+    cloud: Literal["AWS", "GCP", "AZURE"]
+    region: str
+    config: Config
+    environment: ScopedReference
+    deletion_protection: bool = False
+    network: ScopedReference = ScopedReference(id="-")
+    byok: Reference = Reference(id="-")
+
+
+class NewCluster(Body):
+    spec: NewSpec
+
+
+class SpecChange(Body):
+    environment: ScopedReference
+    display_name: str = ""
+    availability: Availability = "LOW"
+    config: Config = Elastic(kind="Basic")
+    deletion_protection: bool = False
+
+
+class ClusterChange(Body):
+    spec: SpecChange
+
+
+class ListClusters(PageInEnvironment):
+    deletion_protection: bool | None = Field(default=None, alias="spec.deletion_protection")
+    network: list[str] = Field(default=[], alias="spec.network")
+
+
+def require(account: Account, environment: str, cluster: str) -> Stored:
+    """:raises Refusal: there is no such cluster in the environment"""
+    missing = gone(f"Kafka cluster {cluster} of environment {environment}")
+    found = account.require(CLUSTER, (cluster,), missing)
+    if found.properties["environment"] != environment or _is_gone(found):
+        raise missing
+    return found
+
+
+def _is_gone(cluster: Stored) -> bool:
+    return bool(time.time() > cluster.properties.get(GONE_AFTER, float("inf")))
+
+
+def require_main(account: Account, cluster: str, what: str) -> None:
+    """:raises Refusal: not the cluster whose topics the local engine and generators know"""
+    if cluster != account.config.cluster_id:
+        raise unsupported(
+            f"{what} on a further Kafka cluster ({cluster}); only"
+            f" {account.config.cluster_id} has them"
+        )
+
+
+def provisioned(account: Account, cluster: Stored) -> bool:
+    return time.time() >= cluster.created + account.delays.cluster
+
+
+def crn(account: Account, environment: str, cluster: str) -> str:
+    """The resource name by which roles are bound to a cluster and what is in it."""
+    return account.crn(f"environment={environment}", f"cloud-cluster={cluster}")
+
+
+def reference(account: Account, environment: str, cluster: str) -> dict[str, str]:
+    return account.reference(
+        cluster, f"{PATH}/{cluster}", f"environment={environment}", f"cloud-cluster={cluster}"
+    )
+
+
+def _document(call: Call, stored: Stored) -> dict[str, Any]:
+    account, properties = call.account, stored.properties
+    environment = properties["environment"]
+    ready = provisioned(account, stored)
+    spec = {**properties["spec"], "environment": environments.reference(account, environment)}
+    status: dict[str, Any] = {"phase": "PROVISIONED" if ready else "PROVISIONING"}
+    if "cku" in spec["config"]:
+        status["cku"] = spec["config"]["cku"]
+    if ready:
+        addresses = {
+            "kafka_bootstrap_endpoint": f"PLAINTEXT://{account.endpoints().kafka_bootstrap}",
+            "http_endpoint": account.url,
+        }
+        public = {**addresses, "connection_type": "PUBLIC"}
+        spec |= {**addresses, "endpoints": {"public": public}}
+    within = (f"environment={environment}", "cloud-cluster")
+    return account.document(VERSION, "Cluster", stored, PATH, *within, spec=spec, status=status)
+
+
+def _spec(spec: NewSpec | SpecChange) -> dict[str, Any]:
+    """What was given, in the service's own words."""
+    given = spec.model_dump(exclude_unset=True, exclude={"environment", "network", "byok"})
+    if "availability" in given:
+        given["availability"] = _ZONES.get(given["availability"], given["availability"])
+    return given
+
+
+def _create(call: Call) -> Answer:
+    spec: NewSpec = call.body.spec
+    account = call.account
+    environment = environments.require(account, spec.environment.id)
+    if spec.model_fields_set & {"network", "byok"}:
+        raise unsupported("Kafka clusters with a network or an encryption key of one's own")
+    name = account.config.cluster_id
+    main = account.store.get(CLUSTER, (name,))
+    if main is not None and GONE_AFTER not in main.properties:
+        name = account.new_id(CLUSTER, "lkc")
+    stored = Stored(CLUSTER, (name,), {"environment": environment.name[0], "spec": _spec(spec)})
+    account.store.put(stored)
+    # The first cluster brings the Schema Registry of its environment.
+    if not account.find(REGISTRY, lambda one: one["environment"] == environment.name[0]):
+        place = {"environment": environment.name[0], "cloud": spec.cloud, "region": spec.region}
+        account.add(REGISTRY, "lsrc", place)
+    return Answer(_document(call, stored), location=f"{PATH}/{name}")
+
+
+def _list(call: Call) -> Answer:
+    query: ListClusters = call.query
+    account = call.account
+    if query.network:
+        raise unsupported("the filter spec.network")
+    environments.require(account, query.environment)
+    found = [
+        cluster
+        for cluster in account.store.all(CLUSTER)
+        if cluster.properties["environment"] == query.environment
+        and not _is_gone(cluster)
+        and account.delays.lists(cluster)
+        and query.deletion_protection
+        in (None, cluster.properties["spec"].get("deletion_protection", False))
+    ]
+    return call.page(found, VERSION, "Cluster", _document)
+
+
+def _get(call: Call) -> Answer:
+    query: InEnvironment = call.query
+    return Answer(_document(call, require(call.account, query.environment, call.path["id"])))
+
+
+def _change(call: Call) -> Answer:
+    spec: SpecChange = call.body.spec
+    stored = require(call.account, spec.environment.id, call.path["id"])
+    before, changes = stored.properties["spec"], _spec(spec)
+    kinds = (before["config"]["kind"], changes.get("config", before["config"])["kind"])
+    if kinds[0] != kinds[1] and kinds != ("Basic", "Standard"):
+        raise bad_request(f"A {kinds[0]} cluster cannot become a {kinds[1]} one.")
+    stored = call.account.change(stored, {"spec": {**before, **changes}})
+    return Answer(_document(call, stored))
+
+
+def _delete(call: Call) -> Answer:
+    """With its keys, bindings, and the topics that were made through this API."""
+    query: InEnvironment = call.query
+    account = call.account
+    stored = require(account, query.environment, call.path["id"])
+    name = stored.name[0]
+    if GONE_AFTER in stored.properties:
+        return Answer()
+    if stored.properties["spec"].get("deletion_protection"):
+        raise conflict(f"Kafka cluster {name} is protected from deletion.")
+    for kind in (CONNECTOR, TABLE, CATALOG):
+        for inside in account.find(kind, lambda properties: properties["cluster"] == name):
+            raise conflict(
+                f"Kafka cluster {name} cannot be deleted: it has the {kind} {inside.name[-1]}."
+            )
+    broker.delete_all(account, name)
+    lists = account.store.all(ACL, lambda acl: acl.name[0] == name)
+    account.store.delete(ACL, [acl.name for acl in lists])
+    account.delete(KEY, lambda properties: properties["resource"] == name)
+    roles.unbind(account, crn(account, query.environment, name))
+    account.change(stored, {GONE_AFTER: time.time() + account.delays.deletion})
+    return Answer()
+
+
+OPERATIONS = [
+    Operation("POST", PATH, _create, 202, body=NewCluster),
+    Operation("GET", PATH, _list, query=ListClusters),
+    Operation("GET", PATH + "/{id}", _get, query=InEnvironment),
+    Operation("PATCH", PATH + "/{id}", _change, body=ClusterChange),
+    Operation("DELETE", PATH + "/{id}", _delete, 204, query=InEnvironment),
+]

@@ -1,0 +1,254 @@
+"""``/connect/v1``: Datagen source connectors, which are the local generators.
+
+A connector's topic needs a spec with a generator of the same kind; what the generator cannot do is
+refused. Its rate is that of ``max.interval``, or else the spec's.
+"""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from topicberg.datagen.status import ALIVE, read_status
+from topicberg_local.emulators.confluent import clusters
+from topicberg_local.emulators.confluent.account import CONNECTOR, Account
+from topicberg_local.emulators.confluent.connector_configs import (
+    PLUGIN,
+    Configuration,
+    complaints,
+    kept,
+    shown,
+    validated,
+)
+from topicberg_local.emulators.confluent.connector_rights import denied, principal_of
+from topicberg_local.emulators.confluent.errors import (
+    Refusal,
+    Shape,
+    bad_request,
+    not_found,
+    unsupported,
+)
+from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
+from topicberg_local.emulators.confluent.wire import Answer, Body, Query
+from topicberg_local.emulators.store import Stored
+
+PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"
+
+
+class NewConnector(Body):
+    name: str = Field(min_length=1)
+    config: Configuration
+
+
+class ListQuery(Query):
+    expand: Annotated[str, Field(pattern=r"^(id|info|status)(,(id|info|status))*$")] = ""
+
+
+def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configuration) -> None:
+    """:raises Refusal: the configuration cannot be; another connector has its topic"""
+    if config.get("connector.class", PLUGIN) != PLUGIN:
+        raise unsupported(f"the connector class {config['connector.class']}; there is {PLUGIN}")
+    wrong = complaints(account, cluster, config)
+    if config.get("name") != name:
+        wrong.setdefault("name", []).append(f"it is '{config.get('name')}', not '{name}'")
+    if wrong:
+        raise bad_request("; ".join(f"{key}: {' '.join(texts)}" for key, texts in wrong.items()))
+    for other in account.find(CONNECTOR, lambda one: one["topic"] == config["kafka.topic"]):
+        if other.name != (cluster.name[0], name):
+            raise unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
+
+
+# --- states ---
+
+
+def state(account: Account, connector: Stored) -> tuple[str, str]:
+    """State and trace, as the service names them."""
+    properties = connector.properties
+    if properties["paused"]:
+        return "PAUSED", ""
+    if time.time() < properties["started"] + account.delays.connector:
+        return "PROVISIONING", ""
+    if problem := denied(account, connector):
+        return "FAILED", problem
+    status = read_status(account.config, properties["topic"])
+    if status is not None and status.state in ALIVE:
+        return ("RUNNING" if status.state == "running" else "PROVISIONING"), ""
+    if properties["trace"]:
+        return "FAILED", properties["trace"]
+    return "PROVISIONING", ""
+
+
+def _status(account: Account, connector: Stored) -> dict[str, Any]:
+    name = connector.name[1]
+    now, trace = state(account, connector)
+    tasks = [{"id": 0, "state": now, "worker_id": name, "msg": trace}]
+    return {
+        "name": name,
+        "type": "source",
+        "connector": {"state": now, "worker_id": name, "trace": trace},
+        "tasks": [] if now == "PROVISIONING" else tasks,
+    }
+
+
+# --- requests ---
+
+
+def _cluster(call: Call) -> Stored:
+    cluster = clusters.require(
+        call.account, call.path["environment_id"], call.path["kafka_cluster_id"]
+    )
+    clusters.require_main(call.account, cluster.name[0], "connectors")
+    return cluster
+
+
+def _require(call: Call) -> tuple[Stored, Stored]:
+    """Cluster and connector."""
+    cluster = _cluster(call)
+    name = call.path["connector_name"]
+    missing = not_found(f"Connector {name}")
+    return cluster, call.account.require(CONNECTOR, (cluster.name[0], name), missing)
+
+
+def _info(account: Account, cluster: Stored, connector: Stored) -> dict[str, Any]:
+    name = connector.name[1]
+    return {
+        "name": name,
+        "config": shown(account, cluster, connector.properties["config"]),
+        "tasks": [{"connector": name, "task": 0}],
+        "type": "source",
+    }
+
+
+def _create(call: Call) -> Answer:
+    body: NewConnector = call.body
+    account = call.account
+    cluster = _cluster(call)
+    if account.store.get(CONNECTOR, (cluster.name[0], body.name)):
+        raise Refusal(HTTPStatus.CONFLICT, f"A connector named {body.name} exists already.")
+    _refuse_wrong(account, cluster, body.name, body.config)
+    properties = {
+        "id": account.new_id(CONNECTOR, "lcc"),
+        "environment": cluster.properties["environment"],
+        "cluster": cluster.name[0],
+        "config": kept(body.config),
+        "principal": principal_of(account, body.config),
+        "topic": body.config["kafka.topic"],
+        "paused": False,
+    }
+    stored = Stored(CONNECTOR, (cluster.name[0], body.name), properties)
+    _start(call, stored)
+    return Answer({**_info(account, cluster, stored), "tasks": []})
+
+
+def _list(call: Call) -> Answer:
+    query: ListQuery = call.query
+    account = call.account
+    cluster = _cluster(call)
+    found = account.find(CONNECTOR, lambda one: one["cluster"] == cluster.name[0])
+    if not query.expand:
+        return Answer([connector.name[1] for connector in found])
+    expanded = query.expand.split(",")
+    answer = {}
+    for connector in found:
+        parts: dict[str, Any] = {
+            "id": {"id": connector.properties["id"], "id_type": "ID"},
+            "info": _info(account, cluster, connector),
+            "status": _status(account, connector),
+        }
+        answer[connector.name[1]] = {part: parts[part] for part in expanded}
+    return Answer(answer)
+
+
+def _get_status(call: Call) -> Answer:
+    return Answer(_status(call.account, _require(call)[1]))
+
+
+def _put_config(call: Call) -> Answer:
+    config: Configuration = call.body
+    account = call.account
+    cluster, connector = _require(call)
+    name = connector.name[1]
+    _refuse_wrong(account, cluster, name, config)
+    call.generators.end(connector)
+    connector.properties |= {
+        "config": kept(config),
+        "principal": principal_of(account, config) or connector.properties.get("principal", ""),
+        "topic": config["kafka.topic"],
+    }
+    _start(call, connector)
+    return Answer(_info(account, cluster, connector))
+
+
+def _end(call: Call) -> Stored:
+    """Pause a connector, and end its generator."""
+    _, connector = _require(call)
+    connector.properties["paused"] = True
+    call.account.store.put(connector)
+    call.generators.end(connector)
+    return connector
+
+
+def _pause(call: Call) -> Answer:
+    _end(call)
+    return Answer()
+
+
+def _resume(call: Call) -> Answer:
+    _, connector = _require(call)
+    connector.properties["paused"] = False
+    _start(call, connector)
+    return Answer()
+
+
+def _start(call: Call, connector: Stored) -> None:
+    """Let a new generator try."""
+    connector.properties |= {"started": time.time(), "trace": ""}
+    connector.properties.pop("denied", None)
+    call.account.store.put(connector)
+    call.generators.wake()
+
+
+def _delete(call: Call) -> Answer:
+    call.account.store.delete(CONNECTOR, [_end(call).name])
+    return Answer({"error": None})
+
+
+def _validate(call: Call) -> Answer:
+    """Every field with its value and what is wrong with it."""
+    config: Configuration = call.body
+    cluster = _cluster(call)
+    if call.path["plugin_name"] != PLUGIN:
+        raise unsupported(f"the connector plugin {call.path['plugin_name']}; there is {PLUGIN}")
+    return Answer(validated(call.account, cluster, config))
+
+
+def _operation(method: str, path: str, handler: Any, success: int = 200, **more: Any) -> Operation:
+    return Operation(
+        method,
+        PATH + path,
+        handler,
+        success,
+        key=KeyKind.CLOUD,
+        shape=Shape.CONNECT,
+        rated=False,
+        invalid_is_400=True,
+        **more,
+    )
+
+
+_ONE = "/connectors/{connector_name}"
+OPERATIONS = [
+    _operation("GET", "/connectors", _list, query=ListQuery),
+    _operation("POST", "/connectors", _create, 201, body=NewConnector),
+    _operation("DELETE", _ONE, _delete),
+    _operation("PUT", _ONE + "/config", _put_config, body=Configuration),
+    _operation("GET", _ONE + "/status", _get_status),
+    _operation("PUT", _ONE + "/pause", _pause, 202),
+    _operation("PUT", _ONE + "/resume", _resume, 202),
+    _operation(
+        "PUT", "/connector-plugins/{plugin_name}/config/validate", _validate, body=Configuration
+    ),
+]

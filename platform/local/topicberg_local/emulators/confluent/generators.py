@@ -1,0 +1,108 @@
+"""What the connectors do: a generator for each that runs, none for one that is paused or gone."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from topicberg.datagen import runner
+from topicberg.datagen.status import ALIVE, read_status
+from topicberg.errors import TopicbergError
+from topicberg_local.emulators.confluent.account import CONNECTOR, Account
+from topicberg_local.emulators.confluent.connector_rights import denied
+from topicberg_local.emulators.store import Stored
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+RETRY_SECONDS = 5.0
+"""A generator that ended, or did not start, is started again after so long."""
+
+
+class Generators(threading.Thread):
+    """Looks after the generators of all connectors; they outlive it, and it finds them again."""
+
+    def __init__(self, account: Account) -> None:
+        super().__init__(name="generators", daemon=True)
+        self._account = account
+        self._wake = threading.Event()
+        self._changing = threading.Lock()
+        self._not_before: dict[str, float] = {}
+        """Topic → when its generator may be started, by the monotonic clock."""
+        self._alive: set[str] = set()
+        self._stopping = False
+
+    def wake(self) -> None:
+        """There is something to do."""
+        self._not_before.clear()
+        self._alive.clear()
+        self._wake.set()
+
+    def end(self, connector: Stored) -> None:
+        """End the generator of a connector; the connector must no longer want it.
+
+        :raises TopicbergError: it does not end
+        """
+        topic = connector.properties["topic"]
+        with self._changing:
+            status = read_status(self._account.config, topic)
+            if status is not None and status.state in ALIVE:
+                runner.stop(self._account.config, topic)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+
+    def run(self) -> None:
+        while not self._stopping:
+            for connector in self._account.store.all(CONNECTOR) if self._stack_is_up() else ():
+                try:
+                    self._look_after(connector)
+                except TopicbergError as error:
+                    logger.warning("connector %s: %s", connector.name[1], error)
+                    self._tell(connector, error.message)
+                except Exception:
+                    logger.exception("connector %s", connector.name[1])
+            self._wake.wait(LOOK_SECONDS)
+            self._wake.clear()
+
+    def _stack_is_up(self) -> bool:
+        try:
+            self._account.endpoints()
+        except TopicbergError:
+            return False
+        return True
+
+    def _look_after(self, connector: Stored) -> None:
+        topic = connector.properties["topic"]
+        with self._changing:
+            now = self._account.store.get(CONNECTOR, connector.name)  # as it is under the lock
+            if now is None or now.properties["paused"] or now.properties["topic"] != topic:
+                return
+            if denied(self._account, now):
+                return
+            status = read_status(self._account.config, topic)
+            if status is not None and status.state in ALIVE:
+                self._alive.add(topic)
+                return
+            if topic in self._alive:  # it has just ended: perhaps the whole stack is being stopped
+                self._alive.remove(topic)
+                self._not_before[topic] = time.monotonic() + RETRY_SECONDS
+            if time.monotonic() < self._not_before.get(topic, 0.0):
+                return
+            self._not_before[topic] = time.monotonic() + RETRY_SECONDS
+            config = now.properties["config"]
+            # Datagen's default; a task waits a random part of it after each record.
+            interval = int(config.get("max.interval", 1000))
+            rate = 2000 / interval * int(config["tasks.max"])
+            runner.start(self._account.config, topic, rate)
+        self._tell(connector, "")
+
+    def _tell(self, connector: Stored, trace: str) -> None:
+        """Keep why a connector fails, for its status."""
+        with self._account.changing:
+            now = self._account.store.get(CONNECTOR, connector.name)
+            if now is not None and now.properties["trace"] != trace:
+                now.properties["trace"] = trace
+                self._account.store.put(now)

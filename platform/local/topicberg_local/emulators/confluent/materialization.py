@@ -1,0 +1,143 @@
+"""What became of the topics that Tableflow is enabled on: their tables, their storage, Glue."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Literal, NamedTuple
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from topicberg.catalogs import glue
+from topicberg.errors import TopicbergError, first_line
+from topicberg.tableflow import control
+from topicberg.tableflow.status import read_status
+from topicberg_local.emulators import iam
+from topicberg_local.emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
+from topicberg_local.emulators.store import Stored
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+Sync = Literal["PENDING", "SYNCED", "FAILED"]
+
+
+class CatalogStatus(NamedTuple):
+    """How a table stands in a catalog; ``snapshot_id`` is the one that it shows."""
+
+    sync: Sync = "PENDING"
+    error: str | None = None
+    snapshot_id: int | None = None
+    at: float | None = None
+
+
+class Tables(threading.Thread):
+    """Registers the tables in Glue as they grow, as Tableflow does, where there is a catalog
+    integration for it.
+    """
+
+    def __init__(self, account: Account) -> None:
+        super().__init__(name="tables", daemon=True)
+        self._account = account
+        self._stopping = threading.Event()
+        self._synced: dict[tuple[str, str], CatalogStatus] = {}
+        """Catalog integration's id and topic."""
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        while not self._stopping.wait(LOOK_SECONDS):
+            try:
+                for catalog in self._account.store.all(CATALOG):
+                    if catalog.properties["config"]["kind"] == "AwsGlue":
+                        self._sync_all(catalog)
+            except Exception:
+                logger.exception("catalog integrations")
+
+    def location(self, table: Stored) -> str | None:
+        """Where the table is; None: the engine has not made it yet."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        name = (self._account.config.topics_namespace, table.name[1])
+        try:
+            return str(self._account.catalog().load_table(name).location())
+        except NoSuchTableError:
+            return None
+
+    def status(self, catalog: Stored, topic: str) -> CatalogStatus:
+        return self._synced.get((catalog.name[0], topic), CatalogStatus())
+
+    def forget(self, catalog: Stored) -> None:
+        """Sync all of its tables anew."""
+        for key in [key for key in list(self._synced) if key[0] == catalog.name[0]]:
+            del self._synced[key]
+
+    def _sync_all(self, catalog: Stored) -> None:
+        from pyiceberg.exceptions import NoSuchTableError
+
+        for table in self._account.store.all(TABLE):
+            topic = table.name[1]
+            before = self.status(catalog, topic)
+            now = read_status(self._account.config, topic)
+            if now.phase != "RUNNING" or now.snapshot_id is None:  # no table without a record
+                continue
+            if before.sync == "SYNCED" and before.snapshot_id == now.snapshot_id:
+                continue
+            try:
+                self._register(catalog, topic)
+            except NoSuchTableError:  # dropped by hand; the engine makes it anew
+                status = CatalogStatus()
+            except (TopicbergError, ClientError, BotoCoreError, OSError) as error:
+                status = CatalogStatus("FAILED", first_line(error))
+            else:
+                status = CatalogStatus("SYNCED", None, now.snapshot_id, time.time())
+            self._synced[catalog.name[0], topic] = status
+
+    def _register(self, catalog: Stored, topic: str) -> None:
+        """:raises TopicbergError: the role cannot be used, or Glue has another table there"""
+        account = self._account
+        database = database_of(account, catalog)
+        if problem := trust_problem(account, catalog.properties["integration"], database=database):
+            raise TopicbergError(problem)
+        spec = control.find_topic(account.config, topic)
+        table = account.catalog().load_table(spec.table_identifier(account.config))
+        glue.register(account.aws("glue"), table, database, spec.glue_name)
+
+
+def database_of(account: Account, catalog: Stored) -> str:
+    """The Glue database of a catalog integration."""
+    custom: str = catalog.properties["config"].get("custom_database", "")
+    return custom or account.config.cluster_id
+
+
+def trust_problem(
+    account: Account, integration: str, *, bucket: str = "", database: str = ""
+) -> str | None:
+    """Why the customer's role cannot be used through an integration; None: it can.
+
+    :param bucket: to which Tableflow writes with it; empty: to none
+    :param database: of Glue, in which it registers tables; empty: in none
+    """
+    stored = account.store.get(INTEGRATION, (integration,))
+    if stored is None:
+        return f"the provider integration {integration} is gone"
+    config = stored.properties["config"]
+    arn: str = config["customer_iam_role_arn"]
+    needs: list[tuple[str, str]] = []
+    if bucket:
+        here = f"arn:aws:s3:::{bucket}"
+        needs += [(f"s3:{action}", here) for action in ("GetBucketLocation", "ListBucket")]
+        objects = ("GetObject", "PutObject", "DeleteObject")
+        needs += [(f"s3:{action}", f"{here}/*") for action in objects]
+    if database:
+        here = f"arn:aws:glue:{account.config.aws_region}:{arn.split(':')[4]}"
+        # Glue refuses a list as a whole when one database is not permitted.
+        everywhere = (f"{here}:catalog", f"{here}:database/*")
+        needs += [("glue:GetDatabases", resource) for resource in everywhere]
+        needs.append(("glue:CreateDatabase", f"{here}:database/{database}"))
+        changes = ("GetTable", "CreateTable", "UpdateTable", "DeleteTable")
+        needs += [(f"glue:{action}", f"{here}:table/{database}/*") for action in changes]
+    principal, external_id = config["iam_role_arn"], config["external_id"]
+    return iam.problem(account.aws("iam"), arn, principal, external_id, *needs)

@@ -1,0 +1,331 @@
+"""The HTTP server: faults, authentication, validation, then the operation; errors in shape.
+
+``GET /health`` needs no key. ``/stand-in/v1/`` is no API of Confluent's: with its own token, it
+sets faults and delays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import nullcontext
+from http import HTTPStatus
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from topicberg.errors import TopicbergError
+from topicberg.security.asgi import GuardMiddleware
+from topicberg.security.guard import Guard
+from topicberg_local.emulators.confluent import (
+    acls,
+    catalogs,
+    clusters,
+    connectors,
+    environments,
+    integrations,
+    keys,
+    registries,
+    roles,
+    service_accounts,
+    subjects,
+    tableflow,
+    topics,
+)
+from topicberg_local.emulators.confluent.account import Account, Delays
+from topicberg_local.emulators.confluent.errors import (
+    Refusal,
+    Shape,
+    bad_request,
+    render,
+    unauthorized,
+    unsupported,
+    wrong_field,
+    wrong_parameter,
+)
+from topicberg_local.emulators.confluent.faults import Fault, Faults
+from topicberg_local.emulators.confluent.generators import Generators
+from topicberg_local.emulators.confluent.materialization import Tables
+from topicberg_local.emulators.confluent.operation import Call, Operation
+from topicberg_local.emulators.confluent.wire import Answer
+
+logger = logging.getLogger(__name__)
+
+_APIS = (
+    *(environments, clusters, registries, service_accounts, keys, roles, integrations),
+    *(topics, acls, subjects, connectors, tableflow, catalogs),
+)
+OPERATIONS: list[Operation] = [one for api in _APIS for one in api.OPERATIONS]
+RATE_LIMIT = 2000
+"""Requests of one key in :data:`RATE_SECONDS`; one more is answered with 429."""
+RATE_SECONDS = 60
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class Rate:
+    """Counts the requests of each key in the running window."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, tuple[int, int]] = {}
+
+    def count(self, key: str) -> dict[str, str]:
+        """The headers that tell how much is left; ``Reset`` is in seconds from now.
+
+        :raises Refusal: nothing is left
+        """
+        now = int(time.time())
+        window = now // RATE_SECONDS
+        began, used = self._windows.get(key, (window, 0))
+        used = used + 1 if began == window else 1
+        self._windows[key] = (window, used)
+        reset = str((window + 1) * RATE_SECONDS - now)
+        headers = {
+            "X-RateLimit-Limit": str(RATE_LIMIT),
+            "X-RateLimit-Remaining": str(max(0, RATE_LIMIT - used)),
+            "X-RateLimit-Reset": reset,
+        }
+        if used > RATE_LIMIT:
+            raise Refusal(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                "Rate Limit Exceeded",
+                headers={**headers, "Retry-After": reset},
+            )
+        return headers
+
+
+class Server:
+    """The APIs, over one account."""
+
+    def __init__(self, account: Account, bootstrap: keys.Bootstrap, admin_token: str) -> None:
+        self.account = account
+        self.generators = Generators(account)
+        self.tables = Tables(account)
+        self.faults = Faults()
+        self._bootstrap = bootstrap
+        self._admin_token = admin_token
+        self._rate = Rate()
+
+    def application(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", _health, methods=["GET"]),
+                Route("/stand-in/v1/{what}", self.administer, methods=METHODS),
+                Route("/{path:path}", self.handle, methods=METHODS),
+            ],
+            middleware=[Middleware(GuardMiddleware, Guard())],
+        )
+
+    async def handle(self, request: Request) -> Response:
+        """Any operation of Confluent's APIs."""
+        answer = await self._handle(request)
+        logger.info("%s %s %d", request.method, request.url.path, answer.status_code)
+        return answer
+
+    async def _handle(self, request: Request) -> Response:
+        method, path = request.method, request.url.path
+        try:
+            operation, parameters = _find(method, path)
+        except Refusal as refusal:
+            return _refused(refusal, _shape_of(path), method)
+        fault = self.faults.strike(method, path)
+        try:
+            if fault is not None:
+                await _suffer(fault)
+            content = await request.body()
+            answer = await run_in_threadpool(
+                self._answer, operation, parameters, request, content, fault
+            )
+        except Refusal as refusal:
+            return _refused(refusal, operation.shape, method)
+        except TopicbergError as error:  # a service of the stack does not answer
+            unavailable = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, error.message, number=50302)
+            return _refused(unavailable, operation.shape, method)
+        except Exception as error:
+            logger.exception("%s %s failed unexpectedly", method, path)
+            failure = Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
+            return _refused(failure, operation.shape, method)
+        if fault is not None and fault.kind == "lost":
+            return _refused(_injected(HTTPStatus.INTERNAL_SERVER_ERROR), operation.shape, method)
+        return answer
+
+    def _answer(
+        self,
+        operation: Operation,
+        parameters: dict[str, str],
+        request: Request,
+        content: bytes,
+        fault: Fault | None,
+    ) -> Response:
+        if fault is not None and fault.kind == "unsynced":
+            raise unauthorized("invalid API key: unknown, or its secret is wrong")
+        caller = keys.authenticate(
+            self.account,
+            self._bootstrap,
+            request.headers.get("Authorization", ""),
+            operation.key,
+            parameters.get("cluster_id"),
+        )
+        limits = self._rate.count(caller.key)
+        items = request.query_params.multi_items()
+        try:
+            query = None if operation.any_query else operation.query.parse(items)
+        except ValidationError as error:
+            raise wrong_parameter(error) from None
+        call = Call(
+            self.account,
+            self.generators,
+            self.tables,
+            caller,
+            request.method,
+            self.account.url + request.url.path,
+            parameters,
+            items,
+            query,
+            _body(operation, request.headers, content),
+            content,
+        )
+        with nullcontext() if operation.method == "GET" else self.account.changing:
+            answer = operation.handler(call)
+        headers = limits if operation.rated else {}
+        if answer.location:
+            headers["Location"] = self.account.url + answer.location
+        return _response(answer, operation, headers)
+
+    async def administer(self, request: Request) -> Response:
+        """``faults``: GET, POST one, DELETE all. ``delays``: GET, PATCH some."""
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(given.encode(), self._admin_token.encode()):
+            return _refused(unauthorized("The emulator's own token is required."), Shape.CLOUD, "")
+        try:
+            return await self._administer(request)
+        except ValidationError as error:
+            return _refused(wrong_field(error), Shape.CLOUD, request.method)
+
+    async def _administer(self, request: Request) -> Response:
+        match request.path_params["what"], request.method:
+            case "faults", "GET":
+                return JSONResponse(self.faults.shown())
+            case "faults", "POST":
+                self.faults.add(Fault.model_validate_json(await request.body()))
+                return JSONResponse(self.faults.shown(), 201)
+            case "faults", "DELETE":
+                self.faults.clear()
+                return Response(status_code=204)
+            case "delays", "GET":
+                return JSONResponse(self.account.delays.model_dump())
+            case "delays", "PATCH":
+                given = TypeAdapter(dict[str, float]).validate_json(await request.body())
+                current = self.account.delays.model_dump()
+                self.account.delays = Delays.model_validate({**current, **given})
+                return JSONResponse(self.account.delays.model_dump())
+        return _refused(
+            Refusal(HTTPStatus.NOT_FOUND, "There are faults and delays.", "not_found"),
+            Shape.CLOUD,
+            request.method,
+        )
+
+
+def _find(method: str, path: str) -> tuple[Operation, dict[str, str]]:
+    """:raises Refusal: no operation is there"""
+    others = []
+    for operation in OPERATIONS:
+        parameters = operation.match(path)
+        if parameters is None:
+            continue
+        if operation.method == method:
+            return operation, parameters
+        others.append(operation.method)
+    if others:
+        raise Refusal(
+            HTTPStatus.METHOD_NOT_ALLOWED,
+            f"{method} {path}: only {', '.join(others)}",
+            "method_not_allowed",
+            headers={"Allow": ", ".join(others)},
+        )
+    raise unsupported(f"{method} {path}")
+
+
+def _shape_of(path: str) -> Shape:
+    if path.startswith("/kafka/"):
+        return Shape.KAFKA
+    return Shape.CONNECT if path.startswith("/connect/") else Shape.CLOUD
+
+
+def _body(operation: Operation, headers: Mapping[str, str], content: bytes) -> Any:
+    """:raises Refusal: a body that the operation does not take"""
+    if operation.body is None:
+        return None
+    media_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise Refusal(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"The content type must be application/json, not '{media_type}'.",
+            "unsupported_media_type",
+        )
+    if not content:
+        raise bad_request("A body is required.")
+    try:
+        if isinstance(operation.body, type) and issubclass(operation.body, BaseModel):
+            return operation.body.model_validate_json(content)
+        return TypeAdapter(operation.body).validate_json(content, strict=True)
+    except ValidationError as error:
+        refusal = wrong_field(error)
+        if operation.invalid_is_400:
+            refusal.status = HTTPStatus.BAD_REQUEST
+        raise refusal from None
+
+
+async def _suffer(fault: Fault) -> None:
+    """The faults that keep a request from being carried out, or delay it.
+
+    :raises Refusal: it is not carried out
+    """
+    match fault.kind:
+        case "429":
+            wait = str(int(fault.seconds))
+            limits = {"X-RateLimit-Limit": str(RATE_LIMIT), "X-RateLimit-Remaining": "0"}
+            headers = {**limits, "X-RateLimit-Reset": wait, "Retry-After": wait}
+            raise _injected(HTTPStatus.TOO_MANY_REQUESTS, headers)
+        case "500" | "503":
+            raise _injected(HTTPStatus(int(fault.kind)))
+        case "slow":
+            await asyncio.sleep(fault.seconds)
+        case "timeout":
+            await asyncio.sleep(fault.seconds)
+            raise _injected(HTTPStatus.GATEWAY_TIMEOUT)
+
+
+def _injected(status: HTTPStatus, headers: dict[str, str] | None = None) -> Refusal:
+    return Refusal(status, "A fault that was asked for.", "injected", headers=headers or {})
+
+
+def _response(answer: Answer, operation: Operation, headers: dict[str, str]) -> Response:
+    headers["X-Request-Id"] = uuid.uuid4().hex
+    status = answer.status or operation.success
+    if answer.document is None:
+        return Response(status_code=status, headers=headers)
+    if isinstance(answer.document, bytes):
+        return Response(answer.document, status, headers, media_type=answer.media_type)
+    content = json.dumps(answer.document)
+    return Response(content, status, headers, media_type="application/json")
+
+
+def _refused(refusal: Refusal, shape: Shape, method: str) -> Response:
+    content, media_type = render(refusal, shape, method)
+    headers = {"X-Request-Id": uuid.uuid4().hex, **refusal.headers}
+    return Response(content, refusal.status.value, headers, media_type=media_type)
+
+
+async def _health(_request: Request) -> Response:
+    return JSONResponse({"status": "ok"})

@@ -1,0 +1,151 @@
+"""The Schema Registry's own API, at the root: the real local registry, behind keys and roles.
+
+Confluent's registry is at an address of its own, with a key of its own; so is this one, only that
+its address is the emulator's. A registry goes with its environment, and so do the subjects that
+were registered through it.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from urllib.parse import quote
+
+import requests
+
+from topicberg.errors import TopicbergError
+from topicberg_local.emulators.confluent import roles
+from topicberg_local.emulators.confluent.account import REGISTRY, SUBJECT, Account
+from topicberg_local.emulators.confluent.errors import Refusal, Shape
+from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
+from topicberg_local.emulators.confluent.wire import Answer
+from topicberg_local.emulators.store import Stored
+
+TIMEOUT_SECONDS = 30
+_ROOTS = ("subjects", "schemas", "config", "mode", "compatibility", "contexts")
+_MANAGERS = ("DeveloperManage", "ResourceOwner", "DataSteward", "EnvironmentAdmin")
+_ROLES = {
+    "Read": ("DeveloperRead", "DeveloperWrite", *_MANAGERS),
+    "Write": ("DeveloperWrite", "ResourceOwner", "DataSteward", "EnvironmentAdmin"),
+    "Delete": _MANAGERS,
+}
+"""What is done to a subject → the roles that may.
+
+https://docs.confluent.io/cloud/current/security/access-control/rbac/predefined-rbac-roles.html
+"""
+
+
+def demand(call: Call, subject: str, what: str) -> None:
+    """
+    :param what: Read, Write or Delete
+    :raises Refusal: the owner of the key may not
+    """
+    if not _may(call, subject, what):
+        raise Refusal(
+            HTTPStatus.FORBIDDEN,
+            f"User is denied operation {what} on Subject: {subject}",
+            number=40301,
+        )
+
+
+def _may(call: Call, subject: str, what: str) -> bool:
+    return may(call.account, _registry(call), call.caller.principal, subject, what)
+
+
+def may(account: Account, registry: Stored | None, principal: str, subject: str, what: str) -> bool:
+    """Whether a user or service account may do it, in an environment's registry."""
+    name = registry.name[0] if registry else ""
+    within = f"environment={registry.properties['environment']}" if registry else ""
+    crn = account.crn(within, f"schema-registry={name}", f"subject={subject}")
+    return roles.honours(account, principal, (*_ROLES[what], "OrganizationAdmin"), crn)
+
+
+def of_environment(account: Account, environment: str) -> Stored | None:
+    """The registry of an environment, if it has one yet."""
+    found = account.find(REGISTRY, lambda one: one["environment"] == environment)
+    return found[0] if found else None
+
+
+def _registry(call: Call) -> Stored | None:
+    """The one that the key is for."""
+    return call.account.store.get(REGISTRY, (call.caller.resource or "",))
+
+
+def operation_on(call: Call) -> tuple[str, str]:
+    """Subject of a request and what is done to it; an empty subject: it is about none."""
+    root, _, rest = call.url.removeprefix(call.account.url + "/").partition("/")
+    if root not in ("subjects", "config", "mode") or not rest:
+        return "", "Read"
+    subject, _, below = rest.partition("/")
+    if call.method == "DELETE":
+        return subject, "Delete"
+    writes = call.method == "PUT" or (call.method == "POST" and below == "versions")
+    return subject, "Write" if writes else "Read"
+
+
+def check(call: Call) -> None:
+    """:raises Refusal: the owner of the key may not do what it asks"""
+    subject, what = operation_on(call)
+    if subject:
+        demand(call, subject, what)
+
+
+def _forward(call: Call) -> Answer:
+    """:raises TopicbergError: the registry does not answer"""
+    check(call)
+    path = call.url.removeprefix(call.account.url)
+    subject, what = operation_on(call)
+    new = what == "Write" and _ask(call.account, "GET", f"/subjects/{subject}/versions").ok is False
+    answer = _ask(call.account, call.method, path, list(call.parameters), call.content or None)
+    registry = _registry(call)
+    if new and answer.ok and registry is not None:
+        call.account.store.put(Stored(SUBJECT, (registry.properties["environment"], subject)))
+    return Answer(answer.content, answer.status_code, media_type=answer.headers.get("Content-Type"))
+
+
+def _ask(
+    account: Account,
+    method: str,
+    path: str,
+    parameters: list[tuple[str, str]] | None = None,
+    content: bytes | None = None,
+) -> requests.Response:
+    endpoints = account.endpoints()
+    media_type = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
+    try:
+        return requests.request(
+            method,
+            endpoints.schema_registry + quote(path, safe="/:"),
+            params=parameters,
+            data=content,
+            headers={**endpoints.registry_login.headers(), **media_type},
+            timeout=TIMEOUT_SECONDS,
+        )
+    except requests.RequestException as error:
+        raise TopicbergError(f"the schema registry does not answer: {error}") from None
+
+
+def delete_all(account: Account, environment: str) -> None:
+    """Delete the subjects that were registered through an environment's registry.
+
+    :raises TopicbergError: the registry does not answer
+    """
+    for stored in account.store.all(SUBJECT, lambda one: one.name[0] == environment):
+        for parameters in ([], [("permanent", "true")]):
+            _ask(account, "DELETE", f"/subjects/{stored.name[1]}", parameters)
+        account.store.delete(SUBJECT, [stored.name])
+
+
+OPERATIONS = [
+    Operation(
+        method,
+        path,
+        _forward,
+        key=KeyKind.SCHEMA_REGISTRY,
+        shape=Shape.REGISTRY,
+        rated=False,
+        any_query=True,
+    )
+    for root in _ROOTS
+    for path in (f"/{root}", f"/{root}/{{rest}}")
+    for method in ("GET", "POST", "PUT", "DELETE")
+]

@@ -1,0 +1,54 @@
+"""``python -m topicberg_local.emulators.snowflake --host 127.0.0.1 --port P --state-dir D``.
+
+From the environment: ``TOPICBERG_SNOWFLAKE_USER`` and ``…_PASSWORD`` (who may log in),
+``TOPICBERG_S3_ENDPOINT`` and ``TOPICBERG_AWS_ENDPOINT`` (URLs of the object store and of Glue),
+``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_REGION``. Optional:
+``TOPICBERG_SNOWFLAKE_SIGV4_PROPERTIES``, ``GLUE`` or ``API`` (see :class:`.account.Account`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from topicberg_local.emulators import process
+
+_USER, _PASSWORD = "TOPICBERG_SNOWFLAKE_USER", "TOPICBERG_SNOWFLAKE_PASSWORD"
+_SIGV4 = "TOPICBERG_SNOWFLAKE_SIGV4_PROPERTIES"
+_NEEDED = (
+    *(_USER, _PASSWORD, "TOPICBERG_S3_ENDPOINT", "TOPICBERG_AWS_ENDPOINT"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+)
+
+
+def serve(host: str, port: int, folder: Path) -> None:
+    """Serve until SIGTERM.
+
+    :raises StackError: something is missing in the environment, the port is taken, or the state is
+        damaged
+    """
+    process.require_variables(_NEEDED)
+
+    from topicberg_local.emulators.snowflake.account import Account
+    from topicberg_local.emulators.snowflake.logins import Logins
+    from topicberg_local.emulators.snowflake.refresher import Refresher
+    from topicberg_local.emulators.snowflake.server import Server
+    from topicberg_local.emulators.snowflake.tables import restore
+
+    listener = process.listen("Snowflake", host, port)
+    account = Account(folder, os.environ.get(_SIGV4, "GLUE"))
+    restore(account)
+    refresher = Refresher(account)
+    refresher.start()
+    endpoints = Server(account, Logins(account, os.environ[_USER], os.environ[_PASSWORD]))
+    process.run(endpoints.application(), listener, endpoints.interrupt)
+    refresher.stop()
+    account.close()
+
+
+if __name__ == "__main__":
+    noisy = ("botocore", "snowflake.connector", "sqlglot", "fakesnow")
+    process.main(
+        "topicberg_local.emulators.snowflake", __doc__, serve, dict.fromkeys(noisy, logging.ERROR)
+    )

@@ -1,0 +1,280 @@
+"""The account: its objects, its data, and the rules that all kinds of objects share."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from topicberg_local.emulators.snowflake import errors
+from topicberg_local.emulators.snowflake.engine import Engine
+from topicberg_local.emulators.snowflake.grammar import Statement
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.sources import Sources
+from topicberg_local.emulators.snowflake.tokens import Name, display
+from topicberg_local.emulators.store import Store, Stored
+
+VOLUME = "EXTERNAL VOLUME"
+INTEGRATION = "CATALOG INTEGRATION"
+TABLE = "ICEBERG TABLE"
+DATABASE = "DATABASE"
+SCHEMA = "SCHEMA"
+USER = "USER"
+ROLE = "ROLE"
+WAREHOUSE = "WAREHOUSE"
+NETWORK_POLICY = "NETWORK POLICY"
+ACCOUNT = "ACCOUNT"
+GRANT = "GRANT"
+OWNER = "OWNER"
+"""Property of every object: the role that created it."""
+
+DONE = "Statement executed successfully."
+NOTHING_DROPPED = "Drop statement executed successfully."
+"""Answers that name no object."""
+
+IAM_USER_ARN = "arn:aws:iam::000000000000:user/snowflake-stand-in"
+"""Who Snowflake is to AWS: the principal of the trust policies of the roles that it assumes."""
+
+
+@dataclass
+class Context:
+    """What a session has chosen, for names that are not qualified."""
+
+    user: str
+    role: str
+    is_admin: bool
+    warehouse: str | None = None
+    database: str | None = None
+    schema: str | None = None
+    has_secondary_roles: bool = True
+    """Whether all roles of the user count; not for the stack's own user, who has every role."""
+
+
+class Account:
+    """Everything that sessions share.
+
+    :param folder: holds all state
+    :param sigv4_properties: how DESC CATALOG INTEGRATION begins the names of ``…_AWS_IAM_USER_ARN``
+        and ``…_AWS_EXTERNAL_ID`` of a REST catalog with SIGV4. Snowflake's documents have both.
+    """
+
+    def __init__(self, folder: Path, sigv4_properties: str = "GLUE") -> None:
+        self.sigv4_properties = sigv4_properties
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.metadata_folder = folder / "metadata"
+        self.metadata_folder.mkdir(exist_ok=True)
+        self.copies_forgotten_at = 0.0
+        self.store = Store(folder / "account.db")
+        self.engine = Engine(folder / "databases")
+        self.sources = Sources()
+        if self.store.get(ACCOUNT, ()) is None:  # a new account has a warehouse, as in a trial
+            self.store.put(Stored(WAREHOUSE, ("COMPUTE_WH",)))
+            self.store.put(Stored(ACCOUNT, ()))
+        self._refreshing: defaultdict[Name, threading.Lock] = defaultdict(threading.Lock)
+
+    def close(self) -> None:
+        self.store.close()
+        self.engine.duck_conn.close()
+
+    def refreshing(self, name: Name) -> threading.Lock:
+        """One refresh of a table at a time; the tables do not wait for each other."""
+        with self.store.lock:
+            return self._refreshing[name]
+
+    def linked(self, database: str) -> Stored | None:
+        """Return a catalog-linked database; None: there is no such one."""
+        found = self.store.get(DATABASE, (database,))
+        return found if found is not None and "LINKED_CATALOG" in found.properties else None
+
+    def canonical(self, name: Name) -> Name:
+        """Return the name of a schema or table as it is stored.
+
+        In a database that is linked to a case-insensitive catalog it may be written in any case.
+        https://docs.snowflake.com/en/user-guide/tables-iceberg-catalog-linked-database
+        """
+        database = self.linked(name[0]) if len(name) > 1 else None
+        if not database or database.properties["CATALOG_CASE_SENSITIVITY"] != "CASE_INSENSITIVE":
+            return name
+        folded = [part.lower() for part in name[1:]]
+        known = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
+        known += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
+        same = (one for one in known if [part.lower() for part in one[1:]] == folded)
+        return next(same, name)
+
+    def refuse_write(self, name: Name, what: str) -> None:
+        """
+        :param what: a statement that would have to be committed to the catalog
+        :raises ProgrammingError: the name is of a catalog-linked database
+        """
+        database = self.linked(name[0]) if name else None
+        if database is None:
+            return
+        called = display(name[:1])
+        if database.properties["LINKED_CATALOG"]["ALLOWED_WRITE_OPERATIONS"] == "NONE":
+            raise errors.invalid_request(
+                f"{what} failed: catalog-linked database '{called}' is read-only "
+                "(ALLOWED_WRITE_OPERATIONS = NONE)."
+            )
+        raise errors.unsupported(
+            f"{what} in catalog-linked database {called}, as a write to its catalog"
+        )
+
+    def using(self, option: str, name: str) -> list[str]:
+        """Iceberg tables and linked databases whose ``EXTERNAL_VOLUME`` or ``CATALOG`` is this."""
+        tables = self.store.all(TABLE, lambda t: t.properties[option] == name)
+        databases = self.store.all(DATABASE, lambda d: d.properties.get(option) == name)
+        linked = [one for one in databases if "LINKED_CATALOG" in one.properties]
+        return [display(one.name) for one in (*tables, *linked)]
+
+    def require_database(self, name: str) -> None:
+        """:raises ProgrammingError: there is no such database"""
+        if name not in self.engine.databases():
+            raise errors.does_not_exist("Database", display((name,)))
+
+    def require_schema(self, name: Name) -> None:
+        """:raises ProgrammingError: there is no such schema"""
+        if not self.engine.has_schema(*name):
+            raise errors.does_not_exist("Schema", display(name))
+
+    def require(self, kind: str, name: Name) -> Stored:
+        found = self.store.get(kind, name)
+        if found is None:
+            raise errors.does_not_exist(_title(kind), display(name))
+        return found
+
+
+def resolve(name: Name, context: Context, command: str) -> Name:
+    """Database, schema and table of a name that may leave out the first two."""
+    database, schema = context.database, context.schema
+    if len(name) < 3 and database is None:
+        raise errors.no_current("database", command)
+    if len(name) < 2 and schema is None:
+        raise errors.no_current("schema", command)
+    return (*(database or "", schema or "")[: 3 - len(name)], *name)
+
+
+def create(
+    account: Account,
+    context: Context,
+    statement: Statement,
+    name: Name,
+    make: Callable[[Stored | None], dict[str, Any]],
+    created: Callable[[], None] = lambda: None,
+) -> Rows:
+    """CREATE by the common rules: OR REPLACE, IF NOT EXISTS, or an error when it exists.
+
+    :param make: properties of the new object; it is given the one that is replaced
+    :param created: is called when the object is stored
+    """
+    kind = _title(statement.kind)
+    with account.store.lock:
+        old = account.store.get(statement.kind, name)
+        if old is not None and statement.if_not_exists:
+            return Rows.status(f"{name[-1]} already exists, statement succeeded.")
+        if old is not None and not statement.or_replace:
+            raise errors.already_exists(display(name))
+        properties = {**make(old), OWNER: context.role}
+        if old is not None:
+            forget_grants_on(account, statement.kind, name)
+        account.store.put(Stored(statement.kind, name, properties))
+        created()
+    return Rows.status(f"{kind} {name[-1]} successfully created.")
+
+
+def alter(account: Account, statement: Statement, change: Callable[[Stored], None]) -> Rows:
+    """ALTER by the common rules: IF EXISTS, or an error when it does not.
+
+    :param change: changes the properties
+    """
+    with account.store.lock:
+        if not statement.if_exists or account.store.get(statement.kind, statement.name) is not None:
+            found = account.require(statement.kind, statement.name)
+            change(found)
+            account.store.put(found)
+    return Rows.status(DONE)
+
+
+def set_properties(account: Account, _context: Context, statement: Statement) -> Rows:
+    """ALTER … SET of a kind of object whose properties are only kept and shown."""
+    return alter(account, statement, lambda found: found.properties.update(statement.properties))
+
+
+def remove(
+    account: Account, statement: Statement, check: Callable[[Stored], None] = lambda _: None
+) -> Rows:
+    """DROP by the common rules.
+
+    :param check: refuses what is still in use, or ends what depends on it
+    """
+    with account.store.lock:
+        if statement.if_exists and account.store.get(statement.kind, statement.name) is None:
+            return Rows.status(NOTHING_DROPPED)
+        check(account.require(statement.kind, statement.name))
+        drop(account, statement.kind, statement.name)
+    return Rows.status(f"{statement.name[-1]} successfully dropped.")
+
+
+def drop(account: Account, kind: str, *names: Name) -> None:
+    """Delete objects, and the grants on them."""
+    with account.store.lock:
+        for name in names:
+            forget_grants_on(account, kind, name)
+        account.store.delete(kind, list(names))
+
+
+def forget_grants_on(account: Account, kind: str, name: Name) -> None:
+    kinds = {INTEGRATION: ["INTEGRATION"], TABLE: [TABLE, "TABLE"]}.get(kind, [kind])
+    gone = account.store.all(
+        GRANT, lambda g: g.properties["ON"] in kinds and g.properties["OBJECT"] == list(name)
+    )
+    account.store.delete(GRANT, [one.name for one in gone])
+
+
+def forget_grantee(account: Account, kind: str, name: str) -> None:
+    gone = account.store.all(
+        GRANT, lambda g: g.properties["TO"] == kind and g.properties["GRANTEE"] == name
+    )
+    account.store.delete(GRANT, [one.name for one in gone])
+
+
+def _title(kind: str) -> str:
+    return {INTEGRATION: "Integration", TABLE: "Table"}.get(kind, kind.capitalize())
+
+
+def like(pattern: str) -> re.Pattern[str]:
+    """A SQL pattern: ``%``, ``_`` and backslash; SHOW … LIKE ignores case."""
+    parts, escaped = [], False
+    for character in pattern:
+        if escaped or character not in "%_\\":
+            parts.append(re.escape(character))
+            escaped = False
+        elif character == "\\":
+            escaped = True
+        else:
+            parts.append(".*" if character == "%" else ".")
+    return re.compile("".join(parts), re.IGNORECASE | re.DOTALL)
+
+
+def chosen(statement: Statement, found: Iterable[Stored]) -> list[Stored]:
+    """What a SHOW … LIKE keeps."""
+    pattern = like("%" if statement.like is None else statement.like)
+    return [stored for stored in found if pattern.fullmatch(stored.name[-1])]
+
+
+@dataclass
+class PropertyRows:
+    """The rows of a DESCRIBE whose columns are property, type, value and default."""
+
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add(self, name: str, kind: str, value: Any, default: str = "") -> None:
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        self.rows.append((name, kind, text, default))
+
+    def result(self) -> Rows:
+        names = ("property", "property_type", "property_value", "property_default")
+        return Rows.of(names, self.rows)

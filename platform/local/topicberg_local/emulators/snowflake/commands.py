@@ -1,0 +1,150 @@
+"""Which statements the emulator answers itself, and by which function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topicberg_local.emulators.snowflake import (
+    databases,
+    integrations,
+    linked,
+    network_policies,
+    privileges,
+    relations,
+    roles,
+    table_views,
+    tables,
+    users,
+    volumes,
+)
+from topicberg_local.emulators.snowflake.account import (
+    ACCOUNT,
+    TABLE,
+    Account,
+    Context,
+    resolve,
+    set_properties,
+)
+from topicberg_local.emulators.snowflake.errors import unsupported
+from topicberg_local.emulators.snowflake.grammar import Kind, Statement, parse_object_statement
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.tokens import Name, Stream
+
+Command = Callable[[Account, Context, Statement], Rows]
+
+KINDS: tuple[Kind, ...] = (
+    *(volumes.VOLUME_KIND, integrations.INTEGRATION_KIND, tables.TABLE_KIND),
+    *(databases.DATABASE_KIND, databases.SCHEMA_KIND, network_policies.POLICY_KIND),
+    *(users.USER_KIND, roles.ROLE_KIND, roles.WAREHOUSE_KIND),
+    relations.TABLES,
+)
+
+COMMANDS: dict[tuple[str, str], Command] = {
+    ("CREATE", "EXTERNAL VOLUME"): volumes.create_volume,
+    ("ALTER", "EXTERNAL VOLUME"): set_properties,
+    ("DROP", "EXTERNAL VOLUME"): volumes.drop_volume,
+    ("SHOW", "EXTERNAL VOLUME"): volumes.show_volumes,
+    ("DESCRIBE", "EXTERNAL VOLUME"): volumes.describe_volume,
+    ("CREATE", "CATALOG INTEGRATION"): integrations.create_integration,
+    ("ALTER", "CATALOG INTEGRATION"): integrations.alter_integration,
+    ("DROP", "CATALOG INTEGRATION"): integrations.drop_integration,
+    ("DESCRIBE", "CATALOG INTEGRATION"): integrations.describe_integration,
+    ("CREATE", "ICEBERG TABLE"): tables.create_table,
+    ("ALTER", "ICEBERG TABLE"): tables.alter_table,
+    ("DROP", "ICEBERG TABLE"): tables.drop_table,
+    ("SHOW", "ICEBERG TABLE"): table_views.show_tables,
+    ("DESCRIBE", "ICEBERG TABLE"): table_views.describe_table,
+    ("CREATE", "DATABASE"): databases.create_database,
+    ("ALTER", "DATABASE"): linked.alter_database,
+    ("DROP", "DATABASE"): databases.drop_database,
+    ("SHOW", "DATABASE"): databases.show_databases,
+    ("CREATE", "SCHEMA"): databases.create_schema,
+    ("DROP", "SCHEMA"): databases.drop_schema,
+    ("SHOW", "SCHEMA"): databases.show_schemas,
+    ("CREATE", "USER"): users.create_user,
+    ("ALTER", "USER"): users.alter_user,
+    ("DROP", "USER"): users.drop_user,
+    ("DESCRIBE", "USER"): users.describe_user,
+    ("CREATE", "ROLE"): roles.create_role,
+    ("ALTER", "ROLE"): set_properties,
+    ("DROP", "ROLE"): roles.drop_role,
+    ("SHOW", "ROLE"): roles.show_roles,
+    ("CREATE", "WAREHOUSE"): roles.create_warehouse,
+    ("ALTER", "WAREHOUSE"): set_properties,
+    ("DROP", "WAREHOUSE"): roles.drop_warehouse,
+    ("SHOW", "WAREHOUSE"): roles.show_warehouses,
+    ("CREATE", "NETWORK POLICY"): network_policies.create_policy,
+    ("ALTER", "NETWORK POLICY"): set_properties,
+    ("DROP", "NETWORK POLICY"): network_policies.drop_policy,
+    ("SHOW", "NETWORK POLICY"): network_policies.show_policies,
+    ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
+    ("ALTER", ACCOUNT): network_policies.alter_account,
+    ("SHOW", "PARAMETER"): network_policies.show_parameter,
+    ("SHOW", "TABLE"): relations.show_tables,
+    ("GRANT", "GRANT"): roles.grant,
+    ("REVOKE", "GRANT"): roles.revoke,
+    ("SHOW", "GRANT"): roles.show_grants,
+    **{
+        ("USE", kind): roles.use
+        for kind in ("ROLE", "SECONDARY ROLES", "WAREHOUSE", "DATABASE", "SCHEMA")
+    },
+}
+
+SYSTEM_FUNCTIONS: dict[str, Callable[[Account, Context, Name], str]] = {
+    "SYSTEM$VERIFY_EXTERNAL_VOLUME": volumes.verify_volume,
+    "SYSTEM$VERIFY_CATALOG_INTEGRATION": integrations.verify_integration,
+    "SYSTEM$GET_ICEBERG_TABLE_INFORMATION": table_views.table_information,
+    "SYSTEM$AUTO_REFRESH_STATUS": table_views.auto_refresh_information,
+    "SYSTEM$CATALOG_LINK_STATUS": linked.link_status,
+    "SYSTEM$GET_CATALOG_LINKED_DATABASE_CONFIG": linked.link_config,
+}
+
+
+def parse(sql: str) -> Statement | None:
+    """A statement that is ours, or None.
+
+    :raises ProgrammingError: it is ours and wrong
+    """
+    readers = (
+        *(roles.parse_grant, roles.parse_show_grants, roles.parse_use),
+        *(network_policies.parse_alter_account, network_policies.parse_show_parameters),
+    )
+    for read in readers:
+        statement = read(Stream(sql))
+        if statement is not None:
+            return statement
+    return parse_object_statement(Stream(sql), KINDS)
+
+
+def run(account: Account, context: Context, statement: Statement) -> Rows:
+    """:raises ProgrammingError: it fails, or the session's role may not do it"""
+    if statement.kind == TABLE and statement.name and statement.verb != "CREATE":
+        name = resolve(statement.name, context, f"{statement.verb} {TABLE}")
+        statement.name = account.canonical(name)
+    privileges.check(account, context, statement)
+    return COMMANDS[statement.verb, statement.kind](account, context, statement)
+
+
+def call_system_function(account: Account, context: Context, sql: str) -> tuple[str, str] | None:
+    """``SELECT SYSTEM$…('name')``: the column's name and the answer; None for other statements.
+
+    :raises ProgrammingError: the function fails, or the emulator has no such function
+    """
+    stream = Stream(sql)
+    if not stream.take("SELECT") or not stream.peek().value.startswith("SYSTEM$"):
+        return None
+    function = stream.word()
+    if function not in SYSTEM_FUNCTIONS:
+        raise unsupported(f"the function {function}")
+    start = stream.peek(-1).start
+    stream.expect("(")
+    inner = Stream(stream.string())
+    name = inner.name(3)
+    inner.end()
+    stream.expect(")")
+    end = stream.peek(-1).start + 1
+    column = sql[start:end].upper()
+    if stream.take("AS") or stream.peek().kind in ("word", "quoted"):
+        column = stream.identifier()
+    stream.end()
+    return column, SYSTEM_FUNCTIONS[function](account, context, name)

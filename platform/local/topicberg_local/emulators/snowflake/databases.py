@@ -1,0 +1,229 @@
+"""Databases and schemas: files of DuckDB, each with the options that the emulator honours.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-database and
+https://docs.snowflake.com/en/sql-reference/sql/create-schema
+"""
+
+from __future__ import annotations
+
+import re
+
+from topicberg.catalogs.snowflake import quote
+from topicberg_local.emulators.snowflake import linked
+from topicberg_local.emulators.snowflake.account import (
+    DATABASE,
+    INTEGRATION,
+    NOTHING_DROPPED,
+    OWNER,
+    SCHEMA,
+    TABLE,
+    VOLUME,
+    Account,
+    Context,
+    chosen,
+    drop,
+)
+from topicberg_local.emulators.snowflake.errors import already_exists, no_current, unsupported
+from topicberg_local.emulators.snowflake.grammar import Kind, Statement
+from topicberg_local.emulators.snowflake.options import Spec, integer, reference, text
+from topicberg_local.emulators.snowflake.privileges import PUBLIC
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.store import Stored
+
+_PLAIN = re.compile(r"[A-Z_][A-Z0-9_]*")
+_RESERVED = {"SYSTEM", "TEMP", "MEMORY", "_FS_GLOBAL", "MAIN"}
+_DATABASE = Spec(
+    "DATABASE",
+    {
+        "EXTERNAL_VOLUME": reference,
+        "CATALOG": reference,
+        "DATA_RETENTION_TIME_IN_DAYS": integer,
+        "COMMENT": text,
+    },
+)
+_SCHEMA = Spec("SCHEMA", {"DATA_RETENTION_TIME_IN_DAYS": integer, "COMMENT": text})
+
+
+def _create_database(stream: Stream, statement: Statement) -> None:
+    if stream.find("LINKED_CATALOG") is not None:
+        linked.read_linked(stream, statement)
+        return
+    if stream.at("CLONE") or stream.at("FROM") or stream.at("AS"):
+        raise unsupported(f"CREATE DATABASE … {stream.peek().value}")
+    statement.properties = _DATABASE.read(stream)
+
+
+def _create_schema(stream: Stream, statement: Statement) -> None:
+    if stream.at("CLONE"):
+        raise unsupported("CREATE SCHEMA … CLONE")
+    if stream.take("WITH"):
+        stream.expect("MANAGED")
+        raise unsupported("CREATE SCHEMA … WITH MANAGED ACCESS")
+    statement.properties = _SCHEMA.read(stream)
+
+
+DATABASE_KIND = Kind(
+    "DATABASE",
+    create=_create_database,
+    alter=linked.alter_linked,
+    plural="DATABASES",
+    in_account=False,
+)
+SCHEMA_KIND = Kind("SCHEMA", parts=2, create=_create_schema, plural="SCHEMAS", in_account=False)
+
+
+def create_database(account: Account, context: Context, statement: Statement) -> Rows:
+    """CREATE DATABASE makes the schema PUBLIC too, and both become the session's.
+
+    One that links a catalog has the catalog's namespaces instead.
+    """
+    (name,) = statement.name
+    for option, kind in (("EXTERNAL_VOLUME", VOLUME), ("CATALOG", INTEGRATION)):
+        if option in statement.properties:
+            account.require(kind, (statement.properties[option],))
+    properties = statement.properties
+    links = "LINKED_CATALOG" in properties
+    if links:
+        properties = linked.properties_of(account, properties)
+    if not _PLAIN.fullmatch(name) or name in _RESERVED:
+        raise unsupported(f"a database of the name {display(statement.name)}")
+    with account.store.lock:
+        if name in account.engine.databases():
+            if statement.if_not_exists:
+                return Rows.status(f"{name} already exists, statement succeeded.")
+            if not statement.or_replace:
+                raise already_exists(name)
+            _drop_database(account, name)
+        account.engine.attach(name)
+        owned = {OWNER: context.role}
+        account.store.put(Stored(DATABASE, (name,), properties | owned))
+        if not links:
+            account.engine.cursor().execute(f"CREATE SCHEMA IF NOT EXISTS {name}.PUBLIC")
+            account.store.put(Stored(SCHEMA, (name, PUBLIC), owned))
+    context.database, context.schema = name, None if links else "PUBLIC"
+    return Rows.status(f"Database {name} successfully created.")
+
+
+def _hide_tables(account: Account, prefix: Name) -> None:
+    """Forget the Iceberg tables of a database or schema."""
+    inside = account.store.all(TABLE, lambda table: table.name[: len(prefix)] == prefix)
+    for table in inside:
+        account.engine.hide_iceberg_table(table.name)
+    drop(account, TABLE, *(table.name for table in inside))
+
+
+def _drop_database(account: Account, name: str) -> None:
+    _hide_tables(account, (name,))
+    drop(account, SCHEMA, *(schema for schema in account.engine.schemas() if schema[0] == name))
+    drop(account, DATABASE, (name,))
+    account.engine.detach(name)
+
+
+def drop_database(account: Account, context: Context, statement: Statement) -> Rows:
+    (name,) = statement.name
+    with account.store.lock:
+        if statement.if_exists and name not in account.engine.databases():
+            return Rows.status(NOTHING_DROPPED)
+        account.require_database(name)
+        _drop_database(account, name)
+    if context.database == name:
+        context.database = context.schema = None
+    return Rows.status(f"{name} successfully dropped.")
+
+
+def _schema_name(account: Account, context: Context, statement: Statement) -> tuple[str, str]:
+    """:raises ProgrammingError: the session has no database, or the database is a catalog's"""
+    command = f"{statement.verb} SCHEMA"
+    *given, schema = statement.name
+    database = given[0] if given else context.database
+    if database is None:
+        raise no_current("database", command)
+    account.refuse_write((database,), command)
+    return database, schema
+
+
+def create_schema(account: Account, context: Context, statement: Statement) -> Rows:
+    name = database, schema = _schema_name(account, context, statement)
+    with account.store.lock:
+        account.require_database(database)
+        if account.engine.has_schema(*name):
+            if statement.if_not_exists:
+                return Rows.status(f"{schema} already exists, statement succeeded.")
+            if not statement.or_replace:
+                raise already_exists(display(name))
+            _drop_schema(account, name)
+        account.engine.cursor().execute(f"CREATE SCHEMA {quote(*name)}")
+        account.store.put(Stored(SCHEMA, name, {OWNER: context.role}))
+    context.database, context.schema = name
+    return Rows.status(f"Schema {schema} successfully created.")
+
+
+def _drop_schema(account: Account, name: Name) -> None:
+    _hide_tables(account, name)
+    drop(account, SCHEMA, name)
+    account.engine.cursor().execute(f"DROP SCHEMA {quote(*name)} CASCADE")
+
+
+def drop_schema(account: Account, context: Context, statement: Statement) -> Rows:
+    name = _schema_name(account, context, statement)
+    with account.store.lock:
+        if statement.if_exists and not account.engine.has_schema(*name):
+            return Rows.status(NOTHING_DROPPED)
+        account.require_schema(name)
+        _drop_schema(account, name)
+    if (context.database, context.schema) == name:
+        context.schema = None
+    return Rows.status(f"{name[1]} successfully dropped.")
+
+
+def show_schemas(account: Account, context: Context, statement: Statement) -> Rows:
+    prefix: Name = ()
+    if statement.scope is not None and statement.scope[0] != "ACCOUNT":
+        prefix = statement.scope[1][:1] or ((context.database,) if context.database else ())
+    elif statement.scope is None and context.database:
+        prefix = (context.database,)
+    if prefix:
+        account.require_database(prefix[0])
+    found = [
+        account.store.get(SCHEMA, name) or Stored(SCHEMA, name, created=0.0)
+        for name in account.engine.schemas()
+        if name[: len(prefix)] == prefix
+    ]
+    names = (
+        *("created_on", "name", "is_default", "is_current", "database_name", "owner", "comment"),
+        *("options", "retention_time", "owner_role_type"),
+    )
+    rows = [
+        (
+            *(one.created, one.name[1], "N"),
+            "Y" if one.name == (context.database, context.schema) else "N",
+            *(one.name[0], one.properties.get(OWNER, "SYSADMIN"), "", "", "1", "ROLE"),
+        )
+        for one in chosen(statement, found)
+    ]
+    return Rows.of(names, rows, times=("created_on",))
+
+
+def show_databases(account: Account, context: Context, statement: Statement) -> Rows:
+    stored = {found.name: found for found in account.store.all(DATABASE)}
+    found = [
+        stored.get((name,)) or Stored(DATABASE, (name,), created=0.0)
+        for name in account.engine.databases()
+    ]
+    names = (
+        *("created_on", "name", "is_default", "is_current", "origin", "owner", "comment"),
+        *("options", "retention_time", "kind", "owner_role_type"),
+    )
+    rows = []
+    for one in chosen(statement, found):
+        value, (name,) = one.properties.get, one.name
+        kind = "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in one.properties else "STANDARD"
+        rows.append(
+            (
+                *(one.created, name, "N", "Y" if name == context.database else "N", ""),
+                *(value(OWNER, "SYSADMIN"), value("COMMENT", ""), ""),
+                *(value("DATA_RETENTION_TIME_IN_DAYS", 1), kind, "ROLE"),
+            )
+        )
+    return Rows.of(names, rows, times=("created_on",))

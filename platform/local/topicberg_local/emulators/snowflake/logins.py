@@ -1,0 +1,119 @@
+"""Who may log in: the stack's own user, and users made with CREATE USER."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from topicberg_local.emulators.snowflake import keys
+from topicberg_local.emulators.snowflake.account import USER, Account, Context
+from topicberg_local.emulators.snowflake.network_policies import PARAMETER, refuses
+from topicberg_local.emulators.snowflake.privileges import PUBLIC, holds, may_use_warehouse
+from topicberg_local.emulators.snowflake.users import matches
+from topicberg_local.emulators.store import Stored
+
+ADMIN = "ACCOUNTADMIN"
+_INCORRECT = "Incorrect username or password was specified."
+
+
+class LoginRefused(Exception):
+    """An answer to a login: Snowflake's code and message."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(frozen=True, repr=False)
+class Login:
+    """What a client says who it is. ``token`` is a JWT of key-pair authentication."""
+
+    user: str
+    password: str
+    authenticator: str
+    token: str
+    account: str
+    address: str = "127.0.0.1"
+    """Of the client."""
+
+
+class Logins:
+    """:param user: the stack's own user, who is ACCOUNTADMIN"""
+
+    def __init__(self, account: Account, user: str, password: str) -> None:
+        self._account = account
+        self._user = user.upper()
+        self._password = password
+
+    def open(self, login: Login, role: str | None, warehouse: str | None) -> Context:
+        """The context of a new session.
+
+        :raises LoginRefused: user or password is wrong, or the role is not the user's
+        """
+        name = login.user.upper()
+        if name == self._user and login.authenticator != "SNOWFLAKE_JWT":
+            if not hmac.compare_digest(login.password.encode(), self._password.encode()):
+                raise LoginRefused("390100", _INCORRECT)
+            context = Context(user=name, role=ADMIN, is_admin=True, warehouse="COMPUTE_WH")
+        else:
+            context = self._open_created(login, name, role)
+        if role is not None:
+            if not holds(self._account, context.user, context.is_admin, role):
+                raise LoginRefused(
+                    "390189",
+                    f"Role '{role}' specified in the connect string is not granted to this user. "
+                    "Contact your local system administrator, or attempt to login with another "
+                    "role, e.g. PUBLIC.",
+                )
+            context.role = role
+        if warehouse is not None:
+            context.warehouse = warehouse
+        if not may_use_warehouse(self._account, context, context.warehouse):
+            context.warehouse = None
+        return context
+
+    def _open_created(self, login: Login, name: str, role: str | None) -> Context:
+        """The context of a user made with CREATE USER.
+
+        :param role: the one that the client asks for, if any
+        """
+        found = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
+        user = found[0] if found else None
+        if login.authenticator == "SNOWFLAKE_JWT":
+            same = keys.token_user(login.token) == name
+            if user is None or not same or not keys.verify_token(login.token, user.properties):
+                raise LoginRefused("390144", "JWT token is invalid.")
+        elif login.authenticator != "SNOWFLAKE" or user is None or not _knows(login, user):
+            raise LoginRefused("390100", _INCORRECT)
+        value = user.properties.get
+        if value("DISABLED"):
+            raise LoginRefused("390101", "User access disabled. Contact your administrator.")
+        if refuses(self._account, value(PARAMETER), login.address):
+            raise LoginRefused(
+                "390422",
+                f"Incoming request with IP/Token {login.address} is not allowed to access "
+                "Snowflake. Contact your account administrator.",
+            )
+        database, _, schema = (value("DEFAULT_NAMESPACE") or "").upper().partition(".")
+        default = value("DEFAULT_ROLE") or PUBLIC
+        if role is None and not holds(self._account, user.name[0], False, default):
+            raise LoginRefused(
+                "390186",
+                f"User's configured default role '{default}' is not granted to this user. Contact "
+                "your local system administrator, or attempt to login using a CLI client with a "
+                "connect string selecting another role, e.g. PUBLIC.",
+            )
+        return Context(
+            user=user.name[0],
+            role=default,
+            is_admin=False,
+            warehouse=value("DEFAULT_WAREHOUSE"),
+            database=database or None,
+            schema=schema or None,
+        )
+
+
+def _knows(login: Login, user: Stored) -> bool:
+    hashed = user.properties.get("PASSWORD")
+    return hashed is not None and matches(login.password, hashed)

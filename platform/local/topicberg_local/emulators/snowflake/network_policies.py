@@ -1,0 +1,190 @@
+"""Network policies: lists of IPv4 addresses from which a user may log in.
+
+Of a user or of the account, whose policy counts for users without one. Not of an integration, and
+without network rules.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-network-policy,
+https://docs.snowflake.com/en/sql-reference/sql/alter-network-policy,
+https://docs.snowflake.com/en/sql-reference/sql/alter-account,
+https://docs.snowflake.com/en/sql-reference/sql/show-parameters and
+https://docs.snowflake.com/en/user-guide/network-policies
+"""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+from topicberg_local.emulators.snowflake.account import (
+    ACCOUNT,
+    DONE,
+    NETWORK_POLICY,
+    USER,
+    Account,
+    Context,
+    create,
+    remove,
+)
+from topicberg_local.emulators.snowflake.errors import attached_policy, invalid_value, unsupported
+from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, creates, nothing
+from topicberg_local.emulators.snowflake.options import Spec, listed, text
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.tokens import Stream
+from topicberg_local.emulators.store import Stored
+
+PARAMETER = "NETWORK_POLICY"
+"""Of a user, or of the account."""
+
+
+def _addresses(stream: Stream, name: str) -> list[str]:
+    found: list[str] = listed(text, or_none=True)(stream, name)
+    for one in found:
+        try:
+            IPv4Network(one, strict=False)
+        except ValueError:
+            raise invalid_value(one, name) from None
+        if name == "BLOCKED_IP_LIST" and one == "0.0.0.0/0":
+            raise invalid_value(one, name)
+    return found
+
+
+def _rules(stream: Stream, name: str) -> Any:
+    raise unsupported(name)
+
+
+_SPEC = Spec(
+    "NETWORK_POLICY",
+    {
+        "ALLOWED_IP_LIST": _addresses,
+        "BLOCKED_IP_LIST": _addresses,
+        "ALLOWED_NETWORK_RULE_LIST": _rules,
+        "BLOCKED_NETWORK_RULE_LIST": _rules,
+        "COMMENT": text,
+    },
+)
+
+
+POLICY_KIND = Kind(
+    NETWORK_POLICY,
+    create=creates(_SPEC),
+    alter=alters(_SPEC, refused=("ADD", "REMOVE", "RENAME", "UNSET")),
+    describe=nothing,
+    plural="NETWORK POLICIES",
+)
+
+
+def create_policy(account: Account, context: Context, statement: Statement) -> Rows:
+    return create(account, context, statement, statement.name, lambda _: statement.properties)
+
+
+def drop_policy(account: Account, _context: Context, statement: Statement) -> Rows:
+    def check(policy: Stored) -> None:
+        (name,) = policy.name
+        if account.store.all(USER, lambda user: user.properties.get(PARAMETER) == name):
+            raise attached_policy(name, "a user")
+        if account.require(ACCOUNT, ()).properties.get(PARAMETER) == name:
+            raise attached_policy(name, "the account")
+
+    return remove(account, statement, check)
+
+
+def show_policies(account: Account, _context: Context, statement: Statement) -> Rows:
+    if statement.like is not None:
+        raise unsupported("filters of SHOW NETWORK POLICIES, which Snowflake does not have")
+    names = (
+        *("created_on", "name", "comment", "entries_in_allowed_ip_list"),
+        *("entries_in_blocked_ip_list", "entries_in_allowed_network_rules"),
+        "entries_in_blocked_network_rules",
+    )
+    rows = [
+        (
+            *(policy.created, policy.name[0], policy.properties.get("COMMENT") or ""),
+            len(policy.properties.get("ALLOWED_IP_LIST", [])),
+            *(len(policy.properties.get("BLOCKED_IP_LIST", [])), 0, 0),
+        )
+        for policy in account.store.all(NETWORK_POLICY)
+    ]
+    return Rows.of(names, rows, times=("created_on",))
+
+
+def describe_policy(account: Account, _context: Context, statement: Statement) -> Rows:
+    policy = account.require(NETWORK_POLICY, statement.name)
+    rows = [
+        (name, ",".join(policy.properties[name]))
+        for name in ("ALLOWED_IP_LIST", "BLOCKED_IP_LIST")
+        if policy.properties.get(name)
+    ]
+    return Rows.of(("name", "value"), rows)
+
+
+def parse_alter_account(stream: Stream) -> Statement | None:
+    """``ALTER ACCOUNT {SET NETWORK_POLICY = name | UNSET NETWORK_POLICY}``; nothing else of it."""
+    if not stream.take("ALTER", "ACCOUNT"):
+        return None
+    statement = Statement("ALTER", ACCOUNT, action=stream.choice("ALTER", ("SET", "UNSET")))
+    if not stream.take(PARAMETER):
+        raise unsupported(f"ALTER ACCOUNT … {statement.action} {stream.peek().text}")
+    if statement.action == "SET":
+        stream.expect("=")
+        statement.properties = {PARAMETER: stream.identifier()}
+    stream.end()
+    return statement
+
+
+def alter_account(account: Account, _context: Context, statement: Statement) -> Rows:
+    policy = statement.properties.get(PARAMETER)
+    with account.store.lock:
+        if policy is not None:
+            account.require(NETWORK_POLICY, (policy,))
+        own = account.require(ACCOUNT, ())
+        own.properties[PARAMETER] = policy
+        account.store.put(own)
+    return Rows.status(DONE)
+
+
+def parse_show_parameters(stream: Stream) -> Statement | None:
+    """``SHOW PARAMETERS LIKE 'network_policy' {IN | FOR} USER name``; no other parameter."""
+    if not stream.take("SHOW", "PARAMETERS"):
+        return None
+    statement = Statement("SHOW", "PARAMETER")
+    if not stream.take("LIKE") or stream.string().upper() != PARAMETER:
+        raise unsupported("SHOW PARAMETERS of other parameters than network_policy")
+    if not stream.take("IN"):
+        stream.expect("FOR")
+    if not stream.take("USER"):
+        raise unsupported(f"SHOW PARAMETERS IN {stream.peek().text}")
+    statement.name = stream.name()
+    stream.end()
+    return statement
+
+
+def show_parameter(account: Account, _context: Context, statement: Statement) -> Rows:
+    """A user has the account's policy if it has none of its own; the level says whose it is."""
+    value = account.require(USER, statement.name).properties.get(PARAMETER)
+    inherited = account.require(ACCOUNT, ()).properties.get(PARAMETER)
+    level = "USER" if value else "ACCOUNT" if inherited else ""
+    about = "Network policy assigned for the given target."
+    row = (PARAMETER, value or inherited or "", "", level, about, "STRING")
+    return Rows.of(("key", "value", "default", "level", "description", "type"), [row])
+
+
+def refuses(account: Account, of_user: str | None, address: str) -> bool:
+    """Return whether a network policy does not let a client of this address log in.
+
+    A policy without allowed addresses blocks only the blocked ones; those come first.
+
+    :param of_user: the user's policy, which comes before the account's
+    """
+    policy = of_user or account.require(ACCOUNT, ()).properties.get(PARAMETER)
+    found = account.store.get(NETWORK_POLICY, (policy,)) if policy else None
+    if found is None:
+        return False
+    client = IPv4Address(address)
+
+    def listed(name: str) -> bool:
+        networks = found.properties.get(name, [])
+        return any(client in IPv4Network(one, strict=False) for one in networks)
+
+    if listed("BLOCKED_IP_LIST"):
+        return True
+    return bool(found.properties.get("ALLOWED_IP_LIST")) and not listed("ALLOWED_IP_LIST")

@@ -1,0 +1,137 @@
+"""What SHOW, DESCRIBE and the system functions say about Iceberg tables.
+
+https://docs.snowflake.com/en/sql-reference/sql/show-iceberg-tables,
+https://docs.snowflake.com/en/sql-reference/sql/desc-iceberg-table,
+https://docs.snowflake.com/en/sql-reference/functions/system_get_iceberg_table_information and
+https://docs.snowflake.com/en/sql-reference/functions/system_auto_refresh_status
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from topicberg_local.emulators.snowflake.account import (
+    OWNER,
+    TABLE,
+    Account,
+    Context,
+    chosen,
+    resolve,
+)
+from topicberg_local.emulators.snowflake.errors import no_current
+from topicberg_local.emulators.snowflake.grammar import Statement
+from topicberg_local.emulators.snowflake.iceberg import snowflake_type, source_type
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.tables import load_metadata
+from topicberg_local.emulators.snowflake.tokens import Name
+from topicberg_local.emulators.store import Stored
+
+_SHOW = (
+    *("created_on", "name", "database_name", "schema_name", "owner", "external_volume_name"),
+    *("catalog_name", "iceberg_table_type", "catalog_table_name", "catalog_namespace"),
+    *("base_location", "can_write_metadata", "comment", "name_mapping", "owner_role_type"),
+    *("catalog_sync_name", "auto_refresh_status", "partition_specs", "current_partition_spec_id"),
+    "iceberg_table_format_version",
+)
+_DESCRIBE = (
+    *("name", "type", "source iceberg type", "kind", "null?", "default", "primary key"),
+    *("unique key", "check", "expression", "comment", "policy name", "privacy domain"),
+    *("name mapping", "write default"),
+)
+
+
+def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
+    prefix = scope(account, context, statement)
+    found = account.store.all(TABLE, lambda t: t.name[: len(prefix)] == prefix)
+    rows = [_show_row(account, table) for table in chosen(statement, found)]
+    return Rows.of(_SHOW, rows, times=("created_on",))
+
+
+def _show_row(account: Account, table: Stored) -> tuple[Any, ...]:
+    properties = table.properties
+    # A discovered table that needs nothing may have no state, one that is not refreshed has none.
+    is_discovered = account.linked(table.name[0]) is not None
+    is_shown = properties["REFRESH_ERROR"] if is_discovered else properties["AUTO_REFRESH"]
+    status = auto_refresh_status(account, table) if is_shown else ""
+    database, schema, name = table.name
+    return (
+        *(table.created, name, database, schema, properties.get(OWNER, "SYSADMIN")),
+        *(properties["EXTERNAL_VOLUME"], properties["CATALOG"], "UNMANAGED"),
+        *(properties["CATALOG_TABLE_NAME"], properties["CATALOG_NAMESPACE"], None, "Y"),
+        *(properties["COMMENT"], None, "ROLE", "", status),
+        *(json.dumps(properties["PARTITION_SPECS"]), properties["PARTITION_SPEC_ID"]),
+        properties["FORMAT_VERSION"],
+    )
+
+
+def scope(account: Account, context: Context, statement: Statement) -> Name:
+    """The names that a SHOW … IN is about, as a prefix of qualified ones.
+
+    :raises ProgrammingError: no such database or schema
+    """
+    kind, name = statement.scope or ("", ())
+    if kind == "ACCOUNT":
+        return ()
+    if kind == "DATABASE" or (not kind and context.schema is None):
+        database = name[0] if name else context.database
+        if database is None:
+            if kind:
+                raise no_current("database", "SHOW")
+            return ()
+        prefix: Name = (database,)
+    else:
+        full = resolve((*(name or (context.schema or "",)), ""), context, "SHOW")
+        prefix = account.canonical(full[:2])
+    account.require_database(prefix[0])
+    if len(prefix) > 1:
+        account.require_schema(prefix)
+    return prefix
+
+
+def describe_table(account: Account, _context: Context, statement: Statement) -> Rows:
+    metadata = load_metadata(account, account.require(TABLE, statement.name))
+    rows = [
+        (
+            *(column.snowflake_name, snowflake_type(column.type), source_type(column.type)),
+            *("COLUMN", "N" if column.required else "Y", None, "N", "N", None, None),
+            *(column.comment, None, None, None, None),
+        )
+        for column in metadata.columns()
+    ]
+    return Rows.of(_DESCRIBE, rows)
+
+
+def table_information(account: Account, context: Context, name: Name) -> str:
+    table = _table(account, context, name, "SYSTEM$GET_ICEBERG_TABLE_INFORMATION")
+    answer = {"metadataLocation": table.properties["METADATA_LOCATION"], "status": "success"}
+    return json.dumps(answer)
+
+
+def auto_refresh_information(account: Account, context: Context, name: Name) -> str:
+    table = _table(account, context, name, "SYSTEM$AUTO_REFRESH_STATUS")
+    return auto_refresh_status(account, table)
+
+
+def _table(account: Account, context: Context, name: Name, function: str) -> Stored:
+    return account.require(TABLE, account.canonical(resolve(name, context, function)))
+
+
+def auto_refresh_status(account: Account, table: Stored) -> str:
+    """The state of automated refresh; all values are text."""
+    properties = table.properties
+    error = properties["REFRESH_ERROR"]
+    state = "STALLED" if error else "RUNNING"
+    answer = {
+        "executionState": state if properties["AUTO_REFRESH"] else "STOPPED",
+        "invalidExecutionStateReason": error or "",
+        "pendingSnapshotCount": "0",
+        "oldestSnapshotTime": "",
+        "currentSnapshotId": properties["SNAPSHOT_ID"] or "",
+        "currentSnapshotSummary": json.dumps(properties["SNAPSHOT_SUMMARY"]),
+        "lastSnapshotTime": str(properties["SNAPSHOT_MS"] or ""),
+        "lastUpdatedTime": str(int(properties["REFRESHED"] * 1000)),
+        "currentMetadataFile": properties["METADATA_LOCATION"],
+        "currentSchemaId": properties["SCHEMA_ID"],
+    }
+    return json.dumps({key: value for key, value in answer.items() if value != ""})

@@ -1,0 +1,401 @@
+"""Iceberg tables of an external catalog: read-only, and as old as their last refresh.
+
+A refresh asks Glue for the metadata file, keeps a copy of it, and makes it the table's contents:
+DuckDB then reads exactly that version, also when the file has long been removed from the bucket.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-iceberg-table-aws-glue,
+https://docs.snowflake.com/en/sql-reference/sql/alter-iceberg-table,
+https://docs.snowflake.com/en/sql-reference/sql/alter-iceberg-table-refresh,
+https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from topicberg_local.emulators.snowflake import errors
+from topicberg_local.emulators.snowflake.account import (
+    DATABASE,
+    DONE,
+    INTEGRATION,
+    OWNER,
+    TABLE,
+    VOLUME,
+    Account,
+    Context,
+    create,
+    drop,
+    remove,
+    resolve,
+    set_properties,
+)
+from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, nothing
+from topicberg_local.emulators.snowflake.iceberg import Metadata, select
+from topicberg_local.emulators.snowflake.integrations import role_of, unreachable, vends
+from topicberg_local.emulators.snowflake.options import Spec, boolean, reference, text
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.snowflake.volumes import check_inside, role_problem
+from topicberg_local.emulators.store import Stored
+
+_TABLE = Spec(
+    "ICEBERG TABLE",
+    {
+        "EXTERNAL_VOLUME": reference,
+        "CATALOG": reference,
+        "CATALOG_TABLE_NAME": text,
+        "CATALOG_NAMESPACE": text,
+        "REPLACE_INVALID_CHARACTERS": boolean,
+        "AUTO_REFRESH": boolean,
+        "COMMENT": text,
+    },
+)
+_OTHER_CATALOGS = {
+    "METADATA_FILE_PATH": "CREATE ICEBERG TABLE from files in object storage",
+    "BASE_LOCATION": "CREATE ICEBERG TABLE with Snowflake or Delta files as the catalog",
+}
+
+
+def _create(stream: Stream, statement: Statement) -> None:
+    if stream.at("("):
+        raise errors.unsupported("CREATE ICEBERG TABLE with columns (Snowflake as the catalog)")
+    if (ahead := stream.find(*_OTHER_CATALOGS)) is not None:
+        raise errors.unsupported(_OTHER_CATALOGS[stream.peek(ahead).value])
+    statement.properties = _TABLE.read(stream, until=("WITH", "TAG"))
+    if stream.at("WITH", "TAG") or stream.at("TAG"):
+        raise errors.unsupported("tags of an Iceberg table")
+    if stream.at("WITH", "CONTACT"):
+        raise errors.unsupported("contacts of an Iceberg table")
+    stream.end()
+    if "CATALOG_TABLE_NAME" not in statement.properties:
+        raise errors.missing_options(["CATALOG_TABLE_NAME"])
+
+
+_SET = Spec(
+    "ICEBERG TABLE",
+    {"AUTO_REFRESH": boolean, "REPLACE_INVALID_CHARACTERS": boolean, "COMMENT": text},
+)
+
+
+_set = alters(
+    _SET,
+    refused=(
+        *("ADD", "ALTER", "CLUSTER", "CONVERT", "DROP", "EXECUTE", "MODIFY", "RENAME"),
+        *("RESUME", "SUSPEND", "UNSET"),
+    ),
+)
+
+
+def _alter(stream: Stream, statement: Statement) -> None:
+    if not stream.take("REFRESH"):
+        _set(stream, statement)
+        return
+    statement.action = "REFRESH"
+    if stream.peek().kind == "string":
+        statement.properties = {"PATH": stream.string()}
+
+
+TABLE_KIND = Kind(
+    TABLE,
+    parts=3,
+    create=_create,
+    alter=_alter,
+    describe=nothing,
+    plural="ICEBERG TABLES",
+    in_account=False,
+)
+
+
+logger = logging.getLogger(__name__)
+
+KEPT_SECONDS = 60
+"""For which a copy of a metadata file is kept: a running query may still have to open it."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One metadata file: where it is, and what is in it."""
+
+    location: str
+    data: bytes
+    metadata: Metadata
+
+
+def create_table(account: Account, context: Context, statement: Statement) -> Rows:
+    name = resolve(statement.name, context, "CREATE ICEBERG TABLE")
+    account.refuse_write(name, "CREATE ICEBERG TABLE")
+    account.require_database(name[0])
+    account.require_schema(name[:2])
+    properties = _defaults(account, name, statement.properties)
+    old = account.store.get(TABLE, name)
+    if old is None and account.engine.has_relation(name):
+        raise errors.already_exists(display(name))
+    if old is not None and statement.if_not_exists:
+        return create(account, context, statement, name, lambda _: properties)
+    if old is not None and not statement.or_replace:
+        raise errors.already_exists(display(name))
+    version = _fetch(account, name, properties, _locate(account, properties))
+    with account.refreshing(name):
+        properties |= _position(version)
+        _keep(account, properties, version)
+        publish = partial(_publish, account, name, properties, version.metadata)
+        return create(account, context, statement, name, lambda _: properties, publish)
+
+
+def _defaults(account: Account, name: Name, given: dict[str, Any]) -> dict[str, Any]:
+    """The table's properties, with what it inherits from its database and its integration."""
+    database = account.store.get(DATABASE, name[:1])
+    inherited = database.properties if database else {}
+    properties = {"AUTO_REFRESH": False, "REPLACE_INVALID_CHARACTERS": False, "COMMENT": ""}
+    properties |= {k: inherited[k] for k in ("EXTERNAL_VOLUME", "CATALOG") if inherited.get(k)}
+    properties |= given
+    if "CATALOG" not in properties:
+        raise errors.missing_options(
+            [k for k in ("EXTERNAL_VOLUME", "CATALOG") if k not in properties]
+        )
+    integration = account.require(INTEGRATION, (str(properties["CATALOG"]),))
+    if "EXTERNAL_VOLUME" in properties:
+        account.require(VOLUME, (str(properties["EXTERNAL_VOLUME"]),))
+    elif vends(integration):
+        properties["EXTERNAL_VOLUME"] = None
+    else:
+        raise errors.missing_options(["EXTERNAL_VOLUME"])
+    if not properties.get("CATALOG_NAMESPACE"):
+        properties["CATALOG_NAMESPACE"] = integration.properties["CATALOG_NAMESPACE"]
+    if not properties["CATALOG_NAMESPACE"]:
+        raise errors.missing_options(["CATALOG_NAMESPACE"])
+    return properties
+
+
+def _locate(account: Account, properties: dict[str, Any]) -> str:
+    """Where the catalog has the table's metadata now."""
+    integration = account.require(INTEGRATION, (properties["CATALOG"],))
+    if not integration.properties["ENABLED"]:
+        raise errors.invalid_request(
+            f"Catalog integration '{display(integration.name)}' is not enabled."
+        )
+    if problem := unreachable(integration) or role_of(account, integration, properties):
+        raise errors.catalog_failure(problem)
+    return account.sources.metadata_location(
+        properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]
+    )
+
+
+def _fetch(account: Account, name: Name, properties: dict[str, Any], location: str) -> Version:
+    """A metadata file, checked for what Snowflake cannot read.
+
+    It is read by the table's external volume, or with credentials that the catalog vends.
+    """
+    vended = properties["EXTERNAL_VOLUME"] is None
+    volume = None if vended else account.require(VOLUME, (properties["EXTERNAL_VOLUME"],))
+    if volume is None:
+        problem = account.sources.vending_problem(location)
+    else:
+        check_inside(volume, location)
+        problem = role_problem(account, volume, "s3:GetObject")
+    if problem:
+        raise errors.catalog_failure(f"Failed to read '{location}': {problem}")
+    data = account.sources.read(location)
+    metadata = Metadata.parse(location, data, keeps_case=account.linked(name[0]) is not None)
+    if volume is not None:
+        check_inside(volume, metadata.location.rstrip("/") + "/")
+    metadata.check_names()
+    version = Version(location, data, metadata)
+    _refuse_equality_deletes(account, version)
+    return version
+
+
+def _refuse_equality_deletes(account: Account, version: Version) -> None:
+    """Snowflake reads position deletes and deletion vectors of such a table, no equality deletes.
+
+    The real Snowflake is known to serve stale or wrong rows then; the emulator refuses aloud.
+    """
+    snapshot = version.metadata.snapshot
+    if snapshot is None:
+        return
+    count = snapshot.get("summary", {}).get("total-equality-deletes")
+    if count is None:
+        file = _write_copy(account, version)
+        count = (
+            account.engine.cursor()
+            .execute(
+                "SELECT count(*) FROM iceberg_metadata(?) "
+                "WHERE content = 'EQUALITY_DELETES' AND status <> 'DELETED'",
+                [file],
+            )
+            .fetchall()[0][0]
+        )
+    if int(count):
+        raise errors.catalog_failure(
+            f"Iceberg equality delete files are not supported on externally managed tables: "
+            f"snapshot {snapshot['snapshot-id']} of '{version.metadata.location}' has {count} "
+            "equality deletes. Compact the table, or write it with copy-on-write, position "
+            "deletes or deletion vectors."
+        )
+
+
+def _position(version: Version) -> dict[str, Any]:
+    """What is stored of a version: enough to answer without reading it again."""
+    metadata = version.metadata
+    snapshot = metadata.snapshot
+    return {
+        "METADATA_LOCATION": version.location,
+        "METADATA_FILE": _file_name(version),
+        "SNAPSHOT_ID": str(snapshot["snapshot-id"]) if snapshot else None,
+        "SNAPSHOT_MS": snapshot["timestamp-ms"] if snapshot else None,
+        "SNAPSHOT_SUMMARY": snapshot.get("summary", {}) if snapshot else {},
+        "SCHEMA_ID": str(metadata.schema_id),
+        "TABLE_UUID": metadata.content.get("table-uuid"),
+        "PARTITION_SPECS": metadata.partition_specs(),
+        "PARTITION_SPEC_ID": metadata.content.get("default-spec-id", 0),
+        "FORMAT_VERSION": metadata.format_version,
+        "REFRESHED": time.time(),
+        "REFRESH_ERROR": None,
+    }
+
+
+def _file_name(version: Version) -> str:
+    digest = hashlib.sha256(version.location.encode() + b"\0" + version.data).hexdigest()
+    suffix = ".gz.metadata.json" if version.data[:2] == b"\x1f\x8b" else ".metadata.json"
+    return f"{digest[:32]}{suffix}"
+
+
+def _write_copy(account: Account, version: Version) -> str:
+    path = account.metadata_folder / _file_name(version)
+    if not path.exists():
+        partial = path.with_name(f"{path.name}.partial")
+        partial.write_bytes(version.data)
+        partial.replace(path)
+    return str(path)
+
+
+def _keep(account: Account, properties: dict[str, Any], version: Version) -> None:
+    """Keep the metadata file, and try the table's query before anything is stored."""
+    file = _write_copy(account, version)
+    account.engine.cursor().execute(f"DESCRIBE {select(version.metadata, file)}")
+    properties["METADATA_FILE"] = _file_name(version)
+
+
+def _publish(account: Account, name: Name, properties: dict[str, Any], metadata: Metadata) -> None:
+    file = account.metadata_folder / properties["METADATA_FILE"]
+    account.engine.show_iceberg_table(name, select(metadata, str(file)))
+
+
+def load_metadata(account: Account, table: Stored) -> Metadata:
+    """The metadata that the table was last refreshed to."""
+    file = account.metadata_folder / table.properties["METADATA_FILE"]
+    keeps_case = account.linked(table.name[0]) is not None
+    location = table.properties["METADATA_LOCATION"]
+    return Metadata.parse(location, file.read_bytes(), keeps_case=keeps_case)
+
+
+def link(account: Account, database: Stored, name: Name) -> None:
+    """Show a table that discovery found in the catalog of its database.
+
+    :raises ProgrammingError: it cannot be read
+    """
+    given = {"CATALOG_NAMESPACE": name[1], "CATALOG_TABLE_NAME": name[2], "AUTO_REFRESH": True}
+    properties = _defaults(account, name, given) | {OWNER: database.properties[OWNER]}
+    version = _fetch(account, name, properties, _locate(account, properties))
+    properties |= _position(version)
+    _keep(account, properties, version)
+    with account.refreshing(name), account.store.lock:
+        if account.linked(name[0]) is not None:
+            account.store.put(Stored(TABLE, name, properties))
+            _publish(account, name, properties, version.metadata)
+
+
+def unlink(account: Account, name: Name) -> None:
+    """Forget a table of a catalog-linked database, which the catalog no longer has."""
+    account.engine.hide_iceberg_table(name)
+    drop(account, TABLE, name)
+
+
+def refresh(account: Account, name: Name) -> None:
+    """Bring the table to what the catalog has now.
+
+    :raises ProgrammingError: it cannot be read; the table stays as it was
+    """
+    with account.refreshing(name):
+        table = account.require(TABLE, name)
+        location = _locate(account, table.properties)
+        if location == table.properties["METADATA_LOCATION"]:  # a metadata file never changes
+            _note_success(account, name)
+            return
+        version = _fetch(account, name, table.properties, location)
+        properties = {**table.properties, **_position(version)}
+        if account.linked(name[0]) and properties["TABLE_UUID"] != table.properties["TABLE_UUID"]:
+            unlink(account, name)
+            raise errors.catalog_failure(
+                f"The table-uuid of '{display(name)}' is not that of the table in the catalog: it "
+                "is dropped from the catalog-linked database."
+            )
+        _keep(account, properties, version)
+        with account.store.lock:
+            if account.store.get(TABLE, name) is None:
+                raise errors.does_not_exist("Iceberg table", display(name))
+            account.store.put(Stored(TABLE, name, properties, table.created))
+            _publish(account, name, properties, version.metadata)
+    forget_old_copies(account)
+
+
+def _note_success(account: Account, name: Name) -> None:
+    with account.store.lock:
+        table = account.require(TABLE, name)
+        if table.properties["REFRESH_ERROR"] is not None:
+            account.store.put(
+                Stored(TABLE, name, {**table.properties, "REFRESH_ERROR": None}, table.created)
+            )
+
+
+def forget_old_copies(account: Account) -> None:
+    """Delete the copies of metadata files that no table has any more; at most once a minute."""
+    with account.store.lock:
+        now = time.time()
+        if now - account.copies_forgotten_at < KEPT_SECONDS:
+            return
+        account.copies_forgotten_at = now
+        used = {table.properties["METADATA_FILE"] for table in account.store.all(TABLE)}
+        for file in account.metadata_folder.iterdir():
+            with suppress(FileNotFoundError):  # another refresh writes it
+                if file.name not in used and file.stat().st_mtime < now - KEPT_SECONDS:
+                    file.unlink()
+
+
+def restore(account: Account) -> None:
+    """After a start: make every stored table visible again, exactly as it was."""
+    for table in account.store.all(TABLE):
+        try:
+            metadata = load_metadata(account, table)
+            _publish(account, table.name, table.properties, metadata)
+        except Exception:
+            logger.exception("Iceberg table %s cannot be shown", display(table.name))
+
+
+def alter_table(account: Account, context: Context, statement: Statement) -> Rows:
+    if statement.action != "REFRESH":
+        with account.refreshing(statement.name):
+            return set_properties(account, context, statement)
+    if account.store.get(TABLE, statement.name) is None and statement.if_exists:
+        return Rows.status(DONE)
+    account.require(TABLE, statement.name)
+    if "PATH" in statement.properties:
+        raise errors.invalid_request(
+            "A metadata file path cannot be given to refresh an Iceberg table that uses "
+            "AWS Glue as the catalog."
+        )
+    refresh(account, statement.name)
+    return Rows.status(DONE)
+
+
+def drop_table(account: Account, _context: Context, statement: Statement) -> Rows:
+    account.refuse_write(statement.name, "DROP ICEBERG TABLE")
+    with account.refreshing(statement.name):
+        hide = account.engine.hide_iceberg_table
+        return remove(account, statement, lambda table: hide(table.name))

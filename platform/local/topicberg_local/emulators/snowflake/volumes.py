@@ -1,0 +1,211 @@
+"""External volumes: where Iceberg tables' files are.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-external-volume,
+https://docs.snowflake.com/en/sql-reference/sql/alter-external-volume (SET only),
+https://docs.snowflake.com/en/sql-reference/sql/desc-external-volume,
+https://docs.snowflake.com/en/sql-reference/sql/show-external-volumes and
+https://docs.snowflake.com/en/sql-reference/functions/system_verify_external_volume
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+from topicberg_local.emulators.snowflake import errors
+from topicberg_local.emulators.snowflake.account import (
+    IAM_USER_ARN,
+    VOLUME,
+    Account,
+    Context,
+    chosen,
+    create,
+    remove,
+)
+from topicberg_local.emulators.snowflake.grammar import Kind, Statement, alters, nothing
+from topicberg_local.emulators.snowflake.options import (
+    Properties,
+    Spec,
+    boolean,
+    choice,
+    group,
+    listed,
+    text,
+)
+from topicberg_local.emulators.snowflake.privileges import must_own
+from topicberg_local.emulators.snowflake.results import Rows
+from topicberg_local.emulators.snowflake.sources import lies_within, split_url
+from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
+from topicberg_local.emulators.store import Stored
+
+_ENCRYPTION = Spec(
+    "ENCRYPTION",
+    {"TYPE": choice("AWS_SSE_S3", "AWS_SSE_KMS", "NONE"), "KMS_KEY_ID": text},
+    required=("TYPE",),
+)
+_LOCATION = Spec(
+    "STORAGE_LOCATION",
+    {
+        "NAME": text,
+        "STORAGE_PROVIDER": choice("S3", "S3GOV"),
+        "STORAGE_BASE_URL": text,
+        "STORAGE_AWS_ROLE_ARN": text,
+        "STORAGE_AWS_ACCESS_POINT_ARN": text,
+        "STORAGE_AWS_EXTERNAL_ID": text,
+        "ENCRYPTION": group(_ENCRYPTION),
+        "USE_PRIVATELINK_ENDPOINT": boolean,
+    },
+    required=("NAME", "STORAGE_PROVIDER", "STORAGE_BASE_URL", "STORAGE_AWS_ROLE_ARN"),
+)
+_VOLUME = Spec(
+    "EXTERNAL_VOLUME",
+    {"STORAGE_LOCATIONS": listed(group(_LOCATION)), "ALLOW_WRITES": boolean, "COMMENT": text},
+    required=("STORAGE_LOCATIONS",),
+)
+_VOLUME_SET = Spec("EXTERNAL_VOLUME", {"ALLOW_WRITES": boolean, "COMMENT": text})
+
+
+def _check_location(location: Properties) -> None:
+    url = location["STORAGE_BASE_URL"]
+    scheme = {"S3": "s3://", "S3GOV": "s3gov://"}[location["STORAGE_PROVIDER"]]
+    bucket = url.removeprefix(scheme).split("/")[0]
+    if not url.startswith(scheme) or not bucket or "." in bucket:
+        raise errors.invalid_value(url, "STORAGE_BASE_URL")
+    if not location["STORAGE_AWS_ROLE_ARN"].startswith("arn:aws"):
+        raise errors.invalid_value(location["STORAGE_AWS_ROLE_ARN"], "STORAGE_AWS_ROLE_ARN")
+
+
+def _create_volume(stream: Stream, statement: Statement) -> None:
+    statement.properties = _VOLUME.read(stream)
+    for location in statement.properties["STORAGE_LOCATIONS"]:
+        _check_location(location)
+
+
+VOLUME_KIND = Kind(
+    VOLUME,
+    create=_create_volume,
+    alter=alters(_VOLUME_SET, refused=("ADD", "REMOVE", "UNSET", "UPDATE")),
+    describe=nothing,
+    plural="EXTERNAL VOLUMES",
+)
+
+
+def create_volume(account: Account, context: Context, statement: Statement) -> Rows:
+    properties = statement.properties
+    locations = properties["STORAGE_LOCATIONS"]
+    names = [location["NAME"] for location in locations]
+    for name in names:
+        if names.count(name) > 1:
+            raise errors.invalid_request(
+                f"Storage location name '{name}' is not unique in the volume."
+            )
+    for location in locations:
+        # Without one of the user's own, Snowflake makes an external id, and a new one every time.
+        location.setdefault("STORAGE_AWS_EXTERNAL_ID", f"LOCAL_SFCRole={uuid.uuid4().hex[:24]}=")
+
+    def make(old: Stored | None) -> dict[str, Any]:
+        if old is not None:
+            _check_unused(account, old)
+        return {"ALLOW_WRITES": True, "COMMENT": "", **properties}
+
+    return create(account, context, statement, statement.name, make)
+
+
+def _check_unused(account: Account, volume: Stored) -> None:
+    if used_by := account.using("EXTERNAL_VOLUME", volume.name[0]):
+        raise errors.in_use("External volume", display(volume.name), used_by)
+
+
+def drop_volume(account: Account, _context: Context, statement: Statement) -> Rows:
+    return remove(account, statement, lambda volume: _check_unused(account, volume))
+
+
+def show_volumes(account: Account, _context: Context, statement: Statement) -> Rows:
+    rows = [
+        (volume.name[0], volume.properties["ALLOW_WRITES"], volume.properties["COMMENT"])
+        for volume in chosen(statement, account.store.all(VOLUME))
+    ]
+    return Rows.of(("name", "allow_writes", "comment"), rows)
+
+
+def describe_volume(account: Account, _context: Context, statement: Statement) -> Rows:
+    properties = account.require(VOLUME, statement.name).properties
+    rows = []
+    if properties["COMMENT"]:
+        rows.append(("", "COMMENT", "String", properties["COMMENT"], ""))
+    rows.append(("", "ALLOW_WRITES", "Boolean", str(properties["ALLOW_WRITES"]).lower(), "true"))
+    for number, location in enumerate(properties["STORAGE_LOCATIONS"], start=1):
+        value = json.dumps(_describe_location(location), separators=(",", ":"))
+        rows.append(("STORAGE_LOCATIONS", f"STORAGE_LOCATION_{number}", "String", value, ""))
+    active = properties["STORAGE_LOCATIONS"][0]["NAME"]
+    rows.append(("STORAGE_LOCATIONS", "ACTIVE", "String", active, ""))
+    names = ("parent_property", "property", "property_type", "property_value", "property_default")
+    return Rows.of(names, rows)
+
+
+def _describe_location(location: dict[str, Any]) -> dict[str, Any]:
+    encryption = location.get("ENCRYPTION", {"TYPE": "NONE"})
+    described = {
+        **{name: location[name] for name in ("NAME", "STORAGE_PROVIDER", "STORAGE_BASE_URL")},
+        "STORAGE_ALLOWED_LOCATIONS": [location["STORAGE_BASE_URL"].rstrip("/") + "/*"],
+        "STORAGE_AWS_ROLE_ARN": location["STORAGE_AWS_ROLE_ARN"],
+        "STORAGE_AWS_IAM_USER_ARN": IAM_USER_ARN,
+        "STORAGE_AWS_EXTERNAL_ID": location["STORAGE_AWS_EXTERNAL_ID"],
+        "ENCRYPTION_TYPE": encryption["TYPE"],
+        "ENCRYPTION_KMS_KEY_ID": encryption.get("KMS_KEY_ID", ""),
+    }
+    for optional in ("STORAGE_AWS_ACCESS_POINT_ARN", "USE_PRIVATELINK_ENDPOINT"):
+        if optional in location:
+            described[optional] = location[optional]
+    return described
+
+
+def verify_volume(account: Account, context: Context, name: Name) -> str:
+    """SYSTEM$VERIFY_EXTERNAL_VOLUME: the role can be assumed, and the location is really listed,
+    read and written.
+
+    As documented, a volume that allows no writes has its storage checks SKIPPED.
+    """
+    volume = account.require(VOLUME, name)
+    must_own(account, context, VOLUME, name)
+    location = volume.properties["STORAGE_LOCATIONS"][0]
+    checks = dict.fromkeys(("writeResult", "readResult", "listResult", "deleteResult"), "SKIPPED")
+    if volume.properties["ALLOW_WRITES"]:
+        checks |= account.sources.check(location["STORAGE_BASE_URL"])
+    checks["awsRoleArnValidationResult"] = role_problem(account, volume) or "PASSED"
+    success = all(result in ("PASSED", "SKIPPED") for result in checks.values())
+    answer = {
+        "success": success,
+        "storageLocationSelectionResult": "PASSED",
+        "storageLocationName": location["NAME"],
+        "servicePrincipalProperties": f"STORAGE_AWS_IAM_USER_ARN: {IAM_USER_ARN}; "
+        f"STORAGE_AWS_EXTERNAL_ID: {location['STORAGE_AWS_EXTERNAL_ID']}",
+        "location": location["STORAGE_BASE_URL"],
+        "storageAccount": None,
+        "region": "us-east-1",
+        **checks,
+    }
+    return json.dumps(answer)
+
+
+def role_problem(account: Account, volume: Stored, *actions: str) -> str | None:
+    """Why the volume's role cannot be used, for these actions on its objects; None: it can."""
+    location = volume.properties["STORAGE_LOCATIONS"][0]
+    bucket, _ = split_url(location["STORAGE_BASE_URL"])
+    return account.sources.role_problem(
+        location["STORAGE_AWS_ROLE_ARN"],
+        IAM_USER_ARN,
+        location["STORAGE_AWS_EXTERNAL_ID"],
+        *((action, f"arn:aws:s3:::{bucket}/*") for action in actions),
+    )
+
+
+def check_inside(volume: Stored, url: str) -> None:
+    """:raises ProgrammingError: a table's file is outside of the volume's active location"""
+    base = volume.properties["STORAGE_LOCATIONS"][0]["STORAGE_BASE_URL"]
+    if not lies_within(url, base):
+        raise errors.invalid_request(
+            f"The location '{url}' is not within the storage base URL '{base}' "
+            f"of the external volume '{display(volume.name)}'."
+        )

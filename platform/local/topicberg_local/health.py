@@ -1,0 +1,204 @@
+"""Wait for services of the local stack, and report their state."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+
+from topicberg.alerts.dagster_ui import WEBSERVER, dagster_checks, running_ui
+from topicberg.clients import liveness
+from topicberg.endpoints import Endpoints
+from topicberg.errors import StackError, first_line
+from topicberg.settings import Settings
+from topicberg_local import ports
+from topicberg_local.progress import Report
+from topicberg_local.service import Context, Service
+from topicberg_local.supervisor import Control, log_file
+
+START_SECONDS = 180.0
+EXITS = 3
+"""A service that ends so often while it is waited for does not start."""
+_TELLING = re.compile(r"error|exception|fatal|cannot|refused|denied|corrupt", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """One line of ``topicberg status``. Memory in bytes, uptime in seconds.
+
+    ``state``: ``running`` (it answers requests), ``starting`` (the process runs, nothing listens
+    yet), ``unresponsive`` (the process runs, and does not answer), ``restarting`` (it ended by
+    itself; the supervisor tries again), ``stopping``, ``stopped``.
+    """
+
+    name: str
+    state: str
+    port: int | None = None
+    url: str | None = None
+    pid: int | None = None
+    memory: int = 0
+    uptime: float = 0.0
+    problem: str | None = None
+    """Why it does not answer."""
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+
+_STATES = {
+    "STARTING": "starting",
+    "BACKOFF": "restarting",
+    "EXITED": "restarting",
+    "STOPPING": "stopping",
+}
+
+
+def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceStatus:
+    """:param info: supervisord's process info; None: supervisord is not running"""
+    name, port, url = service.name, service.port, service.url
+    if info is None or info["statename"] not in ("RUNNING", "STARTING"):
+        state = _STATES.get(info["statename"], "stopped") if info else "stopped"
+        return ServiceStatus(name, state, port, url)
+    try:
+        process = psutil.Process(info["pid"])
+        memory = process.memory_info().rss
+        family = process.children(recursive=True)
+    except (psutil.Error, ValueError):
+        return ServiceStatus(name, "restarting", port, url)
+    for member in family:
+        with suppress(psutil.Error):  # a child may end meanwhile, the service does not
+            memory += member.memory_info().rss
+    problem = service.answers(liveness.SECONDS)
+    state = "running"
+    if problem is not None:
+        state = "unresponsive" if port is None or ports.listens(port) else "starting"
+        if process.is_running() and process.status() == psutil.STATUS_STOPPED:
+            state, problem = "unresponsive", "a signal stopped the process (SIGSTOP)"
+    uptime = max(0.0, info["now"] - info["start"])
+    return ServiceStatus(name, state, port, url, info["pid"], memory, uptime, problem)
+
+
+def dagster_status(config: Settings) -> list[ServiceStatus]:
+    """Return the status of Dagster's web server and daemon, if `topicberg ui` runs."""
+    url = running_ui(config)
+    if url is None:
+        return []
+    checks = dagster_checks(url)
+    problems = liveness.unanswered(checks)
+    port = urlsplit(url).port
+    return [
+        ServiceStatus(
+            name,
+            "unresponsive" if name in problems else "running",
+            port if name == WEBSERVER else None,
+            url if name == WEBSERVER else None,
+            problem=problems.get(name),
+        )
+        for name in checks
+    ]
+
+
+def wait(
+    context: Context,
+    services: list[Service],
+    endpoints: Endpoints,
+    control: Control,
+    report: Report,
+) -> None:
+    """Wait until every service answers in its own protocol, all at once.
+
+    :raises StackError: a service does not within :data:`START_SECONDS`, or keeps ending; says why
+    """
+    waiting = _Waiting(endpoints, report, len(services), time.monotonic() + START_SECONDS)
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        pending = [pool.submit(waiting.ask, service) for service in services]
+        try:
+            while not all(future.done() for future in pending):
+                _refuse_crashes(context, services, control, waiting)
+                waiting.over.wait(0.3)
+        finally:
+            waiting.over.set()
+    for future in pending:
+        future.result()
+
+
+@dataclass
+class _Waiting:
+    endpoints: Endpoints
+    report: Report
+    total: int
+    deadline: float
+    over: threading.Event = field(default_factory=threading.Event)
+    up: set[str] = field(default_factory=set)
+    starts: dict[str, set[int]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self, service: Service) -> None:
+        """Check one service until it answers, or the waiting is over."""
+        last: Exception | None = None
+        while not self.over.wait(0.3 if last else 0.0):
+            try:
+                service.healthy(self.endpoints)
+            except Exception as error:  # whatever the service's client raises
+                last = error
+                if time.monotonic() > self.deadline:
+                    self.over.set()
+                    raise StackError(
+                        f"{service.name} does not answer after {START_SECONDS:.0f} s:"
+                        f" {first_line(error)}",
+                        hint=f"read `topicberg logs {service.name}` for more",
+                    ) from None
+            else:
+                with self._lock:
+                    self.up.add(service.name)
+                    self.report.answers(service.name, len(self.up), self.total)
+                return
+
+
+def _refuse_crashes(
+    context: Context, services: list[Service], control: Control, waiting: _Waiting
+) -> None:
+    processes = control.processes()
+    if processes is None:
+        raise StackError(
+            "the supervisor ended while the services were starting",
+            hint=f"read {log_file(context, 'supervisor')} for the reason",
+        )
+    for service in services:
+        info = processes.get(service.name)
+        if info is None or service.name in waiting.up:
+            continue
+        starts = waiting.starts.setdefault(service.name, set())
+        starts.add(info["start"])
+        if info["statename"] in ("BACKOFF", "EXITED", "FATAL") and len(starts) >= EXITS:
+            reason = last_words(log_file(context, service.name)) or info["spawnerr"]
+            raise StackError(
+                f"{service.name} ends as soon as it starts: {reason}",
+                hint=f"read `topicberg logs {service.name}` for more",
+            )
+
+
+def last_words(log: Path) -> str:
+    """Return the line of a log that most likely has the reason; at most 300 characters."""
+    try:
+        with log.open(errors="replace") as file:
+            lines = [line.rstrip() for line in deque(file, maxlen=200)]
+    except OSError:
+        return ""
+    messages = [line for line in lines if line.strip() and not line[0].isspace() and line[0] != "#"]
+    causes = [
+        line.removeprefix("Caused by: ") for line in messages if line.startswith("Caused by: ")
+    ]
+    telling = causes or [line for line in messages if _TELLING.search(line)] or messages
+    return telling[-1][:300] if telling else ""

@@ -1,0 +1,249 @@
+"""The jars of the local stack: pinned by checksum, fetched once into the usual Maven cache.
+
+``jars.lock`` holds the sha256 of every file, so nothing is resolved at run time. A file is hashed
+when it arrives and when this machine sees it first; later its size and time are enough.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from filelock import FileLock
+from pydantic import BaseModel
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
+
+from topicberg.errors import StackError
+from topicberg_local.progress import LogReport, OnBytes, Report
+
+if TYPE_CHECKING:
+    from jgo.maven import Artifact, MavenContext, Resolver
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = Path(__file__).with_name("jars.lock")
+PARALLEL_DOWNLOADS = 6
+ATTEMPTS = 3
+TIMEOUT_SECONDS = 60
+
+
+class Coordinate(NamedTuple):
+    """One file of a Maven repository; written ``group:artifact:version[:classifier][@ext]``."""
+
+    group: str
+    artifact: str
+    version: str
+    classifier: str = ""
+    extension: str = "jar"
+
+    @classmethod
+    def parse(cls, text: str) -> Coordinate:
+        names, _, extension = text.partition("@")
+        group, artifact, version, *classifier = names.split(":")
+        return cls(group, artifact, version, "".join(classifier), extension or "jar")
+
+    def __str__(self) -> str:
+        names = [self.group, self.artifact, self.version, self.classifier]
+        extension = "" if self.extension == "jar" else f"@{self.extension}"
+        return ":".join(filter(None, names)) + extension
+
+    @property
+    def path(self) -> Path:
+        """Where a Maven repository keeps the file."""
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        name = f"{self.artifact}-{self.version}{classifier}.{self.extension}"
+        return Path(*self.group.split("."), self.artifact, self.version, name)
+
+    def of(self, context: MavenContext) -> Artifact:
+        component = context.project(self.group, self.artifact).at_version(self.version)
+        return component.artifact(self.classifier, self.extension)
+
+
+class Pin(BaseModel):
+    """The expected checksum and size of a file."""
+
+    sha256: str
+    size: int
+
+
+class JarsLock(BaseModel):
+    """``jars.lock``: the files of each bundle in class-path order, and the pin of each file."""
+
+    bundles: dict[str, list[str]]
+    files: dict[str, Pin]
+
+
+def read_lock() -> JarsLock:
+    return JarsLock.model_validate_json(LOCK_FILE.read_text())
+
+
+def maven_context(repo_cache: Path | None = None, resolver: Resolver | None = None) -> MavenContext:
+    """Return jgo's Maven client with the user's jgo configuration (cache folder, mirrors)."""
+    from jgo.config import GlobalSettings
+    from jgo.maven import MavenContext
+
+    own = GlobalSettings.load()
+    return MavenContext(
+        repo_cache=repo_cache or own.repo_cache,
+        remote_repos=own.repositories or None,
+        timeout=TIMEOUT_SECONDS,
+        resolver=resolver,
+    )
+
+
+def cache_dir() -> Path:
+    """Return the cache that stacks and checkouts share: unpacked archives, class-data archives."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topicberg"
+
+
+def class_path(bundle: str) -> list[Path]:
+    """Return the files of a bundle, in order; :func:`ensure` fetches them."""
+    cache = maven_context().repo_cache
+    return [cache / Coordinate.parse(name).path for name in read_lock().bundles[bundle]]
+
+
+def ensure(report: Report | None = None) -> None:
+    """Fetch the missing files of every bundle.
+
+    :raises StackError: a download fails, or a file does not match the lock
+    """
+    try:
+        _ensure(report or LogReport())
+    except OSError as error:
+        raise StackError(
+            f"{error.filename} cannot be written: {error.strerror}",
+            hint="free some space, or fix the permissions of the Maven cache, which holds the jars",
+        ) from None
+
+
+def _ensure(report: Report) -> None:
+    lock, cache, stamps = read_lock(), maven_context().repo_cache, cache_dir() / "jars.json"
+    before = _read_stamps(stamps)
+    known = dict(before)
+    missing = [name for name, pin in lock.files.items() if not _good(cache, name, pin, known)]
+    if missing:
+        count = report.downloading(len(missing), sum(lock.files[name].size for name in missing))
+        _download(cache, missing, lock, count)
+        known |= {name: _stamp(cache / Coordinate.parse(name).path) for name in missing}
+    if known != before:
+        stamps.parent.mkdir(parents=True, exist_ok=True)
+        scratch = stamps.with_name(f".{stamps.name}.{os.getpid()}")
+        scratch.write_text(json.dumps(known, indent=1))
+        scratch.replace(stamps)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _read_stamps(path: Path) -> dict[str, list[int]]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def _good(cache: Path, name: str, pin: Pin, known: dict[str, list[int]]) -> bool:
+    """Return whether the cached file matches the pin; remove it if it does not."""
+    path = cache / Coordinate.parse(name).path
+    if not path.exists():
+        return False
+    stamp = _stamp(path)
+    if known.get(name) == stamp:
+        return True
+    if stamp[0] == pin.size and sha256(path) == pin.sha256:
+        known[name] = stamp
+        return True
+    logger.warning("%s is damaged and is fetched again", path)
+    path.unlink(missing_ok=True)
+    return False
+
+
+def _download(cache: Path, names: list[str], lock: JarsLock, count: OnBytes) -> None:
+    """Fetch into a separate folder; a file moves into the cache if its checksum is right."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with FileLock(cache / ".topicberg.lock"):
+        aside = cache / ".topicberg"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
+                fetched = [
+                    pool.submit(_fetch, aside, cache, name, lock.files[name], count)
+                    for name in names
+                ]
+                try:
+                    for future in fetched:
+                        future.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> None:
+    import requests
+    from jgo.maven import PythonResolver
+
+    @contextmanager
+    def progress(_name: str, _size: int) -> Iterator[OnBytes]:
+        yield count
+
+    coordinate = Coordinate.parse(name)
+    target = cache / coordinate.path
+    if target.exists():  # another process fetched it while this one waited for the lock
+        count(pin.size)
+        return
+    context = maven_context(aside, resolver=PythonResolver(progress_callback=progress))
+    path = aside / coordinate.path
+
+    def download() -> None:
+        try:
+            coordinate.of(context).resolve()
+        except (RuntimeError, requests.RequestException, OSError):
+            count(-path.stat().st_size if path.exists() else 0)
+            path.unlink(missing_ok=True)
+            raise
+
+    lost = retry_if_exception_type((requests.RequestException, OSError))
+    try:
+        Retrying(retry=lost, stop=stop_after_attempt(ATTEMPTS), reraise=True)(download)
+    except (RuntimeError, requests.RequestException, OSError) as error:
+        raise StackError(
+            f"cannot download {path.name}: {_reason(error)}",
+            hint="check the network and run `topicberg up` again;"
+            " what was downloaded so far is kept",
+        ) from None
+    if (found := sha256(path)) != pin.sha256:
+        path.unlink()
+        raise StackError(
+            f"{path.name} has the checksum {found[:16]}…, {LOCK_FILE.name} says"
+            f" {pin.sha256[:16]}…; the file was removed",
+            hint="check for a proxy that changes files, or update the lock file",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.replace(target)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RuntimeError):
+        return "the registry does not have it"
+    cause: BaseException = error
+    while isinstance(cause.args[0] if cause.args else None, BaseException):
+        cause = cause.args[0]
+    reason = getattr(cause, "reason", None)
+    return f"{type(error).__name__}: {reason or cause}"

@@ -1,0 +1,266 @@
+"""The local stack as a whole: up, down, status, reset."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import requests
+from filelock import FileLock, Timeout
+from pydantic import SecretStr
+
+from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
+from topicberg.errors import StackError
+from topicberg.settings import Settings
+from topicberg_local import (
+    access_proxy,
+    class_data,
+    health,
+    iceberg_rest,
+    jars,
+    kafka,
+    object_store,
+    ports,
+    python_services,
+    schema_registry,
+    spark,
+    state,
+    supervisor,
+)
+from topicberg_local.health import ServiceStatus
+from topicberg_local.progress import LogReport, Report
+from topicberg_local.service import SNOWFLAKE_ACCOUNT, SNOWFLAKE_USER, Context, Service
+
+logger = logging.getLogger(__name__)
+
+SERVICES: dict[str, Callable[[Context], Service]] = {
+    "kafka": kafka.service,
+    "schema_registry": schema_registry.service,
+    "access_proxy": access_proxy.service,
+    "s3": object_store.service,
+    "iceberg_rest": iceberg_rest.service,
+    "spark": spark.service,
+    "aws": python_services.aws,
+    "snowflake": python_services.snowflake,
+    "confluent": python_services.confluent,
+    "tableflow": python_services.tableflow,
+}
+OTHERS_SECONDS = 900.0
+"""How long :func:`ensure_running` waits for another process that starts the stack, which may have
+to download everything first."""
+STOP_SECONDS = 120.0
+
+
+def up(config: Settings, report: Report | None = None) -> Endpoints:
+    """Start what is not running, and wait until every service answers.
+
+    :raises StackError: the stack cannot start; says why in one line
+    """
+    state.prepare_dir(config)
+    try:
+        with FileLock(state.lock_file(config), timeout=0):
+            return _up(config, report or LogReport())
+    except Timeout:
+        raise StackError(
+            "the stack is being started or stopped by another command",
+            hint="wait for it; run `topicberg status` to see its progress",
+        ) from None
+
+
+def ensure_running(config: Settings, report: Report | None = None) -> None:
+    """Start the stack if it is not running; costs one request if it is.
+
+    Several processes may call it at once: the first one starts the stack, the others wait.
+    """
+    if _runs(config):
+        return
+    state.prepare_dir(config)
+    lock = FileLock(state.lock_file(config))
+    deadline = time.monotonic() + OTHERS_SECONDS
+    while True:
+        try:
+            lock.acquire(timeout=15)
+            break
+        except Timeout:
+            if time.monotonic() > deadline:
+                raise StackError(
+                    f"another command has been starting the stack for {OTHERS_SECONDS / 60:.0f}"
+                    " minutes",
+                    hint="run `topicberg status` to see its progress",
+                ) from None
+            logger.info("waiting for another process that starts the stack")
+    try:
+        if not _runs(config):
+            _up(config, report or LogReport())
+    finally:
+        lock.release()
+
+
+def _runs(config: Settings) -> bool:
+    context = state.load_context(config)
+    if context is None or not state.has_endpoints(config):
+        return False
+    processes = supervisor.Control(context).processes() or {}
+    return {name for name, info in processes.items() if info["statename"] == "RUNNING"} >= set(
+        SERVICES
+    )
+
+
+def _up(config: Settings, report: Report) -> Endpoints:
+    context = state.load_context(config)
+    if context and (control := supervisor.Control(context)).answers():
+        control.restart_what_is_down()
+        return _wait(context, control, report)
+    state.forget_endpoints(config)
+    supervisor.end(supervisor.stack_processes(config.state_dir))  # left over after a kill -9
+    state.check_resources(config.state_dir)
+    jars.ensure(report)
+    class_data.prepare()
+    shutil.rmtree(config.state_dir / "tmp", ignore_errors=True)
+    before = state.load_ports(config)
+    context = Context(config, ports.choose(config.ports, before), state.credentials(config))
+    services = _services(context)
+    with ThreadPoolExecutor() as pool:
+        for future in [pool.submit(service.prepare) for service in services if service.prepare]:
+            future.result()
+    state.save_ports(context)
+    try:
+        supervisor.launch(context, services)
+        return _wait(context, supervisor.Control(context), report)
+    except BaseException:  # also Ctrl-C: a failed start leaves nothing running
+        _stop(config, context)
+        raise
+
+
+def _wait(context: Context, control: supervisor.Control, report: Report) -> Endpoints:
+    bypass_proxy()
+    services, endpoints = _services(context), _endpoints(context)
+    health.wait(context, services, endpoints, control, report)
+    object_store.ensure_buckets(endpoints, context)
+    compatibility = requests.put(
+        f"{endpoints.schema_registry}/config",
+        json={"compatibility": "BACKWARD"},
+        timeout=10,
+    )
+    compatibility.raise_for_status()
+    state.save_endpoints(context.config, {s.name: s.url for s in services}, endpoints)
+    return endpoints
+
+
+def down(config: Settings) -> bool:
+    """Stop every process of the stack; return False if none was running."""
+    if not config.state_dir.exists():
+        return False
+    try:
+        with FileLock(state.lock_file(config), timeout=60):
+            return _down(config)
+    except Timeout:
+        raise StackError(
+            "the stack is being started by another command", hint="wait for it, then try again"
+        ) from None
+    except PermissionError as error:
+        raise StackError(f"{error.filename} cannot be written: {error.strerror}") from None
+
+
+def _down(config: Settings) -> bool:
+    from topicberg.datagen.runner import stop_all
+
+    stop_all(config)
+    try:
+        context = state.load_context(config)
+    except StackError as error:  # stopping must work nevertheless
+        logger.warning("%s", error.message)
+        context = None
+    stopped = _stop(config, context)
+    return state.forget_endpoints(config) or stopped
+
+
+def _stop(config: Settings, context: Context | None) -> bool:
+    """End every process, gracefully if the supervisor answers."""
+    if context and (control := supervisor.Control(context)).answers():
+        control.shutdown()
+        supervisor.wait_until_gone(config.state_dir, STOP_SECONDS)
+        supervisor.end(supervisor.stack_processes(config.state_dir))
+        return True
+    left = supervisor.stack_processes(config.state_dir)
+    supervisor.end(left)
+    return bool(left)
+
+
+def reset(config: Settings) -> bool:
+    """Stop the stack and delete all its state; return False if there was none."""
+    if not config.state_dir.exists():
+        return False
+    state.refuse_foreign(config)
+    down(config)
+    state.delete(config)
+    return True
+
+
+def status(config: Settings) -> list[ServiceStatus]:
+    """Return the status of every service, running or not: each that runs is sent a request.
+
+    :raises StackError: the state directory is damaged, or the supervisor does not answer
+    """
+    context = state.load_context(config)
+    if context is None:
+        return [ServiceStatus(name, "stopped") for name in SERVICES]
+    processes = supervisor.Control(context).processes()
+    if processes is None and ports.listens(context.ports["supervisor"]):
+        raise StackError(
+            "the supervisor of the local stack does not answer",
+            hint="run `topicberg down`, which ends it, then `topicberg up`",
+        )
+    every, known = _services(context), processes or {}
+    with ThreadPoolExecutor(len(every)) as pool:
+        return list(pool.map(lambda one: health.service_status(one, known.get(one.name)), every))
+
+
+def services(config: Settings) -> list[Service]:
+    """Return every service; none if the stack was never up."""
+    context = state.load_context(config)
+    return [] if context is None else _services(context)
+
+
+def _services(context: Context) -> list[Service]:
+    return [make(context) for make in SERVICES.values()]
+
+
+def _endpoints(context: Context) -> Endpoints:
+    secrets = context.credentials
+    proxy = f"127.0.0.1:{context.ports['kafka']}"
+    return Endpoints(
+        kafka_bootstrap=proxy,
+        kafka_own=OwnListener(
+            proxy=proxy,
+            bootstrap=f"127.0.0.1:{context.ports['kafka_own']}",
+            login=secrets.kafka_login,
+        ),
+        schema_registry=context.url("schema_registry") + schema_registry.API,
+        s3=context.url("s3"),
+        s3_access_key=SecretStr(secrets.s3_access_key),
+        s3_secret_key=secrets.s3_secret_key,
+        iceberg_rest=context.url("iceberg_rest"),
+        iceberg_rest_token=secrets.iceberg_token,
+        # Only for this host name does Spark's client send a token to a server without TLS.
+        spark_connect=f"sc://localhost:{context.ports['spark']}"
+        f"/;token={secrets.spark_token.get_secret_value()}",
+        aws=context.url("aws"),
+        aws_access_key=SecretStr(secrets.s3_access_key),
+        aws_secret_key=secrets.s3_secret_key,
+        snowflake=SnowflakeEndpoint(
+            account=SNOWFLAKE_ACCOUNT,
+            user=SNOWFLAKE_USER,
+            password=secrets.snowflake_password,
+            host="127.0.0.1",
+            port=context.ports["snowflake"],
+            protocol="http",
+        ),
+        confluent=context.url("confluent"),
+        confluent_api_key=secrets.confluent_api_key,
+        confluent_api_secret=secrets.confluent_api_secret,
+        confluent_admin_token=secrets.confluent_admin_token,
+    )

@@ -1,0 +1,190 @@
+"""The state directory: its files, whether it can be used, and whether a file is damaged.
+
+``credentials.json``  secrets, generated at the first start
+``ports.json``        the ports of the last start; written before the services start
+``runtime.json``      endpoints (:mod:`topicberg.endpoints`); exists from when all services have
+                      answered until ``down``
+and a folder for each service. Files with secrets have mode 0600, the directory itself 0700.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import psutil
+from pydantic import SecretStr, TypeAdapter, ValidationError
+
+from topicberg.endpoints import Endpoints, local_endpoints, runtime_file
+from topicberg.errors import StackError, StackNotRunningError
+from topicberg.settings import Settings
+from topicberg_local import ports
+from topicberg_local.service import Context, Credentials, write_file
+
+NEEDED_DISK = 2 * 2**30
+NEEDED_MEMORY = 3 * 2**30
+UNUSABLE = frozenset(',;:"\\\n\t')
+"""Separators in class paths, Kafka's list of folders, and JDBC URLs, which cannot be escaped."""
+_PORTS = TypeAdapter(dict[str, int])
+
+
+def lock_file(config: Settings) -> Path:
+    return config.state_dir / "up.lock"
+
+
+def prepare_dir(config: Settings) -> None:
+    """Create the state directory, or check that it can be used.
+
+    :raises StackError: it cannot be written, or it is not a state directory of topicberg
+    """
+    state_dir = config.state_dir
+    refuse_foreign(config)
+    if bad := UNUSABLE.intersection(str(state_dir)):
+        raise StackError(
+            f"the services cannot use a path with {sorted(bad)[0]!r}: {state_dir}",
+            hint="set TOPICBERG_STATE_DIR to another directory",
+        )
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+        state_dir.chmod(0o700)
+        with TemporaryFile(dir=state_dir) as probe:  # several processes may be here at once
+            probe.write(b"x" * 4096)
+    except OSError as error:
+        raise StackError(
+            f"{state_dir} cannot be written: {error.strerror}",
+            hint="free some space, fix the permissions, or set TOPICBERG_STATE_DIR to another one",
+        ) from None
+
+
+def check_resources(state_dir: Path) -> None:
+    """:raises StackError: there is too little disk space or memory for a start"""
+    free = shutil.disk_usage(state_dir).free
+    if free < NEEDED_DISK:
+        raise StackError(
+            f"{state_dir} has {free / 2**30:.1f} GB free, the stack needs"
+            f" {NEEDED_DISK / 2**30:.0f}",
+            hint="free some space, or set TOPICBERG_STATE_DIR to another disk",
+        )
+    available = psutil.virtual_memory().available
+    if available < NEEDED_MEMORY:
+        raise StackError(
+            f"{available / 2**30:.1f} GB of memory are available, the stack needs"
+            f" {NEEDED_MEMORY / 2**30:.0f}",
+            hint="close other programs, or run `topicberg down` in other checkouts",
+        )
+
+
+def delete(config: Settings) -> None:
+    """Delete the state directory.
+
+    :raises StackError: it is not a state directory of topicberg, or cannot be deleted
+    """
+    state_dir = config.state_dir.resolve()
+    refuse_foreign(config)
+    if not (state_dir / "credentials.json").exists() and any(state_dir.iterdir()):
+        raise StackError(
+            f"{state_dir} is not topicberg's state (no credentials.json); it is not deleted",
+            hint="check TOPICBERG_STATE_DIR, or delete the directory yourself",
+        )
+    try:
+        shutil.rmtree(state_dir)
+    except OSError as error:
+        raise StackError(f"{error.filename} cannot be deleted: {error.strerror}") from None
+
+
+def refuse_foreign(config: Settings) -> None:
+    state_dir = config.state_dir.resolve()
+    for place in (Path.home().resolve(), config.project_root.resolve()):
+        if place.is_relative_to(state_dir):
+            raise StackError(
+                f"{state_dir} cannot be the state directory: it holds more than topicberg's state",
+                hint="set TOPICBERG_STATE_DIR to a directory of its own",
+            )
+
+
+# --- state of the last start ---
+
+
+def load_context(config: Settings) -> Context | None:
+    """Return the context of the last start; None if there was none, or of another version.
+
+    :raises StackError: a file of it is damaged
+    """
+    last = load_ports(config)
+    return Context(config, last, credentials(config)) if last.keys() >= set(ports.NAMES) else None
+
+
+def load_ports(config: Settings) -> dict[str, int]:
+    path = config.state_dir / "ports.json"
+    try:
+        return _PORTS.validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (ValidationError, OSError) as error:
+        raise damaged(path, error) from None
+
+
+def save_ports(context: Context) -> None:
+    write_file(context.config.state_dir / "ports.json", json.dumps(dict(context.ports)))
+
+
+def credentials(config: Settings) -> Credentials:
+    """Return the stack's secrets, generated when they are first needed."""
+    path = config.state_dir / "credentials.json"
+    try:
+        found = Credentials.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        found = Credentials.generate()
+    except (ValidationError, OSError) as error:
+        raise damaged(path, error) from None
+    write_file(path, found.model_dump_json())  # including those of new services
+    return found
+
+
+def save_endpoints(config: Settings, services: dict[str, str | None], endpoints: Endpoints) -> None:
+    """Write ``runtime.json``. ``services``: URL by name."""
+    document = {
+        "services": {name: {"url": url} for name, url in services.items()},
+        "endpoints": {key: _revealed(value) for key, value in endpoints.model_dump().items()},
+    }
+    write_file(runtime_file(config), json.dumps(document, indent=1))
+
+
+def forget_endpoints(config: Settings) -> bool:
+    """Remove ``runtime.json``; return False if there was none."""
+    path = runtime_file(config)
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    return existed
+
+
+def has_endpoints(config: Settings) -> bool:
+    """Return whether every service has answered since the last start.
+
+    :raises StackError: ``runtime.json`` is damaged
+    """
+    try:
+        local_endpoints(config)
+    except StackNotRunningError:
+        return False
+    return True
+
+
+def damaged(path: Path, error: object) -> StackError:
+    """Return the error for a file that cannot be parsed; nothing is deleted automatically."""
+    reason = type(error).__name__ if isinstance(error, Exception) else str(error)
+    return StackError(
+        f"{path} is damaged ({reason})",
+        hint="restore it, or run `topicberg reset` to start again, which deletes the local tables",
+    )
+
+
+def _revealed(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: _revealed(item) for key, item in value.items()}
+    return value

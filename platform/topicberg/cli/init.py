@@ -1,0 +1,46 @@
+"""``topicberg init``: a project of one's own."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from topicberg.cli.output import echo
+from topicberg.errors import TopicbergError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(init)
+
+
+def init(
+    name: Annotated[str | None, typer.Argument(help="of the project, and of its folder")] = None,
+    existing: Annotated[
+        bool, typer.Option("--existing", help="add what the project in this folder lacks")
+    ] = False,
+) -> None:
+    """Write a project with a topic, a pipeline and a test, to which one's own are added."""
+    from topicberg.scaffolding.project import existing_project, new_project
+
+    requirement = f"topicberg[local]>={version('topicberg').partition('.dev')[0]}.dev0"
+    if existing == (name is not None):
+        raise TopicbergError(
+            "one of NAME and --existing is needed",
+            hint="run `topicberg init NAME` for a new project; `topicberg init --existing` adds "
+            "what the project in this folder lacks",
+        )
+    if name is None:
+        written = existing_project(Path.cwd(), requirement)
+    else:
+        written = new_project(name, Path.cwd(), requirement)
+    for file in written.files:
+        echo(f"wrote {written.root / file}")
+    for file in written.kept:
+        echo(f"kept {written.root / file}, which there was already", fg="yellow")
+    if name is None:
+        echo(f"add {requirement!r} to the dependencies, then run `topicberg ui`")
+    else:
+        echo(f"now: cd {name}; pip install -e .; topicberg ui")

@@ -1,0 +1,60 @@
+"""The assets of the graph: those of topics, and of derived tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from topicberg.orchestration.assets.lake import Lake, find_derived
+from topicberg.orchestration.assets.publishing import publishing_asset
+from topicberg.orchestration.assets.registry import ComputedTable, Table
+from topicberg.orchestration.assets.sharing import Part, shared_assets
+from topicberg.orchestration.assets.tables import own_operation
+from topicberg.orchestration.checks.adapter import lake_checks
+
+__all__ = [
+    "Lake",
+    "derived_assets",
+    "find_derived",
+    "lake_assets",
+    "lake_checks",
+    "published_assets",
+    "topic_assets",
+]
+
+
+def topic_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
+    """Return each topic in Kafka, and its tables in Iceberg, Glue and Snowflake."""
+    yield from shared_assets(lake)
+    for table in lake.tables:
+        if not (isinstance(table, ComputedTable) or table.is_independent(lake)):
+            yield from _assets(table, lake)
+
+
+def derived_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
+    """Return each derived table in Iceberg, Glue and Snowflake."""
+    for table in lake.tables:
+        if isinstance(table, ComputedTable):
+            yield from _assets(table, lake)
+
+
+def published_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
+    """Return the topics to which derived tables are published."""
+    for derived in lake.derived:
+        for spec in lake.published(derived):
+            yield publishing_asset(spec, derived, lake)
+
+
+def lake_assets(lake: Lake) -> Iterator[dg.AssetsDefinition]:
+    """Return every asset of the topics and of the tables."""
+    yield from topic_assets(lake)
+    yield from derived_assets(lake)
+    yield from published_assets(lake)
+
+
+def _assets(table: Table, lake: Lake) -> Iterator[dg.AssetsDefinition]:
+    yield table.iceberg_asset(lake)
+    for system in ("glue", "snowflake"):
+        part = Part(table, system, ())
+        yield own_operation(part.spec(), part.materialize)

@@ -1,0 +1,242 @@
+"""Derived tables compiled against the schemas of their sources, without a run.
+
+The sources are empty DataFrames with the columns that the schema files give their tables; Spark
+analyzes what each function returns. Nothing is read, and nothing is written.
+"""
+
+import itertools
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
+from topicberg.orchestration.assets.derived import DerivedTable, derivation, with_parameters
+from topicberg.orchestration.assets.lake import Lake
+from topicberg.query.help import hint as similar_names
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
+from topicberg.topics import TopicSpec
+from topicberg.topics.rules import suggestion
+from topicberg.topics.schema import read_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_TYPES: dict[str, SchemaType] = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+_TIMES = ("timestamp", "timestamp_ntz", "date")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a compiled table; ``description``: of the source's column that it passes on."""
+
+    name: str
+    type: str
+    description: str | None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A derived table, and what is wrong with it."""
+
+    table: str
+    file: str
+    columns: tuple[Column, ...] = ()
+    problem: str | None = None
+    hint: str | None = None
+
+
+def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
+    """Compile every derived table, sources first.
+
+    A table is not compiled if one of its sources has a problem.
+    """
+    schemas: dict[str, StructType] = {}
+    for derived in _in_order(lake):
+        names = (*derived.sources, *derived.lookups)
+        broken = [name for name in names if name in lake.derived_by_name and name not in schemas]
+        if broken:
+            yield _failed(derived, f"its source {broken[0]} has a problem", None)
+            continue
+        try:
+            for name in names:
+                if name not in schemas:
+                    schemas[name] = _topic_columns(lake, name)
+            derivation(derived, lake)  # its declarations, and that its source can be read
+            found = _columns(lake, derived, schemas, spark)
+        except TopicbergError as error:
+            yield _failed(derived, error.message, error.hint)
+            continue
+        schemas[derived.name] = found
+        columns = (
+            Column(one.name, one.dataType.simpleString(), (one.metadata or {}).get("comment"))
+            for one in found
+        )
+        yield Compiled(derived.name, derived.file, tuple(columns))
+
+
+def _failed(derived: DerivedTable, problem: str, hint: str | None) -> Compiled:
+    return Compiled(derived.name, derived.file, problem=problem, hint=hint)
+
+
+def _in_order(lake: Lake) -> list[DerivedTable]:
+    """Every derived table after those that it is derived from."""
+    found: dict[str, DerivedTable] = {}
+
+    def add(derived: DerivedTable) -> None:
+        for name in (*derived.sources, *derived.lookups):
+            if name in lake.derived_by_name:
+                add(lake.derived_by_name[name])
+        found.setdefault(derived.name, derived)
+
+    for derived in lake.derived:
+        add(derived)
+    return list(found.values())
+
+
+def _topic_columns(lake: Lake, name: str) -> "StructType":
+    """The columns of a topic's table, or of its history, as its schema files make them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    spec = lake.ingested[name].root
+    schema = table_schema(spec, Layout(_half(spec, KEY, lake), _half(spec, VALUE, lake)))
+    columns = from_arrow_schema(schema.as_arrow(), prefer_timestamp_ntz=True)
+    for column, field in zip(columns, schema.fields, strict=True):
+        column.metadata = {"comment": field.doc} if field.doc else {}
+    return columns
+
+
+def _half(spec: TopicSpec, column: str, lake: Lake) -> Half:
+    one = spec.key if column == KEY else spec.value_schema
+    path = (spec.key_schema_path if column == KEY else spec.value_schema_path)(lake.config)
+    if path is None:
+        return Half(column, None)
+    text = read_schema(path, one.format, one.message).text
+    parses_times = one.date_times == "timestamp"
+    schema = RegisteredSchema(0, _TYPES[one.format], text, parses_times=parses_times)
+    return Half(column, Subject(path.name, {0: schema}, schema), one.message)
+
+
+def _columns(
+    lake: Lake, derived: DerivedTable, schemas: "Mapping[str, StructType]", spark: "SparkSession"
+) -> "StructType":
+    """The columns that the function returns.
+
+    :raises TopicbergError: it fails, or its table could not be written
+    """
+    names = (*derived.sources, *derived.lookups)
+    frames = [spark.createDataFrame([], schemas[name]) for name in names]
+    function = with_parameters(derived.transform, derived.parameters_of(lake.root(derived)))
+    try:
+        result: DataFrame = function(*frames)
+        if not hasattr(result, "schema"):
+            raise SpecError(
+                f"its function returns a {type(result).__name__}, not a DataFrame",
+                hint="return the rows of the table",
+            )
+        found = result.schema
+    except TopicbergError:
+        raise
+    except Exception as error:
+        raise _explained(derived, error, {name: schemas[name].names for name in names}) from error
+    _check(lake, derived, found, schemas)
+    return found
+
+
+def _explained(
+    derived: DerivedTable, error: Exception, columns: Mapping[str, list[str]]
+) -> TopicbergError:
+    text = str(error).partition("JVM stacktrace:")[0].strip()
+    reason = next(iter(text.splitlines()), "").rstrip(";") or type(error).__name__
+    if not type(error).__module__.startswith("pyspark"):
+        reason = f"{type(error).__name__}: {reason}"
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename.endswith(derived.file)
+    ]
+    at = f" (line {lines[-1]})" if lines else ""
+    return TopicbergError(
+        f"its function fails{at}: {reason}",
+        hint=similar_names(text, "spark", lambda: columns)
+        or "correct the function, or the schema of what it reads",
+    )
+
+
+def _check(
+    lake: Lake, derived: DerivedTable, found: "StructType", schemas: "Mapping[str, StructType]"
+) -> None:
+    """:raises SpecError: a table with these columns could not be written, checked or published"""
+    names, time = found.names, derived.time_column
+    if time not in names:
+        raise SpecError(
+            f"its function returns no column {time}, its time_column{suggestion(time, names)}",
+            hint="return the event time of the source under that name",
+        )
+    if (kind := found[time].dataType.simpleString()) not in _TIMES:
+        raise SpecError(
+            f"its time_column {time} is a {kind}, not a time",
+            hint="return the event time of the source as it is",
+        )
+    lower = [name.lower() for name in names]
+    for one, other in itertools.combinations(range(len(names)), 2):
+        if lower[one] == lower[other]:
+            raise SpecError(
+                f"its function returns {names[one]} and {names[other]}, which are one column",
+                hint="rename one of them: Spark, Glue and Snowflake ignore case",
+            )
+    for column in derived.rules.columns:
+        if column not in names:
+            raise SpecError(
+                f"its rules name a column {column}, which its function does not return"
+                f"{suggestion(column, names)}",
+                hint="correct `rules=Rules(…)` or the function",
+            )
+    _check_lineage(derived, names, schemas)
+    for spec in lake.published(derived):
+        for column in _published_columns(spec, lake):
+            if column not in names:
+                raise SpecError(
+                    f"topic {spec.name} publishes a field {column}, which its function does not "
+                    f"return{suggestion(column, names)}",
+                    hint="return the column, or remove the field from the topic's schema",
+                )
+
+
+def _check_lineage(
+    derived: DerivedTable, names: list[str], schemas: "Mapping[str, StructType]"
+) -> None:
+    """:raises SpecError: it names a column that the table or its source does not have"""
+    hint = "correct `lineage={…}`: column of the result → columns of the sources"
+    for column, origins in derived.lineage.items():
+        if column not in names:
+            raise SpecError(
+                f"its lineage names a column {column}, which its function does not return"
+                f"{suggestion(column, names)}",
+                hint=hint,
+            )
+        for origin in origins:
+            source, _, inner = origin.rpartition(".")
+            is_qualified = source in (*derived.sources, *derived.lookups)
+            name = inner if is_qualified else origin
+            known = [
+                known
+                for table in ([source] if is_qualified else derived.sources)
+                for known in schemas[table].names
+            ]
+            if name not in known and name.partition(".")[0] not in known:
+                where = source if is_qualified else " or ".join(derived.sources)
+                raise SpecError(
+                    f"its lineage names {origin}, but {where} has no column {name}"
+                    f"{suggestion(name, known)}",
+                    hint=hint,
+                )
+
+
+def _published_columns(spec: TopicSpec, lake: Lake) -> set[str]:
+    found: set[str] = {spec.key.field} if spec.key.field else set()
+    for _, one, path in spec.schema_files(lake.config):
+        found |= read_schema(path, one.format, one.message).columns.keys()
+    return found

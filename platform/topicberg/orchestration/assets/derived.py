@@ -1,0 +1,414 @@
+"""Tables of one's own: a function from DataFrame to DataFrame becomes a set of assets.
+
+Decorate the function, in a module that ``pipelines`` of ``[tool.topicberg]`` names::
+
+    @derived_table(source="stock_trades", time_column="trade_timestamp")
+    def large_trades(trades: DataFrame) -> DataFrame:
+        "Trades of more than 4,000 shares."
+        return trades.filter("quantity > 4000").withColumnRenamed("$$timestamp", "trade_timestamp")
+
+It gets the rows of its source in a window of event time and returns the rows of the derived table
+in the same window; ``iceberg/large_trades``, ``glue/large_trades`` and ``snowflake/large_trades``
+are in the graph, with partitions, backfills and checks.
+"""
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import dagster as dg
+from pydantic import BaseModel, ValidationError
+
+from topicberg.charts import markdown
+from topicberg.errors import SpecError
+from topicberg.iceberg.hours import Hours
+from topicberg.orchestration.assets.metadata import column_lineage, documentation, table_metadata
+from topicberg.orchestration.assets.partitions import (
+    TimePartitions,
+    partition_keys,
+    time_partitions,
+    window,
+)
+from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.assets.tables import LakeTable, freshness
+from topicberg.orchestration.resources import Lakehouse, Spark
+from topicberg.settings import emr_settings, settings
+from topicberg.topics import Rules, TopicSpec
+from topicberg.transforms.code import code_version as version_of_code
+from topicberg.transforms.derived import (
+    RETENTION_MARGIN,
+    Derivation,
+    Source,
+    Transform,
+    Written,
+    read_window,
+    write_window,
+)
+from topicberg.transforms.windows import FOREVER
+from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from topicberg.orchestration.assets.lake import Lake
+
+T = TypeVar("T")
+NAME = re.compile("[a-z][a-z0-9_]*")
+"""Of a table: Glue knows no upper case, and Snowflake ignores it."""
+DAY = 24
+LONGEST = timedelta(days=36_500)
+"""Of a lookback or lookahead that is not for ever."""
+CHART_PARTITIONS = 6
+"""Partitions before those of the run that its chart shows as well."""
+MAX_RETENTION_MS = 10**12
+"""Some 30 years: retention may be "for ever" (2**63 - 1)."""
+NO_RULES = Rules()
+Lineage = Mapping[str, tuple[str, ...]]
+Lookback = timedelta | Callable[[Any], timedelta]
+DataCheck = Callable[..., dg.AssetCheckResult]
+"""Rows of the table in, a finding out; its name and its docstring are the check's."""
+Chart = Callable[..., Any]
+"""Rows of the table in, a matplotlib figure out."""
+
+
+@dataclass(frozen=True)
+class DerivedTable:
+    """A derived table as its author describes it; :func:`derived_table` makes one."""
+
+    name: str
+    sources: tuple[str, ...]
+    time_column: str
+    transform: Transform
+    description: str
+    lookups: tuple[str, ...] = ()
+    lookback: Lookback | None = None
+    lookahead: Lookback | None = None
+    parameters: type[BaseModel] | None = None
+    rules: Rules = NO_RULES
+    checks: tuple[DataCheck, ...] = ()
+    chart: Chart | None = None
+    owners: tuple[str, ...] = ()
+    lineage: Lineage = field(default_factory=dict)
+    format_version: Literal[2, 3] = 2
+
+    def __post_init__(self) -> None:
+        """:raises SpecError: an argument of :func:`derived_table` is wrong"""
+        model, rules = self.parameters, self.rules
+        for is_right, what in (
+            (NAME.fullmatch(self.name), "the name has other characters than a-z, 0-9 and _"),
+            *(
+                (
+                    given is None or isinstance(given, timedelta | Callable),
+                    f"{name} is {given!r}: use a timedelta, FOREVER or a function of the "
+                    "parameters",
+                )
+                for name, given in (("lookback", self.lookback), ("lookahead", self.lookahead))
+            ),
+            (
+                model is None or (inspect.isclass(model) and issubclass(model, BaseModel)),
+                f"parameters is {model!r}: use a class derived from pydantic.BaseModel",
+            ),
+            (isinstance(rules, Rules), f"rules is {rules!r}: use Rules(…)"),
+            (
+                all(map(callable, self.checks)),
+                f"checks is {self.checks!r}: use a tuple of functions",
+            ),
+            (
+                self.chart is None or callable(self.chart),
+                f"chart is {self.chart!r}: use a function from rows to a figure",
+            ),
+        ):
+            if not is_right:
+                raise SpecError(
+                    f"{self.file}: derived table {self.name}: {what}",
+                    hint="correct the arguments of `@derived_table`; docs/add-a-pipeline.md "
+                    "explains them",
+                )
+
+    @property
+    def file(self) -> str:
+        """The file of its function, from the project's root."""
+        found = inspect.getsourcefile(self.transform)
+        if found is not None and Path(found).is_relative_to(root := settings().project_root):
+            return str(Path(found).relative_to(root))
+        return f"{self.transform.__module__.replace('.', '/')}.py"
+
+    def parameters_of(self, root: TopicSpec) -> BaseModel | None:
+        """What the spec sets for this table, and the defaults of the rest.
+
+        :raises SpecError: a parameter is unknown or wrong
+        """
+        given = root.parameters.get(self.name, {})
+        if self.parameters is None:
+            if given:
+                raise SpecError(f"topic {root.name}: derived table {self.name} takes no parameters")
+            return None
+        try:
+            return self.parameters.model_validate(given)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            place = ".".join(["parameters", self.name, *map(str, wrong["loc"])])
+            raise SpecError(f"topic {root.name}: {place}: {wrong['msg']}") from None
+
+    @property
+    def reads_around(self) -> bool:
+        """Whether it follows from other windows of its sources as well."""
+        return self.lookback is not None or self.lookahead is not None
+
+    def lookback_of(self, root: TopicSpec) -> timedelta | None:
+        """How far before a window its sources are read."""
+        return self._duration("lookback", self.lookback, root)
+
+    def lookahead_of(self, root: TopicSpec) -> timedelta | None:
+        """How far after a window its sources are read."""
+        return self._duration("lookahead", self.lookahead, root)
+
+    def _duration(self, name: str, given: Lookback | None, root: TopicSpec) -> timedelta | None:
+        """:raises SpecError: it is not a duration"""
+        found = given(self.parameters_of(root)) if callable(given) else given
+        if found is None or found == FOREVER:
+            return found
+        if not isinstance(found, timedelta) or not timedelta() <= found <= LONGEST:
+            raise SpecError(
+                f"{self.file}: derived table {self.name}: {name} is {found!r}; expected is a "
+                f"timedelta from 0 to {LONGEST.days:,} days, or FOREVER",
+                hint=f"correct `{name}=…` of `@derived_table`",
+            )
+        return found
+
+
+def derived_table(
+    *,
+    source: str | tuple[str, ...],
+    time_column: str,
+    lookups: tuple[str, ...] = (),
+    lookback: Lookback | None = None,
+    lookahead: Lookback | None = None,
+    parameters: type[BaseModel] | None = None,
+    rules: Rules = NO_RULES,
+    checks: tuple[DataCheck, ...] = (),
+    chart: Chart | None = None,
+    owners: tuple[str, ...] = (),
+    lineage: Lineage | None = None,
+    format_version: Literal[2, 3] = 2,
+) -> Callable[[Transform], DerivedTable]:
+    """Make a function from the sources' rows to the table's rows a derived table of its name.
+
+    :param source: the topics or derived tables of which it reads a window of event time; the
+        function gets a DataFrame for each
+    :param time_column: column of the result by which the table is partitioned and its windows are
+        replaced: the sources' event time or, with ``lookback`` and ``lookahead``, another time
+    :param lookups: further tables, of which it gets all rows
+    :param lookback: the function also sees this much of event time before the window: rows of the
+        sources become rows that are at most so much later. What it returns of other windows is left
+        out. With ``parameters``, a function of them.
+    :param lookahead: the same after the window: rows of the sources become rows that are at most so
+        much earlier. :data:`FOREVER`: the sources are read as a whole.
+    :param parameters: a model whose values stand in the source's spec under
+        ``parameters.<name of the table>``; the function gets it as the keyword ``parameters``
+    :param rules: what holds for its rows, as under ``checks`` in a topic's spec
+    :param checks: asset checks on the rows of the partitions that a run computed
+    :param chart: draws the rows of the partitions that a run computed and of the six before them;
+        see :mod:`topicberg.charts`.
+        Checks and chart may take the keyword ``parameters`` as well.
+    :param lineage: column of the result → columns of the sources, for the UI; ``table.column``
+        names a column of one of several
+    :param format_version: Iceberg's, of a new table; not every reader supports version 3
+    """
+
+    def decorate(function: Transform) -> DerivedTable:
+        return DerivedTable(
+            name=function.__name__,
+            sources=(source,) if isinstance(source, str) else source,
+            time_column=time_column,
+            transform=function,
+            description=inspect.getdoc(function) or "",
+            lookups=lookups,
+            lookback=lookback,
+            lookahead=lookahead,
+            parameters=parameters,
+            rules=rules,
+            checks=checks,
+            chart=chart,
+            owners=owners,
+            lineage=lineage or {},
+            format_version=format_version,
+        )
+
+    return decorate
+
+
+def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
+    """What the derived table is to the library, which knows no assets.
+
+    :raises SpecError: an argument of ``@derived_table`` is wrong for its sources
+    """
+    root = lake.root(derived)
+    partitions = time_partitions(root)
+    parameters = derived.parameters_of(root)
+    plan = Derivation(
+        sources=(
+            *(_source(name, lake, whole=False) for name in derived.sources),
+            *(_source(name, lake, whole=True) for name in derived.lookups),
+        ),
+        target=lake.table(derived).identifier,
+        transform=with_parameters(derived.transform, parameters),
+        target_time=derived.time_column,
+        lookback=derived.lookback_of(root),
+        lookahead=derived.lookahead_of(root),
+        partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
+        first=partitions.start.astimezone(UTC),
+        format_version=derived.format_version,
+        version=code_version(derived, lake),
+    )
+    _check_retention(derived, plan)
+    return plan
+
+
+def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
+    """Check that the rows that a window needs are kept until all of them have arrived.
+
+    :raises SpecError: they are not
+    """
+    kept = [each.kept for each in plan.sources if each.kept is not None and not each.whole]
+    if not plan.lookahead or not kept:
+        return
+    back = timedelta() if plan.lookback in (None, FOREVER) else plan.lookback
+    needed = FOREVER if plan.lookahead == FOREVER else plan.lookahead + back + RETENTION_MARGIN
+    if needed >= min(kept):
+        raise SpecError(
+            f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
+            f"{min(kept)}; with its lookahead, a window may still change "
+            + ("after any time" if needed == FOREVER else f"after {needed}"),
+            hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
+            "`lookahead`",
+        )
+
+
+def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
+    origin, ingested = lake.origin(name), lake.ingested.get(name)
+    kept = ingested.retention_ms if ingested else None
+    retention = None if kept is None else timedelta(milliseconds=min(kept, MAX_RETENTION_MS))
+    return Source(origin.identifier, origin.time, whole=whole, kept=retention)
+
+
+def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:
+    """The function as it is called: with the table's parameters, if it takes them."""
+    if parameters is None or "parameters" not in inspect.signature(function).parameters:
+        return function
+    return partial(function, parameters=parameters)
+
+
+def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
+    partitions = time_partitions(lake.root(derived))
+    plan = derivation(derived, lake)
+    parameters = derived.parameters_of(lake.root(derived))
+    parents = {name: lake.origin(name) for name in (*derived.sources, *derived.lookups)}
+    names = ", ".join(f"`{name}`" for name in parents)
+
+    @dg.asset(
+        key=table.key("iceberg"),
+        deps=[origin.key("iceberg") for origin in parents.values()],
+        group_name=table.group,
+        kinds={"iceberg", "pyspark"},
+        owners=list(table.owners),
+        partitions_def=partitions,
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        freshness_policy=freshness(lake.root(derived)),
+        pool="spark",
+        description=f"Iceberg table `{'.'.join(table.identifier)}`, computed by PySpark from "
+        f"{names}.\n\n{derived.description}\n\nA run replaces exactly its partitions. A sensor "
+        "requests the partitions in which records arrived, so partitions without records stay "
+        "unmaterialized. The check `up_to_date` fails if one with records is missing or stale.",
+        metadata={
+            "dagster/table_name": ".".join(table.identifier),
+            **documentation("add-a-pipeline.md"),
+            "dagster/column_lineage": column_lineage(
+                {name: origin.key("iceberg") for name, origin in parents.items()},
+                derived.lineage,
+                derived.sources,
+            ),
+        },
+        code_version=code_version(derived, lake),
+    )
+    @retried()
+    def compute(
+        context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
+    ) -> dg.MaterializeResult:
+        time_window = context.partition_time_window
+        asked = window(partitions, time_window.start, time_window.end)
+        catalog = lakehouse.catalog()
+        for name, origin in parents.items():
+            if not catalog.table_exists(origin.identifier):
+                context.log.info(f"there is no table of {name} yet: creating it")
+                lake.create(name, lakehouse)
+        if emr := emr_settings():
+            # Not above: dagster-aws takes as long to import as all that a run without it needs.
+            from topicberg.orchestration.emr.client import write_window_on_emr
+
+            written = write_window_on_emr(
+                context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
+            )
+        else:
+            written = write_window(spark.spark_session, catalog, plan, asked)
+        context.log.info(f"wrote {count(written.rows, 'row')}")
+        rows = _rows_by_partition(partitions, written)
+        keys = context.partition_keys
+        has_spark = bool(lakehouse.endpoints().spark_connect)
+        if derived.chart and written.rows and has_spark:
+            # One for all: each partition would store it.
+            unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
+            drawn = asked.back(CHART_PARTITIONS * unit)
+            frame = read_window(spark.spark_session, plan.target, plan.target_time, drawn)
+            figure = with_parameters(derived.chart, parameters)(frame)
+            context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
+        for key in keys:
+            context.add_asset_metadata(
+                {"dagster/partition_row_count": rows[key]}, partition_key=key
+            )
+        # Every partition gets a copy of the metadata: no sample for a long backfill.
+        metadata = table_metadata(catalog.load_table(table.identifier), sample=len(keys) <= DAY)
+        return dg.MaterializeResult(
+            metadata={
+                **metadata,
+                "source_snapshots": {
+                    name: str(snapshot) for name, snapshot in (written.sources or {}).items()
+                },
+            }
+        )
+
+    return compute
+
+
+def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[str]:
+    rows = Counter[str]()
+    for hour, added in (written.rows_by_hour or {}).items():
+        for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):
+            rows[key] += added
+    return rows
+
+
+def code_version(derived: DerivedTable, lake: "Lake") -> str:
+    """Changes with what the table's rows depend on: code, parameters, and what is read.
+
+    See :mod:`topicberg.transforms.code`.
+    """
+    root = lake.root(derived)
+    parameters = derived.parameters_of(root)
+    settings = repr(
+        (
+            derived.sources,
+            derived.lookups,
+            derived.time_column,
+            derived.lookback_of(root),
+            derived.lookahead_of(root),
+            str(root.derived_partitions.granularity) if root.derived_partitions else None,
+            parameters.model_dump_json() if parameters else None,
+        )
+    )
+    models = (derived.parameters,) if derived.parameters else ()
+    return version_of_code(derived.transform, settings, *models)

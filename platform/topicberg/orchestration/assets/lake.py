@@ -1,0 +1,267 @@
+"""The tables that there are and how they come from one another, put together from the specs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import dagster as dg
+
+from topicberg.checks.catalogs import parity_check, pointer_check
+from topicberg.checks.check import TableCheck
+from topicberg.errors import SpecError
+from topicberg.orchestration.assets.derived import DerivedTable
+from topicberg.orchestration.assets.registry import OF_TOPICS, ComputedTable, Table
+from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.resources import Lakehouse
+from topicberg.project import modules
+from topicberg.settings import Settings, settings
+from topicberg.tableflow.history import history_table
+from topicberg.topics import TopicSpec
+from topicberg.topics.kept import KnownSpecs
+from topicberg.topics.spec import asset_name
+from topicberg.transforms.upsert_view import UpsertView
+
+
+@dataclass(frozen=True)
+class Lake:
+    """Every topic and every derived table, but for those that a deployment without Spark Connect
+    cannot compute: histories, and what is derived from them.
+
+    :raises SpecError: (on making) a derived table has a source that does not exist, two sources
+        with different partitions, itself as a source, or the name of a topic's table
+    """
+
+    config: Settings
+    topics: tuple[TopicSpec, ...]
+    derived: tuple[DerivedTable, ...]
+    left_out: frozenset[str] = frozenset()
+    """Topics whose specs are invalid: what follows from them is left out as well."""
+    problem: str | None = None
+    """What is wrong with the specs."""
+    publishes: bool = True
+    """Whether derived tables are published to topics."""
+    also_read: frozenset[str] = frozenset()
+    """Names of what derived tables read that were left out (:meth:`within`)."""
+
+    def __post_init__(self) -> None:
+        left = self._without_missing()
+        lost = {one.name for one in self.derived} - {one.name for one in left}
+        object.__setattr__(self, "derived", left)
+        if self.left_out:
+            topics = tuple(spec for spec in self.topics if spec.publishes not in lost)
+            object.__setattr__(self, "topics", topics)
+        self._check_names()
+        for table in self.derived:
+            self._check(table, ())
+        self._check_published()
+
+    def _without_missing(self) -> tuple[DerivedTable, ...]:
+        """Return the derived tables whose sources there are, or should be."""
+        missing: set[str] = set()
+        if not self.config.has_spark:
+            missing = {history_table(spec, self.config)[1] for spec in self.topics if spec.history}
+        for topic in self.left_out - {spec.name for spec in self.topics}:
+            name = asset_name(topic)
+            missing |= {topic, f"{name}_topic", f"{name}_history"}
+        found = self.derived
+        while lost := {one.name for one in found if missing & {*one.sources, *one.lookups}}:
+            missing |= lost
+            found = tuple(one for one in found if one.name not in lost)
+        return found
+
+    def within(self, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Lake:
+        """Return the part of which a graph has the assets; nothing else is checked or requested."""
+        keys = {key for one in assets for key in (one.keys if hasattr(one, "keys") else (one.key,))}
+        tables = {table.name for table in self.tables if table.key("iceberg") in keys}
+        derived = tuple(one for one in self.derived if one.name in tables)
+        topics = tuple(
+            spec
+            for spec in self.topics
+            if (not spec.has_table(self.config) or spec.table_name in tables)
+            and (spec.publishes is None or spec.publishes in {one.name for one in derived})
+        )
+        published = {kafka_key(spec) for one in self.derived for spec in self.published(one)}
+        publishes = published <= keys
+        if len(topics) == len(self.topics) and len(derived) == len(self.derived) and publishes:
+            return self
+        gone = {spec.name for spec in self.topics} - {spec.name for spec in topics}
+        gone |= {one.name for one in self.derived} - {one.name for one in derived}
+        return replace(
+            self,
+            topics=topics,
+            derived=derived,
+            left_out=self.left_out | gone,
+            publishes=self.publishes and publishes,
+            also_read=self.read,  # so that the same tables share operations
+        )
+
+    @cached_property
+    def _of_topics(self) -> tuple[Table, ...]:
+        return tuple(
+            table
+            for kind in OF_TOPICS
+            for spec in self.topics
+            for table in kind.of(spec, self.config)
+        )
+
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """Every table: those of topics, their histories and views, then the derived ones."""
+        computed = (
+            ComputedTable.of(derived, self.root(derived), self.config) for derived in self.derived
+        )
+        return (*self._of_topics, *computed)
+
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """The names of what derived tables read."""
+        own = {name for each in self.derived for name in (*each.sources, *each.lookups)}
+        return self.also_read | own
+
+    @cached_property
+    def checks(self) -> tuple[tuple[Table, str, tuple[TableCheck, ...]], ...]:
+        """Table, system (the first part of the asset's key), and the checks of that asset."""
+        found: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
+        for table in self.tables:
+            found.append((table, "iceberg", tuple(table.checks(self))))
+            dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
+            found.append((table, "glue", (pointer_check(dropped),)))
+            found.append((table, "snowflake", (parity_check(),)))
+        return tuple(found)
+
+    @cached_property
+    def ingested(self) -> dict[str, Table]:
+        """The tables of records that others can be derived from, by the name of the source."""
+        return {table.source: table for table in self._of_topics if table.source}
+
+    @cached_property
+    def upsert_views(self) -> dict[str, UpsertView]:
+        found = {table.name: table.upsert_view(self.config) for table in self.tables}
+        return {name: view for name, view in found.items() if view is not None}
+
+    @cached_property
+    def derived_by_name(self) -> dict[str, DerivedTable]:
+        return {table.name: table for table in self.derived}
+
+    def root(self, table: DerivedTable) -> TopicSpec:
+        """Return the topic that its rows come from."""
+        return self._root_of(table.sources[0])
+
+    def _root_of(self, source: str) -> TopicSpec:
+        found = self.ingested.get(source)
+        return found.root if found else self.root(self.derived_by_name[source])
+
+    def table(self, derived: DerivedTable) -> Table:
+        return self._by_source[derived.name]
+
+    def origin(self, name: str) -> Table:
+        """Return the table of a topic, or a derived one, that others are derived from."""
+        return self._by_source[name]
+
+    def create(self, name: str, lakehouse: Lakehouse) -> None:
+        """Create the table of a topic; the run of a derived one is left to its own asset.
+
+        So a table that reads two topics can be computed when only one of them has records yet.
+        """
+        self._by_source[name].create(lakehouse)
+
+    @cached_property
+    def _by_source(self) -> dict[str, Table]:
+        computed = {table.source: table for table in self.tables if table.source}
+        return {**computed, **self.ingested}
+
+    def published(self, derived: DerivedTable) -> list[TopicSpec]:
+        """The topics that a derived table is published to, where there is a Spark for it."""
+        if not (self.publishes and self.config.has_spark):
+            return []
+        return [spec for spec in self.topics if spec.publishes == derived.name]
+
+    def downstream(self, name: str) -> list[DerivedTable]:
+        """What a change in a window of a table changes in the same window, and nowhere else.
+
+        In the order in which it can be computed.
+        """
+        found: dict[str, DerivedTable] = {}
+        for table in self.derived:
+            if name in table.sources and not table.reads_around:
+                for each in (table, *self.downstream(table.name)):
+                    found.pop(each.name, None)
+                    found[each.name] = each
+        return list(found.values())
+
+    def _check_names(self) -> None:
+        """In Snowflake all tables are in one schema, and in Dagster their names are keys."""
+        topics = [table for table in self._of_topics if table.reported]
+        others = [table for table in self._of_topics if not table.reported]
+        named = [(table.described.format(topic=table.root.name), table.name) for table in others]
+        named += [(ComputedTable.described, table.name) for table in self.derived]
+        seen = {table.name.lower() for table in topics}
+        for what, name in named:
+            if name.lower() in seen:
+                raise SpecError(
+                    f"the {what} has the name {name}, which another table has already",
+                    hint="rename it, or set tableflow.enabled: false in the spec of the topic",
+                )
+            seen.add(name.lower())
+
+    def _check(self, table: DerivedTable, below: tuple[str, ...]) -> None:
+        if table.name in below:
+            raise SpecError(
+                f"derived table {table.name} comes from itself: {' → '.join((*below, table.name))}"
+            )
+        for source in (*table.sources, *table.lookups):
+            known = (*self.ingested, *self.derived_by_name)
+            if source not in known:
+                there = ", ".join(sorted(known))
+                raise SpecError(
+                    f"derived table {table.name}: there is no table {source!r} to derive it from",
+                    hint=f"topics with Tableflow enabled, and derived tables: {there or 'none'}",
+                )
+            if source in self.derived_by_name:
+                self._check(self.derived_by_name[source], (*below, table.name))
+        partitions = {str(self._root_of(source).derived_partitions) for source in table.sources}
+        if len(partitions) > 1:
+            raise SpecError(
+                f"derived table {table.name}: its sources differ in `derived_partitions`",
+                hint="give their topics the same granularity and start",
+            )
+
+    def _check_published(self) -> None:
+        for spec in self.topics:
+            if spec.publishes and spec.publishes not in self.derived_by_name:
+                there = ", ".join(sorted(self.derived_by_name))
+                raise SpecError(
+                    f"topic {spec.name} publishes {spec.publishes!r}, which is not a derived table",
+                    hint=f"derived tables: {there or 'none'}",
+                )
+
+
+def find_derived(config: Settings | None = None) -> list[DerivedTable]:
+    """Every derived table of the modules that ``pipelines`` of ``[tool.topicberg]`` names.
+
+    :raises TopicbergError: a module cannot be imported, or two modules define one table
+    """
+    config = config or settings()
+    found: dict[str, DerivedTable] = {}
+    for module in modules(config.project_root, config.project.pipelines):
+        for member in vars(module).values():
+            if not isinstance(member, DerivedTable):
+                continue
+            first = found.setdefault(member.name, member)
+            if first is not member:
+                raise SpecError(
+                    f"{member.file}: derived table {member.name} is also in {first.file}",
+                    hint="rename one of the functions",
+                )
+    return list(found.values())
+
+
+def lake_of(config: Settings, known: KnownSpecs) -> Lake:
+    """Return the lake of these specs and of the project's derived tables.
+
+    :raises SpecError: derived tables are invalid, or do not fit the specs
+    """
+    derived = tuple(find_derived(config))
+    return Lake(config, tuple(known.specs), derived, known.left_out, known.problem)

@@ -1,0 +1,305 @@
+"""The kinds of tables: of a topic, its history, an upsert view of it, and a derived table.
+
+All that differs between kinds is in the class of the kind; assets, checks, jobs and sensors take
+:attr:`.assets.lake.Lake.tables` and never ask for a kind. A further kind is one more class.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from topicberg.checks.check import TableCheck
+from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, view_check
+from topicberg.checks.rules import rule_checks
+from topicberg.checks.table import equality_deletes_check, readable_by_check, volume_check
+from topicberg.checks.topic import history_checks, topic_checks
+from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_asset
+from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
+from topicberg.orchestration.assets.tables import CATALOGS, LakeTable, own_operation
+from topicberg.orchestration.assets.topics import (
+    history_asset,
+    topic_spec,
+    upsert_view_asset,
+    wait_for_topic,
+)
+from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.transforms.upsert_view import UpsertView
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from topicberg.iceberg.maintenance import MaintenanceReport
+    from topicberg.orchestration.assets.lake import Lake
+    from topicberg.orchestration.resources import Lakehouse
+    from topicberg.settings import Settings
+    from topicberg.topics import Rules, TopicSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(LakeTable, ABC):
+    """A table of the lake: its names, and what its kind says of it."""
+
+    root: TopicSpec
+    """The topic that its rows come from: its spec gives pipeline, partitions and owners."""
+    time: str | None
+    """The column of its event time; None: it has none that others could rely on."""
+    source: str | None
+    """The name by which derived tables read it; None: they cannot."""
+
+    described: ClassVar[str]
+    """The kind, for messages; ``{topic}`` is the root's name."""
+    has_snapshot_sensor: ClassVar[bool] = False
+    """Whether a sensor watches its snapshots and requests what is derived from it."""
+    reported: ClassVar[bool] = False
+    """Whether that sensor reports its snapshots: no run does, as the engine commits them."""
+    requested_with_topic: ClassVar[tuple[str, ...]] = ()
+    """The assets, by system, that are requested when the topic's own table has a new snapshot."""
+    reports_drop: ClassVar[bool] = False
+    """Whether its check ``up_to_date`` fails when it was dropped."""
+
+    @property
+    def retention_ms(self) -> int | None:
+        """For how long it keeps rows, which what is derived from them outlives; None: for ever."""
+        return None
+
+    @abstractmethod
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        """Return the asset that fills it."""
+
+    def is_independent(self, lake: Lake) -> bool:
+        """Return whether no step of a run waits for its assets, so that they may share steps.
+
+        See :mod:`.assets.sharing`, which then calls :meth:`iceberg_spec` and :meth:`materialize`.
+        """
+        return False
+
+    def iceberg_spec(self) -> dg.AssetSpec:
+        """Return the asset of an independent table."""
+        raise NotImplementedError
+
+    def materialize(
+        self, context: dg.AssetExecutionContext, lakehouse: Lakehouse
+    ) -> dg.MaterializeResult:
+        """Materialize the asset of an independent table."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        """Return the checks of that asset."""
+
+    def upsert_view(self, config: Settings) -> UpsertView | None:
+        """Return what it is computed by, if that is no function of a pipeline."""
+        return None
+
+    def create(self, lakehouse: Lakehouse) -> None:
+        """Create the table, if a run of a table that reads it may do so."""
+
+    def maintain(self, lakehouse: Lakehouse) -> MaintenanceReport | None:
+        """Do what is due; None: another service maintains it."""
+        from topicberg.iceberg.maintenance import Policy, maintain_table, topic_policy
+
+        iceberg = lakehouse.catalog().load_table(self.identifier)
+        policy = Policy(retention=topic_policy(self.root).retention)
+        return maintain_table(iceberg, lakehouse.endpoints(), policy, time=self.time)
+
+    @property
+    def _allowed_minutes(self) -> int:
+        """How stale it may be that is computed from the topic."""
+        return self.root.freshness.warn_minutes if self.root.freshness else ALLOWED_MINUTES
+
+    def _row_checks(
+        self,
+        rules: Rules,
+        spec: TopicSpec | None,
+        defined_in: str,
+        *,
+        of_confluent: bool = False,
+    ) -> Iterator[TableCheck]:
+        """Return the checks of manifests, and those of the rules of a spec.
+
+        :param of_confluent: Confluent's Tableflow writes the table
+        """
+        yield readable_by_check()
+        yield equality_deletes_check(of_confluent=of_confluent)
+        if rules.volume_factor is not None:
+            yield volume_check(rules.volume_factor)
+        yield from rule_checks(rules, spec, defined_in)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicTable(Table):
+    """The table of a topic, which Tableflow writes."""
+
+    described = "topic {topic}"
+    has_snapshot_sensor = True
+    reported = True
+    requested_with_topic = ("glue", "snowflake")
+
+    @classmethod
+    def of(cls, spec: TopicSpec, config: Settings) -> Iterator[TopicTable]:
+        if not spec.has_table(config):
+            return
+        yield cls(
+            name=spec.table_name,
+            group=spec.pipeline,
+            identifier=spec.table_identifier(config),
+            owners=spec.owners,
+            root=spec,
+            time=spec.event_time,
+            # A topic that is published has the name of the derived table.
+            source=spec.table_name if spec.publishes else spec.name,
+        )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        return own_operation(
+            self.iceberg_spec(), lambda context, lakehouse, _: self.materialize(context, lakehouse)
+        )
+
+    def is_independent(self, lake: Lake) -> bool:
+        spec = self.root
+        is_read = bool(spec.upsert_views) or self.source in lake.read
+        return not (spec.publishes or is_read or spec.checks.blocking)
+
+    def iceberg_spec(self) -> dg.AssetSpec:
+        return topic_spec(self.root, self)
+
+    def materialize(
+        self, context: dg.AssetExecutionContext, lakehouse: Lakehouse
+    ) -> dg.MaterializeResult:
+        return wait_for_topic(context, self.root, self, lakehouse)
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        defined_in = f"`checks:` in {lake.config.topics_dir.name}/{self.root.name}.yaml"
+        yield from topic_checks(self.root)
+        yield from self._row_checks(
+            self.root.checks, self.root, defined_in, of_confluent=not lake.config.own_engine
+        )
+
+    @property
+    def retention_ms(self) -> int | None:
+        return self.root.tableflow.data_retention_ms
+
+    def create(self, lakehouse: Lakehouse) -> None:
+        lakehouse.ingest(self.root, lambda missing: None)
+
+    def maintain(self, lakehouse: Lakehouse) -> MaintenanceReport | None:
+        return lakehouse.maintain(self.root)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryTable(Table):
+    """Every record of an upsert topic, see :mod:`topicberg.tableflow.history`."""
+
+    described = "history of topic {topic}"
+    has_snapshot_sensor = True
+    requested_with_topic = CATALOGS
+
+    @classmethod
+    def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
+        if not (spec.has_table(config) and spec.history and config.has_spark):
+            return
+        namespace, name = history_table(spec, config)
+        yield cls(
+            name=name,
+            group=spec.pipeline,
+            identifier=(namespace, name),
+            owners=spec.owners,
+            root=spec,
+            time=spec.event_time,
+            source=name,
+        )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        return history_asset(self.root, self)
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        yield from history_checks(self.root, self._allowed_minutes)
+        yield readable_by_check()
+        yield equality_deletes_check()
+
+    def create(self, lakehouse: Lakehouse) -> None:
+        ingest_history(self.root, lakehouse.endpoints(), lakehouse.config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpsertViewTable(Table):
+    """The newest records of a topic by key, see :mod:`topicberg.transforms.upsert_view`."""
+
+    described = "upsert view of topic {topic}"
+    requested_with_topic = CATALOGS
+
+    @classmethod
+    def of(cls, spec: TopicSpec, config: Settings) -> Iterator[UpsertViewTable]:
+        for name in spec.upsert_views if spec.has_table(config) else ():
+            yield cls(
+                name=name,
+                group=spec.pipeline,
+                identifier=(spec.namespace(config), name),
+                owners=spec.owners,
+                root=spec,
+                time=None,
+                source=None,
+            )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        (topic,) = TopicTable.of(self.root, lake.config)
+        return upsert_view_asset(self.root, topic, self, self.upsert_view(lake.config))
+
+    def upsert_view(self, config: Settings) -> UpsertView:
+        spec = self.root
+        order = (spec.event_time, spec.metadata_column("partition"), spec.metadata_column("offset"))
+        keys, version = tuple(spec.upsert_views[self.name]), spec.table.format_version
+        return UpsertView(spec.table_identifier(config), self.identifier, keys, order, version)
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        yield view_check(self.root, self._allowed_minutes)
+        yield readable_by_check()
+        yield equality_deletes_check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedTable(Table):
+    """A derived table: a function of a pipeline computes it from others."""
+
+    described = "derived table"
+    reports_drop = True
+    derived: DerivedTable
+
+    @classmethod
+    def of(cls, derived: DerivedTable, root: TopicSpec, config: Settings) -> ComputedTable:
+        return cls(
+            name=derived.name,
+            group=root.pipeline,
+            identifier=(root.namespace(config), derived.name),
+            owners=derived.owners or root.owners,
+            root=root,
+            time=derived.time_column,
+            source=derived.name,
+            derived=derived,
+        )
+
+    def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
+        return derived_asset(self.derived, self, lake)
+
+    def checks(self, lake: Lake) -> Iterator[TableCheck]:
+        defined_in = f"`rules=Rules(…)` of {self.name} in {self.derived.file}"
+        yield derived_check(
+            self.name,
+            (*self.derived.sources, *self.derived.lookups),
+            self._allowed_minutes,
+            derivation(self.derived, lake),
+            partial(partition_keys, time_partitions(self.root)),
+        )
+        yield from self._row_checks(self.derived.rules, None, defined_in)
+
+
+OF_TOPICS: tuple[type[TopicTable] | type[HistoryTable] | type[UpsertViewTable], ...] = (
+    TopicTable,
+    HistoryTable,
+    UpsertViewTable,
+)
+"""The kinds that the spec of a topic asks for."""

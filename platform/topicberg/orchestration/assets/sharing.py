@@ -1,0 +1,310 @@
+"""Assets of many topics in a few operations, so that a fleet of topics loads in seconds.
+
+Dagster needs milliseconds for each operation: when the project is loaded, for each job that has it,
+and in every run. So the topics of a pipeline share operations: one to observe topics, and one for
+each system of their tables. Each asset keeps its key, its checks and its button in the UI.
+
+What one operation for each asset would give is done here instead:
+
+- an asset that fails stops no other of its step. The step fails at its end, and names what failed;
+- a failure that a retry may resolve is retried for the assets that have it, see
+  :mod:`topicberg.retry`;
+- an asset whose parent failed in the same run is left out. Between these operations are no
+  dependencies, which would leave out all of a step: priorities order them. This needs an executor
+  that runs the steps of a run in one process, one after the other.
+
+A table shares operations if no step of a run waits for it (:meth:`.assets.registry.Table.
+is_independent`): nothing is computed from it, and it has no blocking rules.
+"""
+
+# Dagster reads the annotations of an operation's function: no `from __future__ import annotations`.
+
+import time
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import dagster as dg
+
+from topicberg.checks.check import TableCheck
+from topicberg.errors import TopicbergError, safe, split_hint
+from topicberg.orchestration.assets.registry import Table
+from topicberg.orchestration.assets.tables import (
+    CATALOGS,
+    glue_spec,
+    kafka_key,
+    operation_name,
+    pool_of,
+    refresh,
+    register,
+    snowflake_spec,
+)
+from topicberg.orchestration.assets.topics import kafka_spec, observe
+from topicberg.orchestration.checks.adapter import check_specs, evaluation
+from topicberg.orchestration.resources import Lakehouse, Snowflake
+from topicberg.retry import classify, with_service, without_jvm
+from topicberg.topics import TopicSpec
+from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from topicberg.orchestration.assets.lake import Lake
+
+AT_ONCE = 8
+"""Tables that a step registers or refreshes at once: most of the time is waiting for the vendor."""
+SHARED_BY = 50
+"""Topics of one operation, at most on average. More would cost each run that needs one of them."""
+MAX_SHOWN = 5
+"""Failed assets that the error of a step names."""
+_PRIORITY = {"iceberg": "2", "glue": "1", "snowflake": "0"}
+"""Of the steps of a run: parents first."""
+
+_OPTIONAL = dg.Out(dg.Nothing, is_required=False)
+"""What a run may leave out, or fails to do."""
+
+Event = TypeVar("Event")
+Task = Callable[[], Event]
+_failed: dict[str, set[dg.AssetKey]] = {}
+"""Run → assets that it has not materialized, because they or their parents failed."""
+
+
+def shared_assets(lake: "Lake") -> Iterator[dg.AssetsDefinition]:
+    """Return the topics in Kafka, and the tables that share operations, with their checks."""
+    topics = {spec.name: spec for spec in lake.topics if not spec.publishes}
+    for name, share in share_out((spec.pipeline, spec.name) for spec in topics.values()):
+        yield _observation(f"kafka_{name}", [topics[topic] for topic in share])
+    parts: dict[str, dict[str, Part]] = {system: {} for system in CATALOGS}
+    for each, system, checks in lake.checks:
+        if each.is_independent(lake):
+            parts[system][each.name] = Part(each, system, checks)
+    tables = parts[CATALOGS[0]]
+    for name, share in share_out((part.table.group, table) for table, part in tables.items()):
+        for system in CATALOGS:
+            chosen = [parts[system][table] for table in share]
+            yield _materialization(f"{system}_{name}", system, chosen)
+
+
+def share_out(grouped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Return the end of each operation's name, such as ``of_shop``, and its members.
+
+    A member stays in its operation when others are added, until the number of operations doubles.
+
+    :param grouped: the group of each member, and its name
+    """
+    groups: dict[str, list[str]] = {}
+    for group, name in grouped:
+        groups.setdefault(group, []).append(name)
+    for group, members in sorted(groups.items()):
+        parts = 1
+        while parts * SHARED_BY < len(members):
+            parts *= 2
+        shares: dict[int, list[str]] = {}
+        for name in members:
+            shares.setdefault(zlib.crc32(name.encode()) % parts, []).append(name)
+        for number, share in sorted(shares.items()):
+            yield (f"of_{group}" if parts == 1 else f"{number}_of_{group}"), share
+
+
+# --- operations ---
+
+
+def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
+    def observation(
+        context: dg.AssetExecutionContext, lakehouse: Lakehouse
+    ) -> Iterator[dg.ObserveResult]:
+        work = {
+            key: iter([partial(observe, spec, lakehouse)])
+            for spec in specs
+            if (key := kafka_key(spec)) in context.selected_asset_keys
+        }
+        raise_failures((yield from isolated(work, context.log)))
+
+    described = [kafka_spec(spec) for spec in specs]
+    observed: dg.AssetsDefinition = dg.multi_observable_source_asset(
+        name=name, specs=described, can_subset=True
+    )(observation)
+    return observed
+
+
+@dataclass(frozen=True)
+class Part:
+    """One asset of an operation, and its checks."""
+
+    table: Table
+    system: str
+    checks: Sequence[TableCheck]
+
+    @property
+    def key(self) -> dg.AssetKey:
+        return self.table.key(self.system)
+
+    def spec(self) -> dg.AssetSpec:
+        if self.system == "iceberg":
+            return self.table.iceberg_spec()
+        return (glue_spec if self.system == "glue" else snowflake_spec)(self.table)
+
+    def materialize(
+        self, context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+    ) -> dg.MaterializeResult:
+        if self.system == "glue":
+            return register(self.table, lakehouse)
+        if self.system == "snowflake":
+            return refresh(self.table, lakehouse, snowflake)
+        return self.table.materialize(context, lakehouse)
+
+
+def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.AssetsDefinition:
+    """Return assets of one system, and their checks, as one operation."""
+    specs = {operation_name(part.key): part.spec() for part in parts}
+    checks = {
+        f"{operation_name(spec.asset_key)}_{spec.name}": spec
+        for part in parts
+        for spec in check_specs(part.table, system, part.checks)
+    }
+
+    @dg.op(
+        name=name,
+        out=dict.fromkeys((*specs, *checks), _OPTIONAL),
+        pool=pool_of(system),
+        tags={"dagster/priority": _PRIORITY[system]},
+    )
+    def materialization(
+        context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        requested = {part.key for part in parts} & context.selected_asset_keys
+        waits = bool(requested)
+        evaluated = context.selected_asset_check_keys
+        failed_before = _failed.setdefault(context.run_id, set())
+
+        def tasks(part: Part) -> Iterator[Task[dg.MaterializeResult | dg.AssetCheckResult]]:
+            if part.key in requested:
+                yield lambda: part.materialize(context, lakehouse, snowflake)
+                requested.remove(part.key)
+            chosen = [c for c in part.checks if dg.AssetCheckKey(part.key, c.name) in evaluated]
+            if chosen:
+                evaluate = evaluation(context, part.table, system, lakehouse, snowflake)
+                yield from (partial(evaluate, check) for check in chosen)
+
+        work = {}
+        for part, spec in zip(parts, specs.values(), strict=True):
+            parents = failed_before.intersection(dep.asset_key for dep in spec.deps)
+            if parents and part.key in requested:
+                names = ", ".join(parent.to_user_string() for parent in parents)
+                context.log.warning(f"{part.key.to_user_string()}: left out, as {names} failed")
+            else:
+                work[part.key] = tasks(part)
+        # Waiting for the engine can take long, and only the main thread can be interrupted.
+        at_once = 1 if system == "iceberg" and waits else AT_ONCE
+        failed = yield from isolated(work, context.log, at_once)
+        failed_before |= requested  # what is left of them
+        raise_failures(failed)
+
+    return dg.AssetsDefinition(
+        node_def=materialization,
+        keys_by_output_name={output: spec.key for output, spec in specs.items()},
+        specs=list(specs.values()),
+        check_specs_by_output_name=checks,
+        can_subset=True,
+    )
+
+
+# --- isolation ---
+
+
+class _Progress(Generic[Event]):
+    """The tasks of one asset, in order; after a failure, they continue with the one that failed."""
+
+    def __init__(self, tasks: Iterator[Task[Event]]) -> None:
+        self.retries = 0
+        self._tasks = tasks
+        self._task: Task[Event] | None = None
+
+    def __iter__(self) -> Iterator[Event]:
+        while task := self._task or next(self._tasks, None):
+            self._task = task
+            yield task()
+            self._task = None
+
+    def outcome(self) -> tuple[list[Event], Exception | None]:
+        """Return what the tasks return, and why one of them failed."""
+        events: list[Event] = []
+        try:
+            for event in self:
+                events.append(event)
+        except Exception as error:
+            return events, error
+        return events, None
+
+
+def _replayed(events: Iterable[Event], error: Exception | None) -> Iterator[Event]:
+    yield from events
+    if error is not None:
+        raise error
+
+
+def _results(
+    left: Mapping[dg.AssetKey, _Progress[Event]], at_once: int
+) -> Iterator[tuple[dg.AssetKey, Iterable[Event]]]:
+    """Yield each asset with what its tasks return, which may raise why one failed."""
+    if at_once == 1:
+        yield from left.items()
+        return
+    pool = ThreadPoolExecutor(at_once, "assets")
+    try:
+        running = {pool.submit(progress.outcome): key for key, progress in left.items()}
+        for future in as_completed(running):
+            yield running[future], _replayed(*future.result())
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def isolated(
+    work: Mapping[dg.AssetKey, Iterator[Task[Event]]], log: dg.DagsterLogManager, at_once: int = 1
+) -> Generator[Event, None, dict[dg.AssetKey, BaseException]]:
+    """Yield what the tasks of all assets return, and return why those of others failed.
+
+    The tasks of an asset are retried after those of the others, as :mod:`.assets.retries` does.
+
+    :param at_once: assets whose tasks run at the same time, each in a thread
+    """
+    failed: dict[dg.AssetKey, BaseException] = {}
+    left = {key: _Progress(tasks) for key, tasks in work.items()}
+    while left:
+        again: dict[dg.AssetKey, _Progress[Event]] = {}
+        wait = 0.0
+        for key, events in _results(left, at_once):
+            name, progress = key.to_user_string(), left[key]
+            try:
+                yield from events
+            except Exception as error:
+                kind = classify(error)
+                if kind is not None and progress.retries < kind.retries:
+                    wait = max(wait, kind.wait(progress.retries))
+                    progress.retries += 1
+                    again[key] = progress
+                    log.warning(f"{name}: {kind.name}, retrying: {safe(error)}")
+                else:
+                    failed[key] = safe(without_jvm(error) if kind is None else with_service(error))
+                    log.error(f"{name} failed", exc_info=failed[key])
+        left = again
+        if left:
+            log.info(f"retrying {count(len(left), 'asset')} in {wait:.0f} s")
+            time.sleep(wait)
+    return failed
+
+
+def raise_failures(failed: Mapping[dg.AssetKey, BaseException]) -> None:
+    """:raises TopicbergError: anything failed; with the hint of the first one that has a hint"""
+    if not failed:
+        return
+    texts, hints = [], []
+    for key, error in failed.items():
+        message, hint = split_hint(str(error))
+        kind = "" if isinstance(error, TopicbergError) else f"{type(error).__name__}: "
+        texts.append(f"{key.to_user_string()}: {kind}{message}")
+        hints += [hint] if hint else []
+    more = len(texts) - MAX_SHOWN
+    shown = [*texts[:MAX_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+    raise TopicbergError("; ".join(shown), hint=hints[0] if hints else None)

@@ -1,0 +1,176 @@
+"""A topic as assets, created from its spec: ``kafka`` and ``iceberg``."""
+
+from typing import Any
+
+import dagster as dg
+from pyiceberg.table import Table
+
+from topicberg import kafka
+from topicberg.kafka.offsets import Offsets
+from topicberg.orchestration.assets.metadata import copied_columns, documentation, table_metadata
+from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.assets.tables import LakeTable, freshness, kafka_key
+from topicberg.orchestration.resources import Lakehouse, Spark
+from topicberg.settings import emr_settings
+from topicberg.tableflow.history import ingest_history
+from topicberg.topics import TopicSpec
+from topicberg.transforms.upsert_view import UpsertView, refresh
+from topicberg.wording import count
+
+
+def observe(spec: TopicSpec, lakehouse: Lakehouse) -> dg.ObserveResult:
+    """Return where the topic begins and ends."""
+    endpoints = lakehouse.endpoints()
+    begin = kafka.beginning_offsets(endpoints, spec.name)
+    end = kafka.end_offsets(endpoints, spec.name)
+    return dg.ObserveResult(
+        kafka_key(spec), metadata=kafka_metadata(begin, end), data_version=kafka_data_version(end)
+    )
+
+
+def kafka_spec(spec: TopicSpec) -> dg.AssetSpec:
+    """The topic in Kafka."""
+    return dg.AssetSpec(
+        kafka_key(spec),
+        group_name=spec.pipeline,
+        description=f"Kafka topic `{spec.name}`, {count(spec.partitions, 'partition')}, "
+        f"{spec.value_schema.format} values (subject `{spec.value_subject}`).\n\n"
+        f"{spec.description}",
+        kinds={"kafka"},
+        owners=list(spec.owners),
+        metadata={
+            "partitions": spec.partitions,
+            "dagster/table_name": spec.name,
+            **documentation("add-a-topic.md"),
+        },
+    )
+
+
+def kafka_data_version(end: dict[int, int]) -> dg.DataVersion:
+    return dg.DataVersion(",".join(f"{p}:{offset}" for p, offset in sorted(end.items())))
+
+
+def kafka_metadata(begin: dict[int, int], end: dict[int, int]) -> dict[str, Any]:
+    return {
+        "offsets": sum(end.values()) - sum(begin.values()),  # of a compacted topic, with its gaps
+        "end_offsets": dg.MetadataValue.json({str(p): o for p, o in end.items()}),
+    }
+
+
+def consumer_lag_metadata(held: Offsets, begin: Offsets, end: Offsets) -> dict[str, Any]:
+    """Offsets that are in the topic and not yet in its table.
+
+    :param held: up to where the table holds the topic
+    """
+    lag = {p: max(0, offset - held.get(p, begin.get(p, 0))) for p, offset in end.items()}
+    return {
+        "consumer_lag": sum(lag.values()),
+        "consumer_lag_by_partition": dg.MetadataValue.json({str(p): n for p, n in lag.items()}),
+    }
+
+
+def topic_spec(spec: TopicSpec, table: LakeTable) -> dg.AssetSpec:
+    """The table of a topic, which Tableflow writes."""
+    return dg.AssetSpec(
+        table.key("iceberg"),
+        deps=[kafka_key(spec)],
+        group_name=table.group,
+        kinds={"iceberg", "spark"},
+        owners=list(table.owners),
+        freshness_policy=freshness(spec),
+        description=f"Iceberg table `{'.'.join(table.identifier)}` of the topic. Tableflow writes "
+        f"it.\n\n{spec.description}\n\nIts sensor reports every snapshot. A materialization waits "
+        "until the table has the records that the topic had at the start.",
+        metadata={
+            "dagster/table_name": ".".join(table.identifier),
+            **documentation("tableflow.md"),
+        },
+    )
+
+
+def wait_for_topic(
+    context: dg.AssetExecutionContext, spec: TopicSpec, table: LakeTable, lakehouse: Lakehouse
+) -> dg.MaterializeResult:
+    """Return the table's state once Tableflow has committed what the topic has now."""
+
+    def report(missing: int) -> None:
+        records = count(missing, "record")
+        context.log.info(f"topic {spec.name}: waiting for Tableflow to commit {records}")
+
+    iceberg = lakehouse.ingest(spec, report)
+    return dg.MaterializeResult(
+        asset_key=table.key("iceberg"),
+        metadata=table_metadata(iceberg),
+        data_version=_data_version(iceberg),
+    )
+
+
+def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
+    name = ".".join(history.identifier)
+
+    @dg.asset(
+        key=history.key("iceberg"),
+        deps=[kafka_key(spec)],
+        group_name=history.group,
+        kinds={"iceberg", "spark"},
+        owners=list(history.owners),
+        pool="spark",
+        description=f"Iceberg table `{name}`: every record of the topic; the topic's own table "
+        f"has the newest of each key.\n\n{spec.description}",
+        metadata={"dagster/table_name": name, **documentation("tableflow.md")},
+    )
+    @retried()
+    def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
+        iceberg = ingest_history(spec, lakehouse.endpoints(), lakehouse.config)
+        return dg.MaterializeResult(
+            metadata=table_metadata(iceberg), data_version=_data_version(iceberg)
+        )
+
+    return append
+
+
+def upsert_view_asset(
+    spec: TopicSpec, table: LakeTable, view: LakeTable, asked: UpsertView
+) -> dg.AssetsDefinition:
+    name = ".".join(view.identifier)
+
+    @dg.asset(
+        key=view.key("iceberg"),
+        deps=[table.key("iceberg")],
+        group_name=view.group,
+        kinds={"iceberg", "pyspark"},
+        owners=list(view.owners),
+        pool="spark",
+        description=f"Iceberg table `{name}`: of the records of topic `{spec.name}` the newest "
+        f"one of each {', '.join(f'`{key}`' for key in asked.keys)}. New records are merged in.",
+        metadata={"dagster/table_name": name, **documentation("tableflow.md")},
+    )
+    @retried()
+    def merge(
+        context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
+    ) -> dg.MaterializeResult:
+        if emr := emr_settings():
+            from topicberg.orchestration.emr.client import write_window_on_emr
+
+            write_window_on_emr(
+                context, view.name, None, emr, lakehouse.config, lakehouse.endpoints()
+            )
+            iceberg = lakehouse.catalog().load_table(view.identifier)
+        else:
+            iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
+        return dg.MaterializeResult(
+            metadata={
+                **table_metadata(iceberg),
+                "dagster/column_lineage": copied_columns(
+                    table.key("iceberg"), {f.name: f.name for f in iceberg.schema().fields}
+                ),
+            },
+            data_version=_data_version(iceberg),
+        )
+
+    return merge
+
+
+def _data_version(iceberg: Table) -> dg.DataVersion | None:
+    head = iceberg.current_snapshot()
+    return dg.DataVersion(str(head.snapshot_id)) if head else None

@@ -1,0 +1,171 @@
+"""The checks as Dagster has them: definitions, and results whose metadata hold the finding."""
+
+# Dagster reads the annotations of an operation's function: no `from __future__ import annotations`.
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any
+
+import dagster as dg
+
+from topicberg.charts import markdown_table
+from topicberg.checks.check import Probe, TableCheck, evaluate
+from topicberg.checks.finding import Finding
+from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, with_parameters
+from topicberg.orchestration.assets.lake import Lake
+from topicberg.orchestration.assets.partitions import asked_window, time_partitions
+from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.assets.tables import LakeTable, pool_of
+from topicberg.orchestration.checks.evaluations import (
+    CAUSE,
+    FINDING,
+    REMEDIATION,
+    SINCE,
+    Evaluation,
+    last_evaluations,
+)
+from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
+from topicberg.security.redaction import redact
+from topicberg.security.text import markdown_line
+from topicberg.transforms.derived import read_window
+
+KIND = "topicberg/kind"
+"""Tag of runs: what they are for."""
+REGISTRATION, COMPUTATION = "registration", "computation"
+"""Kinds of runs that sensors request."""
+
+
+def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:
+    """Return every check that is an operation of its own."""
+    for table, system, checks in lake.checks:
+        if not table.is_independent(lake):
+            yield definition(table, system, checks)
+    for derived in lake.derived if lake.config.has_spark else ():
+        for check in derived.checks:
+            yield data_check(check, derived, lake)
+
+
+def check_specs(
+    table: LakeTable, system: str, checks: Iterable[TableCheck]
+) -> list[dg.AssetCheckSpec]:
+    """Return the checks of one asset as Dagster shows them."""
+    key = table.key(system)
+    return [
+        dg.AssetCheckSpec(
+            check.name, asset=key, description=check.description, blocking=check.blocking
+        )
+        for check in checks
+    ]
+
+
+def definition(
+    table: LakeTable, system: str, checks: Sequence[TableCheck]
+) -> dg.AssetChecksDefinition:
+    """Return the checks of one asset as one operation."""
+
+    @dg.multi_asset_check(
+        name=f"check_{system}_{table.name}",
+        specs=check_specs(table, system, checks),
+        can_subset=True,
+        pool=pool_of(system),
+    )
+    def evaluate_checks(
+        context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+    ) -> Iterator[dg.AssetCheckResult]:
+        requested = {chosen.name for chosen in context.selected_asset_check_keys}
+        evaluate = evaluation(context, table, system, lakehouse, snowflake)
+        with retried():  # not as a decorator: this is a generator
+            for check in checks:
+                if check.name in requested:
+                    yield evaluate(check)
+
+    return evaluate_checks
+
+
+def evaluation(
+    context: dg.AssetCheckExecutionContext | dg.AssetExecutionContext,
+    table: LakeTable,
+    system: str,
+    lakehouse: Lakehouse,
+    snowflake: Snowflake,
+) -> Callable[[TableCheck], dg.AssetCheckResult]:
+    """Return what evaluates the checks of one asset; it loads the table once."""
+    key = table.key(system)
+    names = [name.name for name in context.selected_asset_check_keys if name.asset_key == key]
+
+    @cache
+    def before() -> dict[dg.AssetCheckKey, Evaluation]:
+        return last_evaluations(context.instance, [dg.AssetCheckKey(key, name) for name in names])
+
+    def last(name: str) -> Finding | None:
+        found = before().get(dg.AssetCheckKey(key, name))
+        return found.finding if found else None
+
+    of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
+    probe = Probe(table, lakehouse, snowflake.connection, last, reads_rows=not of_sensor)
+    return lambda check: result(key, check.name, evaluate(check, probe), last(check.name))
+
+
+def result(
+    key: dg.AssetKey, name: str, finding: Finding, before: Finding | None
+) -> dg.AssetCheckResult:
+    """Return the finding as Dagster stores and shows it.
+
+    :param before: the last finding: a failure that has no time of its own began with it, if it
+        failed as well
+    """
+    import pyarrow as pa
+
+    metadata: dict[str, Any] = {
+        name: dg.MetadataValue.md(markdown_table(fact)) if isinstance(fact, pa.Table) else fact
+        for name, fact in finding.facts.items()
+    }
+    if not finding.passed:
+        since = finding.since or (before.since if before and not before.passed else None)
+        since = (since or datetime.now(UTC)).astimezone(UTC)
+        finding = replace(finding, since=since)
+        metadata[FINDING] = dg.MetadataValue.json(finding.to_json())
+        metadata[SINCE] = dg.MetadataValue.timestamp(since)
+        if finding.remediation:
+            metadata[REMEDIATION] = dg.MetadataValue.md(_shown(finding.remediation))
+        if finding.cause:
+            metadata[CAUSE] = finding.cause
+    warning = finding.severity == "warning"
+    return dg.AssetCheckResult(
+        asset_key=key,
+        check_name=name,
+        passed=finding.passed,
+        severity=dg.AssetCheckSeverity.WARN if warning else dg.AssetCheckSeverity.ERROR,
+        description="  \n".join(map(_shown, finding.lines)),
+        metadata=metadata,
+    )
+
+
+def _shown(text: str) -> str:
+    """Return a line of Markdown in which only commands that the check marked are formatted."""
+    return markdown_line(redact(text))
+
+
+def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetChecksDefinition:
+    """Return a check on the rows of the partitions of its run; without partitions, on all rows."""
+    table, root = lake.table(derived), lake.root(derived)
+    partitions = time_partitions(root)
+    function = with_parameters(check, derived.parameters_of(root))
+
+    @dg.asset_check(
+        asset=table.key("iceberg"),
+        name=check.__name__,
+        description=inspect.getdoc(check),
+        pool="spark",
+    )
+    @retried()
+    def checked(context: dg.AssetCheckExecutionContext, spark: Spark) -> dg.AssetCheckResult:
+        requested = asked_window(partitions, context.run.tags)
+        return function(
+            read_window(spark.spark_session, table.identifier, derived.time_column, requested)
+        )
+
+    return checked

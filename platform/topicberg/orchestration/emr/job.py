@@ -1,0 +1,69 @@
+"""The entry point of a job run of EMR Serverless: computes a window of one derived table, or an
+upsert view.
+
+This file is in the application's image or copied to S3: all that it imports is installed, and no
+module beside it hides one of Python's own. Spark's properties are those that
+:mod:`topicberg.transforms.emr` put into the request.
+"""
+
+from __future__ import annotations
+
+import boto3
+from dagster_pipes import PipesContext, PipesS3MessageWriter, open_dagster_pipes
+from pyspark.sql import SparkSession
+
+from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets.derived import code_version, derivation
+from topicberg.orchestration.assets.lake import Lake, find_derived
+from topicberg.topics import check_topics
+from topicberg.transforms.derived import Written, write_window
+from topicberg.transforms.emr import Failure, JobReport, JobRequest
+from topicberg.transforms.upsert_view import refresh
+
+
+def main() -> None:
+    """Compute what Dagster requests, and report the result.
+
+    :raises Exception: any failure, so that the job run fails; it is reported to Dagster before
+    """
+    with open_dagster_pipes(message_writer=PipesS3MessageWriter(boto3.client("s3"))) as pipes:
+        try:
+            report = JobReport(written=_compute(pipes))
+        except Exception as error:
+            report = JobReport(failure=Failure.of(error))
+            pipes.report_custom_message(report.model_dump(mode="json"))
+            raise
+        pipes.report_custom_message(report.model_dump(mode="json"))
+
+
+def _compute(pipes: PipesContext) -> Written:
+    request = JobRequest.model_validate(pipes.extras)
+    config = request.config()
+    specs, problems = check_topics(config)
+    left_out = frozenset(name for problem in problems for name in problem.names)
+    lake = Lake(config, tuple(specs), tuple(find_derived()), left_out)
+    derived, view = lake.derived_by_name.get(request.table), lake.upsert_views.get(request.table)
+    if view is None and (derived is None or code_version(derived, lake) != pipes.code_version):
+        raise TopicbergError(
+            f"table {request.table}: the code of the EMR Serverless application is not Dagster's",
+            hint="run `topicberg deploy create`, which uploads this code, or build the image from "
+            "the commit that Dagster runs; see docs/production.md",
+        )
+    spark = SparkSession.builder.getOrCreate()
+    try:
+        endpoints = request.endpoints()
+        for name, value in endpoints.spark_session(config)[0].items():
+            spark.conf.set(name, value)  # before the catalog is loaded
+        catalog = endpoints.catalog(config)
+        if view is not None:
+            head = refresh(spark, catalog, view).current_snapshot()
+            return Written(snapshot_id=head.snapshot_id if head else None)
+        assert derived is not None  # noqa: S101  checked above
+        assert request.window is not None  # noqa: S101  see JobRequest
+        return write_window(spark, catalog, derivation(derived, lake), request.window)
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

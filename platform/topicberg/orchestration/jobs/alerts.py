@@ -1,0 +1,283 @@
+"""The sensor of the alerts: reads the state of everything from Dagster, once a minute.
+
+Which faults there are, and what is sent, is decided in :mod:`topicberg.alerts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Literal
+
+import dagster as dg
+
+from topicberg.alerts.observation import (
+    Automation,
+    CheckRuns,
+    EndedRun,
+    FailedCheck,
+    Observation,
+    QueuedRuns,
+    StaleAsset,
+    StepError,
+)
+from topicberg.endpoints import runtime_file
+from topicberg.orchestration.assets.partitions import asked_range
+from topicberg.orchestration.checks.evaluations import last_evaluations
+from topicberg.orchestration.jobs.checks import CHECK
+from topicberg.orchestration.jobs.schedules import duration, schedule_name
+from topicberg.settings import settings
+from topicberg.topics.kept import wrong_specs
+
+if TYPE_CHECKING:
+    from dagster_shared.error import SerializableErrorInfo
+
+    from topicberg.alerts.alert import AlertState
+
+INTERVAL_SECONDS = 60
+MAX_RUNS = 200
+"""How many ended runs one tick reads; the next tick continues there."""
+_SCHEDULE = schedule_name(CHECK)
+_BLOCKED = "DagsterAssetCheckFailedError"
+_ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
+_EXPLAINING = ("freshness", "up_to_date")
+"""Names of checks that say why their asset is stale."""
+
+
+def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
+    """Return the sensor.
+
+    :param wrong: the mistakes in the topic specs when the code location was loaded
+    """
+
+    @dg.sensor(
+        name="alerts",
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports failing checks, stale tables, failing runs, sensors and schedules: "
+        "once when a fault begins and once when it is resolved. Always to `alerts.jsonl` in the "
+        "state directory; to a webhook, to Slack or by e-mail if TOPICBERG_ALERT_… is set.",
+    )
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+        # They are read by the daemon only, and take a while to import.
+        from topicberg.alerts.alert import AlertState
+        from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.evaluation import evaluate
+        from topicberg.alerts.settings import alert_settings
+
+        assert context.repository_def is not None  # noqa: S101  the daemon always gives it
+        chosen, state = alert_settings(), AlertState.parse(context.cursor)
+        seen = Reader(context.instance, context.repository_def, wrong).observe(state)
+        state, faults = evaluate(state, seen, chosen.ui_url)
+        state, problems = deliver(state, faults, channels(settings(), chosen))
+        for problem in problems:
+            context.log.warning(problem)
+        context.update_cursor(state.model_dump_json())
+        reported = ", ".join(sorted(state.alerts)) or "no active alerts"
+        return dg.SkipReason("; ".join([reported, *problems]))
+
+    return alerts
+
+
+class Reader:
+    """Reads an :class:`topicberg.alerts.observation.Observation` from a Dagster instance."""
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        repository: dg.RepositoryDefinition,
+        wrong: str | None = None,
+    ) -> None:
+        self._instance, self._repository = instance, repository
+        self._graph, self._wrong = repository.asset_graph, wrong
+
+    def observe(self, state: AlertState) -> Observation:
+        """:param state: that of the last evaluation: until when ended runs were read"""
+        now = datetime.now(UTC)
+        runs, until = self._runs(state, now)
+        return Observation(
+            at=now,
+            check_runs=self._check_runs(),
+            assets=frozenset(key.to_user_string() for key in self._graph.get_all_asset_keys()),
+            failed_checks=[*self._failed_checks()],
+            stale_assets=[*self._stale_assets()],
+            runs=runs,
+            runs_until=until,
+            queued=self._queued(),
+            automations=[*self._automations()],
+            spec_errors=wrong_specs(settings()),
+            spec_errors_at_load=self._wrong,
+        )
+
+    def _failed_checks(self) -> Iterator[FailedCheck]:
+        keys = self._graph.asset_check_keys
+        for key, evaluation in last_evaluations(self._instance, keys).items():
+            finding = evaluation.finding
+            if finding.passed:
+                continue
+            if finding.since is None and (of := evaluation.event.target_materialization_data):
+                finding = replace(finding, since=datetime.fromtimestamp(of.timestamp, UTC))
+            yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
+
+    def _check_runs(self) -> CheckRuns:
+        config = settings()
+        ended = dg.RunsFilter(job_name=CHECK, statuses=_ENDED_RUNS)
+        newest = next(iter(self._instance.get_run_records(ended, limit=1)), None)
+        return CheckRuns(
+            job=CHECK,
+            schedule=_SCHEDULE,
+            scheduled=self._repository.has_schedule_def(_SCHEDULE),
+            stack_stopped=config.deployment == "local" and not runtime_file(config).exists(),
+            ended_at=newest.update_timestamp if newest else None,
+            took=duration(newest) if newest else timedelta(),
+        )
+
+    def _stale_assets(self) -> Iterator[StaleAsset]:
+        from topicberg.dagster.internals import FreshnessState
+
+        keys = [
+            key for key in self._graph.get_all_asset_keys() if self._graph.get(key).freshness_policy
+        ]
+        stale = {
+            key: record
+            for key, record in self._instance.get_freshness_state_records(keys).items()
+            if record.freshness_state in (FreshnessState.WARN, FreshnessState.FAIL)
+        }
+        checks = {
+            key: [
+                check
+                for name in _EXPLAINING
+                if (check := dg.AssetCheckKey(key, name)) in self._graph.asset_check_keys
+            ]
+            for key in stale
+        }
+        every = {check for of_asset in checks.values() for check in of_asset}
+        evaluated = last_evaluations(self._instance, every)
+        for key, record in stale.items():
+            yield StaleAsset(
+                asset=key.to_user_string(),
+                severity="error" if record.freshness_state == FreshnessState.FAIL else "warning",
+                since=record.updated_at,
+                checks=tuple(
+                    evaluated[check].at if check in evaluated else None for check in checks[key]
+                ),
+            )
+
+    def _runs(self, state: AlertState, now: datetime) -> tuple[list[EndedRun], float]:
+        """Return the runs that ended since the last evaluation, and until when they were read."""
+        began = state.runs_until or now.timestamp()
+        records = self._instance.get_run_records(
+            dg.RunsFilter(statuses=_ENDED_RUNS, updated_after=datetime.fromtimestamp(began, UTC)),
+            limit=MAX_RUNS,
+            order_by="update_timestamp",
+            ascending=True,
+        )
+        unresolved = bool(state.pending) or any(key.startswith("run ") for key in state.alerts)
+        runs: list[EndedRun] = []
+        for record in records:
+            unresolved |= record.dagster_run.status == dg.DagsterRunStatus.FAILURE
+            if unresolved:  # else it succeeded, and its events need not be read
+                runs.append(self._ended_run(record, now))
+        until = max((each.update_timestamp.timestamp() for each in records), default=began)
+        return runs, until
+
+    def _ended_run(self, record: dg.RunRecord, now: datetime) -> EndedRun:
+        run, kinds = record.dagster_run, dg.DagsterEventType
+        succeeded = run.status == dg.DagsterRunStatus.SUCCESS
+        planned = self._assets_of(run, {kinds.ASSET_MATERIALIZATION_PLANNED})
+        materialized = planned
+        if not succeeded:
+            events = {kinds.ASSET_MATERIALIZATION, kinds.ASSET_OBSERVATION}
+            materialized = planned & self._assets_of(run, events)
+        first, last = asked_range(run.tags) or ("", "")
+        ended = record.end_time
+        return EndedRun(
+            id=run.run_id,
+            kind=_kind(run),
+            succeeded=succeeded,
+            retried=run.tags.get("dagster/will_retry") == "true",
+            ended_at=datetime.fromtimestamp(ended, UTC) if ended else now,
+            planned=planned,
+            materialized=materialized,
+            first=first,
+            last=last,
+            errors=() if succeeded else tuple(self._errors(run.run_id)),
+        )
+
+    def _assets_of(self, run: dg.DagsterRun, events: set[dg.DagsterEventType]) -> frozenset[str]:
+        keys = self._instance.get_asset_keys_for_run(run.run_id, events)
+        return frozenset(key.to_user_string() for key in keys)
+
+    def _errors(self, run_id: str) -> Iterator[StepError]:
+        records = self._instance.get_records_for_run(
+            run_id, of_type=dg.DagsterEventType.STEP_FAILURE, limit=20
+        ).records
+        for record in records:
+            event = record.event_log_entry.dagster_event
+            if event and event.step_failure_data.error:
+                yield _step_error(event.step_failure_data.error)
+
+    def _queued(self) -> QueuedRuns | None:
+        queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
+        oldest = self._instance.get_run_records(queued, limit=1, ascending=True)
+        if not oldest:
+            return None
+        run = oldest[0].dagster_run
+        return QueuedRuns(
+            count=self._instance.get_runs_count(queued),
+            oldest=run.run_id,
+            oldest_kind=_kind(run),
+            since=oldest[0].create_timestamp,
+        )
+
+    def _automations(self) -> Iterator[Automation]:
+        """Return sensors and schedules; Dagster also stores those of topics that are deleted."""
+        from topicberg.dagster.internals import InstigatorType, TickStatus
+
+        ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
+        for state in self._instance.all_instigator_state():
+            name, origin = state.instigator_name, state.instigator_origin_id
+            if not (
+                self._repository.has_sensor_def(name) or self._repository.has_schedule_def(name)
+            ):
+                continue
+            kind: Literal["sensor", "schedule"] = (
+                "schedule" if state.instigator_type == InstigatorType.SCHEDULE else "sensor"
+            )
+            ticks = (
+                self._instance.get_ticks(origin, state.selector_id, limit=1, statuses=ended)
+                if state.is_running
+                else []
+            )
+            if not ticks:
+                yield Automation(name, kind, state.is_running)
+                continue
+            failed = ticks[0].status == TickStatus.FAILURE
+            error = ticks[0].error
+            yield Automation(
+                name=name,
+                kind=kind,
+                running=True,
+                failed_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if failed else None,
+                error=_step_error(error) if error else None,
+                skip_reason=ticks[0].skip_reason,
+            )
+
+
+def _kind(run: dg.DagsterRun) -> str:
+    """Return what a run is one of: its job, the sensor that requested it, or its assets."""
+    if not run.job_name.startswith("__"):
+        return run.job_name
+    if sensor := run.tags.get("dagster/sensor_name"):
+        return f"{sensor} ({run.tags.get('topicberg/kind', 'run')})"
+    keys = sorted(key.to_user_string() for key in run.asset_selection or ())
+    return ", ".join(keys) or run.job_name
+
+
+def _step_error(error: SerializableErrorInfo) -> StepError:
+    chain, each = [error.message], error.cause
+    while each:
+        chain.append(each.message)
+        each = each.cause
+    return StepError(tuple(chain), of_blocking_check=error.cls_name == _BLOCKED)

@@ -1,0 +1,161 @@
+"""The sensor that keeps Glue and Snowflake at the newest metadata of tables that no engine ingests.
+
+The run that computes a derived table registers it; maintenance changes its metadata afterwards. A
+table is registered again once its metadata has been another one than Glue's for two ticks; if the
+run fails, is cancelled or never starts, a few times again. Who moves the pointer in Glue by hand is
+left alone: that the check ``pointer`` tells.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import dagster as dg
+from pydantic import BaseModel
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import StaticTable, Table
+
+from topicberg.catalogs import glue
+from topicberg.errors import TableFormatError, TopicbergError, safe
+from topicberg.iceberg.tables import find_table
+from topicberg.orchestration.assets import Lake
+from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.jobs.schedules import (
+    UNFINISHED,
+    run_with_key,
+    skip_if_unavailable,
+    under_way,
+)
+from topicberg.orchestration.resources import Lakehouse
+from topicberg.retry import classify
+
+INTERVAL_SECONDS = 60
+MAX_ATTEMPTS = 3
+_TAGS = {"topicberg/kind": "catalogs"}
+
+
+class Cursor(BaseModel):
+    """Table → its state, as :func:`topicberg.catalogs.glue.registered_state` has it."""
+
+    life: str = ""
+    """Of this cursor, which another one after a reset has not: makes run keys unique."""
+    settled: dict[str, str] = {}
+    """That Glue and Snowflake have, or had; or that too many runs failed to register."""
+    seen: dict[str, str] = {}
+    """Of the last tick, where it was not settled."""
+    requested: dict[str, str] = {}
+    run_key: str = ""
+    failures: dict[str, int] = {}
+    """Runs in a row that failed to register a table."""
+    requests: int = 0
+
+    def run_ended(self, succeeded: bool) -> Cursor:
+        """Return the cursor after the run of the last request."""
+        if succeeded:
+            settled = {**self.settled, **self.requested}
+            return self.model_copy(update={"settled": settled, "requested": {}, "failures": {}})
+        failures = {name: self.failures.get(name, 0) + 1 for name in self.requested}
+        return self.model_copy(update={"failures": failures})
+
+
+def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
+    tables = [table for table in lake.tables if not table.reported]
+    keys = [table.key(system) for table in tables for system in ("glue", "snowflake")]
+
+    @dg.sensor(
+        name="catalogs",
+        target=dg.AssetSelection.assets(*keys),
+        minimum_interval_seconds=INTERVAL_SECONDS,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Registers derived tables in Glue and Snowflake again after maintenance or "
+        "publishing has changed their metadata.",
+    )
+    @skip_if_unavailable
+    def catalogs(
+        context: dg.SensorEvaluationContext, lakehouse: Lakehouse
+    ) -> dg.SensorResult | dg.SkipReason:
+        unfinished = dg.RunsFilter(tags=_TAGS, statuses=UNFINISHED)
+        if busy := under_way(context.instance, unfinished):
+            return busy  # what changes meanwhile is one request afterwards
+        stored = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
+        before = stored
+        if before.requested:
+            run = run_with_key(context.instance, before.run_key)
+            before = before.run_ended(run is not None and run.status == dg.DagsterRunStatus.SUCCESS)
+        after = Cursor(
+            life=before.life or uuid.uuid4().hex[:8],
+            settled=dict(before.settled),
+            requests=before.requests,
+        )
+        behind: list[LakeTable] = []
+        problems: list[Exception] = []
+        try:
+            catalog = lakehouse.peek().catalog(lakehouse.config)
+            for table in tables:
+                try:
+                    if _is_behind(lakehouse, catalog, table, before, after):
+                        behind.append(table)
+                except Exception as error:  # it stops no other table
+                    if classify(error) is not None:
+                        raise
+                    context.log.error(f"{table.name}: {safe(error)}")
+                    if not isinstance(error, TableFormatError):  # which a check reports
+                        problems.append(error)
+            idle = not behind and after.model_copy(update={"life": stored.life}) == stored
+            if idle and problems:
+                raise problems[0]
+        except (TopicbergError, OSError) as error:
+            return dg.SkipReason(str(safe(error)))
+        if idle:
+            return dg.SkipReason("Glue has the newest metadata of every table")
+        requests = []
+        if behind:
+            after.run_key = f"catalogs:{after.life}-{after.requests}"
+            after.requests += 1
+            requests.append(_request(behind, after.run_key))
+        return dg.SensorResult(run_requests=requests, cursor=after.model_dump_json())
+
+    return catalogs
+
+
+def _is_behind(
+    lakehouse: Lakehouse, catalog: Catalog, table: LakeTable, before: Cursor, after: Cursor
+) -> bool:
+    """Return whether a table is to be registered; ``after`` takes note of its state."""
+    iceberg = find_table(catalog, table.identifier)
+    if iceberg is None or iceberg.current_snapshot() is None:  # its first run has not written yet
+        return False
+    name, state = table.name, glue.registered_state(iceberg)
+    failures = before.failures.get(name, 0)
+    if state == before.settled.get(name):
+        return False
+    given_up = failures >= MAX_ATTEMPTS and state == before.requested[name]
+    if given_up or (not failures and _in_glue(lakehouse, table, iceberg)):
+        after.settled[name] = state
+    elif failures or state == before.seen.get(name):
+        after.requested[name], after.failures[name] = state, failures
+        return True
+    else:
+        after.seen[name] = state
+    return False
+
+
+def _in_glue(lakehouse: Lakehouse, table: LakeTable, iceberg: Table) -> bool:
+    """Whether Glue points to the table's state, if only to another metadata file of it."""
+    found = glue.get_table(lakehouse.glue(), *table.glue_table)
+    location = glue.metadata_location(found) if found else None
+    if location is None or location == iceberg.metadata_location:
+        return location is not None
+    if location not in {entry.metadata_file for entry in iceberg.metadata.metadata_log}:
+        return False
+    pointed = StaticTable.from_metadata(location, iceberg.io.properties)
+    return glue.registered_state(pointed) == glue.registered_state(iceberg)
+
+
+def _request(behind: list[LakeTable], run_key: str) -> dg.RunRequest:
+    """One run for all of them: a run takes longer to start than a table to be registered."""
+    return dg.RunRequest(
+        run_key=run_key,
+        asset_selection=[table.key(system) for table in behind for system in ("glue", "snowflake")],
+        tags=_TAGS,
+    )

@@ -1,0 +1,202 @@
+"""What changed since the last look at a watched table, and what has to be computed again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from dagster import AssetMaterialization, AssetObservation
+from pyiceberg.exceptions import NoSuchTableError
+
+from topicberg.catalogs.glue import registered_state
+from topicberg.iceberg.changes import Mark, expired_changes
+from topicberg.iceberg.hours import Hours
+from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
+from topicberg.orchestration.assets.metadata import (
+    column_schema,
+    commit_lag_metadata,
+    skipped_metadata,
+    snapshot_metadata,
+)
+from topicberg.orchestration.assets.partitions import Span, spans
+from topicberg.orchestration.assets.registry import Table
+from topicberg.orchestration.jobs.snapshot_cursor import (
+    ANY_TABLE,
+    MAX_RANGES,
+    Cursor,
+    Request,
+    RunState,
+    observe,
+    observe_metadata,
+    recall,
+    request,
+    settle,
+)
+from topicberg.orchestration.jobs.watches import Watch
+from topicberg.transforms.derived import Derivation
+from topicberg.transforms.unread import unread
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table as IcebergTable
+    from pyiceberg.table.snapshots import Snapshot
+
+BATCH = 200
+"""Snapshots that one tick reports at most; the next tick continues."""
+BATCH_SECONDS = 20.0
+"""So does one that takes longer: Dagster gives a tick a minute, and then keeps nothing of it."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What comes of a tick; ``runs``: those of the computation, in the order of its keys."""
+
+    cursor: Cursor
+    events: list[AssetMaterialization | AssetObservation]
+    computation: Request | None
+    runs: list[Span]
+
+
+def advance(
+    before: Cursor,
+    states: Mapping[str, RunState],
+    iceberg: IcebergTable,
+    watch: Watch,
+    catalog: Catalog,
+) -> Tick:
+    """Do a tick, but for what concerns Dagster.
+
+    :param states: of the runs that were requested, by their keys
+    """
+    cursor, events = settle(before, states), list[AssetMaterialization | AssetObservation]()
+    computed = before.request is not None and cursor.request is None and not cursor.failures
+    if cursor.registration is None:  # else its checks would tell of an older snapshot
+        cursor, events = _look(cursor, iceberg, watch, catalog)
+        if watch.registrations:
+            location = iceberg.metadata_location
+            cursor = observe_metadata(cursor, before, location, registered_state(iceberg))
+        else:
+            cursor = cursor.replace(dirty=False)
+    if computed:
+        cursor = recall(cursor, _unread_hours(cursor, watch, catalog))
+    now = datetime.now(UTC)
+
+    def plan(hours: list[Hours]) -> tuple[list[Span], list[Hours]]:
+        if watch.partitions is None:
+            return [], []
+        return spans(watch.partitions, hours, now, MAX_RANGES, watch.first_hour(now))
+
+    cursor, computation, runs = request(cursor, plan, watch.name)
+    return Tick(cursor, events, computation, runs)
+
+
+def _look(
+    cursor: Cursor, iceberg: IcebergTable, watch: Watch, catalog: Catalog
+) -> tuple[Cursor, list[AssetMaterialization | AssetObservation]]:
+    """Take note of everything that happened to ``main`` since the cursor."""
+    begun, uuid = time.monotonic(), iceberg.metadata.table_uuid.hex
+
+    def touched(snapshot: Snapshot) -> Iterator[Hours]:
+        if watch.derived:
+            for hours in affected_hours(iceberg, snapshot, watch.time):
+                yield watch.reached(hours, datetime.now(UTC))
+
+    seen = cursor.seen
+    if seen and seen.table in (uuid, ANY_TABLE):
+        changes = changes_since(iceberg, seen.snapshot)
+        unknown, new = changes.gap, [s for s in changes.new if _number(s) > seen.sequence]
+    else:
+        changes = changes_since(iceberg, None)
+        unknown, new = True, changes.new
+    if unknown:
+        cursor = _observe_expired(cursor, iceberg, watch, catalog)
+    elif changes.rolled_back:  # a rollback: what it removed must be computed again
+        removed = [hours for snapshot in changes.rolled_back for hours in touched(snapshot)]
+        cursor = observe(cursor, Mark.of(iceberg, iceberg.current_snapshot()), removed)
+    events: list[AssetMaterialization | AssetObservation] = []
+    for snapshot in new[:BATCH]:
+        if watch.reported:
+            gap = unknown and not events
+            events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
+        hours = touched(snapshot) if _number(snapshot) > cursor.ahead else ()
+        cursor = observe(cursor, Mark.of(iceberg, snapshot), hours)
+        if time.monotonic() - begun > BATCH_SECONDS:
+            break
+    return cursor, events
+
+
+def _number(snapshot: Snapshot) -> int:
+    return snapshot.sequence_number or 0
+
+
+def _observe_expired(
+    cursor: Cursor, iceberg: IcebergTable, watch: Watch, catalog: Catalog
+) -> Cursor:
+    """Take note of what snapshots may have changed that are expired, or that the cursor has lost.
+
+    Where rows may be removed of any hour, that is every hour of which something is left: here, in
+    the tables that are computed, or in their other sources.
+    """
+    head, hours = iceberg.current_snapshot(), list[Hours]()
+    seen = Mark.of(iceberg, head)
+    if watch.derived:
+        now = datetime.now(UTC)
+        expired = expired_changes(iceberg, watch.time, cursor.seen)
+        hours += (watch.reached(change.hours, now) for change in expired.changes)
+        if expired.everything:
+            for plan in watch.plans:
+                for table, column in _tables(plan, catalog):
+                    hours += held_hours(table, column)
+            cursor = cursor.replace(ahead=seen.sequence, seen=seen)
+            hours += _unread_hours(cursor, watch, catalog)
+    return observe(cursor, seen, hours)
+
+
+def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Hours]:
+    """Return what the tables themselves say that they have not read, up to the cursor.
+
+    Normally there are none. But files hold hours that no tick has noticed as changed: those between
+    two rows, for example, once their files are merged.
+    """
+    name, seen = ".".join(watch.origin.identifier), cursor.seen
+    for plan in watch.plans:
+        tables = {table.name(): table for table, _ in _tables(plan, catalog)}
+        sources = plan.source_tables(tables.get)
+        if name in sources:
+            found = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
+            known = (each for each in found if seen and each.sequence <= seen.sequence)
+            yield from (Hours(each.start, each.stop) for each in known)
+
+
+def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[IcebergTable, str]]:
+    """Return a derived table and its sources, as far as they exist, with their event times."""
+    names = [(plan.target, plan.target_time)]
+    names += [(source.table, source.time) for source in plan.sources if source.time]
+    for identifier, column in names:
+        with suppress(NoSuchTableError):
+            yield catalog.load_table(identifier), column
+
+
+def _materialization(
+    origin: Table, iceberg: IcebergTable, snapshot: Snapshot, *, gap: bool
+) -> AssetMaterialization:
+    lost = "; snapshots before it were expired before they were reported" if gap else ""
+    facts = report(snapshot)
+    schema = iceberg.schemas().get(snapshot.schema_id or 0, iceberg.schema())
+    return AssetMaterialization(
+        asset_key=origin.key("iceberg"),
+        description=f"snapshot {facts.snapshot_id}: {facts.operation}, "
+        f"{facts.added_records:,} rows in, {facts.deleted_records:,} out{lost}",
+        metadata={
+            **snapshot_metadata(facts),
+            **commit_lag_metadata(iceberg, snapshot, origin.root.metadata_column("timestamp")),
+            **skipped_metadata(iceberg),
+            "dagster/column_schema": column_schema(schema),
+            "dagster/uri": iceberg.location(),
+        },
+        tags={"dagster/data_version": str(facts.snapshot_id)},
+    )

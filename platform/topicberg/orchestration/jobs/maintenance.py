@@ -1,0 +1,86 @@
+"""The job that maintains every table, and its schedule."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pyiceberg.exceptions import NoSuchTableError
+
+from topicberg.dagster import BACKGROUND
+from topicberg.orchestration.assets import Lake
+from topicberg.orchestration.assets.registry import Table
+from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.jobs.schedules import schedule_unless_busy
+from topicberg.orchestration.resources import Lakehouse
+
+if TYPE_CHECKING:
+    from topicberg.iceberg.maintenance import MaintenanceReport
+
+MAINTAIN = "maintain_tables"
+
+
+def maintenance_job(lake: Lake) -> dg.JobDefinition:
+    """Return the job, with a step for each table, so that one that fails stops no other."""
+    tables = {table.name: table for table in lake.tables}
+
+    @dg.op(out=dg.DynamicOut(dg.Nothing), description="Begins a step for each table.")
+    def list_tables() -> Iterator[dg.DynamicOutput[None]]:
+        for name in tables:
+            yield dg.DynamicOutput(None, mapping_key=name)
+
+    @dg.op(
+        ins={"table": dg.In(dg.Nothing)},
+        description="Maintains the table that the step is named after.",
+        pool="spark",
+    )
+    @retried()
+    def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
+        _maintain(tables[str(context.get_mapping_key())], context, lakehouse)
+
+    @dg.job(
+        name=MAINTAIN,
+        tags={"topicberg/kind": "maintenance", "dagster/priority": "-1", BACKGROUND: "true"},
+        description="Merges small files, expires snapshots and rows, removes orphan files: of each "
+        "table what is due. Reports an observation of every table that it changed.",
+    )
+    def maintain_tables() -> None:
+        list_tables().map(maintain)
+
+    return maintain_tables
+
+
+def maintenance_schedule() -> dg.ScheduleDefinition:
+    """Every quarter of an hour, as often as compaction is due."""
+    return schedule_unless_busy(MAINTAIN, "*/15 * * * *")
+
+
+def _maintain(table: Table, context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
+    try:
+        report = table.maintain(lakehouse)
+    except NoSuchTableError:
+        context.log.info("the table was not created yet")
+        return
+    if report is None:
+        context.log.info("Confluent's Tableflow maintains this table")
+        return
+    context.log.info(str(report))
+    if report.changed:
+        context.log_event(
+            dg.AssetObservation(
+                asset_key=table.key("iceberg"),
+                description=f"maintained in {report.seconds:.1f} s",
+                metadata=maintenance_metadata(report),
+            )
+        )
+
+
+def maintenance_metadata(report: "MaintenanceReport") -> dict[str, Any]:
+    """Files, bytes and snapshots before and after, and what was done."""
+    metadata: dict[str, Any] = {}
+    for name in ("data_files", "delete_files", "bytes", "snapshots"):
+        metadata[f"{name}_before"] = getattr(report.before, name)
+        metadata[f"{name}_after"] = getattr(report.after, name)
+    metadata |= report.counts
+    if report.postponed:
+        metadata["postponed"] = ", ".join(report.postponed)
+    return {**metadata, "seconds": round(report.seconds, 1)}

@@ -1,0 +1,108 @@
+"""Jobs to run manually: each pipeline as a whole, and everything.
+
+A run has one partition, so tables whose partitions differ (hourly and daily ones, say) have jobs of
+their own: ``everything_hourly_from_2026_01_01`` and ``everything_daily_from_2026_01_01`` instead of
+``everything``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import dagster as dg
+
+from topicberg.orchestration.assets import Lake
+from topicberg.orchestration.assets.derived import DerivedTable
+from topicberg.orchestration.assets.platform import PLATFORM
+from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
+from topicberg.topics import TopicSpec
+from topicberg.topics.spec import DerivedPartitions
+
+EVERYTHING, REGISTER, COMPUTE = "everything", "register_tables", "compute_tables"
+_TAGS = {"topicberg/kind": "pipeline"}
+
+
+def pipeline_jobs(lake: Lake) -> Iterator[dg.UnresolvedAssetJobDefinition]:
+    """A job for each pipeline, named like its group, and :data:`EVERYTHING`."""
+    for name in sorted({spec.pipeline for spec in lake.topics}):
+        yield from _jobs(
+            f"{name}_pipeline",
+            dg.AssetSelection.groups(name),
+            f"Every asset and check of the pipeline {name}.",
+            lake,
+            [table for table in lake.derived if lake.root(table).pipeline == name],
+        )
+    yield from _jobs(
+        EVERYTHING,
+        dg.AssetSelection.all() - dg.AssetSelection.groups(PLATFORM),
+        "Every asset and check of the data, without the platform.",
+        lake,
+        lake.derived,
+    )
+
+
+def everything(lake: Lake) -> dict[str, TopicSpec | None]:
+    """The jobs that together run everything → a topic that says their partitions, if they have."""
+    kinds = _by_partitions(lake, lake.derived)
+    if not kinds:
+        return {EVERYTHING: None}
+    return {
+        _name(EVERYTHING, partitions, kinds): lake.root(tables[0])
+        for partitions, tables in kinds.items()
+    }
+
+
+def compute_job(lake: Lake, table: DerivedTable) -> str:
+    """Return the name of the job whose runs a sensor requests to compute a derived table."""
+    partitions = lake.root(table).derived_partitions
+    assert partitions is not None  # noqa: S101  a root of derived tables has them
+    return _name(COMPUTE, partitions, _by_partitions(lake, lake.derived))
+
+
+def _jobs(
+    name: str,
+    selection: dg.AssetSelection,
+    description: str,
+    lake: Lake,
+    tables: Iterable[DerivedTable],
+) -> Iterator[dg.UnresolvedAssetJobDefinition]:
+    kinds = _by_partitions(lake, tables)
+    if len(kinds) < 2:
+        yield dg.define_asset_job(name, selection, description=description, tags=_TAGS)
+        return
+    for partitions in kinds:
+        others = [
+            key
+            for other, of_others in kinds.items()
+            if other != partitions
+            for table in of_others
+            for key in keys_of(lake, table)
+        ]
+        yield dg.define_asset_job(
+            _name(name, partitions, kinds),
+            selection - dg.AssetSelection.assets(*others),
+            description=f"{description} But for tables with other partitions.",
+            tags=_TAGS,
+        )
+
+
+def _by_partitions(
+    lake: Lake, tables: Iterable[DerivedTable]
+) -> dict[DerivedPartitions, list[DerivedTable]]:
+    found: dict[DerivedPartitions, list[DerivedTable]] = {}
+    for table in tables:
+        if partitions := lake.root(table).derived_partitions:
+            found.setdefault(partitions, []).append(table)
+    return found
+
+
+def keys_of(lake: Lake, table: DerivedTable) -> list[dg.AssetKey]:
+    """Return what is computed of a derived table: it in every catalog, and its topics."""
+    published = [kafka_key(spec) for spec in lake.published(table)]
+    return [*(lake.table(table).key(system) for system in CATALOGS), *published]
+
+
+def _name(name: str, partitions: DerivedPartitions, kinds: Iterable[DerivedPartitions]) -> str:
+    if len(list(kinds)) < 2:
+        return name
+    return f"{name}_{partitions.granularity}_from_{partitions.start:%Y_%m_%d}"

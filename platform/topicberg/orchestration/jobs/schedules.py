@@ -1,0 +1,102 @@
+"""Schedules, and sensors, of which one run at a time is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import dagster as dg
+
+from topicberg.errors import TopicbergError, safe
+from topicberg.orchestration.resources import Lakehouse
+
+UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+
+
+def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.SkipReason | None:
+    """Why to skip a tick, if there is such a run."""
+    runs = instance.get_runs(unfinished, limit=1)
+    return dg.SkipReason(f"run {runs[0].run_id} is still under way") if runs else None
+
+
+def run_with_key(instance: dg.DagsterInstance, run_key: str) -> dg.DagsterRun | None:
+    """Return the run that was launched for a request of a sensor; None: there is none."""
+    runs = instance.get_runs(dg.RunsFilter(tags={"dagster/run_key": run_key}), limit=1)
+    return runs[0] if runs else None
+
+
+def duration(run: dg.RunRecord) -> timedelta:
+    """Return how long a run that ended took; nothing if it never started."""
+    return timedelta(seconds=(run.end_time or 0.0) - (run.start_time or run.end_time or 0.0))
+
+
+P = ParamSpec("P")
+Found = TypeVar("Found")
+
+
+def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
+    """Skip the tick of a sensor, instead of failing it, while a service does not answer.
+
+    The checks report the service once; otherwise each sensor would as well. No secret is shown.
+    """
+
+    @wraps(tick)
+    def skipping(*args: P.args, **kwargs: P.kwargs) -> Found | dg.SkipReason:
+        from topicberg.retry import classify, with_service
+
+        try:
+            return tick(*args, **kwargs)
+        except Exception as error:
+            if classify(error) is None:
+                raise safe(error)  # noqa: B904  a cause would show what was taken out
+            return dg.SkipReason(str(safe(with_service(error))))
+
+    return skipping
+
+
+def schedule_name(job: str) -> str:
+    return f"{job}_schedule"
+
+
+def _resting(instance: dg.DagsterInstance, job: str, rest: int) -> dg.SkipReason | None:
+    """Why to skip a tick, if a run of the job took long and ended only a moment ago."""
+    for run in instance.get_run_records(dg.RunsFilter(job_name=job), limit=1) if rest else ():
+        took = duration(run)
+        until = datetime.fromtimestamp(run.end_time or 0.0, UTC) + rest * took
+        if datetime.now(UTC) < until:
+            return dg.SkipReason(
+                f"the last run took {took.total_seconds():.0f} s, so the next one begins after "
+                f"{until:%H:%M:%S} UTC: runs take at most 1/{rest + 1} of the time"
+            )
+    return None
+
+
+def schedule_unless_busy(job: str, cron: str, rest: int = 0) -> dg.ScheduleDefinition:
+    """Runs of the job, if the deployment is there and the last run has ended.
+
+    :param rest: after a run, the next one waits for this many times as long as the run took
+    """
+
+    @dg.schedule(
+        name=schedule_name(job),
+        job_name=job,
+        cron_schedule=cron,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+    )
+    def schedule(
+        context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse
+    ) -> dg.RunRequest | dg.SkipReason:
+        try:
+            lakehouse.peek()
+        except TopicbergError as error:
+            return dg.SkipReason(str(error))
+        unfinished = dg.RunsFilter(job_name=job, statuses=UNFINISHED)
+        return (
+            under_way(context.instance, unfinished)
+            or _resting(context.instance, job, rest)
+            or dg.RunRequest()
+        )
+
+    return schedule

@@ -1,0 +1,241 @@
+"""The snapshot sensor's memory and its decisions, as pure functions.
+
+Sensor events are delivered at least once, runs with one key at most once, and there are no
+catch-up ticks. So a tick looks at every snapshot since the cursor, and remembers hours until a run
+that started after they were touched has succeeded:
+
+* ``pending`` hours wait for the next request: only one request is under way at a time, so a burst
+  of snapshots costs one run. Hours, not partitions: those of the future have no partition yet, and
+  the spec may change what the partitions are;
+* a request that failed is repeated with what came meanwhile, a few times; then the next snapshot
+  is awaited;
+* the catalogs do not wait for computations: the tick itself registers all tables that changed, and
+  a run of its own those of which that failed. One such run is under way at a time.
+
+Where snapshots are expired that no tick has seen, or the cursor is lost, the sensor uses what is
+left of the table (:mod:`topicberg.iceberg.changes`).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from topicberg.iceberg.changes import Mark
+from topicberg.iceberg.hours import Hours, coarse, union
+from topicberg.orchestration.assets.partitions import Span
+
+MAX_ATTEMPTS = 3
+MAX_RANGES = 10
+"""Runs of one request: of scattered partitions the narrowest gaps are computed as well."""
+MAX_PENDING = 1000
+"""Ranges of hours that a cursor remembers: of more, the narrowest gaps as well."""
+
+ANY_TABLE = ""
+"""A mark of an older version does not say of which table it is."""
+
+RunState = Literal["active", "succeeded", "failed", "missing"]
+Range = tuple[int, int]
+"""First hour, and the end: the hours of :data:`topicberg.iceberg.hours.Hours`, as JSON has them."""
+
+
+class Request(BaseModel):
+    """Runs that were requested together for a snapshot; ``ranges``: run key → hours."""
+
+    snapshot: int | None
+    ranges: dict[str, Range]
+
+
+class Cursor(BaseModel):
+    """What a sensor remembers between two ticks."""
+
+    life: str = Field(description="of this cursor, which another one after a reset has not")
+    seen: Mark | None = None
+    ahead: int = Field(default=0, description="changes up to this sequence number were requested")
+    metadata: str | None = Field(default=None, description="the metadata file of the last tick")
+    settled: str | None = Field(default=None, description="the state of the catalogs' request")
+    dirty: bool = Field(default=False, description="a state whose catalogs are not refreshed")
+    pending: list[Range] = Field(default_factory=list)
+    request: Request | None = Field(default=None, description="what is being computed")
+    failures: int = Field(default=0, description="requests in a row that failed")
+    recalls: int = Field(default=0, description="in a row, without a new snapshot")
+    registration: Request | None = Field(default=None, description="what is being registered")
+    registration_failures: int = Field(default=0, description="the same of registrations")
+    moved: str | None = Field(
+        default=None, description="the metadata file when a tick moved the pointers of the catalogs"
+    )
+    moved_at: float = Field(default=0, description="when that was")
+    unchecked: bool = Field(default=False, description="registered by a tick, not yet checked")
+    requests: int = Field(default=0, description="so far; makes run keys unique")
+    observed_at: float = Field(default=0, description="when the topic in Kafka was observed")
+    unobserved: bool = Field(default=False, description="the table has changed since")
+    signal: str | None = Field(default=None, description="what the writer reported when looked at")
+
+    @staticmethod
+    def parse(text: str | None) -> Cursor:
+        """Return the cursor; a new one if there is none, or one that this version cannot read."""
+        try:
+            if text:
+                return Cursor.model_validate_json(text)
+        except ValidationError:
+            pass
+        return Cursor(life=uuid.uuid4().hex[:8], seen=_seen_by_older_version(text))
+
+    @property
+    def snapshot(self) -> int | None:
+        return self.seen.snapshot if self.seen else None
+
+    def replace(self, **fields: Any) -> Cursor:
+        return self.model_copy(update=fields)
+
+
+def _seen_by_older_version(text: str | None) -> Mark | None:
+    """It named only the snapshot, and partitions where this one has hours."""
+    older = json.loads(text) if text else {}
+    if not older.get("snapshot") or any(older.get(k) for k in ("pending", "future", "request")):
+        return None
+    return Mark(table=ANY_TABLE, snapshot=older["snapshot"], sequence=-1, at=0)
+
+
+def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
+    """Take note of how the requested runs are; ``states``: run key → state.
+
+    A run that is missing was never launched: what it was to do is to be done again.
+    """
+    request = cursor.request
+    if request and _ended(request, states):
+        failed = [key for key in request.ranges if states[key] != "succeeded"]
+        cursor = cursor.replace(
+            request=None,
+            pending=_merged(cursor.pending, (request.ranges[key] for key in failed)),
+            failures=cursor.failures + 1 if failed else 0,
+        )
+    return settle_registration(cursor, states)
+
+
+def settle_registration(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
+    """Do so for the run that registers the table, whether or not the table can be read."""
+    registration = cursor.registration
+    if registration and _ended(registration, states):
+        failed = [key for key in registration.ranges if states[key] != "succeeded"]
+        cursor = cursor.replace(
+            registration=None,
+            dirty=cursor.dirty or bool(failed),
+            registration_failures=cursor.registration_failures + 1 if failed else 0,
+        )
+    return cursor
+
+
+def _ended(request: Request, states: Mapping[str, RunState]) -> bool:
+    return all(states[key] != "active" for key in request.ranges)
+
+
+def observe(cursor: Cursor, seen: Mark | None, hours: Iterable[Hours]) -> Cursor:
+    """Take note of a new state of the table and the hours that it touched."""
+    return cursor.replace(
+        seen=seen,
+        dirty=True,
+        pending=_merged(cursor.pending, ((each.start, each.stop) for each in hours)),
+        # After a new snapshot even a request that failed for good is worth another try.
+        failures=min(cursor.failures, MAX_ATTEMPTS - 1),
+        recalls=0,
+        registration_failures=min(cursor.registration_failures, MAX_ATTEMPTS - 1),
+    )
+
+
+def recall(cursor: Cursor, hours: Iterable[Hours]) -> Cursor:
+    """Take note of hours that are unread although all that was requested of them is computed.
+
+    A few times in a row at most: if computing does not help, the check of the table reports it.
+    """
+    found = [(each.start, each.stop) for each in hours]
+    if not found:
+        return cursor.replace(recalls=0)
+    if cursor.recalls >= MAX_ATTEMPTS:
+        return cursor
+    return cursor.replace(pending=_merged(cursor.pending, found), recalls=cursor.recalls + 1)
+
+
+def observe_metadata(cursor: Cursor, before: Cursor, metadata: str, state: str) -> Cursor:
+    """Take note of the table's metadata file, after its snapshots.
+
+    Maintenance changes it without a snapshot of ``main``; Glue and Snowflake then point to a file
+    that will be deleted one day. A change counts when the next tick still sees it: a batch that the
+    engine has staged is published a moment later. Nothing that a request runs changes the state.
+
+    :param before: the cursor of the last tick
+    :param state: of the table, as far as it concerns the catalogs
+    """
+    settled = cursor.settled
+    if cursor.seen != before.seen:
+        settled = state
+    elif state != settled and metadata == before.metadata:
+        cursor, settled = cursor.replace(dirty=True), state
+    return cursor.replace(metadata=metadata, settled=settled)
+
+
+def request(
+    cursor: Cursor, plan: Callable[[list[Hours]], tuple[list[Span], list[Hours]]], key: str
+) -> tuple[Cursor, Request | None, list[Span]]:
+    """Return what to compute now, if anything.
+
+    :param plan: the runs that compute hours, and what is left of the hours
+    :param key: begins the run keys, e.g. the table's name
+    """
+    if cursor.request or not cursor.pending or cursor.failures >= MAX_ATTEMPTS:
+        return cursor, None, []
+    runs, left = plan([Hours(*each) for each in cursor.pending])
+    cursor = cursor.replace(pending=[(each.start, each.stop) for each in left])
+    if not runs:
+        return cursor, None, []
+    # A rollback brings an old snapshot back, a reset the old counts: Dagster launches no key twice.
+    prefix = f"{key}:{cursor.snapshot}:{cursor.life}-{cursor.requests}"
+    wanted = Request(
+        snapshot=cursor.snapshot,
+        ranges={
+            f"{prefix}:{run.first}..{run.last}": (run.hours.start, run.hours.stop) for run in runs
+        },
+    )
+    return cursor.replace(request=wanted, requests=cursor.requests + 1), wanted, runs
+
+
+def wants_registration(cursor: Cursor) -> bool:
+    """Whether the table is to be registered, and no run does it yet."""
+    failed = cursor.registration_failures >= MAX_ATTEMPTS
+    known = cursor.dirty and cursor.snapshot is not None
+    return known and cursor.registration is None and not failed
+
+
+def register(cursor: Cursor, run_key: str) -> Cursor:
+    """Take note of the run that registers the table, with others."""
+    wanted = Request(snapshot=cursor.snapshot, ranges={run_key: (0, 0)})
+    return cursor.replace(registration=wanted, dirty=False, unchecked=False)
+
+
+def move(cursor: Cursor, now: float, *, is_all: bool) -> Cursor:
+    """Take note that the tick itself moved the pointers of the catalogs.
+
+    :param is_all: there is nothing else to register
+    """
+    dirty = cursor.dirty and not is_all
+    return cursor.replace(moved=cursor.metadata, moved_at=now, unchecked=True, dirty=dirty)
+
+
+def is_moved(cursor: Cursor) -> bool:
+    """Whether a tick has moved the pointers to the state that was last seen."""
+    return cursor.moved is not None and cursor.moved == cursor.metadata
+
+
+def wants_move(cursor: Cursor) -> bool:
+    """Whether a tick is to move the pointers. If a run failed to register them, only runs do."""
+    failed = bool(cursor.registration_failures)
+    return wants_registration(cursor) and not is_moved(cursor) and not failed
+
+
+def _merged(first: Iterable[Range], second: Iterable[Range]) -> list[Range]:
+    hours = union(Hours(*each) for each in (*first, *second))
+    return [(each.start, each.stop) for each in coarse(hours, MAX_PENDING)]

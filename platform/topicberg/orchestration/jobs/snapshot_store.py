@@ -1,0 +1,80 @@
+"""Where the snapshot sensor keeps a :class:`.jobs.snapshot_cursor.Cursor` for each table.
+
+Dagster stores a sensor's cursor with every tick, so the sensor's own has only what its last tick
+changed; the next tick moves that to Dagster's key-value store. A tick that fails, or whose daemon
+ends, has changed nothing. Resetting the cursor in the UI begins another ``life``: what was stored
+for the one before is ignored.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+
+import dagster as dg
+from pydantic import BaseModel, Field, ValidationError
+
+from topicberg.orchestration.jobs.snapshot_cursor import Cursor
+
+_KEY = "topicberg/snapshots/{}"
+
+
+class Position(BaseModel):
+    """The sensor's own cursor."""
+
+    life: str = Field(description="of this cursor, which another one after a reset has not")
+    changed: dict[str, Cursor] = Field(default_factory=dict, description="by the last tick")
+    looked_back_at: float = Field(default=0, description="when sources of lookbacks were watched")
+    registrations: int = Field(default=0, description="runs so far; makes their keys unique")
+    checks_key: str | None = Field(default=None, description="of the last run of checks")
+    checked_at: float = Field(default=0, description="when that was requested")
+
+    @staticmethod
+    def parse(text: str | None) -> Position | None:
+        """Return the position; None: there is none, or one that this version cannot read."""
+        try:
+            return Position.model_validate_json(text) if text else None
+        except ValidationError:
+            return None
+
+
+def begin(instance: dg.DagsterInstance, names: Iterable[str]) -> Position:
+    """Return a new position: the first one, or that after a reset.
+
+    Earlier versions had a sensor for each table: the first position continues where they ended.
+    """
+    life, wanted = uuid.uuid4().hex[:8], set(names)
+    if _read(instance, wanted):
+        return Position(life=life)
+    before = instance.all_instigator_state()
+    found = {
+        state.instigator_name: getattr(state.instigator_data, "cursor", None) for state in before
+    }
+    changed = {
+        name: Cursor.parse(text).replace(life=life)
+        for name, text in found.items()
+        if text and name in wanted
+    }
+    return Position(life=life, changed=changed)
+
+
+def load(
+    instance: dg.DagsterInstance, position: Position, names: Iterable[str]
+) -> dict[str, Cursor]:
+    """Return the cursor of each table that has one, and store what the last tick changed."""
+    stored = _read(instance, names)
+    newer = {name: cursor.model_dump_json() for name, cursor in position.changed.items()}
+    newer = {name: text for name, text in newer.items() if stored.get(name) != text}
+    # One statement inserts or updates, and never does both: Dagster's for SQLite.
+    for known in (True, False):
+        values = {_KEY.format(name): newer[name] for name in newer if (name in stored) is known}
+        if values:
+            instance.daemon_cursor_storage.set_cursor_values(values)
+    cursors = {name: Cursor.parse(text) for name, text in (stored | newer).items()}
+    return {name: cursor for name, cursor in cursors.items() if cursor.life == position.life}
+
+
+def _read(instance: dg.DagsterInstance, names: Iterable[str]) -> dict[str, str]:
+    keys = {_KEY.format(name): name for name in names}
+    found = instance.daemon_cursor_storage.get_cursor_values(set(keys))
+    return {keys[key]: text for key, text in found.items()}

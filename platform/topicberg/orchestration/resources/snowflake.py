@@ -1,0 +1,136 @@
+"""Snowflake of the chosen deployment, through dagster-snowflake."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import PrivateAttr
+
+from topicberg.catalogs.snowflake import logging_in
+from topicberg.dagster.snowflake import snowflake_resource
+from topicberg.endpoints import Endpoints, load_endpoints
+from topicberg.orchestration.resources.lakehouse import connect
+
+if TYPE_CHECKING:
+    from snowflake.connector import SnowflakeConnection
+
+TIMEOUT_SECONDS = 60
+IDLE_SECONDS = 600
+"""A connection that was not used for so long is not used again: its session may have ended."""
+
+
+class _Held:
+    """An open connection."""
+
+    def __init__(self, opened: AbstractContextManager[SnowflakeConnection]) -> None:
+        self.used_at = time.monotonic()
+        self._stack = ExitStack()
+        self.connection = self._stack.enter_context(opened)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class _Kept:
+    """The connections that nothing uses at the moment, the last used one at the end."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._free: list[_Held] = []
+
+    def take(self) -> _Held | None:
+        while held := self._last():
+            if time.monotonic() - held.used_at < IDLE_SECONDS:
+                return held
+            held.close()
+        return None
+
+    def give_back(self, held: _Held) -> None:
+        held.used_at = time.monotonic()
+        with self._lock:
+            self._free.append(held)
+
+    def close(self) -> None:
+        while held := self._last():
+            held.close()
+
+    def _last(self) -> _Held | None:
+        with self._lock:
+            return self._free.pop() if self._free else None
+
+
+class Snowflake(ConfigurableResource):
+    """Connections by ``dagster_snowflake.SnowflakeResource`` to the deployment's address.
+
+    The steps of a run share them, as a log-in costs more than the statements for a table.
+    """
+
+    _kept: _Kept | None = PrivateAttr(None)
+    """None: each use opens its own connection, as outside of a run."""
+
+    def setup_for_execution(self, context: InitResourceContext) -> None:
+        self._kept = _Kept()
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = None
+
+    @contextmanager
+    def connection(self) -> Iterator[SnowflakeConnection]:
+        """Yield a connection that no other thread uses; one that failed is not used again."""
+        kept = self._kept
+        if kept is None:
+            with self._opened() as connection:
+                yield connection
+            return
+        held = kept.take() or _Held(self._opened())
+        try:
+            yield held.connection
+        except BaseException:
+            held.close()
+            raise
+        kept.give_back(held)
+
+    @contextmanager
+    def _opened(self) -> Iterator[SnowflakeConnection]:
+        endpoint = self._endpoints().snowflake
+        arguments: dict[str, Any] = {"login_timeout": TIMEOUT_SECONDS}
+        for name in ("host", "port", "protocol"):
+            if (value := getattr(endpoint, name)) is not None:
+                arguments[name] = value
+        resource = snowflake_resource()(
+            account=endpoint.account,
+            user=endpoint.user,
+            **endpoint.login(),
+            additional_snowflake_connection_args=arguments,
+        )
+        with ExitStack() as opened:
+            with logging_in():
+                connection = opened.enter_context(resource.get_connection())
+            yield connection
+
+    def _endpoints(self) -> Endpoints:
+        return connect()
+
+
+class _Lasting(Snowflake):
+    _kept: _Kept | None = PrivateAttr(default_factory=_Kept)
+
+    def _endpoints(self) -> Endpoints:
+        return load_endpoints()
+
+
+@cache
+def lasting() -> Snowflake:
+    """Return connections that outlast a run: those of this process, for the ticks of a sensor.
+
+    They start nothing, as :meth:`topicberg.orchestration.resources.lakehouse.Lakehouse.peek`.
+    """
+    return _Lasting()

@@ -1,0 +1,1 @@
+"""Projects that `topicberg init` writes."""

@@ -1,0 +1,198 @@
+"""Projects that `topicberg init` writes, and where topicberg looks for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from repository import PROJECT_ROOT
+from typer.testing import CliRunner
+
+from topicberg.cli import app
+from topicberg.errors import TopicbergError
+from topicberg.project import env_file, project_root, read_project
+from topicberg.scaffolding.project import existing_project, new_project
+from topicberg.settings import Settings, settings
+from topicberg.topics import check_topics
+
+PROGRAMS = Path(sys.executable).parent
+COMPONENT = "src/shop_data/defs/returns/defs.yaml"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A new project, in which the process is."""
+    root = new_project("shop-data", tmp_path, "topicberg[local]").root
+    monkeypatch.chdir(root)
+    settings.cache_clear()
+    yield root
+    settings.cache_clear()
+
+
+def run(root: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in the project, whose package is found as if it were installed."""
+    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "COLUMNS": "200"}
+    return subprocess.run(
+        [str(PROGRAMS / program), *arguments],
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_new_project_has_everything_that_it_names(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Settings()
+    assert config.project_root == project
+    monkeypatch.delenv("TOPICBERG_STATE_DIR")
+    assert Settings().state_dir == project / ".topicberg"
+    specs, problems = check_topics(config)
+    assert problems == []
+    assert [spec.name for spec in specs] == ["orders"]
+    assert env_file() == Path(os.environ["TOPICBERG_ENV_FILE"])
+    assert "$" not in (project / "pyproject.toml").read_text()
+    assert (project / "dagster.yaml").read_text() == (PROJECT_ROOT / "dagster.yaml").read_text()
+
+
+def test_new_project_is_one_of_dagsters(project: Path) -> None:
+    listed = run(project, "dg", "list", "defs", "--json")
+    assert listed.returncode == 0, listed.stderr
+    found = json.loads(listed.stdout)
+    assets = {one["asset_key"] for one in found["assets"]}
+    assert {f"{kind}/orders" for kind in ("kafka", "iceberg", "glue", "snowflake")} <= assets
+    assert {f"{kind}/large_orders" for kind in ("iceberg", "glue", "snowflake")} <= assets
+    assert not [key for key in assets if "trade" in key or "airline" in key or "flight" in key]
+    scaffolded = run(project, "dg", "scaffold", "defs", "topicberg.Topic", "returns")
+    assert scaffolded.returncode == 0, scaffolded.stderr
+    assert {spec.name for spec in check_topics(Settings())[0]} == {"orders", "returns"}
+    checked = run(project, "dg", "check", "yaml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    text = (project / COMPONENT).read_text()
+    (project / COMPONENT).write_text(text.replace("partitions: 3", "partitons: 3"))
+    refused = run(project, "dg", "check", "yaml")
+    assert refused.returncode == 1
+    assert "partitons" in refused.stdout + refused.stderr
+
+
+def test_spec_of_a_component_is_checked_as_others_are(project: Path) -> None:
+    file = project / COMPONENT
+    file.parent.mkdir(parents=True)
+    document = {
+        "type": "topicberg.Topic",
+        "attributes": {"pipeline": "shop", "schema": {"format": "avro", "file": "orders.avsc"}},
+    }
+    file.write_text(yaml.safe_dump(document))
+    assert [spec.name for spec in check_topics(Settings())[0]] == ["orders", "returns"]
+    document["attributes"]["partitons"] = 3  # type: ignore[index]
+    file.write_text(yaml.safe_dump(document))
+    specs, problems = check_topics(Settings())
+    assert [spec.name for spec in specs] == ["orders"]
+    assert [problem.names for problem in problems] == [{"returns"}]
+    assert [str(one) for one in problems] == [
+        f"{COMPONENT}: partitons: unknown field; did you mean partitions?"
+    ]
+    document["attributes"] = {"name": "orders", "schema": {"format": "none"}, "pipeline": "shop"}
+    file.write_text(yaml.safe_dump(document))
+    reasons = [str(one) for one in check_topics(Settings())[1]]
+    assert reasons == [f"{COMPONENT}: name: orders is also the topic of topics/orders.yaml"]
+
+
+@pytest.mark.parametrize("name", ["Shop", "1st", "shop.data", "../shop", "shop--data", ""])
+def test_name_of_a_project_is_checked(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TopicbergError, match="is no name for a project"):
+        new_project(name, tmp_path, "topicberg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_with_files_is_no_new_project(tmp_path: Path) -> None:
+    (tmp_path / "shop").mkdir()
+    new_project("shop", tmp_path, "topicberg")
+    with pytest.raises(TopicbergError, match="exists already"):
+        new_project("shop", tmp_path, "topicberg")
+
+
+def test_project_with_a_code_location_gets_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '[project]\nname = "sales"\n\n[tool.dg.project]\nroot_module = "sales"\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "src" / "sales").mkdir(parents=True)
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    written = existing_project(tmp_path, "topicberg")
+    assert written.kept == ("dagster.yaml",)
+    assert (tmp_path / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
+    assert (tmp_path / "pyproject.toml").read_text().startswith(text)
+    monkeypatch.chdir(tmp_path)
+    specs, problems = check_topics(Settings())
+    assert problems == []
+    assert [spec.name for spec in specs] == ["orders"]
+    assert read_project(tmp_path).pipelines == ("sales.pipelines",)
+    with pytest.raises(TopicbergError, match=r"has a table \[tool.topicberg\] already"):
+        existing_project(tmp_path, "topicberg")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "No such file"),
+        ("[project", "is invalid"),
+        ('[project]\nname = "sales"\n', "names no code location"),
+    ],
+)
+def test_what_is_no_code_location_is_said(tmp_path: Path, text: str | None, expected: str) -> None:
+    if text is not None:
+        (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(TopicbergError, match=expected):
+        existing_project(tmp_path, "topicberg")
+
+
+def test_command_needs_a_name_or_a_project() -> None:
+    result = CliRunner().invoke(app, ["init"])
+    assert isinstance(result.exception, TopicbergError)
+    assert "topicberg init NAME" in str(result.exception)
+
+
+def test_nearest_project_counts_and_the_variable_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = new_project("outer", tmp_path, "topicberg").root
+    inner = new_project("inner", outer, "topicberg").root
+    (inner / "deep" / "er").mkdir(parents=True)
+    (inner / "deep" / "pyproject.toml").write_text("[tool.other]\n")
+    monkeypatch.chdir(inner / "deep" / "er")
+    assert project_root() == inner
+    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(outer))
+    assert project_root() == outer
+    assert Settings().topics_dir == outer / "topics"
+
+
+def test_no_project_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")  # other folders of tests are below this repository
+    with pytest.raises(TopicbergError, match="is not in a project of topicberg") as caught:
+        Settings()
+    assert "topicberg init" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ('topic = "topics"', "topic: Extra inputs are not permitted"),
+        ('topics = "/etc"', "topics: should be a folder of the project"),
+        ('schemas = "../schemas"', "schemas: should be a folder of the project"),
+        ('pipelines = "shop"', "pipelines: Input should be a valid tuple"),
+    ],
+)
+def test_wrong_key_is_named(tmp_path: Path, table: str, expected: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.topicberg]\n{table}\n")
+    with pytest.raises(TopicbergError, match=expected) as caught:
+        read_project(tmp_path)
+    assert str(tmp_path / "pyproject.toml") in caught.value.message
