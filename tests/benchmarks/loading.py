@@ -83,6 +83,7 @@ def write_project(root: Path, topics: int) -> Settings:
     config = Settings(project_root=root, state_dir=root / "state")
     for folder in (config.topics_dir, config.schemas_dir):
         shutil.copytree(PROJECT_ROOT / folder.relative_to(root), folder)
+    shutil.copy(PROJECT_ROOT / "pyproject.toml", root)
     (config.state_dir / "discovery").mkdir(parents=True)
     schema = json.dumps({"type": "record", "name": "Order", "fields": FIELDS})
     found: dict[str, FoundTopic] = {}

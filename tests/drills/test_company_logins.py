@@ -31,6 +31,7 @@ import pytest
 from company import REALM, Site
 from confluent_kafka import Producer
 from gateways import catalog_gateway, registry_gateway, serving, store_gateway
+from project_copy import add_code
 from real_servers import TOKEN_SECONDS, Java, kafka_broker, keyless_spark, oauth_server
 from repository import PROJECT_ROOT
 from rich.console import Console
@@ -338,6 +339,7 @@ def deployment(
         (tmp_path / "platform" / folder).mkdir(parents=True)
     shutil.copy(PROJECT_ROOT / "platform/topics/stock_trades.yaml", tmp_path / "platform/topics")
     shutil.copy(PROJECT_ROOT / "platform/schemas/stock_trades.avsc", tmp_path / "platform/schemas")
+    add_code(tmp_path)
     (tmp_path / "state").mkdir()
     config = before.model_copy(update={"prefix": PREFIX, "cluster_id": "company"})
     in_snowflake(stack, config.model_copy(update={"snowflake_linked_database": True}))

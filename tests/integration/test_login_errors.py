@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gateways import serving
+from project_copy import add_code
 from repository import PROJECT_ROOT
 from typer.testing import CliRunner, Result
 
@@ -92,6 +93,7 @@ def run(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
         (tmp_path / "platform" / name).parent.mkdir(parents=True)
         shutil.copy(PROJECT_ROOT / "platform" / name, tmp_path / "platform" / name)
     shutil.copy(PROJECT_ROOT / "dagster.yaml", tmp_path)
+    add_code(tmp_path)
     given = {
         "DEPLOYMENT": "cloud",
         "TABLEFLOW": "topicberg",

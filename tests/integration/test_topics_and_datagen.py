@@ -16,6 +16,7 @@ import yaml
 from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from confluent_kafka.schema_registry.avro import AvroDeserializer
+from project_copy import add_code
 from waiting import wait_until
 
 from topicberg import kafka
@@ -50,6 +51,7 @@ def config(tmp_path: Path, topic: str) -> Settings:
     """The stack's state, with topic specs of its own: one like stock_trades."""
     own = Settings(project_root=tmp_path, state_dir=settings().state_dir)
     shutil.copytree(settings().schemas_dir, own.schemas_dir)
+    add_code(tmp_path)
     own.topics_dir.mkdir(parents=True)
     document = yaml.safe_load((settings().topics_dir / "stock_trades.yaml").read_text())
     (own.topics_dir / f"{topic}.yaml").write_text(yaml.safe_dump({**document, "name": topic}))

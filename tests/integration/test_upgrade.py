@@ -27,6 +27,7 @@ import psutil
 import pytest
 from debezium import Source, SourceTopic
 from kafka_topics import Topic
+from project_copy import add_code
 from pyiceberg.table import Table
 from snapshot_daemon import Daemon, snapshot_daemon
 from typer.testing import CliRunner
@@ -136,6 +137,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upgraded]:
     folder = tmp_path_factory.mktemp("upgrade")
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(folder, filter="data")
+    add_code(folder / "project")
     known = json.loads((folder / "state" / "upgrade.json").read_text())
     source = Source(random.Random(40))
     source.rows = {row["id"]: row for row in known["rows"]}

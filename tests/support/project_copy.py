@@ -22,3 +22,10 @@ def copy_project(folder: Path) -> Path:
         else:
             shutil.copy(source, folder / name)
     return folder
+
+
+def add_code(folder: Path) -> None:
+    """Copy the pipelines and the generators, and what says that they are there."""
+    shutil.copy(PROJECT_ROOT / "pyproject.toml", folder)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT_ROOT / "assets", folder / "assets", ignore=ignored)

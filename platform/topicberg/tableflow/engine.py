@@ -34,7 +34,7 @@ from topicberg.iceberg.data_files import Target as WriteTarget
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.consumer import DamagedRecordsError, first_times, record_bytes
-from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
+from topicberg.kafka.offsets import Offsets, Place, Ranges, dump_offsets, parse_offsets
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
 from topicberg.spark import check_spark
@@ -87,6 +87,10 @@ SAMPLED_RECORDS = 1_000
 PARTS = 16
 """Parts of a batch that failed."""
 CONFLICT_ATTEMPTS = 5
+MOST_SEARCHES = 3
+"""Searches of an attempt: then the topic gives way to others, and continues."""
+CONTROLS = 3
+"""Other records that fail as well before it is said that all do."""
 
 
 Reader = Literal["process", "spark"]
@@ -222,13 +226,17 @@ class Ingestor:
         self._processes = shared(config.engine_processes, self._memory)
         self._planner = Planner(spec, endpoints)
         self._isolation: Isolation | None = None
-        """The search for the records at which a batch fails, until it is committed."""
+        """The search for the records at which a batch fails; one that found none stays until the
+        batch is committed."""
+        self._searches = 0
+        """In this attempt."""
         self._log_end: Offsets = {}
         self._passed: dict[int, Order] = {}
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
         self._ends: dict[int, int] = {}
-        """Where the next batch has to end, by partition; see :class:`BatchCutError`."""
+        """Where batches of an attempt have to end, by partition: see :class:`BatchCutError`; and
+        how far a search has read."""
         self.current_offsets: Offsets = {}
         self.current_ms: int | None = None
         """When the topic was last seen to have no record after ``current_offsets``."""
@@ -265,10 +273,7 @@ class Ingestor:
         :raises CommitConflictError: others kept committing to the table
         :raises TopicbergError: a service does not answer, refuses or is full
         """
-        for foreign in self._foreign.values():
-            foreign.begin_batch()
-        if self._framing is not None:
-            self._framing.begin_batch()
+        self._begin_batch()
         exhausted = CommitConflictError(
             f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
             hint="check whether a second engine runs for this topic",
@@ -292,10 +297,20 @@ class Ingestor:
                 session.clearTags()
                 self._sessions.give_back(session)
 
+    def _begin_batch(self) -> None:
+        """Let the lookups of schemas begin anew."""
+        for foreign in self._foreign.values():
+            foreign.begin_batch()
+        if self._framing is not None:
+            self._framing.begin_batch()
+
+    def _end_at(self, ends: Mapping[int, int]) -> None:
+        """Let the batches of this attempt end earlier; each is smaller than the one before."""
+        self._ends |= {p: min(end, self._ends.get(p, end)) for p, end in ends.items()}
+
     def _attempt(self) -> Commit:
-        ends: dict[int, int] = {}  # together, so that each attempt is smaller than the one before
         self._passed, self._stops_early, self._ends = {}, True, {}
-        self._isolation = None
+        self._isolation, self._searches = None, 0
         while True:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
@@ -304,12 +319,12 @@ class Ingestor:
                 logger.info("topic %s: %s", self.spec.name, found)
                 self._stops_early = False
             except BatchCutError as cut:
-                ends |= {p: min(end, ends.get(p, end)) for p, end in cut.ends.items()}
-                self._ends = dict(ends)
+                self._end_at(cut.ends)
+                self._passed = {}  # what was seen behind the new ends is not read any more
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
             except PartReadError:
-                logger.info("topic %s: read a part of the batch that failed", self.spec.name)
+                logger.debug("topic %s: read a part of the batch that failed", self.spec.name)
 
     def _step(self) -> Commit:
         name = self.spec.name
@@ -339,9 +354,13 @@ class Ingestor:
         failing = self._failing(table, start)
         requested = skips.requested(table).keys()
         batch, size = self._plan(held.offsets or first, beginning, latest, {*requested, *failing})
-        self._check_suspended(batch, failing, requested)
-        if self._searching is None and self._has_decoded_keys(layout, table):
-            batch = self._in_time_order(batch, latest)
+        if self._searching is not None and not batch.records:  # the log ends earlier than it did
+            self._isolation = None
+            raise PartReadError
+        if self._searching is None:
+            self._check_suspended(batch, failing, requested)
+            if self._has_decoded_keys(layout, table):
+                batch = self._in_time_order(batch, beginning, latest)
         seen_ms = self.current_ms if held.offsets == self.current_offsets else None
         missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
         known = topic_id, latest, now_ms, self._size.dump(), missed, held.key_definition
@@ -356,8 +375,7 @@ class Ingestor:
         if (search := self._searching) is not None:
             delete(table.io, written.files)
             search.succeed(batch.end)
-            if not search.rest and not search.blamed:  # all of it at once is too much
-                self._size = self._size.exhausted(search.records)
+            self._end_search(search)
             raise PartReadError
         return self._add(plan, written)
 
@@ -421,14 +439,8 @@ class Ingestor:
         batch, table = plan.batch, plan.table
         if not batch.ranges:
             return Written([], 0, Rejections(self.spec.tableflow.error_handling.mode))
-        key = self._upsert_key(plan.layout, table)
-        program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
-        program = replace(program, stops_early=self._stops_early and self._isolation is None)
         try:
-            if plan.reader == "process":
-                return self._processes.ingest(program, batch.ranges, self._check_abandoned)
-            given = program, table, batch.ranges, plan.size, self._memory
-            return ingest_by_spark(self._session(), *given)
+            return self._read(plan, batch.ranges)
         except DamagedRecordsError as error:
             first, end = batch.ranges.get(error.partition, (0, 0))
             if not first <= error.offset < end:  # the same batch would be read again
@@ -450,6 +462,16 @@ class Ingestor:
                 self._size = self._size.out_of_space(batch.records, plan.size)
             raise
 
+    def _read(self, plan: Plan, ranges: Ranges) -> Written:
+        """:raises ExhaustedError: it takes more memory than there is"""
+        table, key = plan.table, self._upsert_key(plan.layout, plan.table)
+        program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
+        program = replace(program, stops_early=self._stops_early and self._isolation is None)
+        if plan.reader == "process":
+            return self._processes.ingest(program, ranges, self._check_abandoned)
+        given = program, table, ranges, plan.size, self._memory
+        return ingest_by_spark(self._session(), *given)
+
     @property
     def _searching(self) -> Isolation | None:
         """The search for the records at which a batch fails, while it goes on."""
@@ -463,15 +485,66 @@ class Ingestor:
         :raises TopicbergError: processes fail whatever they read
         """
         what = reason.removeprefix(f"topic {self.spec.name}: ")
-        search = self._searching or Isolation(plan.batch.start, plan.batch.end)
-        self._isolation = search
+        search = self._searching
+        if search is None:
+            self._searches += 1
+            if self._searches > MOST_SEARCHES:  # others have a turn before it goes on
+                raise TopicbergError(
+                    reason,
+                    hint="records that fail are still searched; the engine goes on",
+                )
+            of_spark = plan.reader == "spark"
+            search = Isolation(plan.batch.start, plan.batch.end, of_spark=of_spark)
+            self._isolation = search
         if plan.reader == "process":
             search.fail(plan.batch.ranges, is_certain=is_certain)
         if (culprit := search.culprit) is not None:
-            self._processes.check()  # else no record is to blame
+            self._prove(plan, search, culprit)  # else no record is to blame
+            logger.warning(
+                "topic %s, partition %d, offset %d: the record fails by itself: %s",
+                *(self.spec.name, *culprit, what),
+            )
             skips.note_failing(plan.table, culprit, what)
             search.blame(culprit)
+            if self.spec.tableflow.error_handling.mode == "SUSPEND":  # it stops here anyway
+                search.until = search.start
+            self._end_search(search)
         return BatchFailedError(f"topic {self.spec.name}: {what}")
+
+    def _prove(self, plan: Plan, search: Isolation, culprit: Place) -> None:
+        """Check that processes can decode other records than one that fails by itself.
+
+        :raises TopicbergError: they fail whatever they read
+        """
+        self._processes.check()
+        failures = 0
+        for partition, offset in search.controls(culprit) if not search.is_proven else ():
+            try:
+                written = self._read(plan, {partition: (offset, offset + 1)})
+            except (ExhaustedError, DamagedRecordsError):
+                failures += 1
+                continue
+            delete(plan.table.io, written.files)
+            search.is_proven = True
+            return
+        if failures >= CONTROLS:
+            raise TopicbergError(
+                f"topic {self.spec.name}: the processes of the engine can decode none of its "
+                f"records: tried {failures + 1} of them",
+                hint="give them more memory, see TOPICBERG_ENGINE_PROCESS_MEMORY_MB; the engine "
+                "tries again",
+            )
+
+    def _end_search(self, search: Isolation) -> None:
+        """If all of the batch was searched, let the next one have what was read, and no more."""
+        if search.rest:
+            return
+        self._begin_batch()
+        self._end_at(search.start)
+        if search.blamed:
+            self._isolation = None
+        elif not search.of_spark:  # all of it at once is too much
+            self._size = self._size.exhausted(search.records)
 
     def _add(self, plan: Plan, written: Written) -> Commit:
         """Commit the data files of a batch."""
@@ -631,14 +704,13 @@ class Ingestor:
     ) -> tuple[Batch, float | None]:
         """Return the next batch, and the average size of its records in Kafka, if known."""
         name = self.spec.name
-        cut, self._ends = self._ends, {}
+        cut = self._ends
         start = {p: held.get(p, beginning[p]) for p in latest}
         latest = {p: min(end, max(start[p], cut.get(p, end))) for p, end in latest.items()}
         if (search := self._searching) is not None:
-            ends = {
-                p: min(end, latest[p]) for p, end in search.next_ends(SMALL_RECORDS, PARTS).items()
-            }
             first = {**start, **search.start}
+            first = {p: min(first[p], latest[p]) for p in latest}
+            ends = {p: min(e, latest[p]) for p, e in search.next_ends(SMALL_RECORDS, PARTS).items()}
             return plan_batch(name, first, beginning, {**first, **ends}, sys.maxsize, skip), None
         batch = plan_batch(name, held, beginning, latest, self._size.limit, skip)
         if batch.records <= SAMPLED_RECORDS:
@@ -652,26 +724,35 @@ class Ingestor:
         key = self._upsert_key(layout, table)
         return key is not None and key.is_decoded
 
-    def _in_time_order(self, batch: Batch, latest: Offsets) -> Batch:
+    def _in_time_order(self, batch: Batch, beginning: Offsets, latest: Offsets) -> Batch:
         """Return the part of a batch whose records are older than all that it leaves for later.
 
         A key that has records in several partitions is deleted by the newest one only if that one
-        is not read before the others.
+        is not read before the others. Of equal times, the lower partition comes first.
         """
         left = {p: end for p, end in batch.end.items() if end < latest[p]}
-        if not left or len(batch.ranges) < 2:
+        if not left or len(latest) < 2:
             return batch
         times = first_times(self.endpoints, self.spec.name, left)
-        if not (known := [time_ for time_ in times.values() if time_ >= 0]):
+        if not (known := {p: time_ for p, time_ in times.items() if time_ >= 0}):
             return batch
-        later = kafka.offsets_at(self.endpoints, self.spec.name, min(known))
-        ends = {
-            p: max(batch.start[p], min(end, later[p]))
-            for p, end in batch.end.items()
-            if later.get(p, -1) >= 0
-        }
-        found = batch.until(ends)
-        return found if found.records else batch
+        first = min(known.values())
+        found = batch.until(self._ends_before(batch, first))
+        if found.records:
+            return found
+        through, limit = self._ends_before(batch, first + 1), self._size.limit
+        for p, start in sorted(batch.start.items()):
+            end = min(through.get(p, latest[p]), latest[p], start + limit)
+            if end > start:
+                ends = {**batch.start, p: end}
+                skip = {place for place in batch.skipped if place[0] == p}
+                return plan_batch(self.spec.name, batch.start, beginning, ends, limit, skip)
+        return batch  # the times of a partition go back
+
+    def _ends_before(self, batch: Batch, time_ms: int) -> Offsets:
+        """Return the first offset at a time or later, of each partition that has one."""
+        later = kafka.offsets_at(self.endpoints, self.spec.name, time_ms)
+        return {p: max(s, later[p]) for p, s in batch.start.items() if later.get(p, -1) >= 0}
 
     def _failing(self, table: Table, start: Offsets) -> dict[Place, skips.Skip]:
         """Return the records that fail by themselves, of those that are still to come."""

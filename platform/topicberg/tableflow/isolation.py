@@ -2,9 +2,9 @@
 
 A batch that cannot be computed, though no service failed and no decoder found a reason, is read
 again in parts. After a part that succeeds comes the one behind it; of one that fails, the first
-piece is next, until it is one record. When all of the batch was read, it is read as a whole without
-the records that were found: parts are not in the order of time, in which keys of several partitions
-have to be committed. This module reads and writes nothing;
+piece is next, until it is one record. When all of the batch was read, it is read again and
+committed, without the records that were found: parts are not in the order of time, in which keys of
+several partitions have to be committed. This module reads and writes nothing;
 :class:`topicberg.tableflow.engine.Ingestor` does.
 """
 
@@ -16,8 +16,12 @@ from topicberg.kafka.offsets import Offsets, Place, Ranges
 
 ATTEMPTS = 2
 """How often one record has to fail by itself."""
-MOST_BLAMED = 100
-"""After so many records, the search ends; the batches up to them are committed first."""
+MOST_BLAMED = 30
+"""After so many records, the search ends; what was read up to there is committed first."""
+MOST_CONTROLS = 6
+"""Records that are tried before one is blamed, while none was decoded."""
+GROWTH = 4
+"""How much larger the next part is than one that succeeded, behind a record that was found."""
 
 
 @dataclass
@@ -29,12 +33,18 @@ class Isolation:
     until: Offsets
     failed: Ranges = field(default_factory=dict)
     """The smallest part that is known to fail."""
+    of_spark: bool = False
+    """Spark failed at the batch, and perhaps at no record."""
+    is_proven: bool = False
+    """Records can be decoded."""
     step: int = 0
     """Offsets of each of its pieces, which are read one after the other."""
     single_failures: int = 0
     """How many times in a row a part of one record has failed."""
     blamed: int = 0
     """How many records were found."""
+    size: int | None = None
+    """Offsets of the next part behind a record that was found: others may be near."""
     records: int = 0
     """Offsets of the whole batch."""
 
@@ -60,11 +70,17 @@ class Isolation:
                 self.step = max(1, _size(self.failed) // parts)
             part = _prefix(self.failed, self.step)
         else:
-            part = _prefix(self.rest, limit)
+            part = _prefix(self.rest, min(limit, self.size or limit))
         return {**self.start, **{p: end for p, (_, end) in part.items()}}
 
     def succeed(self, ends: Offsets) -> None:
         """Record that everything before these offsets can be read."""
+        self._go_on(ends)
+        self.is_proven = True
+        if self.size is not None:
+            self.size *= GROWTH
+
+    def _go_on(self, ends: Offsets) -> None:
         self.start = {p: max(start, ends.get(p, start)) for p, start in self.start.items()}
         self.single_failures = 0
 
@@ -88,8 +104,18 @@ class Isolation:
     def blame(self, culprit: Place) -> None:
         """Go on behind a record that was found."""
         partition, offset = culprit
-        self.succeed({partition: offset + 1})
+        self._go_on({partition: offset + 1})
         self.blamed += 1
+        self.size = GROWTH
+
+    def controls(self, culprit: Place) -> list[Place]:
+        """Return other records, here and there, of which one should be decoded."""
+        found = [
+            (p, start + (end - 1 - start) * spot // (MOST_CONTROLS - 1))
+            for spot in reversed(range(MOST_CONTROLS))
+            for p, (start, end) in sorted(self.rest.items())
+        ]
+        return list(dict.fromkeys(place for place in found if place != culprit))[:MOST_CONTROLS]
 
 
 def _size(ranges: Ranges) -> int:

@@ -5,6 +5,7 @@ Source: ``setrlimit(2)``, ``RLIMIT_AS``.
 
 from __future__ import annotations
 
+import errno
 import resource
 import sys
 from collections.abc import Iterator
@@ -34,12 +35,20 @@ def limited(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
         yield
-    except MemoryError as error:
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not _is_of_memory(error):
+            raise
         megabytes = size // 1024**2
         raise ExhaustedError(f"decoding takes more than {megabytes} MB of memory") from error
     finally:
         if own is not None:
             resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _is_of_memory(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def check_memory(size: int) -> None:

@@ -136,7 +136,7 @@ def test_invalid_spec_of_another_topic_stops_no_command(config: Settings) -> Non
 def test_code_location_with_an_invalid_spec_loads(tmp_path: Path) -> None:
     """As every run does: with a wrong spec, and with a wrong schema file."""
     root, project = settings().project_root, tmp_path / "project"
-    kept = ("assets", "jobs", "resources", "definitions.py")
+    kept = ("assets", "jobs", "resources", "definitions.py", "pyproject.toml")
     project.mkdir()
     for name in kept:
         (project / name).symlink_to(root / name)

@@ -21,6 +21,7 @@ from format_versions import allow_version_3
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from memory_topic import MemoryTopic, Message, mock_registry, serve
+from project_copy import add_code
 from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -115,6 +116,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with tarfile.open(ARCHIVE) as archive:
         members = [one for one in archive if not one.name.startswith("state/kafka/")]
         archive.extractall(folder, members, filter="data")
+    add_code(folder / "project")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TOPICBERG_STATE_DIR", str(folder / "state"))
         patch.setenv("TOPICBERG_PROJECT_ROOT", str(folder / "project"))

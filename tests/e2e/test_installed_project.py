@@ -1,0 +1,143 @@
+"""The wheels in an environment of their own, outside of this repository: a project from nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from repository import PROJECT_ROOT
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+UV = Path(sys.executable).with_name("uv")
+SECOND = """
+import dagster as dg
+
+@dg.asset
+def reports() -> None: ...
+
+defs = dg.Definitions(assets=[reports])
+"""
+MERGED = """
+from pathlib import Path
+
+import dagster as dg
+import topicberg
+
+@dg.asset(deps=[dg.AssetKey(["iceberg", "large_orders"])])
+def report() -> None: ...
+
+own = dg.Definitions(assets=[report])
+defs = dg.Definitions.merge(topicberg.definitions(project=Path(__file__).parent), own)
+print(len(defs.get_repository_def().asset_graph.get_all_asset_keys()), "assets")
+"""
+
+
+class Installed:
+    """An environment with the wheels, and a project in another folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.root = folder, folder / "post-office"
+        self.programs = folder / "venv" / "bin"
+
+    def run(self, line: str, cwd: Path | None = None, *, fails: bool = False) -> str:
+        """Run a program of the environment and return its output."""
+        program, *arguments = shlex.split(line)
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TOPICBERG_", "PYTHON", "VIRTUAL_ENV", "DAGSTER_"))
+        }
+        done = subprocess.run(
+            [str(self.programs / program), *arguments],
+            cwd=cwd or self.root,
+            env={**environment, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        assert (done.returncode != 0) == fails, f"{line}:\n{output}"
+        assert str(PROJECT_ROOT) not in output
+        return output
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Installed]:
+    with TemporaryDirectory(prefix="topicberg-installed-") as name:
+        folder = Path(name)
+        build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
+        for part in (PROJECT_ROOT, PROJECT_ROOT / "platform" / "local"):
+            subprocess.run([*build, str(folder)], cwd=part, check=True, capture_output=True)
+        lock = (PROJECT_ROOT / "requirements.lock").read_text()
+        pins = re.findall(r"(?m)^[a-z0-9].*?(?= \\$)", lock)
+        (folder / "constraints.txt").write_text("\n".join(pins))
+        subprocess.run(
+            [UV, "venv", "--quiet", "--python", sys.executable, "venv"], cwd=folder, check=True
+        )
+        install = [UV, "pip", "install", "--quiet", "--python", "venv/bin/python"]
+        wheels = [str(path) for path in folder.glob("*.whl")]
+        tools = ["dagster-dg-cli", "editables", "hatchling", "pytest"]
+        subprocess.run(
+            [*install, "--constraint", "constraints.txt", *wheels, *tools], cwd=folder, check=True
+        )
+        own = Installed(folder)
+        own.run("topicberg init post-office", folder)
+        editable = ["--no-deps", "--no-build-isolation", "--editable", "post-office"]
+        subprocess.run([*install, *editable], cwd=folder, check=True)
+        yield own
+
+
+def test_wheels_have_one_package_each(installed: Installed) -> None:
+    found = installed.folder.glob("venv/lib/python*/site-packages/*")
+    names = {path.name for path in found}
+    assert {"topicberg", "topicberg_local"} <= names
+    assert not names & {"assets", "jobs", "resources", "emulators", "definitions.py", "platform"}
+
+
+def test_project_is_loaded_without_the_repository(installed: Installed) -> None:
+    assert "1 topic specs are valid: orders" in installed.run("topicberg topics validate")
+    assert "All definitions loaded" in installed.run("dg check defs")
+    outside = installed.run("topicberg topics list", installed.folder, fails=True)
+    assert "is not in a project of topicberg" in outside
+    assert "Traceback" not in outside
+
+
+def test_project_loads_beside_another_code_location(installed: Installed) -> None:
+    (installed.root / "second.py").write_text(SECOND)
+    (installed.root / "merged.py").write_text(MERGED)
+    (installed.root / "workspace.yaml").write_text(
+        "load_from:\n"
+        "  - python_module: {module_name: post_office.definitions, location_name: post}\n"
+        "  - python_file: {relative_path: second.py, location_name: second}\n"
+    )
+    shown = installed.run("dagster definitions validate -w workspace.yaml")
+    for name in ("post", "second"):
+        assert f"Validation successful for code location {name}" in shown
+    assert "assets" in installed.run("python merged.py")
+    (installed.root / "workspace.yaml").unlink()
+
+
+@pytest.mark.slow
+def test_project_goes_from_a_record_to_an_erased_key(installed: Installed) -> None:
+    run = installed.run
+    try:
+        run("topicberg up")
+        run("topicberg datagen start orders --rate 0 --count 1000 --foreground")
+        assert "1 passed" in run("pytest -q")
+        assert "src/post_office/pipelines.py" in run("topicberg pipelines check")
+        run("dagster asset materialize -m post_office.definitions --select iceberg/orders")
+        assert "0 failing" in run("topicberg checks")
+        counted = run("topicberg query 'SELECT count(*) FROM orders'")
+        assert "1000" in counted.replace(",", "")
+        erased = run("topicberg forget orders --where 'customer=customer 1' --dry-run")
+        assert "nothing was changed" in erased
+    finally:
+        run("topicberg down")
