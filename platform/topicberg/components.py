@@ -9,6 +9,7 @@ Source: https://docs.dagster.io/guides/build/components
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,16 @@ class TopicScaffolder(Scaffolder[TopicParameters]):
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 field = {"name": "id", "type": "long"}
-                record = {"type": "record", "name": name.title(), "fields": [field]}
+                record = {"type": "record", "name": _record_name(name), "fields": [field]}
                 path.write_text(json.dumps(record, indent=2) + "\n")
         scaffold_component(request, attributes)
+
+
+def _record_name(topic: str) -> str:
+    """Return a name that Avro allows."""
+    words = re.split(r"[^A-Za-z0-9]+", topic)
+    name = "".join(word[:1].upper() + word[1:] for word in words)
+    return name if name[:1].isalpha() else f"Record{name}"
 
 
 @dg.scaffold_with(TopicScaffolder)

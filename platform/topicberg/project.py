@@ -63,7 +63,7 @@ def project_root() -> Path:
     :raises TopicbergError: there is none
     """
     if given := os.environ.get(VARIABLE):
-        return Path(given)
+        return Path(given).absolute()
     here = Path.cwd()
     for folder in (here, *here.parents):
         if _has_table(folder / FILE):
@@ -138,7 +138,8 @@ def modules(root: Path, names: tuple[str, ...]) -> Iterator[ModuleType]:
         module = _imported(name)
         yield module
         for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
-            yield _imported(found.name)
+            if not found.name.endswith(".__main__"):
+                yield _imported(found.name)
 
 
 def _imported(module: str) -> ModuleType:
@@ -148,7 +149,7 @@ def _imported(module: str) -> ModuleType:
     except TopicbergError:
         raise
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or "\0"):
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise SpecError(
                 f"there is no module {error.name}, which [tool.{TABLE}] in {FILE} names",
                 hint="correct the name, or install the package of the project",

@@ -4,9 +4,10 @@ A service that does not answer, a commit that came second, a vendor that throttl
 succeeds later. All else (a wrong spec, a function that does not fit its data, refused credentials)
 fails the same way again, so it is reported at once.
 
-:func:`classify` is the one classifier. A failed step is retried by ``assets/retries.py``, work that
-met another commit by :func:`retry_conflicts`. Clients of one vendor's API have the waits that the
-vendor asks for (``clients/confluent.py``, ``deploy``).
+:func:`classify` is the one classifier. A failed step is retried by
+``orchestration/assets/retries.py``, work that met another commit by :func:`retry_conflicts`.
+Clients of one vendor's API have the waits that the vendor asks for (``clients/confluent.py``,
+``deploy``).
 """
 
 from __future__ import annotations

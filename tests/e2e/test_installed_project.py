@@ -16,7 +16,7 @@ from repository import PROJECT_ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-UV = Path(sys.executable).with_name("uv")
+UV = str(Path(sys.executable).with_name("uv"))
 SECOND = """
 import dagster as dg
 
@@ -31,10 +31,14 @@ from pathlib import Path
 import dagster as dg
 import topicberg
 
-@dg.asset(deps=[dg.AssetKey(["iceberg", "large_orders"])])
+@dg.asset(
+    deps=[dg.AssetKey(["iceberg", "large_orders"])],
+    partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
+    group_name="shop",
+)
 def report() -> None: ...
 
-own = dg.Definitions(assets=[report])
+own = dg.Definitions(assets=[report], executor=dg.multiprocess_executor)
 defs = dg.Definitions.merge(topicberg.definitions(project=Path(__file__).parent), own)
 print(len(defs.get_repository_def().asset_graph.get_all_asset_keys()), "assets")
 """

@@ -25,13 +25,13 @@ from emr_service import APPLICATION, ROLE, EmrServerless, environment, serving
 from repository import PROJECT_ROOT
 from test_stock_tables import ordered
 
-import resources.lakehouse
 from definitions import defs
 from topicberg.cli.compute import materialize_derived
 from topicberg.endpoints import TOKEN_VARIABLE, Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
+from topicberg.orchestration.resources import lakehouse
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.testing import rows, spark_session, topic_frame
@@ -45,7 +45,7 @@ TABLE = "flagged_stock_trades"
 """It looks back and takes parameters: what a job run could get wrong."""
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOURS = ("2026-01-01-10:00", "2026-01-01-11:00")
-ENTRY_POINT = PROJECT_ROOT / "assets" / "emr" / "job.py"
+ENTRY_POINT = PROJECT_ROOT / "platform/topicberg/orchestration/emr/job.py"
 
 
 @dataclass
@@ -162,7 +162,7 @@ def on_emr(
             monkeypatch.setenv(f"TOPICBERG_EMR_{name}", text)
         # The stack's AWS has no EMR Serverless that runs anything: only this address differs.
         elsewhere = WithEmr(**dict(stack), emr=service.url)
-        monkeypatch.setattr(resources.lakehouse, "connect", lambda: elsewhere)
+        monkeypatch.setattr(lakehouse, "connect", lambda: elsewhere)
 
     return choose
 

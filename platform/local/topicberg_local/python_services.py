@@ -18,7 +18,7 @@ def aws(context: Context) -> Service:
     return Service(
         name="aws",
         command=_module(context, "topicberg_local.emulators.aws", "aws"),
-        environment=context.aws_environment(),
+        environment={**_settings(context), **context.aws_environment()},
         url=context.url("aws"),
         port=context.ports["aws"],
         start_order=10,
@@ -34,6 +34,7 @@ def snowflake(context: Context) -> Service:
         name="snowflake",
         command=_module(context, "topicberg_local.emulators.snowflake", "snowflake"),
         environment={
+            **_settings(context),
             **context.aws_environment(),
             "TOPICBERG_S3_ENDPOINT": context.url("s3"),
             "TOPICBERG_AWS_ENDPOINT": context.url("aws"),

@@ -160,7 +160,7 @@ def _hour(moment: datetime) -> int:
 
 
 def _lacks_rows(lake: Lake, catalog: Catalog) -> bool:
-    """Return whether a derived table is missing or empty, as after a killed run."""
+    """Return whether a derived table is missing or empty."""
     from topicberg.iceberg.snapshots import report
     from topicberg.iceberg.tables import find_table
 

@@ -25,7 +25,7 @@ def init(
     """Write a project with a topic, a pipeline and a test, to which one's own are added."""
     from topicberg.scaffolding.project import existing_project, new_project
 
-    requirement = f"topicberg[local]>={version('topicberg').partition('.dev')[0]}.dev0"
+    requirement = f"topicberg[local]{_compatible(version('topicberg'))}"
     if existing == (name is not None):
         raise TopicbergError(
             "one of NAME and --existing is needed",
@@ -44,3 +44,11 @@ def init(
         echo(f"add {requirement!r} to the dependencies, then run `topicberg ui`")
     else:
         echo(f"now: cd {name}; pip install -e .; topicberg ui")
+
+
+def _compatible(own: str) -> str:
+    """Return the versions that a project may have: up to the next one that may break it."""
+    release, _, development = own.partition(".dev")
+    major, minor = (int(part) for part in release.split(".")[:2])
+    following = f"0.{minor + 1}" if major == 0 else str(major + 1)
+    return f">={release}{'.dev0' if development else ''},<{following}"

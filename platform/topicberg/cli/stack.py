@@ -160,6 +160,7 @@ def logs(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="wait for further lines")] = False,
 ) -> None:
     """Show the logs of the services."""
+    require_local_stack()
     from topicberg_local.stack import SERVICES
 
     folder = settings().state_dir / "logs"

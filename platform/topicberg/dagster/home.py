@@ -6,6 +6,7 @@ the same folders.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import yaml
@@ -13,17 +14,23 @@ import yaml
 from topicberg.files import replace_file
 from topicberg.settings import Settings
 
+INSTANCE = Path(__file__).parents[1] / "scaffolding" / "templates" / "dagster.yaml.txt"
+"""What a project without a section of its own gets."""
 _PLACES = ("local_artifact_storage", "compute_logs")
 """Sections that name folders; without them everything is in Dagster's home."""
 
 
 def dagster_home(config: Settings) -> Path:
-    """Return the folder for ``DAGSTER_HOME``, configured like the project's ``dagster.yaml``."""
+    """Return the folder for ``DAGSTER_HOME``, configured by the project's ``dagster.yaml``."""
     home = config.state_dir / "dagster"
     home.mkdir(parents=True, exist_ok=True)
-    instance = yaml.safe_load((config.project_root / "dagster.yaml").read_text())
+    instance = yaml.safe_load(INSTANCE.read_text())
+    with suppress(FileNotFoundError):
+        instance |= yaml.safe_load((config.project_root / "dagster.yaml").read_text()) or {}
     for section in _PLACES:
         instance.pop(section, None)
-    instance["storage"]["custom"]["config"]["base_dir"] = str(home)
+    storage = instance["storage"].get("custom", {})
+    if storage.get("class") == "SqliteStorage":
+        storage["config"]["base_dir"] = str(home)
     replace_file(home / "dagster.yaml", yaml.safe_dump(instance))  # starting runs read it
     return home

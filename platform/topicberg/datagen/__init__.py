@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -78,7 +77,6 @@ def _generators(config: Settings | None) -> dict[str, Generator]:
     return _found(config.project_root, config.project.generators)
 
 
-@lru_cache(maxsize=8)
 def _found(root: Path, names: tuple[str, ...]) -> dict[str, Generator]:
     found: dict[str, Generator] = {}
     for module in modules(root, names):

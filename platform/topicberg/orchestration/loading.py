@@ -113,6 +113,4 @@ def _everything(lake: Lake) -> dg.Definitions:
             *([engine_sensor()] if lake.config.deployment == "local" else []),
         ],
         resources=RESOURCES,
-        # Every run is a process of its own already; a process a step would cost seconds each.
-        executor=dg.in_process_executor,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import keyword
 import re
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -63,6 +66,12 @@ def new_project(name: str, parent: Path, requirement: str) -> Written:
             "between them",
             hint="try `topicberg init my-project`",
         )
+    package = name.replace("-", "_")
+    if keyword.iskeyword(package) or package in sys.stdlib_module_names or find_spec(package):
+        raise TopicbergError(
+            f"a project cannot be called {name!r}: Python has a module {package} already",
+            hint="choose another name",
+        )
     root = parent / name
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         raise TopicbergError(
@@ -70,7 +79,6 @@ def new_project(name: str, parent: Path, requirement: str) -> Written:
             hint="choose another name, or run `topicberg init --existing` in the folder to add "
             "what it lacks",
         )
-    package = name.replace("-", "_")
     texts = {
         path.format(package=package): _text(template, name, package, requirement)
         for path, template in _FILES.items()

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import replace_file, topic_file
+from topicberg.project import FILE
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
@@ -32,6 +33,7 @@ from topicberg.topics.requests import (
     write_request,
 )
 from topicberg.topics.rules import suggestion
+from topicberg.topics.sources import component_files
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""
@@ -161,10 +163,11 @@ class Requested:
 def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
     """Return path, time of change, size and inode of all files of specs, schemas and requests."""
     found: list[tuple[str, int, int, int]] = []
-    index = index_file(config)
-    with suppress(FileNotFoundError):
-        stat = index.stat()
-        found.append((str(index), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    components = component_files(config)
+    for path in (index_file(config), config.project_root / FILE, *components):
+        with suppress(FileNotFoundError):
+            stat = path.stat()
+            found.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
     for folder in (config.topics_dir, config.schemas_dir, requests_folder(config)):
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:

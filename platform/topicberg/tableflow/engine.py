@@ -298,7 +298,7 @@ class Ingestor:
                 self._sessions.give_back(session)
 
     def _begin_batch(self) -> None:
-        """Let the lookups of schemas begin anew."""
+        """Allow the lookups of schemas of another batch."""
         for foreign in self._foreign.values():
             foreign.begin_batch()
         if self._framing is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from topicberg.settings import Settings
 from topicberg.topics.yamlfile import read_yaml
 
 COMPONENT, COMPONENT_FILE = "topicberg.Topic", "defs.yaml"
+_TYPE = re.compile(rf"""^type:\s*["']?{re.escape(COMPONENT)}["']?\s*(#.*)?$""", re.MULTILINE)
+_DOCUMENT = re.compile(r"\S.*?^---\s*$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,8 @@ def sources(config: Settings) -> Iterator[Source]:
 
     :raises SpecError: there is no folder of topics, nor one of components
     """
-    folder, defs = config.topics_dir, config.project.defs
-    components = config.project_root / defs if defs else None
-    if not folder.is_dir() and not (components and components.is_dir()):
+    folder, components = config.topics_dir, component_files(config)
+    if not folder.is_dir() and not components:
         raise SpecError(
             f"{folder} is not a folder", hint="create the folder, and put topic specs into it"
         )
@@ -44,22 +46,38 @@ def sources(config: Settings) -> Iterator[Source]:
         if path.suffix == ".yaml":
             document, errors = read_yaml(path)
             yield Source(file, path.stem, document, tuple(errors))
-    for path in sorted(components.rglob(COMPONENT_FILE)) if components else ():
-        yield from _components(path, str(path.relative_to(config.project_root)))
+    for path in components:
+        yield from _component(path, str(path.relative_to(config.project_root)))
 
 
-def _components(path: Path, file: str) -> Iterator[Source]:
-    """Yield the topics of a file of components; Dagster reports what is no YAML."""
-    if COMPONENT not in path.read_text(errors="replace"):
+def component_files(config: Settings) -> list[Path]:
+    """Return the files of Dagster's components, whatever these are."""
+    defs = config.project.defs
+    return sorted((config.project_root / defs).rglob(COMPONENT_FILE)) if defs else []
+
+
+def _component(path: Path, file: str) -> Iterator[Source]:
+    """Yield the topic of a file of components; Dagster reports what is no YAML."""
+    name = path.parent.name
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        yield Source(file, name, None, (f"cannot be read: {error.strerror}",))
+        return
+    if not _TYPE.search(text):
+        return
+    if _DOCUMENT.search(text):
+        reason = f"a component of type {COMPONENT} needs a file of its own: found several documents"
+        yield Source(file, name, None, (reason,))
         return
     document, errors = read_yaml(path)
-    name = path.parent.name
     if document is None and errors:
         yield Source(file, name, None, tuple(errors))
     if not isinstance(document, dict) or document.get("type") != COMPONENT:
         return
-    given = document.get("attributes")
-    attributes = {"name": name, **given} if isinstance(given, dict) else given
+    attributes = document.get("attributes")
     if isinstance(attributes, dict):
+        if attributes.get("name") is None:
+            attributes = {**attributes, "name": name}
         name = str(attributes["name"])
     yield Source(file, name, attributes, tuple(errors))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -62,24 +63,35 @@ def _checks(defs: dg.Definitions) -> Iterator[dg.AssetCheckKey]:
     yield from defs.get_repository_def().asset_graph.asset_check_keys
 
 
-@pytest.mark.parametrize("line", ["snapshot_sensor", "catalog_sensor", "alert_sensor"])
-def test_sensor_without_its_line_is_not_there(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, line: str
+@pytest.mark.parametrize(
+    ("line", "kind", "name"),
+    [
+        ("snapshot_sensor", "sensor_defs", "snapshots"),
+        ("catalog_sensor", "sensor_defs", "catalogs"),
+        ("alert_sensor", "sensor_defs", "alerts"),
+        ("engine_sensor", "sensor_defs", "engine"),
+        ("check_schedule", "schedule_defs", "check_tables_schedule"),
+        ("maintenance_schedule", "schedule_defs", "maintain_tables_schedule"),
+        ("retention_schedule", "schedule_defs", "forget_old_runs_schedule"),
+        ("rotation_schedule", "schedule_defs", "rotate_keys_schedule"),
+    ],
+)
+def test_automation_without_its_line_is_not_there(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, line: str, kind: str, name: str
 ) -> None:
-    names = {sensor.name for sensor in jobs.sensors(lake)}
-    made: Callable[..., Iterator[dg.SensorDefinition]] = jobs.sensors
-    left = {one.name for one in _without(made, line, lake, monkeypatch)}
-    assert len(left) == len(names) - 1
+    def names() -> set[str]:
+        defs = definitions.platform(lake).get_repository_def()
+        return {one.name for one in getattr(defs, kind)}
 
+    def without(made: Callable[[Lake], Iterator[Any]]) -> Callable[[Lake], Iterator[Any]]:
+        return lambda lake: (one for one in made(lake) if one is not None)
 
-def _without(
-    made: Callable[..., Iterator[dg.SensorDefinition]],
-    line: str,
-    lake: Lake,
-    patch: pytest.MonkeyPatch,
-) -> list[dg.SensorDefinition]:
-    patch.setattr(jobs, line, lambda *_: None)
-    return [one for one in made(lake) if one is not None]
+    before = names()
+    monkeypatch.setattr(jobs, line, lambda *_: None)
+    for part in ("sensors", "schedules"):
+        monkeypatch.setattr(definitions, part, without(getattr(jobs, part)))
+    assert names() == before - {name}
+    assert name in before
 
 
 def test_definitions_are_those_of_the_reference_project() -> None:

@@ -15,6 +15,7 @@ from repository import PROJECT_ROOT
 from typer.testing import CliRunner
 
 from topicberg.cli import app
+from topicberg.dagster.home import dagster_home
 from topicberg.errors import TopicbergError
 from topicberg.project import env_file, project_root, read_project
 from topicberg.scaffolding.project import existing_project, new_project
@@ -30,8 +31,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A new project, in which the process is."""
     root = new_project("shop-data", tmp_path, "topicberg[local]").root
     monkeypatch.chdir(root)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the project's packages are appended
     settings.cache_clear()
     yield root
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop_data"]:
+        del sys.modules[name]
     settings.cache_clear()
 
 
@@ -111,6 +115,35 @@ def test_name_of_a_project_is_checked(tmp_path: Path, name: str) -> None:
     with pytest.raises(TopicbergError, match="is no name for a project"):
         new_project(name, tmp_path, "topicberg")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["topicberg", "platform", "class", "dagster"])
+def test_name_that_hides_a_module_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(TopicbergError, match="Python has a module"):
+        new_project(name, tmp_path, "topicberg")
+
+
+@pytest.mark.parametrize("text", ["", "telemetry: {enabled: true}\n", None])
+def test_home_of_dagster_has_what_the_project_does_not_say(
+    tmp_path: Path, text: str | None
+) -> None:
+    if text is not None:
+        (tmp_path / "dagster.yaml").write_text(text)
+    config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
+    written = yaml.safe_load((dagster_home(config) / "dagster.yaml").read_text())
+    assert written["storage"]["custom"]["config"]["base_dir"] == str(dagster_home(config))
+    assert written["telemetry"] == {"enabled": bool(text)}
+
+
+def test_component_is_read_beside_others_of_its_file_only_alone(project: Path) -> None:
+    file = project / COMPONENT
+    file.parent.mkdir(parents=True)
+    file.write_text("type: topicberg.Topics\n---\ntype: shop.Report\n")
+    assert check_topics(Settings())[1] == []
+    file.write_text("type: topicberg.Topic\nattributes: {}\n---\ntype: shop.Report\n")
+    (problem,) = check_topics(Settings())[1]
+    assert "needs a file of its own" in problem.reason
+    assert problem.names == {"returns"}
 
 
 def test_folder_with_files_is_no_new_project(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_files_that_are_named(path: Path) -> None:
 
 
 def test_pages_that_messages_name_exist() -> None:
-    for folder in ("platform/topicberg", "assets", "jobs", "resources"):
+    for folder in ("platform", "assets", "jobs", "resources"):
         for path in (PROJECT_ROOT / folder).rglob("*.py"):
             for page in re.findall(r"\bdocs/[a-z-]+\.md\b", path.read_text()):
                 assert (PROJECT_ROOT / page).exists(), f"{path.name}: {page}"

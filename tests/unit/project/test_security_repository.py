@@ -41,7 +41,7 @@ RANDOM_BITS = 3.7
 OPEN_TO_ALL = {
     "requirements.lock",
     "requirements-production.lock",
-    "platform/topicberg/local/jars.lock",
+    "platform/local/topicberg_local/jars.lock",
 }
 """Nothing but names and checksums."""
 

@@ -58,7 +58,7 @@ WRITTEN = Written(
 COMPLETE = {
     "APPLICATION_ID": APPLICATION,
     "EXECUTION_ROLE_ARN": ROLE,
-    "ENTRY_POINT": "local:///opt/topicberg/assets/emr/job.py",
+    "ENTRY_POINT": "local:///opt/topicberg/platform/topicberg/orchestration/emr/job.py",
     "LOG_URI": "s3://logs/emr/",
 }
 CONFIG = Settings(aws_account_id="123456789012")

@@ -13,7 +13,6 @@ import dagster as dg
 
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.derived import DerivedTable
-from topicberg.orchestration.assets.platform import PLATFORM
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
@@ -27,18 +26,38 @@ def pipeline_jobs(lake: Lake) -> Iterator[dg.UnresolvedAssetJobDefinition]:
     for name in sorted({spec.pipeline for spec in lake.topics}):
         yield from _jobs(
             f"{name}_pipeline",
-            dg.AssetSelection.groups(name),
+            _selected(lake, name),
             f"Every asset and check of the pipeline {name}.",
             lake,
             [table for table in lake.derived if lake.root(table).pipeline == name],
         )
     yield from _jobs(
         EVERYTHING,
-        dg.AssetSelection.all() - dg.AssetSelection.groups(PLATFORM),
+        _selected(lake),
         "Every asset and check of the data, without the platform.",
         lake,
         lake.derived,
     )
+
+
+def _selected(lake: Lake, pipeline: str | None = None) -> dg.AssetSelection:
+    """Return assets of the lake, and none of others in the code location, with their checks.
+
+    :param pipeline: only its own
+    """
+    tables = [
+        table.key(system)
+        for table in lake.tables
+        if pipeline in (None, table.group)
+        for system in CATALOGS
+    ]
+    topics = [
+        kafka_key(spec)
+        for one in lake.derived
+        for spec in lake.published(one)
+        if pipeline in (None, spec.pipeline)
+    ]
+    return dg.AssetSelection.assets(*tables, *topics)
 
 
 def everything(lake: Lake) -> dict[str, TopicSpec | None]:
