@@ -247,6 +247,8 @@ def env() -> None:
         "TOPICBERG_WAREHOUSE_URL": config.warehouse,
         "TOPICBERG_DERIVED_WAREHOUSE_URL": config.derived_warehouse,
         "DAGSTER_HOME": dagster_home(config),
+        "TOPICBERG_PROJECT_ROOT": str(config.project_root),
+        "TOPICBERG_STATE_DIR": str(config.state_dir),
         "NO_PROXY": os.environ["NO_PROXY"],  # local_endpoints has added this machine
     }
     _export(variables)

@@ -45,4 +45,6 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     # Dagster stops its processes with SIGINT, which a script's shell ignores for `command &`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
+    if (config.project_root / "workspace.yaml").is_file():  # else pyproject.toml names the location
+        command += ["--workspace", "workspace.yaml"]
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 from hypothesis import example, given
@@ -36,6 +38,19 @@ def test_documentation_is_a_link_where_it_is_published(monkeypatch: pytest.Monke
         monkeypatch.undo()
         settings.cache_clear()
     assert page.value == "https://docs.example.org/topicberg/tableflow.md"
+
+
+def test_documentation_is_left_out_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert documentation("tableflow.md")["documentation"].value
+    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
+    settings.cache_clear()
+    try:
+        assert documentation("tableflow.md") == {}
+    finally:
+        monkeypatch.undo()
+        settings.cache_clear()
 
 
 def cells(text: str) -> list[str]:

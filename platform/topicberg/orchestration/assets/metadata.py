@@ -30,24 +30,26 @@ if TYPE_CHECKING:
     from pyiceberg.table.snapshots import Snapshot
 
 SAMPLE_ROWS = 10
-_CELL = 40
 
 
 def documentation(page: str) -> dict[str, MetadataValue[Any]]:
     """Return metadata that leads to a page of ``docs/``, such as ``tableflow.md``.
 
-    A link if ``TOPICBERG_DOCS_URL`` is set, else the page's path in the checkout.
+    A link if ``TOPICBERG_DOCS_URL`` is set, else the page's path in a clone; in another project,
+    nothing.
     """
     config = settings()
-    return {"documentation": _document(page, config.docs_url, config.project_root)}
+    found = _document(page, config.docs_url, config.project_root)
+    return {"documentation": found} if found is not None else {}
 
 
 @lru_cache
-def _document(page: str, docs_url: str | None, project_root: Path) -> MetadataValue[Any]:
+def _document(page: str, docs_url: str | None, project_root: Path) -> MetadataValue[Any] | None:
     """Return the same object for every asset of a fleet."""
     if docs_url:
         return MetadataValue.url(f"{docs_url.rstrip('/')}/{page}")
-    return MetadataValue.path(project_root / "docs" / page)
+    path = project_root / "docs" / page
+    return MetadataValue.path(path) if path.is_file() else None
 
 
 def column_schema(schema: Schema) -> TableSchema:
