@@ -231,7 +231,8 @@ class Ingestor:
         self._searches = 0
         """In this attempt."""
         self._log_end: Offsets = {}
-        self._passed: dict[int, Order] = {}
+        self._progress: Progress | None = None
+        self._unread: dict[int, Order] = {}
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
         self._ends: dict[int, int] = {}
@@ -309,7 +310,7 @@ class Ingestor:
         self._ends |= {p: min(end, self._ends.get(p, end)) for p, end in ends.items()}
 
     def _attempt(self) -> Commit:
-        self._passed, self._stops_early, self._ends = {}, True, {}
+        self._unread, self._stops_early, self._ends = {}, True, {}
         self._isolation, self._searches = None, 0
         while True:
             try:
@@ -320,7 +321,8 @@ class Ingestor:
                 self._stops_early = False
             except BatchCutError as cut:
                 self._end_at(cut.ends)
-                self._passed = {}  # what was seen behind the new ends is not read any more
+                if self._progress is not None:
+                    self._progress.end_at(cut.ends)
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
             except PartReadError:
@@ -858,7 +860,8 @@ class Ingestor:
         may_move = subject is not None and len(subject.schemas) > 1
         may_move |= State.load(table.properties).has_fewer_partitions(len(batch.end))
         target = Target(self.spec, table, head, self._key_index(table, keys), keys)
-        progress = Progress(batch, self._log_end, self._passed, may_move)
+        progress = Progress(batch, self._log_end, self._unread, may_move)
+        self._progress = progress
         changes = Changes.joined(read.parts)
         folded = Folding(target, progress, changes, pa.concat_tables(read.lost)).fold()
         if folded.repeated:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,32 +49,58 @@ class WaitingError(TopicbergError):
     """A change cannot be applied before another one is in Kafka: the topic is tried again."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Progress:
     """How far the topic is read.
 
-    ``log_end``: where the log of each partition ended when the batch was planned. ``passed``: the
-    newest change that was seen of each partition, in this attempt or in one before it with more
-    records. ``may_move``: whether keys have changes in several partitions, because the schema of
-    the key or the number of partitions changed.
+    ``log_end``: where the log of each partition ended when the batch was planned. ``unread``: of
+    partitions in which an attempt before this one read on, the oldest change behind the batch.
+    ``may_move``: whether keys have changes in several partitions, because the schema of the key or
+    the number of partitions changed.
     """
 
     batch: Batch
     log_end: Offsets
-    passed: dict[int, Order]
+    unread: dict[int, Order]
     may_move: bool
+    passed: dict[int, Order] = field(default_factory=dict)
+    """The newest change of each partition in the batch."""
+    _facts: Facts | None = None
 
     def look(self, facts: Facts) -> None:
         """Note the newest change of each partition, without rows that a snapshot read."""
-        counts = facts.has("op") & ~facts.is_op(READ)
-        for partition in map(int, np.unique(facts.partition[counts])):
-            own = facts.table.filter(pa.array(counts & (facts.partition == partition)))
-            micros = pc.max(own.column("m")).as_py()
-            if micros is not None:
-                own = own.filter(pc.equal(own.column("m"), micros))
-            at = order_of(micros, pc.max(own.column("p")).as_py())
+        self._facts = facts
+        for partition in map(int, np.unique(facts.partition)):
+            at = _extreme(facts, facts.partition == partition, pc.max)
             if at is not None:
-                self.passed[partition] = max(at, self.passed.get(partition, at))
+                self.passed[partition] = at
+
+    def end_at(self, ends: Mapping[int, int]) -> None:
+        """Note the oldest change of each partition behind an earlier end."""
+        facts = self._facts
+        for partition, end in ends.items() if facts is not None else ():
+            assert facts is not None  # noqa: S101
+            behind = (facts.partition == partition) & (facts.offset >= end)
+            at = _extreme(facts, behind, pc.min)
+            if at is not None:
+                self.unread[partition] = min(at, self.unread.get(partition, at))
+
+    def has_read(self, partition: int, order: Order | None) -> bool:
+        """Return whether a change of a partition shows that all before an order are read."""
+        newest, next_one = self.passed.get(partition), self.unread.get(partition)
+        return order is not None and any(
+            at is not None and at >= order for at in (newest, next_one)
+        )
+
+
+def _extreme(facts: Facts, chosen: NDArray[np.bool_], choose: Any) -> Order | None:
+    """Return the least or the greatest order of changes, without rows that a snapshot read."""
+    counts = chosen & facts.has("op") & ~facts.is_op(READ)
+    own = facts.table.filter(pa.array(counts))
+    micros = choose(own.column("m")).as_py()
+    if micros is not None:
+        own = own.filter(pc.equal(own.column("m"), micros))
+    return order_of(micros, choose(own.column("p")).as_py())
 
 
 class OldValues:
@@ -173,21 +199,29 @@ class OldValues:
                 self.refused[place] = _lacking(
                     target, need, "a change of the row that may have had it was left out"
                 )
-            elif self._is_certain(need):
-                continue
-            else:
+            elif not self._is_certain(need):
                 end_before(waiting, *place)
+            elif not self._is_changed_before(need):
+                continue
             usable[number] = False
         return usable
 
+    def _is_changed_before(self, need: Mapping[str, Any]) -> bool:
+        """Return whether another partition of the batch has changes of the key from before."""
+        key = tuple(need[name] for name in self.target.key_columns)
+        order = order_of(need["m"], need["p"])
+        return order is not None and any(
+            event["partition"] != need["partition"] and event["order"] < order
+            for event in self._events(key)
+        )
+
     def _is_certain(self, need: Mapping[str, Any]) -> bool:
         """Return whether all changes from before one are read, in all partitions."""
-        batch, passed = self.progress.batch, self.progress.passed
+        batch = self.progress.batch
         order = order_of(need["m"], need["p"])
         is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
         for partition, end in batch.end.items():
-            reached = passed.get(partition)
-            has_passed = order is not None and reached is not None and reached >= order
+            has_passed = self.progress.has_read(partition, order)
             is_at_end = is_old and end >= self.progress.log_end.get(partition, 0)
             if partition != need["partition"] and not has_passed and not is_at_end:
                 return False
@@ -302,7 +336,7 @@ class OldValues:
                     return None
                 more = self._before(old_key, event["order"], left)
                 return None if more is None else found | more
-        if deletion is None or self.target.head is None:
+        if (deletion is None and not is_moved) or self.target.head is None:
             return None
         row = self._row(key, order, self.target.head.snapshot_id)
         if row is None:

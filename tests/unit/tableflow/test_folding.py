@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from debezium import Event, Source, SourceTopic
+from debezium import UNAVAILABLE, Event, Source, SourceTopic
 from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError
@@ -109,6 +109,33 @@ def test_changes_that_are_left_out_leave_no_older_values(
     assert rows_of(topic) == rows
     malformed = sum(event.is_malformed for event in source.events)
     assert malformed <= last.rows_skipped <= left_out  # some are superseded in their batch
+
+
+@pytest.mark.parametrize("newest", [UNAVAILABLE, "new"])
+def test_moved_key_takes_the_value_of_its_newest_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: str
+) -> None:
+    """Of the partition that it left, in the same batch; else of the table."""
+    monkeypatch.setattr(old_values, "CERTAIN_MS", 10**15)
+    topic = changed_topic(tmp_path, monkeypatch)
+    connector = Connector(topic)
+    first = Event(0, 7, "c", 30, {"id": 7, "v": 1, "big": "old"})
+    connector.send([first, Event(2, 9, "c", 31, {"id": 9, "v": 1, "big": "x"})])
+    ingestor = topic.ingestor()
+    assert ingestor.step().records
+    connector.send(
+        [
+            Event(0, 7, "u", 50, {"id": 7, "v": 2, "big": newest}),
+            Event(1, 7, "u", 60, {"id": 7, "v": 3, "big": UNAVAILABLE}, key_schema=1),
+            Event(0, 8, "c", 70, {"id": 8, "v": 1, "big": "y"}),
+            Event(2, 9, "u", 71, {"id": 9, "v": 2, "big": "x"}),
+        ]
+    )
+    while ingestor.step().records:
+        pass
+    ingestor.close()
+    expected = "old" if newest == UNAVAILABLE else newest
+    assert rows_of(topic)[7] == {"id": 7, "v": 3, "big": expected}
 
 
 def test_append_has_a_row_for_each_change_but_tombstones(
