@@ -355,14 +355,15 @@ class Ingestor:
             self._size, self._knows_size = BatchSize.of(self._most, most, learnt), True
         failing = self._failing(table, start)
         requested = skips.requested(table).keys()
-        batch, size = self._plan(held.offsets or first, beginning, latest, {*requested, *failing})
+        skip = {*requested, *failing}
+        batch, size = self._plan(held.offsets or first, beginning, latest, skip)
         if self._searching is not None and not batch.records:  # the log ends earlier than it did
             self._isolation = None
             raise PartReadError
         if self._searching is None:
             self._check_suspended(batch, failing, requested)
             if self._has_decoded_keys(layout, table):
-                batch = self._in_time_order(batch, beginning, latest)
+                batch = self._in_time_order(batch, beginning, latest, skip)
         seen_ms = self.current_ms if held.offsets == self.current_offsets else None
         missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
         known = topic_id, latest, now_ms, self._size.dump(), missed, held.key_definition
@@ -726,7 +727,9 @@ class Ingestor:
         key = self._upsert_key(layout, table)
         return key is not None and key.is_decoded
 
-    def _in_time_order(self, batch: Batch, beginning: Offsets, latest: Offsets) -> Batch:
+    def _in_time_order(
+        self, batch: Batch, beginning: Offsets, latest: Offsets, skip: set[Place]
+    ) -> Batch:
         """Return the part of a batch whose records are older than all that it leaves for later.
 
         A key that has records in several partitions is deleted by the newest one only if that one
@@ -747,7 +750,6 @@ class Ingestor:
             end = min(through.get(p, latest[p]), latest[p], start + limit)
             if end > start:
                 ends = {**batch.start, p: end}
-                skip = {place for place in batch.skipped if place[0] == p}
                 return plan_batch(self.spec.name, batch.start, beginning, ends, limit, skip)
         return batch  # the times of a partition go back
 

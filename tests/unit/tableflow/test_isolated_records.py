@@ -22,7 +22,7 @@ from memory_topic import MemoryTopic, mock_registry, serve
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.offsets import Place, Ranges
-from topicberg.tableflow import engine, reading
+from topicberg.tableflow import engine, reading, skips
 from topicberg.tableflow.isolation import MOST_BLAMED
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.plan import Plan
@@ -40,7 +40,7 @@ class Exhausted:
     """A process that some records exhaust, alone or by their number."""
 
     def __init__(self, bad: dict[Place, type[Exception]], most: int = 10**9) -> None:
-        self.bad, self.most = bad, most
+        self.bad, self.most, self.failures = bad, most, 0
 
     def check(self) -> None: ...
 
@@ -48,6 +48,7 @@ class Exhausted:
         for (partition, offset), error in sorted(self.bad.items()):
             start, end = ranges.get(partition, (0, 0))
             if start <= offset < end:
+                self.failures += 1
                 raise error("it takes too much memory")
         if sum(end - start for start, end in ranges.values()) > self.most:
             raise ExhaustedError("they take too much memory")
@@ -166,6 +167,25 @@ def test_tombstone_waits_for_the_older_rows_of_other_partitions(tmp_path: Path) 
     found, skipped = ingested(tmp_path, changes, Exhausted({(1, 1): ExhaustedError}))
     assert found == {2: "n4", 3: "n0"}
     assert skipped == 1
+
+
+def test_record_that_is_known_to_fail_is_not_read_again(tmp_path: Path) -> None:
+    """Also if the limit of a batch rounds its partition down, and it is the oldest."""
+    changes = [(0, 1, False), (1, 2, False), (1, 3, False), (1, 4, False)]
+    process = Exhausted({(0, 0): ExhaustedError})
+    with pytest.MonkeyPatch.context() as patch:
+        topic = item_topic(tmp_path, patch, changes)
+        patch.setattr(engine, "shared", lambda *_: process)
+        patch.setitem(engine.MAX_RECORDS, "upsert", 3)
+        ingestor = topic.ingestor()
+        skips.note_failing(ingestor.table(), (0, 0), "it takes too much memory")
+        while (done := ingestor.step()).backlog:
+            pass
+        ingestor.close()
+        found = {row["id"]: row["name"] for row in topic.rows()}
+    assert found == {2: "n1", 3: "n2", 4: "n3"}
+    assert done.rows_skipped == 1
+    assert process.failures == 0
 
 
 def test_equal_times_are_read_by_partition(tmp_path: Path) -> None:
