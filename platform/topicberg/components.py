@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 from dagster.components import Scaffolder, ScaffoldRequest
 from dagster.components.component_scaffolding import scaffold_component
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, create_model
 
 from topicberg.errors import SpecError
 from topicberg.orchestration.loading import definitions
@@ -70,6 +69,12 @@ def _record_name(topic: str) -> str:
     return name if name[:1].isalpha() else f"Record{name}"
 
 
+_Attributes: type[BaseModel] = create_model(
+    "TopicAttributes", __base__=TopicSpec, name=(str | None, None)
+)
+"""A spec whose name may be that of its folder."""
+
+
 @dg.scaffold_with(TopicScaffolder)
 class Topic(dg.Component):
     """The spec of one topic; the assets are those of :class:`Topics`, which the project needs."""
@@ -93,12 +98,3 @@ class Topic(dg.Component):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         return dg.Definitions()
-
-
-def _optional_name() -> type[BaseModel]:
-    name: Any = (str | None, None)
-    return create_model("TopicAttributes", __base__=TopicSpec, name=name)
-
-
-_Attributes = _optional_name()
-_Attributes.model_config = ConfigDict(**{**TopicSpec.model_config, "frozen": False})

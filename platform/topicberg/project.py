@@ -25,12 +25,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from topicberg.errors import SpecError, TopicbergError
 
+T = TypeVar("T")
 FILE, TABLE = "pyproject.toml", "topicberg"
 VARIABLE = "TOPICBERG_PROJECT_ROOT"
 ENV_FILE_VARIABLE = "TOPICBERG_ENV_FILE"
@@ -124,6 +125,17 @@ def _table(path: Path) -> Any:
         return tomllib.loads(text).get("tool", {}).get(TABLE)
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are these
         raise TopicbergError(f"{path} cannot be read: {error}", hint="correct the file") from None
+
+
+def members(root: Path, names: tuple[str, ...], kind: type[T]) -> Iterator[tuple[str, T]]:
+    """Yield what the modules of the project have of a type, with the module; twice if two have it.
+
+    :raises SpecError: as of :func:`modules`
+    """
+    for module in modules(root, names):
+        for member in vars(module).values():
+            if isinstance(member, kind):
+                yield module.__name__, member
 
 
 def modules(root: Path, names: tuple[str, ...]) -> Iterator[ModuleType]:

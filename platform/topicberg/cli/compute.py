@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
-QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+_QUIET: Mapping[str, Any] = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 def load_lake(config: Settings) -> Lake:
@@ -30,8 +31,6 @@ def load_lake(config: Settings) -> Lake:
 
     :raises SpecError: derived tables are invalid, or do not fit the specs
     """
-    from functools import partial
-
     from topicberg.orchestration.assets.lake import lake_of
     from topicberg.topics.kept import build_with_kept
 
@@ -47,7 +46,7 @@ def materialize(
     :raises TopicbergError: a run failed
     """
     lake, found = load_lake(config), []
-    with dagster_instance(config) as instance:
+    with _dagster_instance(config) as instance:
         from topicberg.orchestration.jobs import everything
         from topicberg.orchestration.loading import definitions
 
@@ -58,9 +57,9 @@ def materialize(
                 tags=_partition_range(topic, lake, config, endpoints, since) if topic else {},
                 run_id=str(uuid.uuid4()),
                 raise_on_error=False,
-                run_config=QUIET,
+                run_config=_QUIET,
             )
-            raise_failure(result, name)
+            _raise_failure(result, name)
             found += [
                 (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
                 for e in result.get_asset_check_evaluations()
@@ -81,16 +80,14 @@ def materialize_derived(
     :raises TopicbergError: a run failed
     """
     lake, computed = load_lake(config), []
-    hours = all_hours(lake, config, endpoints)
-    with dagster_instance(config) as instance:
+    hours = _all_hours(lake, config, endpoints)
+    with _dagster_instance(config) as instance:
         import dagster as dg
 
         from topicberg.orchestration.assets.tables import CATALOGS
         from topicberg.orchestration.loading import definitions
 
-        defs = definitions()
-
-        derived = lake.derived_by_name
+        defs, derived = definitions(), lake.derived_by_name
         order = TopologicalSorter({name: derived[name].sources for name in sorted(derived)})
         for table in [derived[name] for name in order.static_order() if name in derived]:
             root = lake.root(table)
@@ -102,17 +99,17 @@ def materialize_derived(
             result = dg.materialize(
                 [defs.resolve_assets_def(key) for key in keys],
                 instance=instance,
-                tags=range_from(root, min(hours[root.name])),
-                run_config=QUIET,
+                tags=_range_from(root, min(hours[root.name])),
+                run_config=_QUIET,
                 raise_on_error=False,
             )
-            raise_failure(result, f"table {table.name}")
+            _raise_failure(result, f"table {table.name}")
             computed.append(table.name)
     return computed
 
 
 @contextmanager
-def dagster_instance(config: Settings) -> Iterator[dg.DagsterInstance]:
+def _dagster_instance(config: Settings) -> Iterator[dg.DagsterInstance]:
     """Yield the deployment's Dagster, for definitions that are loaded afterwards."""
     from topicberg.dagster.home import dagster_home
 
@@ -125,7 +122,7 @@ def dagster_instance(config: Settings) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
+def _raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
     if result.success:
         return
     reason = "see its log"
@@ -150,9 +147,11 @@ def _partition_range(
     """
     now = datetime.now(UTC)
     if since is None or _lacks_rows(lake, endpoints.catalog(config)):
-        hours = all_hours(lake, config, endpoints).values()
-        return range_from(topic, min((hour for each in hours for hour in each), default=_hour(now)))
-    return range_from(topic, _hour(since))
+        hours = _all_hours(lake, config, endpoints).values()
+        return _range_from(
+            topic, min((hour for each in hours for hour in each), default=_hour(now))
+        )
+    return _range_from(topic, _hour(since))
 
 
 def _hour(moment: datetime) -> int:
@@ -172,7 +171,7 @@ def _lacks_rows(lake: Lake, catalog: Catalog) -> bool:
     return False
 
 
-def range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
+def _range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
     """Return the tags of the partitions from an hour (since 1970) until now."""
     from topicberg.orchestration.assets.partitions import (
         RANGE_END,
@@ -187,7 +186,7 @@ def range_from(topic: TopicSpec, hour: int) -> dict[str, str]:
     return {RANGE_START: min(start), RANGE_END: partition_key(partitions, now)}
 
 
-def all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, set[int]]:
+def _all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, set[int]]:
     """Return the hours (since 1970) with records of each append-only topic that has a table."""
     from topicberg.iceberg.snapshots import affected_hours
     from topicberg.iceberg.summaries import ancestry

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.project import modules
+from topicberg.project import members
 from topicberg.settings import Settings, settings
 
 Records = Iterator[dict[str, Any]]
@@ -74,18 +73,11 @@ def record_generator(kind: str, config: Settings | None = None) -> Generator:
 
 def _generators(config: Settings | None) -> dict[str, Generator]:
     config = config or settings()
-    return _found(config.project_root, config.project.generators)
-
-
-def _found(root: Path, names: tuple[str, ...]) -> dict[str, Generator]:
     found: dict[str, Generator] = {}
-    for module in modules(root, names):
-        for member in vars(module).values():
-            if not isinstance(member, Generator):
-                continue
-            if found.setdefault(member.name, member) is not member:
-                raise SpecError(
-                    f"{module.__name__}: another module has a generator {member.name} as well",
-                    hint="rename one of the functions",
-                )
+    for module, one in members(config.project_root, config.project.generators, Generator):
+        if found.setdefault(one.name, one) is not one:
+            raise SpecError(
+                f"{module}: another module has a generator {one.name} as well",
+                hint="rename one of the functions",
+            )
     return found

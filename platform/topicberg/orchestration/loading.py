@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from topicberg.orchestration.assets import derived_assets, published_assets, topic_assets
+from topicberg.orchestration.assets import lake_assets
 from topicberg.orchestration.assets.lake import Lake, lake_of
 from topicberg.orchestration.assets.platform import platform_assets
 from topicberg.orchestration.checks.adapter import lake_checks
@@ -92,12 +92,7 @@ def _quick() -> Iterator[None]:
 
 def _everything(lake: Lake) -> dg.Definitions:
     return dg.Definitions(
-        assets=[
-            *topic_assets(lake),
-            *derived_assets(lake),
-            *published_assets(lake),
-            *platform_assets(lake.config, lake.topics),
-        ],
+        assets=[*lake_assets(lake), *platform_assets(lake.config, lake.topics)],
         asset_checks=list(lake_checks(lake)),
         jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
         schedules=[

@@ -6,7 +6,6 @@ import keyword
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -27,15 +26,15 @@ _FILES = {
     "dagster.yaml": "dagster.yaml",
     "topics/orders.yaml": "orders.yaml",
     "schemas/orders.avsc": "orders.avsc",
-    "src/{package}/__init__.py": "init.py",
-    "src/{package}/definitions.py": "definitions.py",
-    "src/{package}/generators.py": "generators.py",
-    "src/{package}/pipelines.py": "pipelines.py",
-    "src/{package}/defs/__init__.py": "",
-    "src/{package}/defs/topicberg/defs.yaml": "defs.yaml",
+    "{module}/__init__.py": "init.py",
+    "{module}/definitions.py": "definitions.py",
+    "{module}/generators.py": "generators.py",
+    "{module}/pipelines.py": "pipelines.py",
+    "{module}/defs/__init__.py": "",
+    "{module}/defs/topicberg/defs.yaml": "defs.yaml",
     "tests/test_pipelines.py": "test_pipelines.py",
 }
-"""Path → template."""
+"""Path → template; ``{module}`` is the folder of the package."""
 _OF_CODE_LOCATION = (
     *("dagster.yaml", "topics/orders.yaml", "schemas/orders.avsc"),
     *("{module}/generators.py", "{module}/pipelines.py"),
@@ -62,8 +61,8 @@ def new_project(name: str, parent: Path, requirement: str) -> Written:
     """
     if not _NAME.fullmatch(name):
         raise TopicbergError(
-            f"{name!r} is no name for a project: expected are a-z and 0-9, in words with - or _ "
-            "between them",
+            f"{name!r} is not a valid name of a project: expected are a-z and 0-9, in words with "
+            "- or _ between them",
             hint="try `topicberg init my-project`",
         )
     package = name.replace("-", "_")
@@ -80,7 +79,7 @@ def new_project(name: str, parent: Path, requirement: str) -> Written:
             "what it lacks",
         )
     texts = {
-        path.format(package=package): _text(template, name, package, requirement)
+        path.format(module=f"src/{package}"): _text(template, name, package, requirement)
         for path, template in _FILES.items()
     }
     return _write(root, texts)
@@ -118,11 +117,8 @@ def existing_project(root: Path, requirement: str) -> Written:
         )
     name = given.get("project", {}).get("name", named)
     module = f"src/{named}" if (root / "src" / named).is_dir() else named
-    templates = {
-        key.replace("src/{package}", "{module}"): template for key, template in _FILES.items()
-    }
     texts = {
-        key.format(module=module): _text(templates[key], name, named, requirement)
+        key.format(module=module): _text(_FILES[key], name, named, requirement)
         for key in _OF_CODE_LOCATION
     }
     table = f"""
@@ -151,14 +147,10 @@ def _text(template: str, name: str, package: str, requirement: str) -> str:
 
 
 def _write(root: Path, texts: dict[str, str]) -> Written:
-    def files() -> Iterator[str]:
-        for name, text in texts.items():
-            path = root / name
-            if path.exists():
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            yield name
-
-    written = tuple(files())
-    return Written(root, written, tuple(name for name in texts if name not in written))
+    kept = tuple(name for name in texts if (root / name).exists())
+    written = tuple(name for name in texts if name not in kept)
+    for name in written:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts[name])
+    return Written(root, written, kept)

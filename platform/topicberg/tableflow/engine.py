@@ -477,7 +477,7 @@ class Ingestor:
 
     @property
     def _searching(self) -> Isolation | None:
-        """The search for the records at which a batch fails, while it goes on."""
+        """The search for the records at which a batch fails, while it continues."""
         search = self._isolation
         return search if search is not None and search.rest else None
 
@@ -491,10 +491,10 @@ class Ingestor:
         search = self._searching
         if search is None:
             self._searches += 1
-            if self._searches > MOST_SEARCHES:  # others have a turn before it goes on
+            if self._searches > MOST_SEARCHES:  # others have a turn before it continues
                 raise TopicbergError(
                     reason,
-                    hint="records that fail are still searched; the engine goes on",
+                    hint="records that fail are still searched; the engine continues",
                 )
             of_spark = plan.reader == "spark"
             search = Isolation(plan.batch.start, plan.batch.end, of_spark=of_spark)

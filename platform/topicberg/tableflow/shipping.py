@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from importlib.metadata import Distribution
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -125,5 +125,4 @@ def _package() -> Path:
 @lru_cache
 def _distributions() -> dict[str, Distribution]:
     """Return what tasks import, by name."""
-    found = needed(DISTRIBUTIONS, WORKERS_OWN)
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: distribution(name) for name in needed(DISTRIBUTIONS, WORKERS_OWN)}

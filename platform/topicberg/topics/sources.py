@@ -57,7 +57,7 @@ def component_files(config: Settings) -> list[Path]:
 
 
 def _component(path: Path, file: str) -> Iterator[Source]:
-    """Yield the topic of a file of components; Dagster reports what is no YAML."""
+    """Yield the topic of a file of components; Dagster reports what is not YAML."""
     name = path.parent.name
     try:
         text = path.read_text(errors="replace")

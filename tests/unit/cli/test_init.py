@@ -112,7 +112,7 @@ def test_spec_of_a_component_is_checked_as_others_are(project: Path) -> None:
 
 @pytest.mark.parametrize("name", ["Shop", "1st", "shop.data", "../shop", "shop--data", ""])
 def test_name_of_a_project_is_checked(tmp_path: Path, name: str) -> None:
-    with pytest.raises(TopicbergError, match="is no name for a project"):
+    with pytest.raises(TopicbergError, match="is not a valid name of a project"):
         new_project(name, tmp_path, "topicberg")
     assert list(tmp_path.iterdir()) == []
 

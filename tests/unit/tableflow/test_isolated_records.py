@@ -128,8 +128,8 @@ def ingested(
             try:
                 if not (done := ingestor.step()).backlog:
                     break
-            except TopicbergError as error:  # others have their turn, then the search goes on
-                if "goes on" not in (error.hint or ""):
+            except TopicbergError as error:  # others have their turn, then the search continues
+                if "engine continues" not in (error.hint or ""):
                     raise
         ingestor.close()
         rows = topic.rows()

@@ -15,7 +15,7 @@ from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.registry import OF_TOPICS, ComputedTable, Table
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.project import modules
+from topicberg.project import members
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
@@ -245,16 +245,13 @@ def find_derived(config: Settings | None = None) -> list[DerivedTable]:
     """
     config = config or settings()
     found: dict[str, DerivedTable] = {}
-    for module in modules(config.project_root, config.project.pipelines):
-        for member in vars(module).values():
-            if not isinstance(member, DerivedTable):
-                continue
-            first = found.setdefault(member.name, member)
-            if first is not member:
-                raise SpecError(
-                    f"{member.file}: derived table {member.name} is also in {first.file}",
-                    hint="rename one of the functions",
-                )
+    for _, table in members(config.project_root, config.project.pipelines, DerivedTable):
+        first = found.setdefault(table.name, table)
+        if first is not table:
+            raise SpecError(
+                f"{table.file}: derived table {table.name} is also in {first.file}",
+                hint="rename one of the functions",
+            )
     return list(found.values())
 
 

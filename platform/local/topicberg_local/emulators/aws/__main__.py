@@ -6,7 +6,7 @@ applications are not moto's (:mod:`topicberg_local.emulators.aws.own`). Added he
 moto lacks:
 
 * every change is on disk before its answer leaves (:mod:`topicberg_local.emulators.aws.state`), so
-  that a kill -9 loses nothing that a client was told;
+  that a kill -9 loses nothing that was reported to a client;
 * requests are signed by a known key: the stack's own (``AWS_ACCESS_KEY_ID`` and
   ``AWS_SECRET_ACCESS_KEY``), one made through IAM's CreateAccessKey, or one of STS;
 * Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
