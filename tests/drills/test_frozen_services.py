@@ -60,10 +60,10 @@ def state(name: str) -> tuple[str, str | None]:
 
 
 def phases() -> set[str]:
-    """Of the topics that the engine has."""
+    """Of the topics with tables, whether or not the engine has them yet."""
     config = settings()
-    statuses = [read_status(config, spec.name) for spec in check_topics(config)[0]]
-    return {status.phase for status in statuses if status.engine}
+    specs = [spec for spec in check_topics(config)[0] if spec.has_table(config)]
+    return {read_status(config, spec.name).phase for spec in specs}
 
 
 def is_answered() -> bool:

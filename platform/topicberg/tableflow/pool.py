@@ -145,7 +145,10 @@ class Pool:
                 before.is_stopped = True
             counters = before.status.counters() if before is not None else None
             shared = self._endpoints, self._config, self._sessions, self._registry
-            self._topics[spec.name] = Ingestion(spec, *shared, counters, self._engine)
+            topic = Ingestion(spec, *shared, counters, self._engine)
+            self._topics[spec.name] = topic
+            if any(self._missing):
+                topic.miss(*self._missing)
             self._changed.notify()
 
     def remove(self, name: str, seconds: float) -> None:
@@ -163,12 +166,19 @@ class Pool:
                 self._topics[name].wake()
                 self._changed.notify()
 
+    @property
+    def missing(self) -> Unavailable | None:
+        """The service that does not answer, of those without which nothing is committed."""
+        return self._missing[0]
+
     def miss(self, service: Unavailable | None, spark: Unavailable | None) -> None:
         """Let the statuses say which services do not answer; None: they do."""
         if (service, spark) == (None, None) == self._missing:
             return
-        self._missing = service, spark
-        for topic in self.topics.values():
+        with self._changed:
+            self._missing = service, spark
+            topics = list(self._topics.values())
+        for topic in topics:
             topic.miss(service, spark)
 
     # --- the poll ---

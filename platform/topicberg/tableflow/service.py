@@ -26,6 +26,7 @@ from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.identity import ENGINES_TOPIC, Identity, engine_group
+from topicberg.tableflow.ingestion import PENDING_SECONDS
 from topicberg.tableflow.keeper import Keeper
 from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
@@ -110,7 +111,6 @@ class _Share:
         self._is_stopping = False
         self._settled: set[str] = set()
         """Topics of other engines, whose statuses do not name this engine."""
-        self._reported: TopicbergError | None = None
 
     def _give_up(self, is_lost: bool) -> None:
         if is_lost:
@@ -153,20 +153,29 @@ class _Share:
 
     def _report(self, specs: Mapping[str, TopicSpec]) -> None:
         """Write why no topic is ingested into the statuses that no other engine writes."""
-        error = self.member.error
-        if error is None or error is self._reported:
+        missing, error = self.pool.missing, self.member.error
+        if missing is None and error is None:
             return
-        self._reported = error
         now = int(time.time() * 1000)
         for name in specs.keys() - self.pool.topics.keys():
             with suppress(OSError):
                 known = read_status(self._config, name)
                 if known.engine not in (None, self.engine):
                     continue
-                since = known.failing_since_ms or now
-                changes = {"phase": "PENDING", "suspended": False, "failing_since_ms": since}
-                changes |= {"error_message": str(error)}
-                write_status(self._config, known.model_copy(update=changes))
+                shown = known.without(missing) if missing else self._failing(known, error, now)
+                if shown != known:
+                    write_status(self._config, shown)
+
+    @staticmethod
+    def _failing(known: TopicStatus, error: TopicbergError | None, now_ms: int) -> TopicStatus:
+        since = known.failing_since_ms or now_ms
+        changes = {
+            "phase": "FAILED" if now_ms - since >= PENDING_SECONDS * 1000 else "PENDING",
+            "suspended": False,
+            "failing_since_ms": since,
+            "error_message": str(error),
+        }
+        return known.model_copy(update=changes)
 
 
 def _usable(

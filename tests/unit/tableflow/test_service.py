@@ -1,19 +1,22 @@
-"""The engine's process when keys of its deployment are replaced."""
+"""The engine's process: when keys are replaced, and when what it needs does not answer."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.group import Member
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
 from topicberg.tableflow import service
+from topicberg.tableflow.status import Unavailable, read_status
+from topicberg.topics import TopicSpec, load_topic
 
 
 def endpoints(key: str) -> Endpoints:
@@ -71,3 +74,62 @@ def test_engine_that_is_stopped_does_not_start_again(
 
     monkeypatch.setattr(service, "load_endpoints", load)
     assert not service.serve(deployment, stopping)
+
+
+@pytest.fixture
+def topics(tmp_path: Path) -> tuple[Settings, dict[str, TopicSpec]]:
+    config = Settings(state_dir=tmp_path)
+    names = ("stock_trades", "sample_data_users")
+    return config, {name: load_topic(name, config) for name in names}
+
+
+def statuses(config: Settings, names: Iterable[str]) -> list[tuple[str, str | None]]:
+    found = [read_status(config, name) for name in names]
+    return [(status.phase, status.error_message) for status in found]
+
+
+def test_engine_that_has_no_topics_yet_says_what_does_not_answer(
+    topics: tuple[Settings, dict[str, TopicSpec]],
+) -> None:
+    """Kafka stopped before the engine knew which topics are its own."""
+    config, specs = topics
+    share = service._Share(endpoints("key"), config)
+    share.converge(specs)
+    assert statuses(config, specs) == [("PENDING", None)] * 2
+    share.pool.miss(Unavailable("Kafka does not answer", 1), None)
+    share.converge(specs)
+    assert statuses(config, specs) == [("FAILED", "Kafka does not answer")] * 2
+    share.member._set(frozenset(range(100)))
+    share.converge(specs)  # Kafka answers the group, and nothing else yet
+    assert share.pool.topics.keys() == specs.keys()
+    assert statuses(config, specs) == [("FAILED", "Kafka does not answer")] * 2
+    share.pool.miss(None, None)
+    assert statuses(config, specs) == [("PENDING", None)] * 2
+
+
+def test_engine_that_has_no_topics_for_long_has_failed(
+    topics: tuple[Settings, dict[str, TopicSpec]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, specs = topics
+    share = service._Share(endpoints("key"), config)
+    share.member.error = UnreachableError("no group")
+    share.converge(specs)
+    assert statuses(config, specs) == [("PENDING", "no group")] * 2
+    monkeypatch.setattr(service, "PENDING_SECONDS", 0)
+    share.converge(specs)
+    assert statuses(config, specs) == [("FAILED", "no group")] * 2
+
+
+def test_topic_of_a_changed_spec_still_misses_a_service(
+    topics: tuple[Settings, dict[str, TopicSpec]],
+) -> None:
+    config, specs = topics
+    share = service._Share(endpoints("key"), config)
+    share.member._set(frozenset(range(100)))
+    share.converge(specs)
+    share.pool.miss(Unavailable("Kafka does not answer", 1), None)
+    changed = {
+        name: spec.model_copy(update={"pipeline": "changed"}) for name, spec in specs.items()
+    }
+    share.converge(changed)
+    assert statuses(config, specs) == [("FAILED", "Kafka does not answer")] * 2
