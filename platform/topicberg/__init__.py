@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from topicberg.datagen import generator
     from topicberg.errors import TopicbergError
     from topicberg.orchestration.assets.derived import DerivedTable, derived_table
+    from topicberg.orchestration.checks.own import table_check
     from topicberg.orchestration.loading import definitions
+    from topicberg.orchestration.resources.tables import Tables
     from topicberg.topics import Rules
     from topicberg.transforms.windows import FOREVER
 
@@ -23,12 +25,14 @@ _PUBLIC = {
     "DerivedTable": "topicberg.orchestration.assets.derived",
     "FOREVER": "topicberg.transforms.windows",
     "Rules": "topicberg.topics",
+    "Tables": "topicberg.orchestration.resources.tables",
     "Topic": "topicberg.components",
     "TopicbergError": "topicberg.errors",
     "Topics": "topicberg.components",
     "definitions": "topicberg.orchestration.loading",
     "derived_table": "topicberg.orchestration.assets.derived",
     "generator": "topicberg.datagen",
+    "table_check": "topicberg.orchestration.checks.own",
 }
 """Name → module."""
 
@@ -36,12 +40,14 @@ __all__ = [
     "FOREVER",
     "DerivedTable",
     "Rules",
+    "Tables",
     "Topic",
     "TopicbergError",
     "Topics",
     "definitions",
     "derived_table",
     "generator",
+    "table_check",
 ]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -82,8 +82,20 @@ def run_query(
     check_reads(sql, engine)
     endpoints = endpoints or load_endpoints(config)
     config = config or settings()
-    try:
+    with explained(sql, engine, endpoints, config):
         columns, rows = _ENGINES[engine](sql, endpoints, config, max_rows)
+    more = max_rows is not None and len(rows) > max_rows
+    return QueryResult(columns, rows[:max_rows] if more else rows, more)
+
+
+@contextmanager
+def explained(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) -> Iterator[None]:
+    """Turn the error of an engine at a query into one line with a hint.
+
+    :raises QueryError: the engine's own message
+    """
+    try:
+        yield
     except AthenaError as error:
         raise AthenaError(
             error.message, hint=_unreadable(sql, engine, endpoints, config) or error.hint
@@ -101,8 +113,6 @@ def run_query(
             or hint(str(error), engine, lambda: _known_columns(sql, endpoints, config))
         )
         raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
-    more = max_rows is not None and len(rows) > max_rows
-    return QueryResult(columns, rows[:max_rows] if more else rows, more)
 
 
 _REFUSED = re.compile(r"(?:Forbidden|Unauthorized)_(40[13])(?: with message \"(.+)\")?")
@@ -193,7 +203,7 @@ def _attach(
 
 
 def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:
-    _refuse_partition_names(sql, endpoints, config)
+    refuse_partition_names(sql, endpoints, config)
     with duckdb_connection(endpoints, config) as connection:
         relation = connection.sql(sql)
         if relation is None:
@@ -202,7 +212,7 @@ def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int 
         return _from_arrow(limited.to_arrow_table())
 
 
-def _refuse_partition_names(sql: str, endpoints: Endpoints, config: Settings) -> None:
+def refuse_partition_names(sql: str, endpoints: Endpoints, config: Settings) -> None:
     """:raises QueryError: it names a table at whose manifests DuckDB would end this process"""
     unreadable: dict[str, str | None] = {}
     with suppress(Exception):  # DuckDB reports what is wrong with the catalog

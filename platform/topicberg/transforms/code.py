@@ -22,7 +22,7 @@ from typing import Any
 
 from topicberg.errors import TopicbergError
 
-_DECORATOR = "derived_table"
+_DECORATORS = frozenset({"derived_table", "table_check"})
 _IGNORED = frozenset({"ctx", "type_comment", "kind", "returns", "decorator_list"})
 _LENGTH = 12
 Name = tuple[str, str]
@@ -260,7 +260,9 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
     for field in sorted(node._fields):
         value = getattr(node, field, None)
         if field == "decorator_list":
-            value = [each for each in value or () if _dotted_call(each)[-1:] != (_DECORATOR,)]
+            value = [
+                each for each in value or () if _DECORATORS.isdisjoint(_dotted_call(each)[-1:])
+            ]
         elif field in _IGNORED:
             continue
         if field == "body" and isinstance(value, list) and value and _is_text(value[0]):

@@ -110,12 +110,14 @@ def test_public_names() -> None:
         "FOREVER",
         "DerivedTable",
         "Rules",
+        "Tables",
         "Topic",
         "TopicbergError",
         "Topics",
         "definitions",
         "derived_table",
         "generator",
+        "table_check",
     ]
     for name in topicberg.__all__:
         assert getattr(topicberg, name) is not None

@@ -75,6 +75,14 @@ Chart = Callable[..., Any]
 """Rows of the table in, a matplotlib figure out."""
 
 
+def source_file(function: Callable[..., Any]) -> str:
+    """Return the file of a function, from the project's root."""
+    found = inspect.getsourcefile(function)
+    if found is not None and Path(found).is_relative_to(root := settings().project_root):
+        return str(Path(found).relative_to(root))
+    return f"{function.__module__.replace('.', '/')}.py"
+
+
 @dataclass(frozen=True)
 class DerivedTable:
     """A derived table as its author describes it; :func:`derived_table` makes one."""
@@ -132,10 +140,7 @@ class DerivedTable:
     @property
     def file(self) -> str:
         """The file of its function, from the project's root."""
-        found = inspect.getsourcefile(self.transform)
-        if found is not None and Path(found).is_relative_to(root := settings().project_root):
-            return str(Path(found).relative_to(root))
-        return f"{self.transform.__module__.replace('.', '/')}.py"
+        return source_file(self.transform)
 
     def parameters_of(self, root: TopicSpec) -> BaseModel | None:
         """What the spec sets for this table, and the defaults of the rest.

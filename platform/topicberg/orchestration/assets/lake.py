@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -14,12 +15,14 @@ from topicberg.errors import SpecError
 from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.registry import OF_TOPICS, ComputedTable, Table
 from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check, validate
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.project import members
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import KnownSpecs
+from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import asset_name
 from topicberg.transforms.upsert_view import UpsertView
 
@@ -44,9 +47,11 @@ class Lake:
     """Whether derived tables are published to topics."""
     also_read: frozenset[str] = frozenset()
     """Names of what derived tables read that were left out (:meth:`within`)."""
+    own_checks: tuple[OwnCheck, ...] = ()
+    """The project's own, of tables; without those of tables that are left out."""
 
     def __post_init__(self) -> None:
-        left = self._without_missing()
+        left, missing = self._without_missing()
         lost = {one.name for one in self.derived} - {one.name for one in left}
         object.__setattr__(self, "derived", left)
         if self.left_out:
@@ -56,9 +61,12 @@ class Lake:
         for table in self.derived:
             self._check(table, ())
         self._check_published()
+        kept = tuple(one for one in self.own_checks if self._has_tables(one, missing))
+        object.__setattr__(self, "own_checks", kept)
+        self._validate_checks()
 
-    def _without_missing(self) -> tuple[DerivedTable, ...]:
-        """Return the derived tables whose sources there are, or should be."""
+    def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:
+        """Return the derived tables whose sources there are, or should be, and what is missing."""
         missing: set[str] = set()
         if not self.config.has_spark:
             missing = {history_table(spec, self.config)[1] for spec in self.topics if spec.history}
@@ -69,7 +77,7 @@ class Lake:
         while lost := {one.name for one in found if missing & {*one.sources, *one.lookups}}:
             missing |= lost
             found = tuple(one for one in found if one.name not in lost)
-        return found
+        return found, missing
 
     def within(self, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Lake:
         """Return the part of which a graph has the assets; nothing else is checked or requested."""
@@ -125,11 +133,50 @@ class Lake:
         """Table, system (the first part of the asset's key), and the checks of that asset."""
         found: list[tuple[Table, str, tuple[TableCheck, ...]]] = []
         for table in self.tables:
-            found.append((table, "iceberg", tuple(table.checks(self))))
+            own = (own_check(one, self._identifiers(one)) for one in self._checks_of(table))
+            found.append((table, "iceberg", (*table.checks(self), *own)))
             dropped = f"iceberg/{table.name}:up_to_date" if table.reports_drop else None
             found.append((table, "glue", (pointer_check(dropped),)))
             found.append((table, "snowflake", (parity_check(),)))
         return tuple(found)
+
+    def has_blocking_check(self, table: Table) -> bool:
+        """Return whether a check of the project prevents the computation of what follows."""
+        return any(check.blocking for check in self._checks_of(table))
+
+    def _checks_of(self, table: Table) -> Iterator[OwnCheck]:
+        return (one for one in self.own_checks if self._named[one.tables[0]] == table)
+
+    def _identifiers(self, check: OwnCheck) -> dict[str, tuple[str, str]]:
+        return {name: self._named[name].identifier for name in check.tables}
+
+    @cached_property
+    def _named(self) -> dict[str, Table]:
+        """The tables by their names, and by those of their topics."""
+        by_name = {table.name: table for table in self.tables}
+        return {**by_name, **{t.source: t for t in self.tables if t.source}}
+
+    def _has_tables(self, check: OwnCheck, missing: AbstractSet[str]) -> bool:
+        """Return False if a table was left out; a name that is merely wrong is an error later."""
+        if not missing.isdisjoint(check.tables):
+            return False
+        return not self.left_out or all(name in self._named for name in check.tables)
+
+    def _validate_checks(self) -> None:
+        seen: dict[str, dict[str, str]] = {}
+        for check in self.own_checks:
+            for name in check.tables:
+                if name not in self._named:
+                    raise SpecError(
+                        f"{check.file}: check {check.name}: there is no table {name!r}"
+                        f"{suggestion(name, list(self._named))}",
+                        hint=f"tables: {', '.join(sorted(self._named)) or 'none'}",
+                    )
+            table = self._named[check.tables[0]]
+            usual = {one.name: "topicberg's own" for one in table.checks(self)}
+            others = seen.setdefault(table.name, usual)
+            validate(check, others)
+            others[check.name] = check.file
 
     @cached_property
     def ingested(self) -> dict[str, Table]:
@@ -260,5 +307,6 @@ def lake_of(config: Settings, known: KnownSpecs) -> Lake:
 
     :raises SpecError: derived tables are invalid, or do not fit the specs
     """
-    derived = tuple(find_derived(config))
-    return Lake(config, tuple(known.specs), derived, known.left_out, known.problem)
+    derived, checks = tuple(find_derived(config)), tuple(find_checks(config))
+    topics = tuple(known.specs)
+    return Lake(config, topics, derived, known.left_out, known.problem, own_checks=checks)

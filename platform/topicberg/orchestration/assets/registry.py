@@ -162,7 +162,8 @@ class TopicTable(Table):
     def is_independent(self, lake: Lake) -> bool:
         spec = self.root
         is_read = bool(spec.upsert_views) or self.source in lake.read
-        return not (spec.publishes or is_read or spec.checks.blocking)
+        blocks = spec.checks.blocking or lake.has_blocking_check(self)
+        return not (spec.publishes or is_read or blocks)
 
     def iceberg_spec(self) -> dg.AssetSpec:
         return topic_spec(self.root, self)

@@ -64,13 +64,13 @@ def last_evaluations(
     return found
 
 
-def finding_of(event: dg.AssetCheckEvaluation) -> Finding:
+def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
     """Return the finding that an evaluation holds.
 
     Of a check that is not topicberg's, or of an older version, it is put together from the
     description and the metadata that docs/checks.md names.
     """
-    metadata = event.metadata
+    metadata = event.metadata or {}
     what, since, remediation, cause = event.description or "the check failed", None, None, None
     if isinstance(stored := metadata.get(FINDING), dg.JsonMetadataValue):
         data: Any = stored.value

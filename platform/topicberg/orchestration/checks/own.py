@@ -1,0 +1,176 @@
+"""Checks of one's own on the tables of topics, and on any others: functions of the project.
+
+In a module that ``pipelines`` of ``[tool.topicberg]`` names::
+
+    @table_check("orders")
+    def amounts_are_positive(tables: Tables) -> dg.AssetCheckResult:
+        "No order has a negative amount."
+        wrong = tables.sql("SELECT order_id FROM orders WHERE amount < 0").num_rows
+        return dg.AssetCheckResult(passed=wrong == 0, description=f"{wrong:,} are negative")
+
+It becomes the check ``amounts_are_positive`` of ``iceberg/orders``. It is evaluated when one of its
+tables has another snapshot, or its code changed; else the last result is repeated.
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from topicberg.checks.check import Probe, TableCheck
+from topicberg.checks.finding import Finding, good
+from topicberg.checks.rules import VERDICT, covering, repeated
+from topicberg.errors import SpecError, TopicbergError, safe
+from topicberg.orchestration.assets.derived import NAME, source_file
+from topicberg.orchestration.checks.evaluations import finding_of
+from topicberg.orchestration.resources.tables import TableName, Tables
+from topicberg.project import members
+from topicberg.retry import classify
+from topicberg.settings import Settings, settings
+from topicberg.transforms.code import code_version
+
+EVALUATED = "evaluated"
+"""Fact of a finding: the code and the snapshots that it is about."""
+CheckFunction = Callable[[Tables], dg.AssetCheckResult | bool]
+
+
+@dataclass(frozen=True)
+class OwnCheck:
+    """A check as its author describes it; :func:`table_check` makes one."""
+
+    tables: tuple[str, ...]
+    """What it reads; the first is the one whose asset has the check."""
+    function: CheckFunction
+    blocking: bool
+    always: bool
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def file(self) -> str:
+        """The file of its function, from the project's root."""
+        return source_file(self.function)
+
+
+def table_check(
+    table: str, *others: str, blocking: bool = False, always: bool = False
+) -> Callable[[CheckFunction], OwnCheck]:
+    """Make a function a check of a table, with its name and its docstring.
+
+    The function gets a :class:`topicberg.Tables` that reads the named tables, and returns a
+    ``dagster.AssetCheckResult``, or whether the check passes. Its description, and its metadata
+    ``remediation``, ``since`` and ``caused by`` are in the alert. What it raises fails the check,
+    with the line of the error; if a service does not answer, it is evaluated again.
+
+    :param table: a topic, a derived table, or another table of the graph
+    :param others: further tables that the function reads
+    :param blocking: whether a failure prevents the computation of what follows from the table;
+        then each run evaluates it, else the runs that sensors request repeat the last result
+    :param always: evaluate it also if no table has changed, as it depends on more than them
+    """
+
+    def decorate(function: CheckFunction) -> OwnCheck:
+        return OwnCheck((table, *others), function, blocking, always)
+
+    return decorate
+
+
+def find_checks(config: Settings | None = None) -> list[OwnCheck]:
+    """Return the checks of the modules that ``pipelines`` of ``[tool.topicberg]`` names.
+
+    :raises TopicbergError: a module cannot be imported
+    """
+    config = config or settings()
+    found: dict[int, OwnCheck] = {}
+    for _, check in members(config.project_root, config.project.pipelines, OwnCheck):
+        found[id(check)] = check  # another module may import it
+    return list(found.values())
+
+
+def validate(check: OwnCheck, others: Mapping[str, str]) -> None:
+    """:param others: the names of the asset's other checks, and where each is from
+    :raises SpecError: the check is wrong in itself, or has the name of another one
+    """
+    wrong = None
+    if not NAME.fullmatch(check.name):
+        wrong = "the name has other characters than a-z, 0-9 and _"
+    elif check.name in others:
+        wrong = f"iceberg/{check.tables[0]} has a check of this name already: {others[check.name]}"
+    elif len(inspect.signature(check.function).parameters) != 1:
+        wrong = "the function should have one parameter, which gets Tables"
+    if wrong:
+        raise SpecError(
+            f"{check.file}: check {check.name}: {wrong}",
+            hint="correct or rename the function; docs/checks.md explains checks of your own",
+        )
+
+
+def own_check(check: OwnCheck, identifiers: Mapping[str, TableName]) -> TableCheck:
+    """Return the check as the other checks of the table are.
+
+    :param identifiers: of its tables, by the names that it has for them
+    """
+    _, *others = check.tables
+
+    def evaluate(probe: Probe) -> Finding:
+        snapshots = [probe.iceberg.metadata.current_snapshot_id]
+        for name in others:
+            if (table := probe.find(identifiers[name])) is None:
+                return good(f"the table {name} was not created yet")
+            snapshots.append(table.metadata.current_snapshot_id)
+        state = " ".join(map(str, (code_version(check.function, ""), *snapshots)))
+        last = probe.last(check.name)
+        if last is not None and not check.always and last.facts.get(EVALUATED) == state:
+            return replace(last, what=str(last.facts[VERDICT]))
+        if not (probe.reads_rows or check.blocking) and (again := repeated(last)):
+            return again
+        finding, ended = _finding(check, identifiers)
+        facts = {**finding.facts, **({EVALUATED: state} if ended else {})}
+        return covering(probe.iceberg, replace(finding, facts=facts))
+
+    text = inspect.getdoc(check.function) or ""
+    if not check.always:
+        named = " or ".join(check.tables)
+        text = f"{text} Evaluated when {named} has changed, by check_tables.".strip()
+    return TableCheck(check.name, text, evaluate, check.blocking)
+
+
+def _finding(check: OwnCheck, identifiers: Mapping[str, TableName]) -> tuple[Finding, bool]:
+    """Return what the function finds, and whether it ended without an error."""
+    try:
+        with Tables.limited(identifiers) as tables:
+            result = check.function(tables)
+    except Exception as error:
+        if classify(error) is not None:
+            raise
+        return _raised(check, error), False
+    if isinstance(result, bool):
+        result = dg.AssetCheckResult(passed=result)
+    if not isinstance(result, dg.AssetCheckResult):
+        what = f"the check returned {type(result).__name__}"
+        remediation = f"let {check.name} in {check.file} return a bool or a dg.AssetCheckResult"
+        return Finding(what=what, remediation=remediation), False
+    finding = finding_of(result)
+    what = (result.description or f"the check {'passed' if result.passed else 'failed'}").rstrip(
+        "."
+    )
+    return replace(finding, what=what), True
+
+
+def _raised(check: OwnCheck, error: Exception) -> Finding:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename.endswith(check.file)]
+    place = f"{check.file}, line {lines[-1]}" if lines else check.file
+    if isinstance(error, TopicbergError):
+        message, hint = error.message, error.hint
+    else:
+        message, hint = f"{type(error).__name__}: {safe(error)}", None
+    return Finding(
+        what=f"the check ended with an error: {message}", remediation=hint or f"correct {place}"
+    )
