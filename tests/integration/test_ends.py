@@ -14,7 +14,7 @@ from waiting import wait_until
 
 from topicberg import kafka
 from topicberg.kafka import NoSuchTopicError, ends
-from topicberg.kafka.consumer import messages
+from topicberg.kafka.consumer import first_times, messages
 from topicberg.kafka.ends import EndReader, Ends
 
 pytestmark = pytest.mark.integration
@@ -51,6 +51,9 @@ def test_ends_follow_topics(make_topic: Callable[..., Topic]) -> None:
     wait_until(lambda: found().stable[0] == 2, PATIENCE_SECONDS)
     read = list(messages(one.endpoints, name, {0: (0, 2), 1: (0, 1)}, is_committed=True))
     assert sorted(message.partition() or 0 for message in read) == [0, 1]
+    # Behind the only record of a partition is the end of a transaction, which has no time.
+    times = first_times(one.endpoints, name, {0: 1, 1: 0}, is_needed=True)
+    assert times.keys() == {1}
     admin.create_partitions([NewPartitions(name, 4)])[name].result(30)
     wait_until(lambda: found().high.get(3) == 0, PATIENCE_SECONDS)
     admin.delete_topics([name])[name].result(30)

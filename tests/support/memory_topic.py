@@ -105,7 +105,10 @@ class MemoryTopic:
     def log(self, _: object, __: str) -> kafka.TopicLog:
         return kafka.TopicLog("memory", dict.fromkeys(self.ends, 0), self.ends)
 
-    def times(self, _: object, __: str, offsets: Mapping[int, int]) -> dict[int, int]:
+    def times(
+        self, _: object, __: str, offsets: Mapping[int, int], *, is_needed: bool
+    ) -> dict[int, int]:
+        assert is_needed
         return {p: self.partitions[p][offset].time_ms for p, offset in offsets.items()}
 
     def offsets_at(self, _: object, __: str, time_ms: int) -> dict[int, int]:

@@ -19,6 +19,7 @@ from topicberg.kafka import NO_ANSWER
 READ_SECONDS = 60.0
 """A read that gets no record for this time fails."""
 SAMPLE_SECONDS = 3.0
+NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
 SPOTS = 5
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
@@ -91,18 +92,38 @@ def messages(
                 )
 
 
-def first_times(endpoints: Endpoints, topic: str, offsets: Mapping[int, int]) -> dict[int, int]:
+def first_times(
+    endpoints: Endpoints, topic: str, offsets: Mapping[int, int], *, is_needed: bool = False
+) -> dict[int, int]:
     """Return partition → time (ms) of the first record at an offset or later, committed or not.
 
-    A partition whose record cannot be read in time, or that has none, is left out.
+    A partition that has none is left out, and one whose record is damaged.
+
+    :param is_needed: wait for longer, and raise an error rather than leave out a partition whose
+        record does not arrive in time
+    :raises UnreachableError: see ``is_needed``
     """
     found: dict[int, int] = {}
+    waiting = set(offsets)
+    seconds = NEEDED_SECONDS if is_needed else SAMPLE_SECONDS
     with _consumer(endpoints, topic, offsets, committed=False) as consumer:
-        deadline = time.monotonic() + SAMPLE_SECONDS
-        while len(found) < len(offsets) and time.monotonic() < deadline:
-            message = consumer.poll(0.2)
-            if message is not None and not message.error():
-                found.setdefault(message.partition() or 0, message.timestamp()[1])
+        deadline = time.monotonic() + seconds
+        while waiting and time.monotonic() < deadline:
+            if (message := consumer.poll(0.2)) is None:
+                continue
+            partition, error = message.partition() or 0, message.error()
+            if error is None:
+                found.setdefault(partition, message.timestamp()[1])
+            elif error.code() not in (KafkaError._PARTITION_EOF, *DAMAGED):
+                continue
+            waiting.discard(partition)
+    if waiting and is_needed:
+        raise UnreachableError(
+            f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
+            f"{seconds:.0f} s",
+            hint="run `topicberg status` to see whether Kafka runs, and see whether the partition "
+            "has a leader",
+        )
     return found
 
 

@@ -734,11 +734,13 @@ class Ingestor:
 
         A key that has records in several partitions is deleted by the newest one only if that one
         is not read before the others. Of equal times, the lower partition comes first.
+
+        :raises UnreachableError: the next record of a partition cannot be read now
         """
         left = {p: end for p, end in batch.end.items() if end < latest[p]}
         if not left or len(latest) < 2:
             return batch
-        times = first_times(self.endpoints, self.spec.name, left)
+        times = first_times(self.endpoints, self.spec.name, left, is_needed=True)
         if not (known := {p: time_ for p, time_ in times.items() if time_ >= 0}):
             return batch
         first = min(known.values())
