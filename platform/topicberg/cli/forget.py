@@ -412,8 +412,11 @@ def _shown(found: Found) -> str:
 
 
 def _done(erased: Erased) -> str:
+    rows = f"{count(erased.rows, 'row')} erased"
+    if not erased.rows and erased.files_deleted:
+        rows = "its rows were deleted before, and are erased from older files"
     parts = [
-        f"{count(erased.rows, 'row')} erased",
+        rows,
         f"{count(erased.files_rewritten, 'file')} rewritten",
         f"{count(erased.snapshots_expired, 'snapshot')} expired",
         f"{count(erased.files_deleted, 'file')} deleted",

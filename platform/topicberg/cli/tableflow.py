@@ -467,9 +467,10 @@ def status(
             *([cell(state.engine or "")] if several else []),
         )
     Console().print(table)
+    ingested = {state.topic for state in states if state.engine}
     for name in set(names) & wrong.keys():
-        reason = f"the spec is invalid, the last valid one stays in use: {wrong[name]}"
-        echo(f"{name}: {reason}", fg="red", err=True)
+        then = "the last valid one stays in use" if name in ingested else "it is not ingested"
+        echo(f"{name}: the spec is invalid, {then}: {wrong[name]}", fg="red", err=True)
     for state in states:
         for message in (state.error_message, *_failing(state)):
             if message:

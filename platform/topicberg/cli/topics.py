@@ -113,7 +113,9 @@ def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
         echo(f"the schema files are not compared with the registry: {error.message}", err=True)
         return True
     equal = sum(state.state == "equal" for state in states)
-    echo(f"{count(equal, 'schema file')} of {len(states)} are the newest registered version")
+    are = "is" if equal == 1 else "are"
+    files = count(len(states), "schema file")
+    echo(f"{equal} of {files} {are} the newest registered version")
     new = sorted({state.topic for state in states if state.latest is None})
     if new:
         echo(
@@ -382,10 +384,13 @@ def pull(name: Name) -> None:
     """Write the newest registered versions of a topic's schemas to its schema files."""
     from topicberg.kafka import registration
 
-    written = registration.pull(*_topic(name))
+    spec, endpoints, config = _topic(name)
+    written = registration.pull(spec, endpoints, config)
     for path in written:
         echo(f"{name}: wrote {path}")
-    if not written:
+    if not any(spec.schema_files(config)):
+        echo(f"{name}: the spec names no schema file; the engine reads the registry")
+    elif not written:
         echo(f"{name}: the schema files are the newest registered versions")
 
 

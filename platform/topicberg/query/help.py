@@ -63,10 +63,21 @@ def hint(text: str, engine: str, columns: Columns) -> str | None:
         known = list(columns())
         if engine == "snowflake":
             known = [re.sub(r"\W", "_", name).upper() for name in known]
-        return _suggestion("table", _name(match), known, engine)
+        name = _name(match)
+        if engine == "snowflake" and name.upper() in known:
+            return (
+                f"{name.upper()} is not registered in Snowflake yet: run `topicberg sync TABLE`, "
+                "or materialize its asset snowflake/…"
+            )
+        return _suggestion("table", name, known, engine)
     if match := _COLUMN.search(text):
         known = [column for named in columns().values() for column in named]
         known = [column for column in known if not _IN_LISTS.search(column)]
+        if engine == "snowflake" and _name(match).upper() in map(str.upper, known):
+            return (
+                "the Iceberg table has this column, and Snowflake reads an older state of it: run "
+                "`topicberg sync TABLE`; `topicberg checks TABLE` says how old it is"
+            )
         return _suggestion("column", _name(match), known, engine)
     return None
 

@@ -267,10 +267,8 @@ def serve(
         known = {name: topic.spec for name, topic in pool.topics.items()}
         specs, wrong = _usable(requested, known)
         for name, reason in wrong.items() - complaints.items():
-            logger.error(
-                "topic %s: the spec is invalid, the last valid one stays in use: %s",
-                *(name, reason),
-            )
+            then = "the last valid one stays in use" if name in known else "it is not ingested"
+            logger.error("topic %s: the spec is invalid, %s: %s", name, then, reason)
         complaints = wrong
         share.converge(specs)
         for name in requested.resumed():

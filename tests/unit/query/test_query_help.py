@@ -56,6 +56,18 @@ def test_hint_quotes_a_column_with_a_reserved_name() -> None:
         ),
         (
             "snowflake",
+            "002003 (42S02): SQL compilation error:\nObject 'L.P.ORDERS' does not exist or not",
+            "ORDERS is not registered in Snowflake yet: run `topicberg sync TABLE`, or materialize "
+            "its asset snowflake/…",
+        ),
+        (
+            "snowflake",
+            "000904 (42000): SQL compilation error: error line 1\ninvalid identifier 'PRICE'",
+            "the Iceberg table has this column, and Snowflake reads an older state of it: run "
+            "`topicberg sync TABLE`; `topicberg checks TABLE` says how old it is",
+        ),
+        (
+            "snowflake",
             "000904 (42000): SQL compilation error: error line 1\ninvalid identifier 'SHIP_TO'",
             'did you mean the column "ship-to"?',
         ),

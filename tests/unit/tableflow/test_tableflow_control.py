@@ -295,7 +295,11 @@ def test_status_with_an_invalid_spec_shows_all_topics(
     cli.status()
     shown = capsys.readouterr()
     assert {"orders", "wrong"} <= set(shown.out.split())
-    assert "wrong: the spec is invalid, the last valid one stays in use: " in shown.err
+    assert "wrong: the spec is invalid, it is not ingested: " in shown.err
+    write_status(config, TopicStatus(topic="wrong", engine="one"))
+    cli.status()
+    error = capsys.readouterr().err
+    assert "wrong: the spec is invalid, the last valid one stays in use: " in error
 
 
 def test_notes_on_a_topic_that_runs_are_shown(
