@@ -7,15 +7,19 @@ sessions and JVMs stay open between calls, as a service's do.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
+from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import fastavro
 import flink
@@ -51,6 +55,7 @@ from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.plan import CONSUMER
+from topicberg.tableflow.processes import Processes
 from topicberg.tableflow.sessions import Sessions
 
 _KAFKA_FETCH = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "20000"}
@@ -110,14 +115,45 @@ def new_name(of: str) -> str:
 # --- topicberg ---
 
 
+_WITHOUT_LIBRARY = """
+from pathlib import Path
+glob = Path.glob
+Path.glob = lambda self, pattern: () if pattern == "librdkafka*" else glob(self, pattern)
+"""
+_by_client: list[Processes] = []
+
+
 def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
     """Ingest by the engine, with its defaults."""
     spec, endpoints = topic.spec, lab.endpoints
     ends = kafka.end_offsets(endpoints, spec.name)
-    ingestor = Ingestor(spec, endpoints, lab.config, lab.sessions, lab.registry)
-    while ingestor.step().end_offsets != ends:
-        pass
+    with _processes(topic.workload.by_python_client):
+        ingestor = Ingestor(spec, endpoints, lab.config, lab.sessions, lab.registry)
+        while ingestor.step().end_offsets != ends:
+            pass
     return tuple(spec.table_identifier(lab.config))
+
+
+@contextmanager
+def _processes(by_python_client: bool) -> Iterator[None]:
+    """Let the engine use processes that find no librdkafka; they stay open, as its own do."""
+    if not by_python_client:
+        yield
+        return
+
+    def kept(most: int, memory: int) -> Processes:
+        if not _by_client:
+            _by_client.append(Processes(most, memory))
+        return _by_client[0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "sitecustomize.py").write_text(_WITHOUT_LIBRARY)
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+        with (
+            patch.dict(os.environ, PYTHONPATH=path),
+            patch("topicberg.tableflow.engine.shared", kept),
+        ):
+            yield
 
 
 # --- Flink ---

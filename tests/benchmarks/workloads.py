@@ -411,6 +411,8 @@ class Workload:
     """Fields of the topic's spec."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Properties of the producer."""
+    by_python_client: bool = False
+    """The engine's processes do not use librdkafka, as with a login that Python computes."""
     flink: str = ""
     """Flink's decoder that was written for these records; empty: there is none."""
 
@@ -455,6 +457,7 @@ ATTACKED = _malformed("avro", 10, "SKIP")
 WORKLOADS = (
     Workload("small-avro", flink="small"),
     Workload("avro-zstd", producer={"compression.type": "zstd"}, flink="small"),
+    Workload("avro-python-client", by_python_client=True),
     Workload("avro-transactions", producer={"transactional.id": NAMESPACE}, flink="small"),
     _malformed("avro", 10_000, "SKIP"),
     _malformed("avro", 10_000, "LOG"),
@@ -519,6 +522,8 @@ class Topic:
         return "cast(substr(cast(key as string), 2) as bigint)"
 
 
+MOVED = 10**9
+"""Ids of rows with a new id are from here on."""
 CHECKED = 2**20
 """A checksum adds up the CRC-32 of each row's text, modulo this, times its number, modulo this."""
 Produced = tuple[bytes, bytes, int]
@@ -586,6 +591,17 @@ def _changes(
 
     Every row is created; in write mode upsert, each is updated after all are there.
     """
+    change = _change(endpoints, spec)
+    created = len(crcs) // 2 if workload.is_upsert else len(crcs)
+    for number in range(len(crcs)):
+        row, op = number % created, "c" if number < created else "u"
+        key, value, text = change(row, number, op)
+        crcs[number] = zlib.crc32(f"{row}|{text}".encode())
+        yield key, value, 0
+
+
+def _change(endpoints: Endpoints, spec: TopicSpec) -> Callable[[int, int, str], Any]:
+    """Return what encodes a change: id, number and operation → key, value, text of the row."""
     value = _prefix(endpoints, spec.value_subject, Schema(json.dumps(_ENVELOPE), "AVRO"))
     key = _prefix(endpoints, spec.key_subject, Schema(json.dumps(_KEY), "AVRO"))
     rows = [SMALL.row(number) for number in range(_TEMPLATES)]
@@ -595,15 +611,42 @@ def _changes(
     source = b"".join(_zigzag(len(text)) + text.encode() for text in texts)
     source += _zigzag(1_760_000_000_000) + b"\x00\x0afalse" + b"\x02" + _zigzag(700) + b"\x02"
     now = b"\x02" + _zigzag(1_760_000_000_001)
-    created = len(crcs) // 2 if workload.is_upsert else len(crcs)
-    begin = value + b"\x00\x02"
-    for number in range(len(crcs)):
-        row, text = known[number % _TEMPLATES]
-        of_row = number % created
-        crcs[number] = zlib.crc32(f"{of_row}|{text}".encode())
-        op = b"\x02c" if number < created else b"\x02u"
-        found = _zigzag(of_row)
-        yield key + found, begin + found + row + source + _zigzag(number) + op + now, 0
+
+    def change(row: int, number: int, op: str) -> tuple[bytes, bytes, str]:
+        fields, text = known[number % _TEMPLATES]
+        found = _zigzag(row)
+        image = b"\x02" + found + fields
+        both = image + b"\x00" if op == "d" else b"\x00" + image
+        end = _zigzag(number) + b"\x02" + op.encode() + now
+        return key + found, value + both + source + end, text
+
+    return change
+
+
+def produce_changes(endpoints: Endpoints, spec: TopicSpec, rows: Iterable[int], first: int) -> int:
+    """Produce an update of each row; every eighth gives its row a new id, as Debezium does.
+
+    :param first: the number of the first change; the ids of moved rows are new with it
+    :returns: how many records it took
+    """
+    change = _change(endpoints, spec)
+
+    def made() -> Iterator[Produced]:
+        for number, row in enumerate(rows, first):
+            if number % 8:
+                yield (*change(row, number, "u")[:2], 0)
+                continue
+            key, value, _ = change(row, number, "d")
+            yield key, value, 0
+            yield key, None, 0  # type: ignore[misc]
+            yield (*change(MOVED + number, number, "c")[:2], 0)
+
+    records = list(made())
+    producer = Producer(endpoints.kafka_config())
+    for key, data, _ in records:
+        kafka.produce(producer, spec.name, data, key)
+    producer.flush(30)
+    return len(records)
 
 
 def _zigzag(number: int) -> bytes:
