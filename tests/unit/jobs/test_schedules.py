@@ -34,7 +34,7 @@ def available(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tick(instance: dg.DagsterInstance, rest: int) -> object:
     schedule = schedule_unless_busy(JOB, "* * * * *", rest)
-    context = dg.build_schedule_context(instance, resources={"lakehouse": Lakehouse()})
+    context = dg.build_schedule_context(instance, resources={"topicberg_lakehouse": Lakehouse()})
     return schedule(context)
 
 

@@ -130,7 +130,7 @@ class Fleet:
             instance=self.instance,
             cursor=self.cursor,
             repository_def=self.repository,
-            resources={"lakehouse": RESOURCES["lakehouse"]},
+            resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
         )
         return self.repository.get_sensor_def(SENSOR).evaluate_tick(context)
 

@@ -72,8 +72,9 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     )
     @skip_if_unavailable
     def catalogs(
-        context: dg.SensorEvaluationContext, lakehouse: Lakehouse
+        context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
+        lakehouse = topicberg_lakehouse
         unfinished = dg.RunsFilter(tags=_TAGS, statuses=UNFINISHED)
         if busy := under_way(context.instance, unfinished):
             return busy  # what changes meanwhile is one request afterwards

@@ -34,8 +34,8 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
         pool="spark",
     )
     @retried()
-    def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
-        _maintain(tables[str(context.get_mapping_key())], context, lakehouse)
+    def maintain(context: dg.OpExecutionContext, topicberg_lakehouse: Lakehouse) -> None:
+        _maintain(tables[str(context.get_mapping_key())], context, topicberg_lakehouse)
 
     @dg.job(
         name=MAINTAIN,

@@ -86,10 +86,10 @@ def schedule_unless_busy(job: str, cron: str, rest: int = 0) -> dg.ScheduleDefin
         default_status=dg.DefaultScheduleStatus.RUNNING,
     )
     def schedule(
-        context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse
+        context: dg.ScheduleEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.RunRequest | dg.SkipReason:
         try:
-            lakehouse.peek()
+            topicberg_lakehouse.peek()
         except TopicbergError as error:
             return dg.SkipReason(str(error))
         unfinished = dg.RunsFilter(job_name=job, statuses=UNFINISHED)

@@ -107,11 +107,11 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     )
     @skip_if_unavailable
     def snapshots(
-        context: dg.SensorEvaluationContext, lakehouse: Lakehouse
+        context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
         try:
-            endpoints = lakehouse.peek()
-            signals = lakehouse.signals(lake.topics)
+            endpoints = topicberg_lakehouse.peek()
+            signals = topicberg_lakehouse.signals(lake.topics)
             return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(safe(error)))
