@@ -8,7 +8,7 @@ from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.checks.catalogue import CheckKeys
-from topicberg.orchestration.jobs.schedules import schedule_unless_busy
+from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 
 CHECK = "check_tables"
 
@@ -22,6 +22,7 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
         "check that fails says what is wrong, since when, and how to fix it.",
         tags={
             "topicberg/kind": "checks",
+            PROJECT: lake.config.prefix,
             "dagster/priority": "1",
             "dagster/max_runtime": "1800",
             BACKGROUND: "true",

@@ -10,7 +10,7 @@ from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.jobs.schedules import schedule_unless_busy
+from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
 
 if TYPE_CHECKING:
@@ -39,7 +39,12 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
 
     @dg.job(
         name=MAINTAIN,
-        tags={"topicberg/kind": "maintenance", "dagster/priority": "-1", BACKGROUND: "true"},
+        tags={
+            "topicberg/kind": "maintenance",
+            PROJECT: lake.config.prefix,
+            "dagster/priority": "-1",
+            BACKGROUND: "true",
+        },
         description="Merges small files, expires snapshots and rows, removes orphan files: of each "
         "table what is due. Reports an observation of every table that it changed.",
     )

@@ -22,7 +22,10 @@ def rotate_due_keys(context: dg.OpExecutionContext) -> int:
         return rotate(graph, deployment, context.log.info)
 
 
-@dg.job(description="Rotates every key that is due; the keys before stay alive for a period.")
+@dg.job(
+    tags={"topicberg/kind": "rotation"},
+    description="Rotates every key that is due; the keys before stay alive for a period.",
+)
 def rotate_keys() -> None:
     rotate_due_keys()
 

@@ -29,6 +29,7 @@ from pyiceberg.table import Table as IcebergTable
 
 from topicberg import kafka
 from topicberg.dagster import BACKGROUND
+from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.assets.lake import Lake
@@ -158,8 +159,9 @@ class _Evaluation:
         self.context, self.instance = context, context.instance
         self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
         self.watched, self.signals = watched, signals
-        self.position = Position.parse(context.cursor) or begin(self.instance, watched)
-        self.cursors = load(self.instance, self.position, watched)
+        location = location_of_sensor(context)
+        self.position = Position.parse(context.cursor) or begin(self.instance, watched, location)
+        self.cursors = load(self.instance, self.position, watched, location)
         self.runs: dict[str, dg.DagsterRun | None] = {}
         self.changed: dict[str, Cursor] = {}
         self.events: list[AssetMaterialization | AssetObservation] = []
