@@ -13,6 +13,7 @@ import typer
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo
 from topicberg.errors import TopicbergError
+from topicberg.project import location_options
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -329,6 +330,7 @@ class _Derived:
         """Yield what follows for tables that are not erased themselves."""
         from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
 
+        options = location_options(self._lake.config.project_root)
         hours = [each for erased in done.values() for each in erased.hours]
         for name in self._others:
             derived = self._lake.derived_by_name[name]
@@ -339,7 +341,7 @@ class _Derived:
             where = f"--partition-range {keys[0]}...{keys[-1]}" if keys else "and its partitions"
             yield (
                 f"{name} has no columns of the key: its affected partitions are computed again by "
-                "the sensor `snapshots`, or by `dagster asset materialize -f definitions.py "
+                f"the sensor `snapshots`, or by `dagster asset materialize {options} "
                 f"--select 'key:\"iceberg/{name}\"' {where}`"
             )
         erased_tables = {target.name for target in self.targets}
