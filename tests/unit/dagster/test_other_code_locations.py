@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
@@ -19,18 +20,21 @@ from dagster._core.scheduler.instigation import (
     InstigatorStatus,
     InstigatorType,
     SensorInstigatorData,
+    TickData,
+    TickStatus,
 )
 
 import topicberg
 from definitions import defs
 from topicberg.alerts.alert import AlertState
+from topicberg.alerts.evaluation import evaluate
 from topicberg.orchestration import Lakehouse, Spark, alert_sensor
 from topicberg.orchestration.jobs.alerts import Reader
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.jobs.snapshot_cursor import Cursor
-from topicberg.orchestration.jobs.snapshot_store import Position, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, load
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
 
@@ -205,12 +209,41 @@ def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) ->
     assert [one.name for one in seen.automations] == ["alerts"]
 
 
-def _sensor_state(instance: dg.DagsterInstance, location: str, sensor: str) -> None:
+def _sensor_state(instance: dg.DagsterInstance, location: str, sensor: str) -> InstigatorState:
     of_sensor = origin(location, "").repository_origin.get_instigator_origin(sensor)
     data = SensorInstigatorData(min_interval=30)
-    instance.add_instigator_state(
+    return instance.add_instigator_state(
         InstigatorState(of_sensor, InstigatorType.SENSOR, InstigatorStatus.STOPPED, data)
     )
+
+
+def test_tables_that_another_project_has_as_well_are_an_alert(
+    instance: dg.DagsterInstance,
+) -> None:
+    shop = dg.Definitions(assets=[orders, stock], sensors=[alert_sensor()])
+    reader = Reader(instance, shop.get_repository_def(), None, label(HERE))
+
+    def shared() -> dict[str, str]:
+        _, faults = evaluate(AlertState(), reader.observe(AlertState()), "http://ui")
+        return {key: alert.what for key, alert in faults.items() if key.startswith("shared")}
+
+    for location in (HERE, OTHER):
+        state = _sensor_state(instance, location, SENSOR)
+        changed = {"orders_snapshots": Cursor(life="1")}
+        load(instance, Position(life="1", changed=changed), changed, label(location))
+        if location == OTHER:
+            assert shared() == {}, "it may have been unloaded long ago"
+        tick = TickData(
+            instigator_origin_id=state.instigator_origin_id,
+            instigator_name=SENSOR,
+            instigator_type=InstigatorType.SENSOR,
+            status=TickStatus.SKIPPED,
+            timestamp=datetime.now(UTC).timestamp(),
+            selector_id=state.selector_id,
+        )
+        instance.create_tick(tick)
+    (what,) = shared().values()
+    assert what.startswith(f"the code location {label(OTHER)} also has iceberg/orders; in Dagster")
 
 
 def test_schedule_does_not_wait_for_a_job_of_another_project(

@@ -19,6 +19,7 @@ from topicberg.alerts.observation import (
     FailedCheck,
     Observation,
     QueuedRuns,
+    SharedTables,
     StaleAsset,
     StepError,
 )
@@ -33,6 +34,8 @@ from topicberg.orchestration.assets.partitions import asked_range
 from topicberg.orchestration.checks.evaluations import last_evaluations
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
+from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
+from topicberg.orchestration.jobs.snapshot_store import known_names
 from topicberg.settings import settings
 from topicberg.topics.kept import wrong_specs
 
@@ -44,6 +47,9 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 60
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
+UNLOADED_SECONDS = 600
+"""After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
+remembers the sensors of those that were renamed."""
 _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
@@ -116,6 +122,7 @@ class Reader:
             runs_until=until,
             queued=self._queued(),
             automations=[*self._automations()],
+            shared=[*self._shared(now)],
             spec_errors=wrong_specs(settings()),
             spec_errors_at_load=self._wrong,
         )
@@ -253,6 +260,24 @@ class Reader:
             oldest_kind=_kind(run),
             since=oldest[0].create_timestamp,
         )
+
+    def _shared(self, now: datetime) -> Iterator[SharedTables]:
+        """Return what the snapshot sensors of other code locations watch as well."""
+        own = {
+            f"{key.path[1]}_snapshots": key.to_user_string()
+            for key in self._graph.get_all_asset_keys()
+            if key.path[0] == "iceberg" and len(key.path) == 2
+        }
+        for state in self._instance.all_instigator_state():
+            location = location_of_automation(state)
+            if self._location in (None, location) or state.instigator_name != SNAPSHOTS:
+                continue
+            origin = state.instigator_origin_id
+            ticks = self._instance.get_ticks(origin, state.selector_id, limit=1)
+            if not ticks or now.timestamp() - ticks[0].timestamp > UNLOADED_SECONDS:
+                continue
+            if names := known_names(self._instance, own, location):
+                yield SharedTables(location, tuple(sorted(own[name] for name in names)))
 
     def _automations(self) -> Iterator[Automation]:
         """Return sensors and schedules; Dagster also stores those of topics that are deleted."""

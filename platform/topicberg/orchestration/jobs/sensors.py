@@ -57,14 +57,13 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     wants_move,
     wants_registration,
 )
-from topicberg.orchestration.jobs.snapshot_store import Position, begin, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, begin, load
 from topicberg.orchestration.jobs.watches import Watch, watches
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
 
-SENSOR = "snapshots"
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
 first; the second is for what is computed beyond the touched hours.

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from topicberg.dagster.locations import location_of_automation
 from topicberg.orchestration.jobs.snapshot_cursor import Cursor
 
+SENSOR = "snapshots"
 _KEY = "topicberg/snapshots/{}"
 """Of a table. Earlier versions stored it without the code location, which another project in the
 instance may have tables of the same names in."""
@@ -85,6 +86,13 @@ def load(
             instance.daemon_cursor_storage.set_cursor_values(values)
     cursors = {name: Cursor.parse(text) for name, text in (stored | newer).items()}
     return {name: cursor for name, cursor in cursors.items() if cursor.life == position.life}
+
+
+def known_names(
+    instance: dg.DagsterInstance, names: Iterable[str], location: str
+) -> frozenset[str]:
+    """Return those of the names that the sensor of a code location has stored a cursor for."""
+    return frozenset(_read(instance, names, location))
 
 
 def _earlier(
