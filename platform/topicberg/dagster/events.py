@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetKey
+from dagster import AssetKey, DagsterEventType, EventLogEntry
 from dagster._core.instance.utils import RUNLESS_RUN_ID
 from dagster._core.storage.asset_check_execution_record import (
     COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
@@ -21,6 +21,7 @@ from dagster._core.storage.event_log.schema import (
     AssetEventTagsTable,
     SqlEventLogStorageTable,
 )
+from dagster._serdes import deserialize_value
 from sqlalchemy import ColumnElement, Connection, func, select
 
 if TYPE_CHECKING:
@@ -98,12 +99,29 @@ def _delete(
             if not found:
                 return deleted
             last = found[-1].id
-            expired = [row.id for row in found if row.asset_key in assets and row.id not in stay]
+            keys = {row.id: row.asset_key for row in found}
+            if table is SqlEventLogStorageTable:
+                keys |= _checked(connection, [row.id for row in found if row.asset_key is None])
+            expired = [row for row, key in keys.items() if key in assets and row not in stay]
             connection.execute(table.delete().where(table.c.id.in_(expired)))
             if table is SqlEventLogStorageTable:
                 tags = AssetEventTagsTable
                 connection.execute(tags.delete().where(tags.c.event_id.in_(expired)))
             deleted += len(expired)
+
+
+def _checked(connection: Connection, ids: list[int]) -> dict[int, str]:
+    """Return the assets of evaluations of checks: Dagster stores them in the event only."""
+    table, kind = SqlEventLogStorageTable, DagsterEventType.ASSET_CHECK_EVALUATION
+    events = select(table.c.id, table.c.event).where(
+        table.c.id.in_(ids), table.c.dagster_event_type == kind.value
+    )
+    found = {}
+    for row in connection.execute(events) if ids else ():
+        event = deserialize_value(row.event, EventLogEntry).dagster_event
+        if event is not None:
+            found[row.id] = event.asset_check_evaluation_data.asset_key.to_string()
+    return found
 
 
 def _batches(ids: list[int]) -> Iterator[list[int]]:

@@ -180,6 +180,14 @@ def test_forgetting_leaves_events_of_other_assets(
     history = instance.event_log_storage.get_asset_check_execution_history
     assert len(history(dg.AssetCheckKey(ORDERS, "rows"), limit=9)) == 1
     assert len(history(dg.AssetCheckKey(STOCK, "rows"), limit=9)) == 3
+    evaluations = dg.EventRecordsFilter(dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    entries = [record.event_log_entry for record in instance.get_event_records(evaluations)]
+    checked = [
+        entry.dagster_event.asset_check_evaluation_data.asset_key
+        for entry in entries
+        if entry.dagster_event
+    ]
+    assert checked == [STOCK] * 3  # in the copy of events by run, of which none has to stay
 
 
 def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) -> None:
