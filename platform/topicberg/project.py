@@ -145,6 +145,8 @@ class CodeLocation:
     """The package of the components, if it has a name of its own."""
     has_components: bool = False
     """Whether it is one of `dg`, which looks for components."""
+    name: str | None = None
+    """What Dagster calls it; None: nothing says so."""
 
 
 def code_location(root: Path) -> CodeLocation | None:
@@ -159,7 +161,13 @@ def code_location(root: Path) -> CodeLocation | None:
     project = of_dg.get("project") or tool.get("dg", {}).get("project", {})
     if name := project.get("root_module"):
         target = project.get("code_location_target_module", f"{name}.definitions")
-        return CodeLocation(name, target, project.get("defs_module"), has_components=True)
+        return CodeLocation(
+            root_module=name,
+            target=target,
+            defs_module=project.get("defs_module"),
+            has_components=True,
+            name=project.get("code_location_name", root.absolute().name),
+        )
     if target := tool.get("dagster", {}).get("module_name"):
         is_package = any((place / _path(target)).is_dir() for place in (root / "src", root))
         name = target if is_package else target.rpartition(".")[0] or target

@@ -13,7 +13,6 @@ import typer
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo
 from topicberg.errors import TopicbergError
-from topicberg.project import location_options
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -329,6 +328,7 @@ class _Derived:
     def next_steps(self, done: Mapping[str, Erased]) -> Iterator[str]:
         """Yield what follows for tables that are not erased themselves."""
         from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
+        from topicberg.project import location_options
 
         options = location_options(self._lake.config.project_root)
         hours = [each for erased in done.values() for each in erased.hours]

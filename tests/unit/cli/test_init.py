@@ -15,6 +15,7 @@ from repository import PROJECT_ROOT
 from typer.testing import CliRunner
 
 from topicberg.cli import app
+from topicberg.cli.ui import workspace_file
 from topicberg.dagster.home import dagster_home
 from topicberg.errors import TopicbergError
 from topicberg.project import env_file, location_options, project_root, read_project
@@ -304,6 +305,27 @@ def test_project_has_a_prefix_of_its_own(
     os.utime(file, ns=(1, 1))
     assert Settings(project_root=tmp_path).prefix == "own"
     assert Settings(project_root=tmp_path, prefix="given").prefix == "given"
+
+
+def test_ui_loads_a_project_of_dg_under_its_name(tmp_path: Path) -> None:
+    """``dagster dev`` does not look for [tool.dg]."""
+    root = tmp_path / "sales"
+    root.mkdir()
+    code_location_of_dg(root)
+    config = Settings(project_root=root, state_dir=tmp_path / "state")
+    dagster_home(config)
+    file = workspace_file(config)
+    assert file
+    (location,) = json.loads(Path(file).read_text())["load_from"]
+    assert location["python_module"]["module_name"] == "sales.definitions"
+    assert location["python_module"]["location_name"] == "sales"
+    existing_project(root, "topicberg")
+    done = run(root, "dagster", "definitions", "validate", "--workspace", file)
+    assert done.returncode == 0, done.stderr
+    assert "Validation successful for code location sales" in done.stdout + done.stderr
+    assert workspace_file(Settings(project_root=PROJECT_ROOT)) == "workspace.yaml"
+    (root / "pyproject.toml").write_text('[tool.dagster]\nmodule_name = "sales.definitions"\n')
+    assert workspace_file(config) is None
 
 
 def test_reference_project_keeps_its_prefix_and_folders() -> None:
