@@ -278,6 +278,17 @@ def test_jobs_of_schedules_are_told_apart_by_their_project() -> None:
         assert repository.get_job(name).tags[PROJECT] == settings().prefix
 
 
+def test_jobs_run_their_steps_in_one_process() -> None:
+    """Whatever executor the company has: steps that topics share know what failed before."""
+    own = dg.Definitions(executor=dg.multiprocess_executor)
+    repository = dg.Definitions.merge(topicberg.definitions(), own).get_repository_def()
+    executors = {job.name: job.executor_def.name for job in repository.get_all_jobs()}
+    assert executors["__ASSET_JOB"] == "multiprocess"
+    own_jobs = {name for name in executors if not name.startswith("__")}
+    assert {CHECK, "register_tables", "compute_tables", "maintain_tables"} <= own_jobs
+    assert {executors[name] for name in own_jobs} == {"in_process"}
+
+
 def test_cursors_of_two_projects_are_stored_apart(instance: dg.DagsterInstance) -> None:
     table = "orders_snapshots"
 

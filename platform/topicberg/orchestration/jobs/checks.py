@@ -8,7 +8,7 @@ from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.checks.catalogue import CheckKeys
-from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
+from topicberg.orchestration.jobs.schedules import EXECUTOR, PROJECT, schedule_unless_busy
 
 CHECK = "check_tables"
 
@@ -18,6 +18,7 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         CHECK,
         selection=dg.AssetSelection.checks(*CheckKeys(lake).all()),
+        executor_def=EXECUTOR,
         description="Checks every table in every catalog: from metadata, manifests and counts. A "
         "check that fails says what is wrong, since when, and how to fix it.",
         tags={

@@ -10,7 +10,7 @@ from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
+from topicberg.orchestration.jobs.schedules import EXECUTOR, PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
 
     @dg.job(
         name=MAINTAIN,
+        executor_def=EXECUTOR,
         tags={
             "topicberg/kind": "maintenance",
             PROJECT: lake.config.prefix,

@@ -19,6 +19,7 @@ from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.platform import platform_keys
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
 from topicberg.orchestration.checks.adapter import COMPUTATION, KIND, REGISTRATION
+from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
@@ -42,7 +43,7 @@ def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
     @dg.job(
         name=FORGET,
         tags={KIND: "maintenance", BACKGROUND: "true"},
-        executor_def=dg.in_process_executor,
+        executor_def=EXECUTOR,
         description="Deletes runs of topicberg that are older than TOPICBERG_KEEP_RUNS_DAYS; those "
         "of checks, of maintenance and of sensors, results of checks and the events of snapshots "
         "after TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest materialization of every asset and "

@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.settings import Settings
 
 AT = "17 3 * * *"
@@ -24,6 +25,7 @@ def rotate_due_keys(context: dg.OpExecutionContext) -> int:
 
 @dg.job(
     tags={"topicberg/kind": "rotation"},
+    executor_def=EXECUTOR,
     description="Rotates every key that is due; the keys before stay alive for a period.",
 )
 def rotate_keys() -> None:

@@ -44,7 +44,7 @@ from topicberg.orchestration.checks.adapter import COMPUTATION, REGISTRATION
 from topicberg.orchestration.jobs.changes import BATCH_SECONDS, Tick, advance
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
-from topicberg.orchestration.jobs.schedules import run_with_key, skip_if_unavailable
+from topicberg.orchestration.jobs.schedules import EXECUTOR, run_with_key, skip_if_unavailable
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     Cursor,
@@ -134,6 +134,7 @@ def _jobs(watched: Iterable[Watch]) -> list[dg.UnresolvedAssetJobDefinition]:
         dg.define_asset_job(
             name,
             dg.AssetSelection.assets(*keys[name]) | dg.AssetSelection.checks(*checks[name]),
+            executor_def=EXECUTOR,
             description="Registers tables of topics in Glue and Snowflake, and checks them."
             if name == REGISTER
             else "Computes partitions of derived tables, and registers the tables.",
