@@ -33,7 +33,7 @@ def schedules(lake: Lake) -> Iterator[dg.ScheduleDefinition]:
     """What is done by the clock."""
     yield check_schedule()  # every five minutes
     yield maintenance_schedule()  # compaction and expiry, where they are due
-    yield retention_schedule()  # forgets old runs
+    yield retention_schedule(lake)  # forgets old runs
     yield rotation_schedule(lake.config)  # of keys
 
 

@@ -155,7 +155,7 @@ def own_project(
     stack: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Settings]:
     """Settings of a project without topics and a state directory, at the services of the stack."""
-    for folder in ("platform/topics", "platform/schemas", "state"):
+    for folder in ("topics", "schemas", "state"):
         (tmp_path / folder).mkdir(parents=True)
     for name in ("runtime.json", "credentials.json"):
         shutil.copy(settings().state_dir / name, tmp_path / "state" / name)

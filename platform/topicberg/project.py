@@ -3,6 +3,7 @@
 A project is a folder with a ``pyproject.toml`` that has a table ``[tool.topicberg]``::
 
     [tool.topicberg]
+    prefix = "shop"                        # of the names of everything that is created
     topics = "topics"                      # folder of the specs
     schemas = "schemas"                    # folder of the schema files
     defs = "src/shop/defs"                 # folder of Dagster's components, if they have topics
@@ -18,21 +19,26 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import sys
 import tomllib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from topicberg.errors import SpecError, TopicbergError
 
 T = TypeVar("T")
 FILE, TABLE = "pyproject.toml", "topicberg"
+DG_FILE = "dg.toml"
+"""Where `dg` looks before it looks into ``pyproject.toml``."""
+PREFIX = r"^[a-z][a-z0-9_]{0,35}$"
 VARIABLE = "TOPICBERG_PROJECT_ROOT"
 ENV_FILE_VARIABLE = "TOPICBERG_ENV_FILE"
 
@@ -42,8 +48,10 @@ class Project(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    topics: str = "platform/topics"
-    schemas: str = "platform/schemas"
+    prefix: str | None = Field(default=None, pattern=PREFIX)
+    """The default of ``TOPICBERG_PREFIX``; None: the name of the project, if it has one."""
+    topics: str = "topics"
+    schemas: str = "schemas"
     defs: str | None = None
     """Folder of Dagster's components, which may have topics, see :mod:`topicberg.components`."""
     pipelines: tuple[str, ...] = ()
@@ -102,9 +110,12 @@ def read_project(root: Path) -> Project:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, _changed: int) -> Project:
-    table = _table(path)
+    document = _document(path)
+    table = document.get("tool", {}).get(TABLE) or {}
+    name = document.get("project", {}).get("name")
     try:
-        return Project.model_validate(table or {})
+        project = Project.model_validate(table)
+        return project.model_copy(update={"prefix": project.prefix or (name and prefix_of(name))})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -115,14 +126,74 @@ def _read(path: Path, _changed: int) -> Project:
         ) from None
 
 
+def prefix_of(name: str) -> str:
+    """Return the name of a project as a prefix, with which names of buckets can begin."""
+    words = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    prefix = (words if words[:1].isalpha() else f"project_{words}")[:36].strip("_")
+    return prefix if len(prefix) > 2 else f"{prefix}_data"
+
+
+@dataclass(frozen=True)
+class CodeLocation:
+    """What Dagster's tools know of the project's code location."""
+
+    root_module: str
+    """The package of the project; of a single module, that module."""
+    target: str
+    """The module that has the definitions."""
+    defs_module: str | None = None
+    """The package of the components, if it has a name of its own."""
+    has_components: bool = False
+    """Whether it is one of `dg`, which looks for components."""
+    name: str | None = None
+    """What Dagster calls it; None: nothing says so."""
+
+
+def code_location(root: Path) -> CodeLocation | None:
+    """Return the code location that the files of a project name; None: they name none.
+
+    :raises TopicbergError: one of the files is invalid
+    """
+    of_dg, tool = (
+        _document(root / file) if (root / file).is_file() else {} for file in (DG_FILE, FILE)
+    )
+    tool = tool.get("tool", {})
+    project = of_dg.get("project") or tool.get("dg", {}).get("project", {})
+    if name := project.get("root_module"):
+        target = project.get("code_location_target_module", f"{name}.definitions")
+        return CodeLocation(
+            root_module=name,
+            target=target,
+            defs_module=project.get("defs_module"),
+            has_components=True,
+            name=project.get("code_location_name", root.absolute().name),
+        )
+    if target := tool.get("dagster", {}).get("module_name"):
+        is_package = any((place / _path(target)).is_dir() for place in (root / "src", root))
+        name = target if is_package else target.rpartition(".")[0] or target
+        return CodeLocation(name, target)
+    return None
+
+
+def _path(module: str) -> Path:
+    return Path(*module.split("."))
+
+
+def location_options(root: Path) -> str:
+    """Return the options of ``dagster asset materialize`` that name the code location."""
+    if (root / "definitions.py").is_file():
+        return "-f definitions.py"
+    found = code_location(root)
+    return f"-m {found.target}" if found else "-f definitions.py"
+
+
 def _has_table(path: Path) -> bool:
-    return path.is_file() and _table(path) is not None
+    return path.is_file() and _document(path).get("tool", {}).get(TABLE) is not None
 
 
-def _table(path: Path) -> Any:
+def _document(path: Path) -> Mapping[str, Any]:
     try:
-        text = path.read_bytes().decode()
-        return tomllib.loads(text).get("tool", {}).get(TABLE)
+        return tomllib.loads(path.read_bytes().decode())
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are these
         raise TopicbergError(f"{path} cannot be read: {error}", hint="correct the file") from None
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-from topicberg.project import Project, env_file, project_root, read_project
+from topicberg.project import PREFIX, Project, env_file, project_root, read_project
 
 
 def derived_from(bucket: str) -> str:
@@ -122,10 +122,13 @@ class Settings(EnvironmentSettings):
         description="state of the local stack and of Dagster",
     )
     prefix: str = Field(
-        default="tableflow_kickstarter",
-        pattern=r"^[a-z][a-z0-9_]{0,35}$",
+        default_factory=lambda given: (
+            read_project(given["project_root"]).prefix or "tableflow_kickstarter"
+        ),
+        pattern=PREFIX,
         description="starts the name of every resource that topicberg creates; the longest of them "
-        "is a service account's, for which Confluent allows 64 characters",
+        "is a service account's, for which Confluent allows 64 characters; by default the prefix "
+        "or the name of the project",
     )
     cluster_id: str = Field(
         default="lkc-local",

@@ -56,7 +56,7 @@ class Operator:
                 context = dg.build_sensor_context(
                     instance=self.instance,
                     repository_def=repository,
-                    resources={"lakehouse": RESOURCES["lakehouse"]},
+                    resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
                 )
                 sensor.evaluate_tick(context)
 

@@ -232,7 +232,7 @@ class Daemon:
                 instance=self.instance,
                 cursor=self.cursors.get(sensor.name),
                 repository_def=repository,
-                resources={"lakehouse": RESOURCES["lakehouse"]},
+                resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
             )
             try:
                 tick = sensor.evaluate_tick(context)

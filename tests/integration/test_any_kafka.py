@@ -32,7 +32,7 @@ def topic(stack: Endpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert stack.s3_access_key
     assert stack.s3_secret_key
     assert stack.iceberg_rest_token
-    (tmp_path / "platform" / "topics").mkdir(parents=True)  # no topic but ours
+    (tmp_path / "topics").mkdir(parents=True)  # no topic but ours
     name, bucket = f"orders_{uuid.uuid4().hex[:8]}", settings().bucket
     for variable, value in {
         "TOPICBERG_DEPLOYMENT": "cloud",

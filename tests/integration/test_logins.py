@@ -70,7 +70,7 @@ def connect(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Callable[..., Endpoints]]:
     """``connect(kind, **changes)``: a deployment at the site, without a key of the object store."""
-    (tmp_path / "platform" / "topics").mkdir(parents=True)  # no topic but ours
+    (tmp_path / "topics").mkdir(parents=True)  # no topic but ours
     state, bucket = tmp_path / "state", settings().bucket
     stated: set[str] = set()
 

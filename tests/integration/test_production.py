@@ -397,7 +397,8 @@ def test_the_instance_on_postgres(
             evaluation = dg.AssetCheckEvaluation(dg.AssetKey("snapshots"), "rows", True, {})
             instance.report_runless_asset_event(evaluation)
         assert isinstance(instance.event_log_storage, SqlEventLogStorage)
-        assert forget_events(instance.event_log_storage, datetime.now(UTC)) >= 6
+        keys = [dg.AssetKey("snapshots")]
+        assert forget_events(instance.event_log_storage, datetime.now(UTC), keys) >= 6
         (left,) = instance.fetch_materializations(dg.AssetKey("snapshots"), limit=9).records
         assert left.asset_materialization
         assert left.asset_materialization.metadata["number"].value == 2

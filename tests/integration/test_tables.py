@@ -137,7 +137,7 @@ def test_check_reads_the_tables_that_it_names(names: dict[str, tuple[str, str]])
                 tables.iceberg(name)
         return dg.AssetCheckResult(passed=rows[0] == rows[1], description=f"{rows[0]} of each")
 
-    lakehouse = RESOURCES["lakehouse"]
+    lakehouse = RESOURCES["topicberg_lakehouse"]
     probe = Probe(
         table=type("Named", (), {"identifier": orders, "name": "orders"})(),
         deployment=lakehouse,  # type: ignore[arg-type]

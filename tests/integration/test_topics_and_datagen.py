@@ -50,8 +50,8 @@ def topic(stack: Endpoints) -> Iterator[str]:
 def config(tmp_path: Path, topic: str) -> Settings:
     """The stack's state, with topic specs of its own: one like stock_trades."""
     own = Settings(project_root=tmp_path, state_dir=settings().state_dir)
-    shutil.copytree(settings().schemas_dir, own.schemas_dir)
     add_code(tmp_path)
+    shutil.copytree(settings().schemas_dir, own.schemas_dir)
     own.topics_dir.mkdir(parents=True)
     document = yaml.safe_load((settings().topics_dir / "stock_trades.yaml").read_text())
     (own.topics_dir / f"{topic}.yaml").write_text(yaml.safe_dump({**document, "name": topic}))

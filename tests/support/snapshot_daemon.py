@@ -54,7 +54,7 @@ class Daemon:
             instance=self.instance,
             cursor=self.cursor,
             repository_def=repository,
-            resources={"lakehouse": RESOURCES["lakehouse"]},
+            resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
         )
         tick = self.sensor.evaluate_tick(context)
         self.cursor = tick.cursor or self.cursor

@@ -26,6 +26,8 @@ UNCHECKED_TICKS = 10
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
 QUEUED_TOO_LONG = timedelta(minutes=30)
 _MAX_TEXT = 500
+MAX_SHOWN = 5
+"""Assets that an alert names."""
 
 
 def evaluate(
@@ -46,6 +48,7 @@ def evaluate(
         *_queue(seen, ui),
         *_automations(seen, ui),
         *_specs(seen, ui),
+        *_shared(seen, ui),
     ]
     return state, {alert.key: alert for alert in faults}
 
@@ -250,6 +253,24 @@ def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
         if seen.spec_errors
         else "reload the code location: Deployment, Reload",
     )
+
+
+def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
+    for one in seen.shared:
+        shown = ", ".join(one.tables[:MAX_SHOWN])
+        more = len(one.tables) - MAX_SHOWN
+        yield Alert(
+            key=f"shared {one.location}",
+            title="two projects have the same tables",
+            what=f"the code location {one.location} also has {shown}"
+            + (f" and {more} more" if more > 0 else "")
+            + "; in Dagster, the assets of both are the same",
+            severity="error",
+            since=seen.at,
+            link=f"{ui}/deployment/locations",
+            remediation="rename the topics of one project, or load it into another instance of "
+            "Dagster",
+        )
 
 
 # --- texts ---

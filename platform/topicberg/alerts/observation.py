@@ -114,6 +114,15 @@ class Automation:
 
 
 @dataclass(frozen=True)
+class SharedTables:
+    """Tables that another code location of the instance has as well."""
+
+    location: str
+    tables: tuple[str, ...]
+    """Their assets."""
+
+
+@dataclass(frozen=True)
 class Observation:
     """The state of everything that alerts report, at one time."""
 
@@ -130,6 +139,8 @@ class Observation:
     """The time (seconds since 1970) until which ended runs were read."""
     queued: QueuedRuns | None = None
     automations: Sequence[Automation] = ()
+    shared: Sequence[SharedTables] = ()
+    """Tables of which another project of topicberg in the instance has the same assets."""
     spec_errors: str | None = None
     """Mistakes in topic specs."""
     spec_errors_at_load: str | None = None

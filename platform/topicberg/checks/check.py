@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from topicberg.checks.finding import Finding, good
 from topicberg.errors import TableFormatError, TopicbergError
+from topicberg.project import location_options
 from topicberg.settings import settings
 
 if TYPE_CHECKING:
@@ -215,6 +216,6 @@ def computation_remediation(name: str, partitions: str = "") -> str:
 def computation_command(name: str, partitions: str = "") -> str:
     """Return the commands that compute a table, see :func:`computation_remediation`."""
     return (
-        "`dagster asset materialize -f definitions.py --select "
+        f"`dagster asset materialize {location_options(settings().project_root)} --select "
         f"'key:\"iceberg/{name}\"'{partitions}`, then `topicberg sync {name}`"
     )

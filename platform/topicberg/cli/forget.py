@@ -328,7 +328,9 @@ class _Derived:
     def next_steps(self, done: Mapping[str, Erased]) -> Iterator[str]:
         """Yield what follows for tables that are not erased themselves."""
         from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
+        from topicberg.project import location_options
 
+        options = location_options(self._lake.config.project_root)
         hours = [each for erased in done.values() for each in erased.hours]
         for name in self._others:
             derived = self._lake.derived_by_name[name]
@@ -339,7 +341,7 @@ class _Derived:
             where = f"--partition-range {keys[0]}...{keys[-1]}" if keys else "and its partitions"
             yield (
                 f"{name} has no columns of the key: its affected partitions are computed again by "
-                "the sensor `snapshots`, or by `dagster asset materialize -f definitions.py "
+                f"the sensor `snapshots`, or by `dagster asset materialize {options} "
                 f"--select 'key:\"iceberg/{name}\"' {where}`"
             )
         erased_tables = {target.name for target in self.targets}

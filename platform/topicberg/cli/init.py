@@ -40,6 +40,12 @@ def init(
         echo(f"wrote {written.root / file}")
     for file in written.kept:
         echo(f"kept {written.root / file}, which there was already", fg="yellow")
+    if written.merge_into is not None:
+        echo(
+            f"merge the definitions of topicberg into those of {written.merge_into}: "
+            "`dg.Definitions.merge(topicberg.definitions(), …)`",
+            fg="yellow",
+        )
     if name is None:
         echo(f"add {requirement!r} to the dependencies, then run `topicberg ui`")
     else:

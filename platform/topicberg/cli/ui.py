@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo
 
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
+
 
 def register(app: typer.Typer) -> None:
     app.command()(ui)
+
+
+def workspace_file(config: Settings) -> str | None:
+    """Return the file that names the code locations; None: ``dagster dev`` finds pyproject.toml.
+
+    It does not know projects of `dg`, for which a file is written, as ``dg dev`` does.
+    """
+    from topicberg.files import replace_file
+    from topicberg.project import code_location
+
+    if (config.project_root / "workspace.yaml").is_file():
+        return "workspace.yaml"
+    location = code_location(config.project_root)
+    if location is None or not location.has_components:
+        return None
+    module = {
+        "module_name": location.target,
+        "location_name": location.name,
+        "working_directory": str(config.project_root),
+    }
+    path = config.state_dir / "dagster" / "workspace.yaml"
+    replace_file(path, json.dumps({"load_from": [{"python_module": module}]}))
+    return str(path)
 
 
 def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000) -> None:
@@ -45,6 +72,6 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     # Dagster stops its processes with SIGINT, which a script's shell ignores for `command &`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
-    if (config.project_root / "workspace.yaml").is_file():  # else pyproject.toml names the location
-        command += ["--workspace", "workspace.yaml"]
+    if workspace := workspace_file(config):
+        command += ["--workspace", workspace]
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from dagster import AssetKey, DagsterEventType, EventLogEntry
 from dagster._core.instance.utils import RUNLESS_RUN_ID
 from dagster._core.storage.asset_check_execution_record import (
     COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
@@ -20,6 +21,7 @@ from dagster._core.storage.event_log.schema import (
     AssetEventTagsTable,
     SqlEventLogStorageTable,
 )
+from dagster._serdes import deserialize_value
 from sqlalchemy import ColumnElement, Connection, func, select
 
 if TYPE_CHECKING:
@@ -29,26 +31,30 @@ BATCH = 500
 """Rows of a transaction: other processes write events meanwhile."""
 
 
-def forget_events(storage: SqlEventLogStorage, before: datetime) -> int:
+def forget_events(
+    storage: SqlEventLogStorage, before: datetime, assets: Collection[AssetKey]
+) -> int:
     """Delete events outside of runs, and results of checks; return how many.
 
     The newest event of each kind, asset and partition is kept, and of each check its newest result
     and its newest completed one: the UI and the next run need them.
 
     :param before: in UTC
+    :param assets: those of which events are deleted; the instance may have others
     """
     before = before.replace(tzinfo=None)  # as Dagster stores it
+    keys = {key.to_string() for key in assets}
     with storage.index_connection() as connection:
         results, needed = _newest_results(connection)
     checks, events = AssetCheckExecutionsTable, SqlEventLogStorageTable
     old = checks.c.create_timestamp < before
-    forgotten = _delete(storage.index_connection, checks, old, results)
+    forgotten = _delete(storage.index_connection, checks, old, keys, results)
     with storage.index_connection() as connection:
         needed |= _newest_events(connection)
     old = (events.c.run_id == RUNLESS_RUN_ID) & (events.c.timestamp < before)
-    forgotten += _delete(storage.index_connection, events, old, needed)
+    forgotten += _delete(storage.index_connection, events, old, keys, needed)
     if storage.is_run_sharded:  # a second copy, which is never queried for the newest
-        _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), events, old, ())
+        _delete(lambda: storage.run_connection(RUNLESS_RUN_ID), events, old, keys, ())
     return forgotten
 
 
@@ -80,22 +86,42 @@ def _newest_events(connection: Connection) -> set[int]:
     return {*connection.scalars(newest)}
 
 
-def _delete(connect: Any, table: Any, old: ColumnElement[bool], stay: Collection[int]) -> int:
-    """Delete rows in small transactions; return how many."""
+def _delete(
+    connect: Any, table: Any, old: ColumnElement[bool], assets: set[str], stay: Collection[int]
+) -> int:
+    """Delete rows of these assets in small transactions; return how many."""
     last, deleted = -1, 0
     while True:
         with connect() as connection:
-            following = select(table.c.id).where(old, table.c.id > last).order_by(table.c.id)
-            found = [*connection.scalars(following.limit(BATCH))]
+            columns = select(table.c.id, table.c.asset_key)
+            following = columns.where(old, table.c.id > last).order_by(table.c.id)
+            found = connection.execute(following.limit(BATCH)).all()
             if not found:
                 return deleted
-            last = found[-1]
-            expired = [number for number in found if number not in stay]
+            last = found[-1].id
+            keys = {row.id: row.asset_key for row in found}
+            if table is SqlEventLogStorageTable:
+                keys |= _checked(connection, [row.id for row in found if row.asset_key is None])
+            expired = [row for row, key in keys.items() if key in assets and row not in stay]
             connection.execute(table.delete().where(table.c.id.in_(expired)))
             if table is SqlEventLogStorageTable:
                 tags = AssetEventTagsTable
                 connection.execute(tags.delete().where(tags.c.event_id.in_(expired)))
             deleted += len(expired)
+
+
+def _checked(connection: Connection, ids: list[int]) -> dict[int, str]:
+    """Return the assets of evaluations of checks: Dagster stores them in the event only."""
+    table, kind = SqlEventLogStorageTable, DagsterEventType.ASSET_CHECK_EVALUATION
+    events = select(table.c.id, table.c.event).where(
+        table.c.id.in_(ids), table.c.dagster_event_type == kind.value
+    )
+    found = {}
+    for row in connection.execute(events) if ids else ():
+        event = deserialize_value(row.event, EventLogEntry).dagster_event
+        if event is not None:
+            found[row.id] = event.asset_check_evaluation_data.asset_key.to_string()
+    return found
 
 
 def _batches(ids: list[int]) -> Iterator[list[int]]:

@@ -5,6 +5,10 @@ laptop with a commit every ten seconds that is most of what Dagster costs (5 sec
 here 0.8). Here the daemon forks runs from a server that has imported the libraries, but nothing of
 the project: every run reads what a user edits, as without this launcher.
 
+Only runs of this Python environment are forked. An instance may have code locations of other
+environments, or behind a gRPC server of another machine: Dagster's default launcher starts their
+runs, in the server of the code location.
+
 Source: Python, "multiprocessing", contexts and start methods (``forkserver``: it has one thread, so
 that forking is safe). Dagster's own executor can start steps in the same way.
 """
@@ -14,18 +18,27 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from threading import Thread
 from typing import Any, Self
 
 import psutil
-from dagster import DagsterRun, DagsterRunStatus
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._cli.api import execute_run_command
-from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, RunLauncher, WorkerStatus
-from dagster._core.storage.tags import HIDDEN_TAG_PREFIX
+from dagster._core.launcher import (
+    CheckRunHealthResult,
+    DefaultRunLauncher,
+    LaunchRunContext,
+    RunLauncher,
+    WorkerStatus,
+)
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
+from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
 from dagster._utils import get_run_crash_explanation
@@ -65,6 +78,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
         self._inst_data = inst_data
+        self._default = DefaultRunLauncher()
         super().__init__()  # type: ignore[no-untyped-call]
 
     @property
@@ -81,8 +95,15 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
     ) -> Self:
         return cls(inst_data=inst_data)
 
+    def register_instance(self, instance: DagsterInstance) -> None:
+        super().register_instance(instance)
+        self._default.register_instance(instance)
+
     def launch_run(self, context: LaunchRunContext) -> None:
         run = context.dagster_run
+        if not _is_of_this_environment(run):
+            self._default.launch_run(context)
+            return
         origin = run.job_code_origin
         assert origin is not None  # noqa: S101  every run that Dagster launches has one
         arguments = ExecuteRunArgs(origin, run.run_id, self._instance.get_ref())
@@ -113,6 +134,8 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished:
             return False
+        if GRPC_INFO_TAG in run.tags:
+            return bool(self._default.terminate(run_id))  # type: ignore[no-untyped-call]
         self._instance.report_run_canceling(run)
         process = _process_of(run)
         if process is None:
@@ -126,9 +149,27 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        if _process_of(run):
+        if GRPC_INFO_TAG in run.tags or _process_of(run):  # the former's server reports its end
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process has ended")
+
+
+def _is_of_this_environment(run: DagsterRun) -> bool:
+    """Return whether a run uses this Python environment, on this machine: it can be forked."""
+    remote = run.remote_job_origin.repository_origin if run.remote_job_origin else None
+    server = remote.code_location_origin if remote else None
+    if isinstance(server, GrpcServerCodeLocationOrigin) and not server.socket:
+        return False  # of `dagster code-server`; those of `dagster dev` have sockets
+    if run.job_code_origin is None:
+        return False
+    code = run.job_code_origin.repository_origin
+    return _environment(code.executable_path) == _environment(sys.executable)
+
+
+def _environment(executable: str) -> tuple[Path, Path]:
+    """Return what two names of one Python have in common: a link leads out of an environment."""
+    path = Path(executable).absolute()
+    return path.parent, path.resolve()
 
 
 def _execute(arguments: str, niceness: int) -> None:

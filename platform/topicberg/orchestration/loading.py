@@ -98,7 +98,7 @@ def _everything(lake: Lake) -> dg.Definitions:
         schedules=[
             check_schedule(),
             maintenance_schedule(),
-            retention_schedule(),
+            retention_schedule(lake),
             rotation_schedule(lake.config),
         ],
         sensors=[

@@ -6,14 +6,16 @@ import keyword
 import re
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from topicberg.errors import TopicbergError
-from topicberg.project import FILE, TABLE
+from topicberg.project import DG_FILE, FILE, TABLE, CodeLocation, code_location, prefix_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
@@ -35,12 +37,6 @@ _FILES = {
     "tests/test_pipelines.py": "test_pipelines.py",
 }
 """Path → template; ``{module}`` is the folder of the package."""
-_OF_CODE_LOCATION = (
-    *("dagster.yaml", "topics/orders.yaml", "schemas/orders.avsc"),
-    *("{module}/generators.py", "{module}/pipelines.py"),
-    *("{module}/defs/topicberg/defs.yaml", "tests/test_pipelines.py"),
-)
-"""What a project that has a code location already lacks."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,9 @@ class Written:
     files: tuple[str, ...]
     kept: tuple[str, ...] = ()
     """Files that there were already."""
+    merge_into: str | None = None
+    """The module into whose definitions those of topicberg are to be merged; None: a component adds
+    them."""
 
 
 def new_project(name: str, parent: Path, requirement: str) -> Written:
@@ -78,8 +77,9 @@ def new_project(name: str, parent: Path, requirement: str) -> Written:
             hint="choose another name, or run `topicberg init --existing` in the folder to add "
             "what it lacks",
         )
+    values = _values(name, package, requirement)
     texts = {
-        path.format(module=f"src/{package}"): _text(template, name, package, requirement)
+        path.format(module=f"src/{package}"): _text(template, values)
         for path, template in _FILES.items()
     }
     return _write(root, texts)
@@ -88,61 +88,156 @@ def new_project(name: str, parent: Path, requirement: str) -> Written:
 def existing_project(root: Path, requirement: str) -> Written:
     """Add to a project with a code location what it lacks; no file is changed but pyproject.toml.
 
-    :raises TopicbergError: there is no pyproject.toml, or it names no module of a code location
+    :raises TopicbergError: there is no pyproject.toml, it names no module of a code location, or
+        there is no such package
     """
     path = root / FILE
-    try:
-        text = path.read_text()
-        given = tomllib.loads(text)
-    except OSError as error:
-        raise TopicbergError(
-            f"{path}: {error.strerror}",
-            hint="run the command in the folder of a project, or `topicberg init NAME` for a new "
-            "one",
-        ) from None
-    except ValueError as error:
-        raise TopicbergError(f"{path} is invalid: {error}", hint="correct the file") from None
-    tool = given.get("tool", {})
-    if TABLE in tool:
+    text, given = _read(path)
+    if TABLE in given.get("tool", {}):
         raise TopicbergError(
             f"{path} has a table [tool.{TABLE}] already", hint="nothing is left to do"
         )
-    named = tool.get("dg", {}).get("project", {}).get("root_module")
-    named = named or str(tool.get("dagster", {}).get("module_name", "")).partition(".")[0]
-    if not named:
+    location = code_location(root)
+    if location is None:
         raise TopicbergError(
             f"{path} names no code location: expected is `root_module` in [tool.dg.project], or "
             "`module_name` in [tool.dagster]",
             hint="add one of them, or run `topicberg init NAME` for a new project",
         )
-    name = given.get("project", {}).get("name", named)
-    module = f"src/{named}" if (root / "src" / named).is_dir() else named
-    texts = {
-        key.format(module=module): _text(_FILES[key], name, named, requirement)
-        for key in _OF_CODE_LOCATION
+    package = location.root_module
+    folder = _folder(root, package)
+    module = folder.relative_to(root).as_posix()
+    defs = _defs_folder(root, folder, location)
+    pipelines, generators = (_free_name(folder, name) for name in ("pipelines", "generators"))
+    paths = {
+        "dagster.yaml": "dagster.yaml",
+        "topics/orders.yaml": "topics/orders.yaml",
+        "schemas/orders.avsc": "schemas/orders.avsc",
+        "{module}/generators.py": f"{module}/{generators}.py",
+        "{module}/pipelines.py": f"{module}/{pipelines}.py",
+        "tests/test_pipelines.py": f"tests/test_{pipelines}.py",
     }
-    table = f"""
-[tool.{TABLE}]
-topics = "topics"
-schemas = "schemas"
-defs = "{module}/defs"
-pipelines = ["{named}.pipelines"]
-generators = ["{named}.generators"]
-"""
-    written = _write(root, texts)
-    path.write_text(text.rstrip("\n") + "\n" + table)
-    return written
+    if defs is not None:
+        paths["{module}/defs/topicberg/defs.yaml"] = f"{defs}/topicberg/defs.yaml"
+    name = given.get("project", {}).get("name", package)
+    values = _values(name, package, requirement) | {"pipelines": pipelines}
+    lines = [
+        f"[tool.{TABLE}]",
+        f'prefix = "{prefix_of(name)}"',
+        'topics = "topics"',
+        'schemas = "schemas"',
+        *([f'defs = "{defs}"'] if defs is not None else []),
+        f'pipelines = ["{package}.{pipelines}"]',
+        f'generators = ["{package}.{generators}"]',
+    ]
+    table = "\n".join(lines) + "\n"
+    extended = f"{text.rstrip()}\n\n{table}" if text.strip() else table
+    try:
+        tomllib.loads(extended)
+    except ValueError:
+        raise TopicbergError(
+            f"{path}: a table [tool.{TABLE}] cannot be added, because `tool` is not a table of "
+            "its own",
+            hint="write [tool.…] tables, then run `topicberg init --existing` again",
+        ) from None
+    written = _write(root, {paths[key]: _text(_FILES[key], values) for key in paths})
+    path.write_text(extended)
+    clashing = [f"{module}/{name}" for name in ("pipelines", "generators")]
+    own = [f"{module}/{pipelines}", f"{module}/{generators}"]
+    kept = [_existing(root, one) for one in clashing if one not in own]
+    return Written(
+        root,
+        written.files,
+        (*written.kept, *kept),
+        None if defs is not None else location.target,
+    )
 
 
-def _text(template: str, name: str, package: str, requirement: str) -> str:
-    if not template:
-        return ""
-    values = {
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return pyproject.toml and what it says; a project of `dg` may have none."""
+    try:
+        text = path.read_text()
+        return text, tomllib.loads(text)
+    except FileNotFoundError as error:
+        if (path.parent / DG_FILE).is_file():
+            return "", {}
+        raise TopicbergError(
+            f"{path}: {error.strerror}",
+            hint="run the command in the folder of a project, or `topicberg init NAME` for a new "
+            "one",
+        ) from None
+    except OSError as error:
+        raise TopicbergError(f"{path}: {error.strerror}", hint="make it readable") from None
+    except ValueError as error:
+        raise TopicbergError(f"{path} is invalid: {error}", hint="correct the file") from None
+
+
+def _folder(root: Path, package: str) -> Path:
+    """Return the folder of the package: below ``src``, in the project, or where it is installed.
+
+    :raises TopicbergError: there is none in the project
+    """
+    parts = package.split(".")
+    for folder in _places(root, parts[0]):
+        if folder.joinpath(*parts).is_dir():
+            return folder.joinpath(*parts)
+    raise TopicbergError(
+        f"{root} has no package {package}, which its code location is in: expected is a folder "
+        f"{'/'.join(parts)} in it or in src",
+        hint="correct the name, install the package in this environment, or run `topicberg init "
+        "NAME` for a new project",
+    )
+
+
+def _places(root: Path, name: str) -> Iterator[Path]:
+    yield from (root / "src", root)
+    spec = find_spec(name)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if Path(folder).is_relative_to(root):
+            yield Path(folder).parent
+
+
+def _defs_folder(root: Path, folder: Path, location: CodeLocation) -> str | None:
+    """Return the folder of the components; None: the definitions are not made of components."""
+    if not location.has_components:
+        return None
+    if location.defs_module:
+        parts = Path(*location.defs_module.split("."))
+        top = folder.parents[location.root_module.count(".")]
+        found = [top / parts]
+    else:  # as `dg` looks for them
+        found = [folder / "defs", folder / "definitions"]
+    for each in found:
+        if each.is_dir():
+            return each.relative_to(root).as_posix()
+    return None
+
+
+def _free_name(folder: Path, name: str) -> str:
+    """Return the name of a module that the package does not have."""
+    if (folder / name).exists() or (folder / f"{name}.py").exists():
+        return f"topicberg_{name}"
+    return name
+
+
+def _existing(root: Path, module: str) -> str:
+    return module if (root / module).exists() else f"{module}.py"
+
+
+def _values(name: str, package: str, requirement: str) -> dict[str, str]:
+    return {
         "name": name,
         "package": package,
+        "pipelines": "pipelines",
+        "prefix": prefix_of(name),
         "requirement": requirement,
         "today": f"{datetime.now(UTC):%Y-%m-%d}",
     }
+
+
+def _text(template: str, values: dict[str, str]) -> str:
+    if not template:
+        return ""
     return Template((TEMPLATES / f"{template}.txt").read_text()).substitute(values)
 
 

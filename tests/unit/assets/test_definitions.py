@@ -145,7 +145,8 @@ def test_the_schedule_skips_while_the_stack_is_down() -> None:
     with memory_instance() as instance:
         tick = schedule.evaluate_tick(
             dg.build_schedule_context(
-                instance=instance, resources={"lakehouse": RESOURCES["lakehouse"]}
+                instance=instance,
+                resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
             )
         )
     assert "not running" in (tick.skip_message or "")
@@ -199,7 +200,7 @@ def test_a_sensor_skips_while_the_stack_is_down() -> None:
             dg.build_sensor_context(
                 instance=instance,
                 repository_def=REPOSITORY,
-                resources={"lakehouse": RESOURCES["lakehouse"]},
+                resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
             )
         )
     assert "not running" in (tick.skip_message or "")
@@ -229,7 +230,7 @@ def test_a_sensor_skips_while_a_service_is_silent(
         context = dg.build_sensor_context(
             instance=instance,
             repository_def=REPOSITORY,
-            resources={"lakehouse": RESOURCES["lakehouse"]},
+            resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
         )
         if skips:
             assert str(error) in (sensor.evaluate_tick(context).skip_message or "")
@@ -253,7 +254,7 @@ def test_the_catalogs_are_asked_for_once_at_a_time() -> None:
             context = dg.build_sensor_context(
                 instance=instance,
                 repository_def=REPOSITORY,
-                resources={"lakehouse": RESOURCES["lakehouse"]},
+                resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
             )
             return sensor.evaluate_tick(context).skip_message or ""
 

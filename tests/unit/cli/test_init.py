@@ -15,10 +15,11 @@ from repository import PROJECT_ROOT
 from typer.testing import CliRunner
 
 from topicberg.cli import app
+from topicberg.cli.ui import workspace_file
 from topicberg.dagster.home import dagster_home
 from topicberg.errors import TopicbergError
-from topicberg.project import env_file, project_root, read_project
-from topicberg.scaffolding.project import existing_project, new_project
+from topicberg.project import env_file, location_options, project_root, read_project
+from topicberg.scaffolding.project import TEMPLATES, existing_project, new_project
 from topicberg.settings import Settings, settings
 from topicberg.topics import check_topics
 
@@ -39,9 +40,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     settings.cache_clear()
 
 
-def run(root: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    root: Path, program: str, *arguments: str, source: str = "src"
+) -> subprocess.CompletedProcess[str]:
     """Run a program in the project, whose package is found as if it were installed."""
-    environment = {**os.environ, "PYTHONPATH": str(root / "src"), "COLUMNS": "200"}
+    environment = {**os.environ, "PYTHONPATH": str(root / source), "COLUMNS": "200"}
     return subprocess.run(
         [str(PROGRAMS / program), *arguments],
         cwd=root,
@@ -153,24 +156,188 @@ def test_folder_with_files_is_no_new_project(tmp_path: Path) -> None:
         new_project("shop", tmp_path, "topicberg")
 
 
+DG = '[tool.dg]\ndirectory_type = "project"\n\n[tool.dg.project]\nroot_module = "{}"\n'
+FOLDER = """from pathlib import Path
+
+from dagster import Definitions, definitions, load_from_defs_folder
+
+
+@definitions
+def defs() -> Definitions:
+    return load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+
+
+def package(root: Path, *files: str) -> None:
+    for file in files:
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(FOLDER if path.name == "definitions.py" else "")
+
+
+def code_location_of_dg(root: Path, name: str = "sales", source: str = "src") -> None:
+    """Write what ``create-dagster project`` writes."""
+    (root / "pyproject.toml").write_text(f'[project]\nname = "sales"\n\n{DG.format(name)}')
+    folder = "/".join([part for part in (source, name.replace(".", "/")) if part])
+    package(root, *(f"{folder}/{file}" for file in ("__init__.py", "definitions.py")))
+    package(root, f"{folder}/defs/__init__.py")
+
+
+def listed(root: Path, source: str = "src") -> set[str]:
+    """Return the assets that ``dg list defs`` finds; the definitions are also checked."""
+    for command in (["check", "defs"], ["list", "defs", "--json"]):
+        done = run(root, "dg", *command, source=source)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {one["asset_key"] for one in json.loads(done.stdout)["assets"]}
+
+
 def test_project_with_a_code_location_gets_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = '[project]\nname = "sales"\n\n[tool.dg.project]\nroot_module = "sales"\n'
-    (tmp_path / "pyproject.toml").write_text(text)
-    (tmp_path / "src" / "sales").mkdir(parents=True)
+    code_location_of_dg(tmp_path)
+    text = (tmp_path / "pyproject.toml").read_text()
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
     written = existing_project(tmp_path, "topicberg")
     assert written.kept == ("dagster.yaml",)
+    assert written.merge_into is None
     assert (tmp_path / "dagster.yaml").read_text() == "telemetry: {enabled: false}\n"
     assert (tmp_path / "pyproject.toml").read_text().startswith(text)
     monkeypatch.chdir(tmp_path)
+    assert Settings().prefix == "sales"
     specs, problems = check_topics(Settings())
     assert problems == []
     assert [spec.name for spec in specs] == ["orders"]
     assert read_project(tmp_path).pipelines == ("sales.pipelines",)
     with pytest.raises(TopicbergError, match=r"has a table \[tool.topicberg\] already"):
         existing_project(tmp_path, "topicberg")
+    assert {"kafka/orders", "iceberg/large_orders"} <= listed(tmp_path)
+
+
+def test_code_location_in_a_package_of_a_package(tmp_path: Path) -> None:
+    """Its own modules and files are kept; what is needed has other names."""
+    code_location_of_dg(tmp_path, "acme.sales", source="")
+    package(tmp_path, "acme/__init__.py", "acme/sales/pipelines/__init__.py")
+    package(tmp_path, "acme/sales/generators.py", "schemas/orders.avsc")
+    (tmp_path / "schemas/orders.avsc").write_text('"string"')
+    written = existing_project(tmp_path, "topicberg")
+    kept = ("schemas/orders.avsc", "acme/sales/pipelines", "acme/sales/generators.py")
+    assert written.kept == kept
+    assert (tmp_path / "schemas/orders.avsc").read_text() == '"string"'
+    assert (tmp_path / "acme/sales/generators.py").read_text() == ""
+    project = read_project(tmp_path)
+    assert project.defs == "acme/sales/defs"
+    assert project.pipelines == ("acme.sales.topicberg_pipelines",)
+    assert project.generators == ("acme.sales.topicberg_generators",)
+    test = (tmp_path / "tests/test_topicberg_pipelines.py").read_text()
+    assert "from acme.sales.topicberg_pipelines import large_orders" in test
+    (tmp_path / "schemas/orders.avsc").write_text((TEMPLATES / "orders.avsc.txt").read_text())
+    assert {"kafka/orders", "iceberg/large_orders"} <= listed(tmp_path, source="")
+
+
+def test_code_location_with_a_name_of_its_own_for_components(tmp_path: Path) -> None:
+    """``dg.toml`` counts before ``pyproject.toml``, which may be missing."""
+    (tmp_path / "dg.toml").write_text(
+        'directory_type = "project"\n\n[project]\nroot_module = "sales"\n'
+        'defs_module = "sales.parts"\n'
+    )
+    files = ("__init__.py", "definitions.py", "parts/__init__.py")
+    package(tmp_path, *(f"src/sales/{file}" for file in files))
+    written = existing_project(tmp_path, "topicberg")
+    assert "src/sales/parts/topicberg/defs.yaml" in written.files
+    assert read_project(tmp_path).defs == "src/sales/parts"
+    assert {"kafka/orders", "iceberg/large_orders"} <= listed(tmp_path)
+
+
+def test_definitions_in_python_are_to_be_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster would not find a component."""
+    text = '[tool.dagster]\nmodule_name = "sales.orders.definitions"\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    package(tmp_path, "sales/__init__.py", "sales/orders/__init__.py")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["init", "--existing"])
+    assert result.exception is None
+    assert "merge the definitions of topicberg into those of sales.orders.defini" in result.output
+    assert not list(tmp_path.rglob("defs.yaml"))
+    assert read_project(tmp_path).defs is None
+    assert read_project(tmp_path).pipelines == ("sales.orders.pipelines",)
+    assert location_options(tmp_path) == "-m sales.orders.definitions"
+
+
+def test_package_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(DG.format("sales"))
+    package(tmp_path, "sales.py")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(TopicbergError, match="has no package sales"):
+        existing_project(tmp_path, "topicberg")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_table_that_cannot_be_added_is_refused(tmp_path: Path) -> None:
+    text = 'tool = {dagster = {module_name = "sales.definitions"}}\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    package(tmp_path, "sales/__init__.py")
+    with pytest.raises(TopicbergError, match="cannot be added"):
+        existing_project(tmp_path, "topicberg")
+    assert (tmp_path / "pyproject.toml").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"),
+    [
+        ("shop-data", "shop_data"),
+        ("Acme.Shop", "acme_shop"),
+        ("hr", "hr_data"),
+        ("1st", "project_1st"),
+        ("x" * 35 + "-data", "x" * 35),
+    ],
+)
+def test_project_has_a_prefix_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, prefix: str
+) -> None:
+    monkeypatch.delenv("TOPICBERG_PREFIX", raising=False)
+    file = tmp_path / "pyproject.toml"
+    file.write_text(f'[project]\nname = "{name}"\n\n[tool.topicberg]\n')
+    config = Settings(project_root=tmp_path)
+    assert (config.prefix, config.bucket) == (prefix, prefix.replace("_", "-"))
+    file.write_text(f'[project]\nname = "{name}"\n\n[tool.topicberg]\nprefix = "own"\n')
+    os.utime(file, ns=(1, 1))
+    assert Settings(project_root=tmp_path).prefix == "own"
+    assert Settings(project_root=tmp_path, prefix="given").prefix == "given"
+
+
+def test_ui_loads_a_project_of_dg_under_its_name(tmp_path: Path) -> None:
+    """``dagster dev`` does not look for [tool.dg]."""
+    root = tmp_path / "sales"
+    root.mkdir()
+    code_location_of_dg(root)
+    config = Settings(project_root=root, state_dir=tmp_path / "state")
+    dagster_home(config)
+    file = workspace_file(config)
+    assert file
+    (location,) = json.loads(Path(file).read_text())["load_from"]
+    assert location["python_module"]["module_name"] == "sales.definitions"
+    assert location["python_module"]["location_name"] == "sales"
+    existing_project(root, "topicberg")
+    done = run(root, "dagster", "definitions", "validate", "--workspace", file)
+    assert done.returncode == 0, done.stderr
+    assert "Validation successful for code location sales" in done.stdout + done.stderr
+    assert workspace_file(Settings(project_root=PROJECT_ROOT)) == "workspace.yaml"
+    (root / "pyproject.toml").write_text('[tool.dagster]\nmodule_name = "sales.definitions"\n')
+    assert workspace_file(config) is None
+
+
+def test_reference_project_keeps_its_prefix_and_folders() -> None:
+    config = Settings(project_root=PROJECT_ROOT)
+    assert config.prefix == "tableflow_kickstarter"
+    assert config.topics_dir == PROJECT_ROOT / "platform/topics"
+    assert read_project(Path("/nowhere")).topics == "topics"
+    assert location_options(PROJECT_ROOT) == "-f definitions.py"
+
+
+def test_reference_project_is_one_of_dagsters() -> None:
+    assert {"kafka/stock_trades", "iceberg/stock_total_trades"} <= listed(PROJECT_ROOT)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ GOOD = "name: {name}\npipeline: shop\nschema: {{format: none}}\n"
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
     """A project with the topics ``orders``, which is valid, and ``wrong``, which is not."""
-    for folder in ("platform/topics", "platform/schemas", "state"):
+    for folder in ("topics", "schemas", "state"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
     monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
@@ -91,7 +91,7 @@ def test_validate_reports_mistakes_and_checks_the_valid_specs(config: Settings) 
     result = run("topics", "validate")
     assert result.exit_code == 2
     assert "1 topic specs are valid: orders" in result.output
-    assert "platform/topics/wrong.yaml: partitions" in result.output
+    assert "topics/wrong.yaml: partitions" in result.output
 
 
 def test_validate_of_a_topic_needs_only_its_spec(config: Settings) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import psutil
 import pytest
+from dagster._core.errors import DagsterInvariantViolationError
 from dagster._core.launcher import LaunchRunContext, WorkerStatus
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteRepositoryOrigin
+from dagster._core.test_utils import create_run_for_test
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import WorkspaceFileTarget
 from launched_jobs import long, short
 from waiting import wait_until
 
@@ -130,3 +138,130 @@ def test_a_run_outlives_the_server_that_forked_it(instance: dg.DagsterInstance) 
     assert status(instance, run_id) == dg.DagsterRunStatus.STARTED
     assert instance.run_launcher.terminate(run_id)
     wait_until(until(instance, run_id, dg.DagsterRunStatus.CANCELED), 30)
+
+
+TOLD = """
+import sys
+
+import dagster as dg
+from beside import NAME
+
+
+@dg.op
+def where(context: dg.OpExecutionContext) -> None:
+    context.log.info(f"{NAME} of {sys.prefix}")
+
+
+@dg.op
+def wait() -> None:
+    import time
+
+    time.sleep(600)
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def tell() -> None:
+    where()
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def last() -> None:
+    wait()
+
+
+defs = dg.Definitions(jobs=[tell, last])
+"""
+
+
+class Locations:
+    """Code locations: ``same`` in another folder, ``other`` in another environment as well."""
+
+    def __init__(self, instance: dg.DagsterInstance, folder: Path, workspace: Any) -> None:
+        self.instance, self.folder, self.workspace = instance, folder, workspace
+
+    def launch(self, location: str, job: str) -> str:
+        of_location = self.workspace.get_code_location(location)
+        found = of_location.get_repository("__repository__").get_full_job(job)
+        run = create_run_for_test(
+            self.instance,
+            job_name=job,
+            status=dg.DagsterRunStatus.STARTING,
+            remote_job_origin=found.get_remote_origin(),
+            job_code_origin=found.get_python_origin(),
+        )
+        self.instance.run_launcher.launch_run(LaunchRunContext(run, self.workspace))
+        return run.run_id
+
+
+@pytest.fixture(scope="module")
+def locations(
+    instance: dg.DagsterInstance, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Locations]:
+    folder = tmp_path_factory.mktemp("locations")
+    (folder / "beside.py").write_text('NAME = "a module of the folder"\n')
+    (folder / "told.py").write_text(TOLD)
+    venv.create(folder / "venv", symlinks=True)
+    (packages,) = folder.glob("venv/lib/python*/site-packages")
+    own = Path(dg.__file__).parents[1]
+    (packages / "own.pth").write_text(f"import site; site.addsitedir({str(own)!r})\n")
+    same = {"relative_path": "told.py", "working_directory": str(folder), "location_name": "same"}
+    other = same | {
+        "location_name": "other",
+        "executable_path": str(folder / "venv" / "bin" / "python"),
+    }
+    file = folder / "workspace.yaml"
+    file.write_text(json.dumps({"load_from": [{"python_file": one} for one in (same, other)]}))
+    target = WorkspaceFileTarget([str(file)])
+    with WorkspaceProcessContext(instance, target) as process:
+        yield Locations(instance, folder, process.create_request_context())
+
+
+def test_run_of_another_folder_is_forked(
+    instance: dg.DagsterInstance, locations: Locations
+) -> None:
+    run_id = locations.launch("same", "tell")
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
+    run = instance.get_run_by_id(run_id)
+    assert run
+    assert PROCESS in run.tags
+    messages = [entry.user_message for entry in instance.all_logs(run_id)]
+    assert f"a module of the folder of {sys.prefix}" in messages
+
+
+def test_run_of_another_environment_is_launched_there(
+    instance: dg.DagsterInstance, locations: Locations
+) -> None:
+    run_id = locations.launch("other", "tell")
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.SUCCESS), 90)
+    run = instance.get_run_by_id(run_id)
+    assert run
+    assert PROCESS not in run.tags
+    messages = [entry.user_message for entry in instance.all_logs(run_id)]
+    assert f"a module of the folder of {locations.folder / 'venv'}" in messages
+
+
+def test_run_of_another_environment_is_terminated_there(
+    instance: dg.DagsterInstance, locations: Locations
+) -> None:
+    run_id = locations.launch("other", "last")
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
+    run = instance.get_run_by_id(run_id)
+    assert run
+    health = instance.run_launcher.check_run_worker_health(run)
+    assert health.status == WorkerStatus.RUNNING
+    assert instance.run_launcher.terminate(run_id)
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.CANCELED), 30)
+
+
+def test_run_of_a_code_server_elsewhere_is_launched_there(instance: dg.DagsterInstance) -> None:
+    """Its Python may have the same path, in another container."""
+    server = GrpcServerCodeLocationOrigin(host="warehouse", port=4000, location_name="warehouse")
+    origin = RemoteRepositoryOrigin(server, "__repository__").get_job_origin(short.name)
+    run = create_run_for_test(
+        instance,
+        job_name=short.name,
+        remote_job_origin=origin,
+        job_code_origin=dg.reconstructable(short).get_python_origin(),
+    )
+    with pytest.raises(DagsterInvariantViolationError, match="DefaultRunLauncher"):
+        instance.run_launcher.launch_run(LaunchRunContext(run, None))

@@ -16,11 +16,12 @@ from definitions import defs
 from topicberg.dagster.home import dagster_home
 from topicberg.orchestration.checks.adapter import COMPUTATION, REGISTRATION
 from topicberg.orchestration.checks.evaluations import last_evaluations
-from topicberg.orchestration.jobs.retention import forget_old_runs
+from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.settings import Settings, settings
 
 ROOT = settings().project_root
 FILES = ("dagster.yaml", "docs/production/dagster.yaml")
+FORGET = retention_job({dg.AssetKey("orders"), dg.AssetKey("totals")})
 
 
 @pytest.fixture
@@ -105,7 +106,7 @@ def test_old_runs_are_deleted_except_newest_materializations(
     with dg.instance_for_test() as instance, monkeypatch.context() as patch:
 
         def forget() -> int:
-            ran = forget_old_runs.execute_in_process(instance=instance)
+            ran = FORGET.execute_in_process(instance=instance)
             return int(ran.output_for_node("forget"))
 
         first = dg.materialize([orders], instance=instance).run_id
@@ -145,7 +146,7 @@ def test_a_partition_stays_materialized(monkeypatch: pytest.MonkeyPatch) -> None
         before, one, two = compute("one"), compute("one"), compute("two")
         patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
         settings.cache_clear()
-        forget_old_runs.execute_in_process(instance=instance)
+        FORGET.execute_in_process(instance=instance)
         left = {run.run_id for run in instance.get_runs()}
         assert left >= {one, two}
         assert before not in left
@@ -202,11 +203,11 @@ def test_what_lies_outside_runs_is_forgotten_but_for_the_newest(
         assert left() > set(ran)
         instance.report_runless_asset_event(evaluation(passed=False))
         before = len(kept())
-        forget_old_runs.execute_in_process(instance=instance)
+        FORGET.execute_in_process(instance=instance)
         assert len(kept()) == before == 9
         patch.setenv("TOPICBERG_KEEP_CHECK_RUNS_DAYS", "1e-9")
         settings.cache_clear()
-        forget_old_runs.execute_in_process(instance=instance)
+        FORGET.execute_in_process(instance=instance)
         assert kept() == [(None, 2), ("two", 2), ("one", 2)]
         assert instance.get_materialized_partitions(orders) == {"one", "two"}
         (result,) = storage.get_asset_check_execution_history(key, limit=10)

@@ -57,7 +57,7 @@ class Ticks:
             instance=self.instance,
             cursor=self.cursor,
             repository_def=repository,
-            resources={"lakehouse": RESOURCES["lakehouse"]},
+            resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
         )
         found = repository.get_sensor_def("catalogs").evaluate_tick(context)
         self.cursor = found.cursor or self.cursor

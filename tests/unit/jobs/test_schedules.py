@@ -11,8 +11,13 @@ from dagster._utils.error import serializable_error_info_from_exc_info
 
 from topicberg.alerts.observation import CHECKED_WITHIN, CHECKS_REST, CheckRuns
 from topicberg.errors import TopicbergError
-from topicberg.orchestration.jobs.schedules import schedule_unless_busy, skip_if_unavailable
+from topicberg.orchestration.jobs.schedules import (
+    PROJECT,
+    schedule_unless_busy,
+    skip_if_unavailable,
+)
 from topicberg.orchestration.resources import Lakehouse
+from topicberg.settings import settings
 
 JOB = "look"
 
@@ -34,7 +39,7 @@ def available(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tick(instance: dg.DagsterInstance, rest: int) -> object:
     schedule = schedule_unless_busy(JOB, "* * * * *", rest)
-    context = dg.build_schedule_context(instance, resources={"lakehouse": Lakehouse()})
+    context = dg.build_schedule_context(instance, resources={"topicberg_lakehouse": Lakehouse()})
     return schedule(context)
 
 
@@ -42,7 +47,7 @@ def tick(instance: dg.DagsterInstance, rest: int) -> object:
 def test_schedule_rests_after_a_run_as_long_as_it_says() -> None:
     with dg.instance_for_test() as instance:
         assert isinstance(tick(instance, 1000), dg.RunRequest)
-        look.execute_in_process(instance=instance)
+        look.execute_in_process(instance=instance, tags={PROJECT: settings().prefix})
         skipped = tick(instance, 1000)
         assert isinstance(skipped, dg.SkipReason)
         assert "at most 1/1001 of the time" in (skipped.skip_message or "")

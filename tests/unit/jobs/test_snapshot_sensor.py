@@ -28,10 +28,9 @@ from topicberg.orchestration.jobs.sensors import (
     INTERVAL_SECONDS,
     LOOKING_BACK_SECONDS,
     MAX_SILENT,
-    SENSOR,
     snapshot_sensor,
 )
-from topicberg.orchestration.jobs.snapshot_store import Position, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, load
 from topicberg.orchestration.jobs.watches import watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
@@ -130,7 +129,7 @@ class Fleet:
             instance=self.instance,
             cursor=self.cursor,
             repository_def=self.repository,
-            resources={"lakehouse": RESOURCES["lakehouse"]},
+            resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
         )
         return self.repository.get_sensor_def(SENSOR).evaluate_tick(context)
 

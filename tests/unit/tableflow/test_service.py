@@ -36,7 +36,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(service, "LOGINS_SECONDS", 0.0)
     monkeypatch.setattr(Member, "start", lambda _: None)
     monkeypatch.setattr(Member, "stop", lambda _: None)
-    (tmp_path / "platform" / "topics").mkdir(parents=True)
+    (tmp_path / "topics").mkdir(parents=True)
     return Settings(
         deployment="cloud",
         project_root=tmp_path,

@@ -49,7 +49,7 @@ def spec(**fields: Any) -> TopicSpec:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    for folder in ("platform/topics", "platform/schemas"):
+    for folder in ("topics", "schemas"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
     monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))

@@ -43,7 +43,7 @@ topics:
 @pytest.fixture
 def config(tmp_path: Path) -> Settings:
     for folder in ("topics", "schemas"):
-        (tmp_path / "platform" / folder).mkdir(parents=True)
+        (tmp_path / folder).mkdir(parents=True)
     return Settings(project_root=tmp_path, state_dir=tmp_path / "state")
 
 
@@ -92,7 +92,7 @@ def test_own_spec_of_a_topic_takes_precedence(config: Settings) -> None:
         "orders.asia": "shop",
         "orders.eu": "own",
     }
-    assert {problem.file for problem in problems} == {"platform/topics/orders.us.yaml"}
+    assert {problem.file for problem in problems} == {"topics/orders.us.yaml"}
 
 
 def test_topic_of_two_patterns_is_reported_alone(config: Settings) -> None:
@@ -102,7 +102,7 @@ def test_topic_of_two_patterns_is_reported_alone(config: Settings) -> None:
     specs, (problem,) = check_topics(config)
     assert [spec.name for spec in specs] == ["orders.us", "payments.eu"]
     assert str(problem) == (
-        "platform/topics/shop.yaml: topic orders.eu: also matches platform/topics/west.yaml: "
+        "topics/shop.yaml: topic orders.eu: also matches topics/west.yaml: "
         "exclude it in all of them but one, or write orders.eu.yaml"
     )
     assert problem.names == {"orders.eu"}
@@ -156,7 +156,7 @@ def test_mistake_in_a_pattern_is_reported_once(config: Settings, text: str, reas
     specs, problems = check_topics(config)
     assert [spec.name for spec in specs] == ["mine"]
     assert any(reason in str(problem) for problem in problems)
-    assert {problem.file for problem in problems} == {"platform/topics/shop.yaml"}
+    assert {problem.file for problem in problems} == {"topics/shop.yaml"}
     assert len(problems) <= 2
 
 
@@ -191,7 +191,7 @@ def test_topic_that_cannot_be_read_is_reported(config: Settings) -> None:
     found(config, "orders.us", problem="Kafka refused", value=None)
     specs, (problem,) = check_topics(config)
     assert [spec.name for spec in specs] == ["orders.eu"]
-    assert str(problem) == "platform/topics/shop.yaml: topic orders.us: Kafka refused"
+    assert str(problem) == "topics/shop.yaml: topic orders.us: Kafka refused"
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 10_000], ids=["no JSON", "deep"])

@@ -392,9 +392,9 @@ def test_all_mistakes_of_all_files_at_once(project: Project) -> None:
         load_topics(project.config)
     lines = raised.value.message.splitlines()[1:]
     assert [line.split(": ")[:2] for line in lines] == [
-        ["platform/topics/one.yaml", "partitions"],
-        ["platform/topics/one.yaml", "owners.0"],
-        ["platform/topics/two.yaml", "event_time"],
+        ["topics/one.yaml", "partitions"],
+        ["topics/one.yaml", "owners.0"],
+        ["topics/two.yaml", "event_time"],
     ]
     assert [spec.name for spec in check_topics(project.config)[0]] == ["three"]
 
@@ -411,10 +411,8 @@ def test_yaml_errors_have_a_place(project: Project) -> None:
     assert (project.config.topics_dir / "g.yaml").write_bytes(b"\xff\xfe\xfd")
     project.topic("name: h", file="h.yml")
     found = problems(project)
-    assert found[0].startswith("platform/topics/a.yaml: line 2, column 5: not YAML: ")
-    assert found[1] == (
-        "platform/topics/b.yaml: line 2, column 1: name: is repeated here (first: line 1)"
-    )
+    assert found[0].startswith("topics/a.yaml: line 2, column 5: not YAML: ")
+    assert found[1] == ("topics/b.yaml: line 2, column 1: name: is repeated here (first: line 1)")
     files = [line.split(":")[0].rpartition("/")[2] for line in found]
     assert sorted(set(files)) == [f"{letter}.yaml" for letter in "abcdefg"] + ["h.yml"]
     assert check_topics(project.config)[0] == []
@@ -423,7 +421,7 @@ def test_yaml_errors_have_a_place(project: Project) -> None:
 def test_file_name_is_the_topic_name(project: Project) -> None:
     project.topic(minimal(), file="other.yaml")
     assert problems(project) == [
-        "platform/topics/other.yaml: name: is trades, so the file must be trades.yaml"
+        "topics/other.yaml: name: is trades, so the file must be trades.yaml"
     ]
 
 
@@ -438,8 +436,7 @@ def test_dots_and_underscores_collide(project: Project) -> None:
     project.topic(minimal(name="a.b"))
     project.topic(minimal(name="a_b"))
     assert problems(project) == [
-        "platform/topics/a_b.yaml: name: "
-        "a_b and a.b of platform/topics/a.b.yaml would be one table in Snowflake"
+        "topics/a_b.yaml: name: a_b and a.b of topics/a.b.yaml would be one table in Snowflake"
     ]
 
 
@@ -448,15 +445,15 @@ def test_schema_file_outside_by_link(project: Project, tmp_path: Path) -> None:
     (project.config.schemas_dir / "link.avsc").symlink_to(tmp_path / "secret.avsc")
     project.topic(minimal(schema={"format": "avro", "file": "link.avsc"}))
     assert problems(project) == [
-        "platform/topics/trades.yaml: schema.file: 'link.avsc' is outside of schemas/"
+        "topics/trades.yaml: schema.file: 'link.avsc' is outside of schemas/"
     ]
 
 
 def test_missing_fields_and_unknown_topic(project: Project) -> None:
     project.topic({"name": "x"})
     assert problems(project) == [
-        "platform/topics/x.yaml: pipeline: is required",
-        "platform/topics/x.yaml: schema: is required",
+        "topics/x.yaml: pipeline: is required",
+        "topics/x.yaml: schema: is required",
     ]
     with pytest.raises(SpecError, match="did you mean stock_trades"):
         load_topic("stock_trade")
@@ -467,7 +464,7 @@ def test_fields_that_differ_only_in_case_are_refused(project: Project) -> None:
     project.schema("case.avsc", f'{{"type": "record", "name": "T", "fields": {fields}}}')
     project.topic(minimal(schema={"format": "avro", "file": "case.avsc"}))
     assert problems(project) == [
-        "platform/topics/trades.yaml: schema.file: fields Side and side would be one column in Glue"
+        "topics/trades.yaml: schema.file: fields Side and side would be one column in Glue"
     ]
 
 
@@ -505,9 +502,7 @@ def test_date_times_of_json_are_an_event_time(project: Project) -> None:
     project.topic(
         minimal(schema={"format": "avro", "file": "trades.avsc", "date_times": "timestamp"})
     )
-    assert problems(project) == [
-        "platform/topics/trades.yaml: schema.date_times: is only for format json"
-    ]
+    assert problems(project) == ["topics/trades.yaml: schema.date_times: is only for format json"]
 
 
 def test_compatibility_belongs_to_a_schema(project: Project) -> None:

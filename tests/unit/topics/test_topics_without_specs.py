@@ -36,7 +36,7 @@ CASES = [
 @pytest.fixture
 def config(tmp_path: Path) -> Settings:
     for folder in ("topics", "schemas"):
-        (tmp_path / "platform" / folder).mkdir(parents=True)
+        (tmp_path / folder).mkdir(parents=True)
     return Settings(project_root=tmp_path, state_dir=tmp_path / "state", tableflow="topicberg")
 
 

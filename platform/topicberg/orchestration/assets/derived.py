@@ -342,8 +342,9 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
     )
     @retried()
     def compute(
-        context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
+        context: dg.AssetExecutionContext, topicberg_lakehouse: Lakehouse, topicberg_spark: Spark
     ) -> dg.MaterializeResult:
+        lakehouse = topicberg_lakehouse
         time_window = context.partition_time_window
         asked = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
@@ -359,7 +360,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
             )
         else:
-            written = write_window(spark.spark_session, catalog, plan, asked)
+            written = write_window(topicberg_spark.spark_session, catalog, plan, asked)
         context.log.info(f"wrote {count(written.rows, 'row')}")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
@@ -368,7 +369,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             # One for all: each partition would store it.
             unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
             drawn = asked.back(CHART_PARTITIONS * unit)
-            frame = read_window(spark.spark_session, plan.target, plan.target_time, drawn)
+            frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
         for key in keys:

@@ -26,6 +26,11 @@ def asset_key(key: str) -> dg.AssetKey:
     return dg.AssetKey([PLATFORM, *key.split("/")])
 
 
+def platform_keys(config: Settings, specs: Sequence[TopicSpec]) -> set[dg.AssetKey]:
+    """Return the keys of the assets of the platform."""
+    return {asset_key(one.key) for one in resources(config, list(specs)) if one.wanted}
+
+
 def platform_assets(
     config: Settings, specs: Sequence[TopicSpec]
 ) -> list[dg.AssetsDefinition | dg.AssetSpec]:

@@ -46,14 +46,16 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         },
     )
     @retried()
-    def publish_changes(lakehouse: Lakehouse, spark: Spark) -> dg.MaterializeResult:
+    def publish_changes(
+        topicberg_lakehouse: Lakehouse, topicberg_spark: Spark
+    ) -> dg.MaterializeResult:
         from topicberg.transforms.publish import publish
 
         published = publish(
-            spark.spark_session,
-            lakehouse.catalog(),
-            lakehouse.endpoints(),
-            lakehouse.config,
+            topicberg_spark.spark_session,
+            topicberg_lakehouse.catalog(),
+            topicberg_lakehouse.endpoints(),
+            topicberg_lakehouse.config,
             spec,
             table.identifier,
             derived.time_column,

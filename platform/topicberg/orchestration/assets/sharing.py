@@ -112,10 +112,10 @@ def share_out(grouped: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[st
 
 def _observation(name: str, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
     def observation(
-        context: dg.AssetExecutionContext, lakehouse: Lakehouse
+        context: dg.AssetExecutionContext, topicberg_lakehouse: Lakehouse
     ) -> Iterator[dg.ObserveResult]:
         work = {
-            key: iter([partial(observe, spec, lakehouse)])
+            key: iter([partial(observe, spec, topicberg_lakehouse)])
             for spec in specs
             if (key := kafka_key(spec)) in context.selected_asset_keys
         }
@@ -171,8 +171,11 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
         tags={"dagster/priority": _PRIORITY[system]},
     )
     def materialization(
-        context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+        context: dg.AssetExecutionContext,
+        topicberg_lakehouse: Lakehouse,
+        topicberg_snowflake: Snowflake,
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
+        clients = topicberg_lakehouse, topicberg_snowflake
         requested = {part.key for part in parts} & context.selected_asset_keys
         waits = bool(requested)
         evaluated = context.selected_asset_check_keys
@@ -180,11 +183,11 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
 
         def tasks(part: Part) -> Iterator[Task[dg.MaterializeResult | dg.AssetCheckResult]]:
             if part.key in requested:
-                yield lambda: part.materialize(context, lakehouse, snowflake)
+                yield lambda: part.materialize(context, *clients)
                 requested.remove(part.key)
             chosen = [c for c in part.checks if dg.AssetCheckKey(part.key, c.name) in evaluated]
             if chosen:
-                evaluate = evaluation(context, part.table, system, lakehouse, snowflake)
+                evaluate = evaluation(context, part.table, system, *clients)
                 yield from (partial(evaluate, check) for check in chosen)
 
         work = {}

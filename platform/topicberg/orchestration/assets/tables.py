@@ -66,9 +66,11 @@ def own_operation(
     @dg.multi_asset(name=operation_name(spec.key), specs=[spec], pool=pool_of(spec.key.path[0]))
     @retried()
     def materialize(
-        context: dg.AssetExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+        context: dg.AssetExecutionContext,
+        topicberg_lakehouse: Lakehouse,
+        topicberg_snowflake: Snowflake,
     ) -> dg.MaterializeResult:
-        return work(context, lakehouse, snowflake)
+        return work(context, topicberg_lakehouse, topicberg_snowflake)
 
     return materialize
 

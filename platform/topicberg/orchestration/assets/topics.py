@@ -120,7 +120,8 @@ def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
         metadata={"dagster/table_name": name, **documentation("tableflow.md")},
     )
     @retried()
-    def append(lakehouse: Lakehouse) -> dg.MaterializeResult:
+    def append(topicberg_lakehouse: Lakehouse) -> dg.MaterializeResult:
+        lakehouse = topicberg_lakehouse
         iceberg = ingest_history(spec, lakehouse.endpoints(), lakehouse.config)
         return dg.MaterializeResult(
             metadata=table_metadata(iceberg), data_version=_data_version(iceberg)
@@ -147,8 +148,9 @@ def upsert_view_asset(
     )
     @retried()
     def merge(
-        context: dg.AssetExecutionContext, lakehouse: Lakehouse, spark: Spark
+        context: dg.AssetExecutionContext, topicberg_lakehouse: Lakehouse, topicberg_spark: Spark
     ) -> dg.MaterializeResult:
+        lakehouse = topicberg_lakehouse
         if emr := emr_settings():
             from topicberg.orchestration.emr.client import write_window_on_emr
 
@@ -157,7 +159,7 @@ def upsert_view_asset(
             )
             iceberg = lakehouse.catalog().load_table(view.identifier)
         else:
-            iceberg = refresh(spark.spark_session, lakehouse.catalog(), asked)
+            iceberg = refresh(topicberg_spark.spark_session, lakehouse.catalog(), asked)
         return dg.MaterializeResult(
             metadata={
                 **table_metadata(iceberg),

@@ -73,10 +73,12 @@ def definition(
         pool=pool_of(system),
     )
     def evaluate_checks(
-        context: dg.AssetCheckExecutionContext, lakehouse: Lakehouse, snowflake: Snowflake
+        context: dg.AssetCheckExecutionContext,
+        topicberg_lakehouse: Lakehouse,
+        topicberg_snowflake: Snowflake,
     ) -> Iterator[dg.AssetCheckResult]:
         requested = {chosen.name for chosen in context.selected_asset_check_keys}
-        evaluate = evaluation(context, table, system, lakehouse, snowflake)
+        evaluate = evaluation(context, table, system, topicberg_lakehouse, topicberg_snowflake)
         with retried():  # not as a decorator: this is a generator
             for check in checks:
                 if check.name in requested:
@@ -162,10 +164,14 @@ def data_check(check: DataCheck, derived: DerivedTable, lake: Lake) -> dg.AssetC
         pool="spark",
     )
     @retried()
-    def checked(context: dg.AssetCheckExecutionContext, spark: Spark) -> dg.AssetCheckResult:
+    def checked(
+        context: dg.AssetCheckExecutionContext, topicberg_spark: Spark
+    ) -> dg.AssetCheckResult:
         requested = asked_window(partitions, context.run.tags)
         return function(
-            read_window(spark.spark_session, table.identifier, derived.time_column, requested)
+            read_window(
+                topicberg_spark.spark_session, table.identifier, derived.time_column, requested
+            )
         )
 
     return checked

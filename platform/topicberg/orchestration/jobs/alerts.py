@@ -19,14 +19,23 @@ from topicberg.alerts.observation import (
     FailedCheck,
     Observation,
     QueuedRuns,
+    SharedTables,
     StaleAsset,
     StepError,
+)
+from topicberg.dagster.locations import (
+    location_of_automation,
+    location_of_run,
+    location_of_sensor,
+    location_tags,
 )
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import asked_range
 from topicberg.orchestration.checks.evaluations import last_evaluations
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
+from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
+from topicberg.orchestration.jobs.snapshot_store import known_names
 from topicberg.settings import settings
 from topicberg.topics.kept import wrong_specs
 
@@ -38,6 +47,9 @@ if TYPE_CHECKING:
 INTERVAL_SECONDS = 60
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
+UNLOADED_SECONDS = 600
+"""After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
+remembers the sensors of those that were renamed."""
 _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
@@ -68,7 +80,8 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         chosen, state = alert_settings(), AlertState.parse(context.cursor)
-        seen = Reader(context.instance, context.repository_def, wrong).observe(state)
+        location = location_of_sensor(context)
+        seen = Reader(context.instance, context.repository_def, wrong, location).observe(state)
         state, faults = evaluate(state, seen, chosen.ui_url)
         state, problems = deliver(state, faults, channels(settings(), chosen))
         for problem in problems:
@@ -88,8 +101,11 @@ class Reader:
         instance: dg.DagsterInstance,
         repository: dg.RepositoryDefinition,
         wrong: str | None = None,
+        location: str | None = None,
     ) -> None:
+        """:param location: the code location, whose runs are read; None: those of the instance"""
         self._instance, self._repository = instance, repository
+        self._location = location
         self._graph, self._wrong = repository.asset_graph, wrong
 
     def observe(self, state: AlertState) -> Observation:
@@ -106,6 +122,7 @@ class Reader:
             runs_until=until,
             queued=self._queued(),
             automations=[*self._automations()],
+            shared=[*self._shared(now)],
             spec_errors=wrong_specs(settings()),
             spec_errors_at_load=self._wrong,
         )
@@ -122,7 +139,8 @@ class Reader:
 
     def _check_runs(self) -> CheckRuns:
         config = settings()
-        ended = dg.RunsFilter(job_name=CHECK, statuses=_ENDED_RUNS)
+        tags = location_tags(self._location)
+        ended = dg.RunsFilter(job_name=CHECK, tags=tags, statuses=_ENDED_RUNS)
         newest = next(iter(self._instance.get_run_records(ended, limit=1)), None)
         return CheckRuns(
             job=CHECK,
@@ -176,11 +194,22 @@ class Reader:
         unresolved = bool(state.pending) or any(key.startswith("run ") for key in state.alerts)
         runs: list[EndedRun] = []
         for record in records:
+            if not self._is_own(record.dagster_run):
+                continue
             unresolved |= record.dagster_run.status == dg.DagsterRunStatus.FAILURE
             if unresolved:  # else it succeeded, and its events need not be read
                 runs.append(self._ended_run(record, now))
         until = max((each.update_timestamp.timestamp() for each in records), default=began)
         return runs, until
+
+    def _is_own(self, run: dg.DagsterRun) -> bool:
+        """Return whether a run is of the code location, or of a command that has run its assets."""
+        location = location_of_run(run)
+        if location is None and self._location is not None:
+            planned = self._assets_of(run, {dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED})
+            own = {key.to_user_string() for key in self._graph.get_all_asset_keys()}
+            return bool(planned) and planned <= own
+        return self._location in (None, location)
 
     def _ended_run(self, record: dg.RunRecord, now: datetime) -> EndedRun:
         run, kinds = record.dagster_run, dg.DagsterEventType
@@ -219,7 +248,8 @@ class Reader:
                 yield _step_error(event.step_failure_data.error)
 
     def _queued(self) -> QueuedRuns | None:
-        queued = dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED])
+        tags = location_tags(self._location)
+        queued = dg.RunsFilter(tags=tags, statuses=[dg.DagsterRunStatus.QUEUED])
         oldest = self._instance.get_run_records(queued, limit=1, ascending=True)
         if not oldest:
             return None
@@ -231,6 +261,24 @@ class Reader:
             since=oldest[0].create_timestamp,
         )
 
+    def _shared(self, now: datetime) -> Iterator[SharedTables]:
+        """Return what the snapshot sensors of other code locations watch as well."""
+        own = {
+            f"{key.path[1]}_snapshots": key.to_user_string()
+            for key in self._graph.get_all_asset_keys()
+            if key.path[0] == "iceberg" and len(key.path) == 2
+        }
+        for state in self._instance.all_instigator_state():
+            location = location_of_automation(state)
+            if self._location in (None, location) or state.instigator_name != SNAPSHOTS:
+                continue
+            origin = state.instigator_origin_id
+            ticks = self._instance.get_ticks(origin, state.selector_id, limit=1)
+            if not ticks or now.timestamp() - ticks[0].timestamp > UNLOADED_SECONDS:
+                continue
+            if names := known_names(self._instance, own, location):
+                yield SharedTables(location, tuple(sorted(own[name] for name in names)))
+
     def _automations(self) -> Iterator[Automation]:
         """Return sensors and schedules; Dagster also stores those of topics that are deleted."""
         from topicberg.dagster.internals import InstigatorType, TickStatus
@@ -238,6 +286,8 @@ class Reader:
         ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
         for state in self._instance.all_instigator_state():
             name, origin = state.instigator_name, state.instigator_origin_id
+            if self._location not in (None, location_of_automation(state)):
+                continue
             if not (
                 self._repository.has_sensor_def(name) or self._repository.has_schedule_def(name)
             ):

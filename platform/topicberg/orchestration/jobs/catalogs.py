@@ -16,6 +16,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.table import StaticTable, Table
 
 from topicberg.catalogs import glue
+from topicberg.dagster.locations import location_of_sensor, location_tags
 from topicberg.errors import TableFormatError, TopicbergError, safe
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets import Lake
@@ -72,9 +73,11 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     )
     @skip_if_unavailable
     def catalogs(
-        context: dg.SensorEvaluationContext, lakehouse: Lakehouse
+        context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
-        unfinished = dg.RunsFilter(tags=_TAGS, statuses=UNFINISHED)
+        lakehouse = topicberg_lakehouse
+        tags = _TAGS | location_tags(location_of_sensor(context))
+        unfinished = dg.RunsFilter(tags=tags, statuses=UNFINISHED)
         if busy := under_way(context.instance, unfinished):
             return busy  # what changes meanwhile is one request afterwards
         stored = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()

@@ -8,7 +8,7 @@ from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.checks.catalogue import CheckKeys
-from topicberg.orchestration.jobs.schedules import schedule_unless_busy
+from topicberg.orchestration.jobs.schedules import EXECUTOR, PROJECT, schedule_unless_busy
 
 CHECK = "check_tables"
 
@@ -18,10 +18,12 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
     return dg.define_asset_job(
         CHECK,
         selection=dg.AssetSelection.checks(*CheckKeys(lake).all()),
+        executor_def=EXECUTOR,
         description="Checks every table in every catalog: from metadata, manifests and counts. A "
         "check that fails says what is wrong, since when, and how to fix it.",
         tags={
             "topicberg/kind": "checks",
+            PROJECT: lake.config.prefix,
             "dagster/priority": "1",
             "dagster/max_runtime": "1800",
             BACKGROUND: "true",

@@ -10,7 +10,7 @@ from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.jobs.schedules import schedule_unless_busy
+from topicberg.orchestration.jobs.schedules import EXECUTOR, PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
 
 if TYPE_CHECKING:
@@ -34,12 +34,18 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
         pool="spark",
     )
     @retried()
-    def maintain(context: dg.OpExecutionContext, lakehouse: Lakehouse) -> None:
-        _maintain(tables[str(context.get_mapping_key())], context, lakehouse)
+    def maintain(context: dg.OpExecutionContext, topicberg_lakehouse: Lakehouse) -> None:
+        _maintain(tables[str(context.get_mapping_key())], context, topicberg_lakehouse)
 
     @dg.job(
         name=MAINTAIN,
-        tags={"topicberg/kind": "maintenance", "dagster/priority": "-1", BACKGROUND: "true"},
+        executor_def=EXECUTOR,
+        tags={
+            "topicberg/kind": "maintenance",
+            PROJECT: lake.config.prefix,
+            "dagster/priority": "-1",
+            BACKGROUND: "true",
+        },
         description="Merges small files, expires snapshots and rows, removes orphan files: of each "
         "table what is due. Reports an observation of every table that it changed.",
     )

@@ -14,6 +14,7 @@ import dagster as dg
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
+from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
 
@@ -87,7 +88,9 @@ def _jobs(
 ) -> Iterator[dg.UnresolvedAssetJobDefinition]:
     kinds = _by_partitions(lake, tables)
     if len(kinds) < 2:
-        yield dg.define_asset_job(name, selection, description=description, tags=_TAGS)
+        yield dg.define_asset_job(
+            name, selection, description=description, tags=_TAGS, executor_def=EXECUTOR
+        )
         return
     for partitions in kinds:
         others = [
@@ -102,6 +105,7 @@ def _jobs(
             selection - dg.AssetSelection.assets(*others),
             description=f"{description} But for tables with other partitions.",
             tags=_TAGS,
+            executor_def=EXECUTOR,
         )
 
 

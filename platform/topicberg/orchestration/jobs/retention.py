@@ -3,68 +3,135 @@
 Runs of checks, of maintenance and those that sensors ask for are many and soon of no interest; so
 are the events of snapshots. A run that holds the newest materialization of an asset, or of a
 partition of one, stays: it would look as if it had never been materialized.
+
+An instance may have other code locations, and the code location may have other assets: what is not
+known to be topicberg's stays.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
 from topicberg.dagster import BACKGROUND
 from topicberg.errors import safe
-from topicberg.orchestration.checks.adapter import COMPUTATION, REGISTRATION
+from topicberg.orchestration.assets.lake import Lake
+from topicberg.orchestration.assets.platform import platform_keys
+from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
+from topicberg.orchestration.checks.adapter import COMPUTATION, KIND, REGISTRATION
+from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"
 AT = "41 2 * * *"
 BATCH = 200
 ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_SOON = {"topicberg/kind": ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
+_SOON = {KIND: ["checks", "maintenance", "catalogs", REGISTRATION, COMPUTATION]}
 
 
-@dg.op
-def forget(context: dg.OpExecutionContext) -> int:
+def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
+    """Return the job.
+
+    :param assets: those of topicberg
+    """
+    keys = frozenset(assets)
+
+    @dg.op(description="Deletes the runs and events that are old enough.")
+    def forget(context: dg.OpExecutionContext) -> int:
+        return _forget(context, keys)
+
+    @dg.job(
+        name=FORGET,
+        tags={KIND: "maintenance", BACKGROUND: "true"},
+        executor_def=EXECUTOR,
+        description="Deletes runs of topicberg that are older than TOPICBERG_KEEP_RUNS_DAYS; those "
+        "of checks, of maintenance and of sensors, results of checks and the events of snapshots "
+        "after TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest materialization of every asset and "
+        "partition and the newest result of every check stay, and so does what other jobs and "
+        "code locations have.",
+    )
+    def forget_old_runs() -> None:
+        forget()
+
+    return forget_old_runs
+
+
+def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int:
     """Delete the runs and events that are old enough. Returns how many runs there were."""
     # SQLAlchemy takes a fifth of the time to load the project, which nothing else in it needs.
     from topicberg.dagster.events import forget_events
     from topicberg.dagster.internals import SqlEventLogStorage
 
     config, now, instance = settings(), datetime.now(UTC), context.instance
-    keep = _newest_materializations(instance)
-    forgotten, refused = 0, ""
+    old: dict[str, frozenset[dg.AssetKey]] = {}
     for tags, days in ((_SOON, config.keep_check_runs_days), ({}, config.keep_runs_days)):
-        for run_id in list(_older(instance, tags, now - timedelta(days=days))):
-            if run_id not in keep:
-                try:
-                    instance.compute_log_manager.delete_logs(prefix=[run_id])
-                except Exception as error:  # the store is the deployment's own: S3, or any other
-                    refused = str(safe(error))
-                instance.delete_run(run_id)
-                forgotten += 1
+        old |= _own_runs(instance, tags, now - timedelta(days=days), context.run, keys)
+    keep = _newest_materializations(instance, keys.union(*old.values()))
+    forgotten, refused = 0, ""
+    for run_id in old.keys() - keep:
+        try:
+            instance.compute_log_manager.delete_logs(prefix=[run_id])
+        except Exception as error:  # the store is the deployment's own: S3, or any other
+            refused = str(safe(error))
+        instance.delete_run(run_id)
+        forgotten += 1
     context.log.info(f"{forgotten:,} runs are forgotten")
     if refused:
         context.log.warning(f"logs of forgotten runs could not be deleted: {refused}")
     if isinstance(storage := instance.event_log_storage, SqlEventLogStorage):
-        events = forget_events(storage, now - timedelta(days=config.keep_check_runs_days))
+        events = forget_events(storage, now - timedelta(days=config.keep_check_runs_days), keys)
         context.log.info(f"{events:,} events outside runs and results of checks are forgotten")
     return forgotten
 
 
+def _own_runs(
+    instance: dg.DagsterInstance,
+    tags: dict[str, list[str]],
+    before: datetime,
+    own: dg.DagsterRun,
+    keys: frozenset[dg.AssetKey],
+) -> dict[str, frozenset[dg.AssetKey]]:
+    """Return the runs of topicberg that ended before a time, with the assets that they selected.
+
+    :param own: the run that asks, which is of the code location
+    :param keys: the assets of topicberg
+    """
+    from topicberg.dagster.locations import location_of_run
+
+    location, found = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
+    for run in _older(instance, tags, before):
+        of_run = location_of_run(run)
+        if of_run not in (location, None):
+            continue
+        selected = frozenset(run.asset_selection or ())
+        selected |= {check.asset_key for check in run.asset_check_selection or ()}
+        if of_run == location and KIND in run.tags:  # of a job or a sensor of topicberg
+            found[run.run_id] = selected
+            continue
+        planned = {dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED}
+        selected = selected or frozenset(instance.get_asset_keys_for_run(run.run_id, planned))
+        if selected and selected <= keys:
+            found[run.run_id] = selected
+    return found
+
+
 def _older(
     instance: dg.DagsterInstance, tags: dict[str, list[str]], before: datetime
-) -> Iterator[str]:
+) -> Iterator[dg.DagsterRun]:
     cursor: str | None = None
     chosen = dg.RunsFilter(statuses=ENDED, tags=tags, updated_before=before)
     while runs := instance.get_runs(chosen, cursor=cursor, limit=BATCH):
-        yield from (run.run_id for run in runs)
+        yield from runs
         cursor = runs[-1].run_id
 
 
-def _newest_materializations(instance: dg.DagsterInstance) -> set[str]:
-    """The runs that materialized an asset, or a partition of one, last."""
+def _newest_materializations(
+    instance: dg.DagsterInstance, keys: Collection[dg.AssetKey]
+) -> set[str]:
+    """Return the runs that materialized one of the assets, or a partition of one, last."""
     storage, kind = instance.event_log_storage, dg.DagsterEventType.ASSET_MATERIALIZATION
     runs: set[str] = set()
-    for record in instance.get_asset_records():
+    for record in instance.get_asset_records(list(keys)):
         if newest := record.asset_entry.last_materialization:
             runs.add(newest.run_id)
         key = record.asset_entry.asset_key
@@ -75,22 +142,13 @@ def _newest_materializations(instance: dg.DagsterInstance) -> set[str]:
     return runs
 
 
-@dg.job(
-    name=FORGET,
-    tags={"topicberg/kind": "maintenance", BACKGROUND: "true"},
-    description="Deletes runs that are older than TOPICBERG_KEEP_RUNS_DAYS; those of checks, "
-    "of maintenance and of sensors, results of checks and the events of snapshots after "
-    "TOPICBERG_KEEP_CHECK_RUNS_DAYS. The newest materialization of every asset and partition and "
-    "the newest result of every check stay.",
-)
-def forget_old_runs() -> None:
-    forget()
-
-
-def retention_schedule() -> dg.ScheduleDefinition:
+def retention_schedule(lake: Lake) -> dg.ScheduleDefinition:
     """Every night."""
+    assets = {table.key(system) for table in lake.tables for system in CATALOGS}
+    assets |= {kafka_key(spec) for spec in lake.topics}
+    assets |= platform_keys(lake.config, lake.topics)
     return dg.ScheduleDefinition(
-        job=forget_old_runs,
+        job=retention_job(assets),
         cron_schedule=AT,
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.RUNNING,

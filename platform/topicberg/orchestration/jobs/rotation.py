@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.settings import Settings
 
 AT = "17 3 * * *"
@@ -22,7 +23,11 @@ def rotate_due_keys(context: dg.OpExecutionContext) -> int:
         return rotate(graph, deployment, context.log.info)
 
 
-@dg.job(description="Rotates every key that is due; the keys before stay alive for a period.")
+@dg.job(
+    tags={"topicberg/kind": "rotation"},
+    executor_def=EXECUTOR,
+    description="Rotates every key that is due; the keys before stay alive for a period.",
+)
 def rotate_keys() -> None:
     rotate_due_keys()
 

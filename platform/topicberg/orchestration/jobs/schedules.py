@@ -11,8 +11,17 @@ import dagster as dg
 
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.resources import Lakehouse
+from topicberg.settings import settings
 
 UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+
+
+EXECUTOR = dg.in_process_executor
+"""Of every job, whatever the code location has: steps that topics share need it (see
+:mod:`.assets.sharing`), and a process a step would cost seconds each."""
+PROJECT = "topicberg/project"
+"""Tag of runs that schedules start: the prefix of the project. Another project in the instance has
+jobs of the same names, and a schedule is not told its code location."""
 
 
 def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.SkipReason | None:
@@ -60,9 +69,9 @@ def schedule_name(job: str) -> str:
     return f"{job}_schedule"
 
 
-def _resting(instance: dg.DagsterInstance, job: str, rest: int) -> dg.SkipReason | None:
+def _resting(instance: dg.DagsterInstance, runs: dg.RunsFilter, rest: int) -> dg.SkipReason | None:
     """Why to skip a tick, if a run of the job took long and ended only a moment ago."""
-    for run in instance.get_run_records(dg.RunsFilter(job_name=job), limit=1) if rest else ():
+    for run in instance.get_run_records(runs, limit=1) if rest else ():
         took = duration(run)
         until = datetime.fromtimestamp(run.end_time or 0.0, UTC) + rest * took
         if datetime.now(UTC) < until:
@@ -86,16 +95,17 @@ def schedule_unless_busy(job: str, cron: str, rest: int = 0) -> dg.ScheduleDefin
         default_status=dg.DefaultScheduleStatus.RUNNING,
     )
     def schedule(
-        context: dg.ScheduleEvaluationContext, lakehouse: Lakehouse
+        context: dg.ScheduleEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.RunRequest | dg.SkipReason:
         try:
-            lakehouse.peek()
+            topicberg_lakehouse.peek()
         except TopicbergError as error:
             return dg.SkipReason(str(error))
-        unfinished = dg.RunsFilter(job_name=job, statuses=UNFINISHED)
+        tags = {PROJECT: settings().prefix}
+        unfinished = dg.RunsFilter(job_name=job, tags=tags, statuses=UNFINISHED)
         return (
             under_way(context.instance, unfinished)
-            or _resting(context.instance, job, rest)
+            or _resting(context.instance, dg.RunsFilter(job_name=job, tags=tags), rest)
             or dg.RunRequest()
         )
 

@@ -29,6 +29,7 @@ from pyiceberg.table import Table as IcebergTable
 
 from topicberg import kafka
 from topicberg.dagster import BACKGROUND
+from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.assets.lake import Lake
@@ -43,7 +44,7 @@ from topicberg.orchestration.checks.adapter import COMPUTATION, REGISTRATION
 from topicberg.orchestration.jobs.changes import BATCH_SECONDS, Tick, advance
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
-from topicberg.orchestration.jobs.schedules import run_with_key, skip_if_unavailable
+from topicberg.orchestration.jobs.schedules import EXECUTOR, run_with_key, skip_if_unavailable
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     Cursor,
@@ -56,14 +57,13 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     wants_move,
     wants_registration,
 )
-from topicberg.orchestration.jobs.snapshot_store import Position, begin, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, begin, load
 from topicberg.orchestration.jobs.watches import Watch, watches
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
 
-SENSOR = "snapshots"
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
 first; the second is for what is computed beyond the touched hours.
@@ -107,11 +107,11 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     )
     @skip_if_unavailable
     def snapshots(
-        context: dg.SensorEvaluationContext, lakehouse: Lakehouse
+        context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
         try:
-            endpoints = lakehouse.peek()
-            signals = lakehouse.signals(lake.topics)
+            endpoints = topicberg_lakehouse.peek()
+            signals = topicberg_lakehouse.signals(lake.topics)
             return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
         except (TopicbergError, OSError) as error:
             return dg.SkipReason(str(safe(error)))
@@ -134,6 +134,7 @@ def _jobs(watched: Iterable[Watch]) -> list[dg.UnresolvedAssetJobDefinition]:
         dg.define_asset_job(
             name,
             dg.AssetSelection.assets(*keys[name]) | dg.AssetSelection.checks(*checks[name]),
+            executor_def=EXECUTOR,
             description="Registers tables of topics in Glue and Snowflake, and checks them."
             if name == REGISTER
             else "Computes partitions of derived tables, and registers the tables.",
@@ -158,8 +159,9 @@ class _Evaluation:
         self.context, self.instance = context, context.instance
         self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
         self.watched, self.signals = watched, signals
-        self.position = Position.parse(context.cursor) or begin(self.instance, watched)
-        self.cursors = load(self.instance, self.position, watched)
+        location = location_of_sensor(context)
+        self.position = Position.parse(context.cursor) or begin(self.instance, watched, location)
+        self.cursors = load(self.instance, self.position, watched, location)
         self.runs: dict[str, dg.DagsterRun | None] = {}
         self.changed: dict[str, Cursor] = {}
         self.events: list[AssetMaterialization | AssetObservation] = []

@@ -14,9 +14,13 @@ from collections.abc import Iterable
 import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
 
+from topicberg.dagster.locations import location_of_automation
 from topicberg.orchestration.jobs.snapshot_cursor import Cursor
 
+SENSOR = "snapshots"
 _KEY = "topicberg/snapshots/{}"
+"""Of a table. Earlier versions stored it without the code location, which another project in the
+instance may have tables of the same names in."""
 
 
 class Position(BaseModel):
@@ -38,17 +42,20 @@ class Position(BaseModel):
             return None
 
 
-def begin(instance: dg.DagsterInstance, names: Iterable[str]) -> Position:
+def begin(
+    instance: dg.DagsterInstance, names: Iterable[str], location: str | None = None
+) -> Position:
     """Return a new position: the first one, or that after a reset.
 
     Earlier versions had a sensor for each table: the first position continues where they ended.
     """
     life, wanted = uuid.uuid4().hex[:8], set(names)
-    if _read(instance, wanted):
+    if _read(instance, wanted, location) or _read(instance, wanted, None):
         return Position(life=life)
-    before = instance.all_instigator_state()
     found = {
-        state.instigator_name: getattr(state.instigator_data, "cursor", None) for state in before
+        state.instigator_name: getattr(state.instigator_data, "cursor", None)
+        for state in instance.all_instigator_state()
+        if location in (None, location_of_automation(state))
     }
     changed = {
         name: Cursor.parse(text).replace(life=life)
@@ -59,22 +66,50 @@ def begin(instance: dg.DagsterInstance, names: Iterable[str]) -> Position:
 
 
 def load(
-    instance: dg.DagsterInstance, position: Position, names: Iterable[str]
+    instance: dg.DagsterInstance,
+    position: Position,
+    names: Iterable[str],
+    location: str | None = None,
 ) -> dict[str, Cursor]:
-    """Return the cursor of each table that has one, and store what the last tick changed."""
-    stored = _read(instance, names)
-    newer = {name: cursor.model_dump_json() for name, cursor in position.changed.items()}
+    """Return the cursor of each table that has one, and store what the last tick changed.
+
+    :param location: the code location; None: it is not known, as in tests
+    """
+    stored = _read(instance, names, location)
+    newer = _earlier(instance, position, set(names) - stored.keys()) if location else {}
+    newer |= {name: cursor.model_dump_json() for name, cursor in position.changed.items()}
     newer = {name: text for name, text in newer.items() if stored.get(name) != text}
     # One statement inserts or updates, and never does both: Dagster's for SQLite.
     for known in (True, False):
-        values = {_KEY.format(name): newer[name] for name in newer if (name in stored) is known}
+        values = {_key(name, location): newer[name] for name in newer if (name in stored) is known}
         if values:
             instance.daemon_cursor_storage.set_cursor_values(values)
     cursors = {name: Cursor.parse(text) for name, text in (stored | newer).items()}
     return {name: cursor for name, cursor in cursors.items() if cursor.life == position.life}
 
 
-def _read(instance: dg.DagsterInstance, names: Iterable[str]) -> dict[str, str]:
-    keys = {_KEY.format(name): name for name in names}
+def known_names(
+    instance: dg.DagsterInstance, names: Iterable[str], location: str
+) -> frozenset[str]:
+    """Return those of the names that the sensor of a code location has stored a cursor for."""
+    return frozenset(_read(instance, names, location))
+
+
+def _earlier(
+    instance: dg.DagsterInstance, position: Position, names: Iterable[str]
+) -> dict[str, str]:
+    """Return the cursors of this sensor that an earlier version has stored."""
+    stored = _read(instance, names, None)
+    return {name: text for name, text in stored.items() if Cursor.parse(text).life == position.life}
+
+
+def _key(name: str, location: str | None) -> str:
+    return _KEY.format(f"{location}/{name}" if location else name)
+
+
+def _read(
+    instance: dg.DagsterInstance, names: Iterable[str], location: str | None
+) -> dict[str, str]:
+    keys = {_key(name, location): name for name in names}
     found = instance.daemon_cursor_storage.get_cursor_values(set(keys))
     return {keys[key]: text for key, text in found.items()}

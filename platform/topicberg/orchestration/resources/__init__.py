@@ -7,6 +7,12 @@ from topicberg.orchestration.resources.snowflake import Snowflake
 from topicberg.orchestration.resources.spark import Spark
 from topicberg.orchestration.resources.tables import Tables
 
-RESOURCES = {"lakehouse": Lakehouse(), "spark": Spark(), "snowflake": Snowflake()}
+RESOURCES = {
+    "topicberg_lakehouse": Lakehouse(),
+    "topicberg_spark": Spark(),
+    "topicberg_snowflake": Snowflake(),
+}
+"""Dagster refuses to merge definitions that have different resources of one name: the prefix keeps
+these apart from a company's own ``spark`` or ``snowflake``."""
 
 __all__ = ["RESOURCES", "Lakehouse", "Snowflake", "Spark", "Tables"]
