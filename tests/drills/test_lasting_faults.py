@@ -27,11 +27,11 @@ from load import Load, paused_load
 from operators import Operator
 from waiting import wait_until
 
-from topicberg import endpoints, kafka, retry
+from topicberg import kafka, retry
 from topicberg.alerts.alert import Notice
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
-from topicberg.endpoints import Endpoints
+from topicberg.endpoints import Endpoints, model
 from topicberg.orchestration.resources import snowflake as snowflake_resource
 from topicberg.settings import settings
 from topicberg.tableflow import control
@@ -103,9 +103,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", (3.0, 3.0))
     monkeypatch.setattr(snowflake_resource, "TIMEOUT_SECONDS", 5)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    endpoints._catalog.cache_clear()
+    model._catalog.cache_clear()
     yield
-    endpoints._catalog.cache_clear()
+    model._catalog.cache_clear()
 
 
 @pytest.fixture

@@ -190,6 +190,7 @@ def create(
     """
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
+    from topicberg.deploy.note import noting
 
     if settings().deployment == "local":
         _start_stack()
@@ -197,7 +198,7 @@ def create(
     graph = _targeted(graph, target)
     _announce_generators(graph)
     try:
-        with exclusive(context), context.noting(), _reporting() as report:
+        with exclusive(context), noting(context), _reporting() as report:
             engine.create(graph, context, report)
     except engine.DeployError:
         _tell_waiting(context)
@@ -227,6 +228,7 @@ def delete(
     """Delete the platform with its data. Exit code 2 and a list when something is left."""
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
+    from topicberg.deploy.note import forget_note
 
     context, graph = _open(flags)
     context.purge_secrets = purge_secrets
@@ -261,7 +263,7 @@ def delete(
             f"{len(left)} resources are left:\n  {lines}",
             hint="run the command again: it resumes with what is left",
         )
-    context.forget_note()
+    forget_note(context)
     echo(f"{len(deleted)} resources are deleted")
 
 
@@ -275,11 +277,12 @@ def status(
     """Show every resource with its id. Exit code 1 when one is missing or differs, unless it waits
     for something that is not topicberg's to do."""
     from topicberg.deploy import engine
+    from topicberg.deploy.note import note
     from topicberg.deploy.resource import Action
 
     context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
     steps = engine.plan(graph, context)
-    context.note()
+    note(context)
     if as_json:
         echo_json([_document(context, step) for step in steps])
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import threading
@@ -23,17 +22,10 @@ from topicberg.deploy.passing import broken
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
-from topicberg.files import replace_file
 from topicberg.naming import Names
 from topicberg.settings import (
-    DEPLOYED_EMR,
-    DEPLOYED_FILE,
-    DEPLOYED_LINK,
-    DEPLOYED_NAMES,
-    DEPLOYED_NAMESPACE,
     Settings,
     derived_from,
-    noted,
     with_choices,
 )
 from topicberg.topics import TopicSpec, load_topics
@@ -264,34 +256,6 @@ class DeployContext:
             "cluster_id": self.cluster,
         }
         return self.config.model_copy(update=known)
-
-    def note(self) -> None:
-        """Write down what only the accounts know, so that everything else finds the deployment."""
-        if self.config.deployment == "local" or CLUSTER not in self.live:
-            return
-        names = ("prefix", *DEPLOYED_NAMES, DEPLOYED_LINK)
-        seen = {name: getattr(self.seen, name) for name in names}
-        if self.config.tableflow_namespace:
-            seen[DEPLOYED_NAMESPACE] = self.config.tableflow_namespace
-        from topicberg.deploy.aws.emr import runtime_settings
-
-        emr = runtime_settings(self)
-        if emr is None and self.config.on_emr:  # it was not looked at, e.g. with --target
-            emr = noted(self.config)[0].get(DEPLOYED_EMR)
-        if emr is not None:
-            seen[DEPLOYED_EMR] = emr
-        replace_file(self.config.state_dir / DEPLOYED_FILE, json.dumps(seen, indent=2) + "\n")
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Write the names down at the end, also of a deployment that was created in part."""
-        try:
-            yield
-        finally:
-            self.note()
-
-    def forget_note(self) -> None:
-        (self.config.state_dir / DEPLOYED_FILE).unlink(missing_ok=True)
 
     def role_arn(self, name: str) -> str:
         """Return the ARN of a role of topicberg; that of an existing role is one already."""

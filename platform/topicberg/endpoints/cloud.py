@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pydantic import Field, SecretStr, ValidationError
 
 from topicberg.clients.secrets import active_slot
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint, glue_rest_uri
 from topicberg.endpoints.addresses import Addresses
+from topicberg.endpoints.model import Endpoints, SnowflakeEndpoint, glue_rest_uri
 from topicberg.errors import TopicbergError
 from topicberg.logins import from_environment
 from topicberg.logins.catalog import (

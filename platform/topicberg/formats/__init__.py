@@ -1,17 +1,18 @@
 """The formats of records: the columns of a schema, and what decodes a record.
 
-A format is a module with the functions of :class:`Format`.
+A format is a module with the functions of :class:`.contract.Format`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from json import dumps, loads  # the submodule json takes the name of the module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
+from topicberg.formats.contract import Format, Pairing, RecordDecoder
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
@@ -20,113 +21,7 @@ if TYPE_CHECKING:
 
     from topicberg.formats.columnar.program import Code, Place
 
-RecordDecoder = Callable[[bytes], dict[str, Any]]
-"""Decodes a record without its framing to its stored values, by column; a missing column is null.
-
-A stored value is what the column's buffer has: ``bool``; ``int`` for integers, decimals (unscaled,
-in the column's scale), dates (days since 1970) and timestamps (microseconds since 1970); ``float``
-(a float's rounded to 32 bits); ``str``; ``bytes``; a ``dict`` for a struct, by field; a ``list``
-for a list, and for a map of pairs of key and value. It raises
-:class:`~topicberg.formats.reasons.MalformedError` with the reason if the record is malformed.
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Pairing:
-    """A writer's schema, and the table that its records become rows of.
-
-    ``latest``: the subject's newest schema, which gives renamed fields and defaults. ``fields``:
-    the table's columns, also those that come from elsewhere. ``message``: Protobuf only: the
-    message type; None: the file's first one.
-
-    As a key of a cache, it is equal to another one of the same object of columns: comparing columns
-    takes longer than explaining a record.
-    """
-
-    writer: RegisteredSchema
-    latest: RegisteredSchema
-    fields: Sequence[NestedField]
-    message: str | None = None
-
-    @property
-    def _key(self) -> tuple[object, ...]:
-        return self.writer, self.latest, id(self.fields), self.message
-
-    def __hash__(self) -> int:
-        # Each malformed record needs it; hashing whole schemas takes longer.
-        return hash((self.writer.schema_id, self.latest.schema_id, id(self.fields), self.message))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Pairing) and other._key == self._key
-
-
-class Format(Protocol):
-    """The functions of a format's module."""
-
-    def fields(
-        self, subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
-    ) -> list[NestedField]:
-        """Return the columns of a schema in its order, every one optional, with ids from ``ids``.
-
-        :param message: Protobuf only: the message type; None: the file's first one
-        :raises TableflowError: the schema cannot become a table (no record, recursive, a reference
-            is missing)
-        """
-        ...
-
-    def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
-        """Return the name by which two schemas are of the same type, or None if the type has none.
-
-        Avro: the full name of the record. JSON Schema: ``title``, else ``$id``. Protobuf: the full
-        name of the message. A schema of another subject is accepted only if it has the identity of
-        the subject's latest schema.
-
-        :raises TableflowError: the schema cannot be read
-        """
-        ...
-
-    def written(
-        self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
-    ) -> frozenset[str]:
-        """Return the names of the columns that the writer's schema has a field for.
-
-        A field that the latest schema renames (Avro: by an alias, Protobuf: by its number) counts
-        under the latest name.
-
-        :raises TableflowError: a schema cannot be read
-        """
-        ...
-
-    def filled(self, pairing: Pairing) -> frozenset[str]:
-        """Return the names of the table's columns into which the writer's records have values.
-
-        :raises TableflowError: the writer's schema does not fit the table
-        """
-        ...
-
-    def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
-        """Append a program that decodes records as :meth:`record_decoder` does, in compiled code.
-
-        It may refuse any record: the reference decoder then reads it.
-
-        :param places: where the values of the columns go, by name
-        :raises NotCoveredError: there is none
-        :raises TableflowError: no record of this writer can be a row of the table
-        """
-        ...
-
-    def record_decoder(self, pairing: Pairing) -> RecordDecoder:
-        """Return the reference decoder: what a record of the writer is, in plain Python.
-
-        At every depth, a field that the writer's schema lacks has the latest schema's default where
-        the format gives one to readers, else null; a field that the latest schema dropped keeps its
-        column and its value. A value that its column cannot hold exactly is malformed.
-
-        The same pairing gets the same decoder again.
-
-        :raises TableflowError: no record of this writer can be a row of the table
-        """
-        ...
+__all__ = ["Format", "Pairing", "RecordDecoder", "as_record", "format_of", "is_union"]
 
 
 def is_union(schema: RegisteredSchema) -> bool:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import wraps
 from itertools import count
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
@@ -21,7 +21,9 @@ from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import Changes, changed_columns
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema
-from topicberg.topics.schema import Part
+
+if TYPE_CHECKING:
+    from topicberg.topics.schema import Part
 
 P = ParamSpec("P")
 Columns = dict[str, str]

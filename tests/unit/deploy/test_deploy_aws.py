@@ -19,6 +19,7 @@ from topicberg.deploy.aws import emr, iam
 from topicberg.deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
 from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.note import noting
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
@@ -51,7 +52,7 @@ def make(context: DeployContext, *resources: Any) -> None:
 
 
 def test_names_of_a_deployment_that_failed_are_noted(context: DeployContext) -> None:
-    with pytest.raises(engine.DeployError), context.noting():
+    with pytest.raises(engine.DeployError), noting(context):
         raise engine.DeployError("one resource could not be created")
     noted = json.loads((context.config.state_dir / DEPLOYED_FILE).read_text())
     assert noted["cluster_id"] == "lkc-1"

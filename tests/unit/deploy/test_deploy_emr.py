@@ -25,6 +25,7 @@ from topicberg.deploy import engine
 from topicberg.deploy.aws import archive, emr
 from topicberg.deploy.aws.bucket import LOG_DAYS
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.note import note
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource, Step
 from topicberg.deploy.settings import DeploySettings
@@ -197,8 +198,8 @@ def test_dagster_finds_the_application(
     service: Any, opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = created(opened)
-    context.note()
-    opened()[0].note()  # a part of the graph, in which the application is not looked at
+    note(context)
+    note(opened()[0])  # a part of the graph, in which the application is not looked at
     noted = json.loads((tmp_path / DEPLOYED_FILE).read_text())["emr"]
     wanted = EmrSettings.model_validate(noted)
     assert wanted.application_id == context.need(emr.APPLICATION).id

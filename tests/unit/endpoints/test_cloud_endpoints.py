@@ -14,12 +14,11 @@ import pytest
 from moto import mock_aws
 from typer.testing import CliRunner
 
-from topicberg import endpoints
 from topicberg.cli import app
 from topicberg.clients.secrets import Secrets
 from topicberg.datagen.producer import GeneratorRun
 from topicberg.deploy import rsa
-from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints
+from topicberg.endpoints import Endpoints, SnowflakeEndpoint, cloud, load_endpoints, model
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import DEPLOYED_FILE, DEPLOYED_LINK, Settings, settings, with_choices
 from topicberg.spark import check_spark
@@ -65,9 +64,9 @@ def test_pyarrow_gets_the_keys_of_a_profile_that_it_cannot_read(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)  # it would count, not the profile
     for profile, expected in (("work", {"AK", "SK", "T"}), ("plain", set())):
         monkeypatch.setenv("AWS_PROFILE", profile)
-        endpoints._aws_session.cache_clear()
-        assert set(endpoints._profile_keys().values()) == expected
-    endpoints._aws_session.cache_clear()
+        model._aws_session.cache_clear()
+        assert set(model._profile_keys().values()) == expected
+    model._aws_session.cache_clear()
 
 
 def _store(client: Any, name: str, values: dict[str, str]) -> None:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from topicberg.catalogs.snowflake import NOT_THERE, ask, like, logging_in, quote
 from topicberg.clients import trace
 from topicberg.dagster.snowflake import snowflake_resource
-from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Live, Resource
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
+
+    from topicberg.deploy.context import DeployContext
 
 logger = logging.getLogger(__name__)
 

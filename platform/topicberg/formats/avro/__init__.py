@@ -19,13 +19,13 @@ from functools import lru_cache
 
 from pyiceberg import types as T
 
-from topicberg.formats import Pairing, RecordDecoder
 from topicberg.formats.avro import record
 from topicberg.formats.avro.columns import Converter
 from topicberg.formats.avro.program import emit_row
 from topicberg.formats.avro.resolution import Row, resolve, sources
 from topicberg.formats.avro.schema import Type, parse, parse_record
 from topicberg.formats.columnar.program import AvroOp, Code, Place
+from topicberg.formats.contract import Pairing, RecordDecoder
 from topicberg.formats.subjects import RegisteredSchema
 
 

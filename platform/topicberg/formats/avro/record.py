@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from pyiceberg import types as T
 
-from topicberg.formats import RecordDecoder
 from topicberg.formats.avro.defaults import EXACT, MAX_DECIMAL_BITS
 from topicberg.formats.avro.resolution import (
     Choice,
@@ -40,6 +39,7 @@ from topicberg.formats.connect_values import (
     parsed,
     unscaled_text,
 )
+from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.reasons import MalformedError, field_at, shortened, type_name
 
 _WORD, _MAX_BYTES = 64, 10

@@ -27,8 +27,8 @@ from functools import lru_cache
 from pyiceberg.types import NestedField, StructType
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, RecordDecoder
 from topicberg.formats.columnar.program import Code, Place
+from topicberg.formats.contract import Pairing, RecordDecoder
 from topicberg.formats.json import columns, record
 from topicberg.formats.json.columns import Node, read_node
 from topicberg.formats.json.plan import Plan, fields_of, fit

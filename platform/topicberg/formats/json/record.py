@@ -15,7 +15,7 @@ from typing import Any
 
 from pyiceberg import types as T
 
-from topicberg.formats import RecordDecoder
+from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.plan import COMPARED, Member, Plan, columns_of
 from topicberg.formats.json.scalars import MisfitError, Read, scalar, unexpected_in

@@ -40,9 +40,10 @@ import pyarrow as pa
 from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, RecordDecoder, limits
+from topicberg.formats import limits
 from topicberg.formats.columnar.columns import arrow_type
 from topicberg.formats.columnar.program import Code, Place, Shape
+from topicberg.formats.contract import Pairing, RecordDecoder
 from topicberg.formats.protobuf import protoc, record, wire
 from topicberg.formats.protobuf.program import emit_record
 from topicberg.formats.reasons import byte, shown

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from topicberg.formats import RecordDecoder
+from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.protobuf import wire
 from topicberg.formats.protobuf.wire import Field, Message
 from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
