@@ -38,6 +38,8 @@ def init(
         written = new_project(name, Path.cwd(), requirement)
     for file in written.files:
         echo(f"wrote {written.root / file}")
+    if name is None:
+        echo(f"added [tool.topicberg] to {written.root / 'pyproject.toml'}")
     for file in written.kept:
         echo(f"kept {written.root / file}, which there was already", fg="yellow")
     if written.merge_into is not None:

@@ -259,6 +259,7 @@ def test_definitions_in_python_are_to_be_merged(
     result = CliRunner().invoke(app, ["init", "--existing"])
     assert result.exception is None
     assert "merge the definitions of topicberg into those of sales.orders.defini" in result.output
+    assert "added [tool.topicberg] to" in result.output
     assert not list(tmp_path.rglob("defs.yaml"))
     assert read_project(tmp_path).defs is None
     assert read_project(tmp_path).pipelines == ("sales.orders.pipelines",)
