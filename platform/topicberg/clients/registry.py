@@ -36,7 +36,7 @@ def registry_errors(what: str) -> Iterator[None]:
     try:
         from httpx2 import HTTPError  # what the client is built on since its version 2.16
     except ImportError:
-        from httpx import HTTPError
+        from httpx import HTTPError  # type: ignore[assignment]
 
     library = "confluent_kafka.schema_registry"
     try:

@@ -27,14 +27,14 @@ from topicberg.settings import Settings, settings
 class UnguardedWebServerError(TopicbergError):
     """Dagster's web server cannot be guarded, so it does not start."""
 
-    def __init__(self, reason: object) -> None:
-        super().__init__(
-            "Dagster's web server is not started, because it would accept requests of other pages "
-            f"and other users: topicberg cannot guard the one of Dagster {version('dagster')} "
-            f"({reason})",
-            hint="install the version of dagster and dagster-webserver that "
-            "`topicberg constraints` prints",
-        )
+
+def _unguarded(reason: object) -> UnguardedWebServerError:
+    return UnguardedWebServerError(
+        "Dagster's web server is not started, because it would accept requests of other pages and "
+        f"other users: topicberg cannot guard the one of Dagster {version('dagster')} ({reason})",
+        hint="install the version of dagster and dagster-webserver that `topicberg constraints` "
+        "prints",
+    )
 
 
 def guard_webservers(config: Settings, *, same_user: bool) -> None:
@@ -49,7 +49,7 @@ def guard_webservers(config: Settings, *, same_user: bool) -> None:
         build_middleware = DagsterWebserver.build_middleware
         create_asgi_app = DagsterWebserver.create_asgi_app
     except (ImportError, AttributeError) as error:
-        raise UnguardedWebServerError(error) from None
+        raise _unguarded(error) from None
     names = {name.strip().lower() for name in config.ui_hosts.split(",") if name.strip()}
     guard = Guard(hosts=LOOPBACK | names, same_user=same_user, json_only=True)
 
@@ -60,7 +60,7 @@ def guard_webservers(config: Settings, *, same_user: bool) -> None:
         app = create_asgi_app(*arguments, **named)
         outermost = next(iter(getattr(app, "user_middleware", ())), None)
         if getattr(outermost, "cls", None) is not GuardMiddleware:
-            raise UnguardedWebServerError("its application has no middleware of topicberg")
+            raise _unguarded("its application has no middleware of topicberg")
         return app
 
     if same_user:

@@ -29,6 +29,7 @@ def newly_started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("build_middleware", "create_asgi_app"):
         monkeypatch.setattr(DagsterWebserver, name, getattr(DagsterWebserver, name))
     monkeypatch.setattr(compatibility, "_logged", set())
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.1")  # the guard changes it
     storage._guard_once.cache_clear()
     yield
     storage._guard_once.cache_clear()
