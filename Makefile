@@ -61,12 +61,16 @@ format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: $(BIN)/uv  ## compile requirements.lock, and the images' own, from pyproject.toml
+lock: $(BIN)/uv  ## compile requirements.lock, the images' own and the library's constraints.txt
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra dev --extra local --extra production \
 	  --no-emit-package topicberg --no-emit-package topicberg-local pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	  --extra production --constraint requirements.lock pyproject.toml -o requirements-production.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
+	  --extra local --extra production --constraint requirements.lock \
+	  --no-emit-package topicberg --no-emit-package topicberg-local pyproject.toml \
+	  -o platform/topicberg/constraints.txt
 
 audit: $(BIN)/uv  ## look the locked packages up in the public list of vulnerabilities
 	$(BIN)/uv tool run --from pip-audit==$(PIP_AUDIT_VERSION) pip-audit \

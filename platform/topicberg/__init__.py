@@ -7,6 +7,7 @@ in :mod:`topicberg.testing`.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from topicberg.orchestration.resources.tables import Tables
     from topicberg.topics import Rules
     from topicberg.transforms.windows import FOREVER
+
+if sys.platform == "win32":
+    raise ImportError(
+        "topicberg runs on Linux, and not on Windows: install and run it in the Windows Subsystem "
+        "for Linux (WSL)"
+    )
 
 _PUBLIC = {
     "DerivedTable": "topicberg.orchestration.assets.derived",

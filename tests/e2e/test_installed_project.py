@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +13,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from repository import PROJECT_ROOT
+
+from topicberg.cli.constraints import FILE as CONSTRAINTS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -80,9 +82,7 @@ def installed() -> Iterator[Installed]:
         build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
         for part in (PROJECT_ROOT, PROJECT_ROOT / "platform" / "local"):
             subprocess.run([*build, str(folder)], cwd=part, check=True, capture_output=True)
-        lock = (PROJECT_ROOT / "requirements.lock").read_text()
-        pins = re.findall(r"(?m)^[a-z0-9].*?(?= \\$)", lock)
-        (folder / "constraints.txt").write_text("\n".join(pins))
+        shutil.copy(CONSTRAINTS, folder / "constraints.txt")
         subprocess.run(
             [UV, "venv", "--quiet", "--python", sys.executable, "venv"], cwd=folder, check=True
         )
@@ -104,6 +104,13 @@ def test_wheels_have_one_package_each(installed: Installed) -> None:
     names = {path.name for path in found}
     assert {"topicberg", "topicberg_local"} <= names
     assert not names & {"assets", "jobs", "resources", "emulators", "definitions.py", "platform"}
+
+
+def test_wheels_have_the_license_and_the_constraints(installed: Installed) -> None:
+    (packages,) = installed.folder.glob("venv/lib/python*/site-packages")
+    licenses = {path.parts[-3] for path in packages.glob("topicberg*.dist-info/licenses/LICENSE")}
+    assert len(licenses) == 2
+    assert installed.run("topicberg constraints", installed.folder) == CONSTRAINTS.read_text()
 
 
 def test_project_is_loaded_without_the_repository(installed: Installed) -> None:

@@ -47,7 +47,7 @@ def _main(
 
 for _module in (
     *("stack", "topics", "peek", "datagen", "tableflow", "pipelines", "checks", "sync", "query"),
-    *("forget", "deploy", "ui", "init"),
+    *("forget", "deploy", "ui", "init", "constraints"),
 ):
     import_module(f"topicberg.cli.{_module}").register(app)
 

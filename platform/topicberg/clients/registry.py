@@ -32,7 +32,11 @@ def registry_errors(what: str) -> Iterator[None]:
     :raises AnswerError: the response is not a registry's
     """
     from confluent_kafka.schema_registry.error import SchemaRegistryError
-    from httpx2 import HTTPError
+
+    try:
+        from httpx2 import HTTPError  # what the client is built on since its version 2.16
+    except ImportError:
+        from httpx import HTTPError  # type: ignore[assignment]
 
     library = "confluent_kafka.schema_registry"
     try:

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import AssetKey, DagsterEventType, EventLogEntry
-from dagster._core.instance.utils import RUNLESS_RUN_ID
-from dagster._core.storage.asset_check_execution_record import (
-    COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES as COMPLETED,
-)
+from dagster._core.storage.event_log import SqlEventLogStorage
 from dagster._core.storage.event_log.schema import (
     AssetCheckExecutionsTable,
     AssetEventTagsTable,
@@ -24,24 +21,28 @@ from dagster._core.storage.event_log.schema import (
 from dagster._serdes import deserialize_value
 from sqlalchemy import ColumnElement, Connection, func, select
 
-if TYPE_CHECKING:
-    from dagster._core.storage.event_log import SqlEventLogStorage
+from topicberg.dagster.compatibility import require_attributes
 
+RUNLESS_RUN_ID = ""
+"""Of events outside of runs."""
+ENDED = ("SUCCEEDED", "FAILED")
+"""States of a check that has a result."""
 BATCH = 500
 """Rows of a transaction: other processes write events meanwhile."""
 
 
-def forget_events(
-    storage: SqlEventLogStorage, before: datetime, assets: Collection[AssetKey]
-) -> int:
+def forget_events(storage: object, before: datetime, assets: Collection[AssetKey]) -> int:
     """Delete events outside of runs, and results of checks; return how many.
 
     The newest event of each kind, asset and partition is kept, and of each check its newest result
     and its newest completed one: the UI and the next run need them.
 
+    :param storage: Dagster's; nothing is deleted if its events are not in tables
     :param before: in UTC
     :param assets: those of which events are deleted; the instance may have others
     """
+    if not isinstance(storage, SqlEventLogStorage):
+        return 0
     before = before.replace(tzinfo=None)  # as Dagster stores it
     keys = {key.to_string() for key in assets}
     with storage.index_connection() as connection:
@@ -63,7 +64,7 @@ def _newest_results(connection: Connection) -> tuple[set[int], set[int]]:
     table = AssetCheckExecutionsTable
     groups = table.c.asset_key, table.c.check_name, table.c.partition
     newest = select(func.max(table.c.id)).group_by(*groups)
-    ended = newest.where(table.c.execution_status.in_([status.value for status in COMPLETED]))
+    ended = newest.where(table.c.execution_status.in_(ENDED))
     stay = {*connection.scalars(newest), *connection.scalars(ended)}
     named: set[int] = set()
     for ids in _batches(sorted(stay)):
@@ -126,3 +127,17 @@ def _checked(connection: Connection, ids: list[int]) -> dict[int, str]:
 
 def _batches(ids: list[int]) -> Iterator[list[int]]:
     yield from (ids[first : first + BATCH] for first in range(0, len(ids), BATCH))
+
+
+# What is used of Dagster's tables, and may be different in another version.
+require_attributes(SqlEventLogStorage, "index_connection", "run_connection", "is_run_sharded")
+require_attributes(
+    AssetCheckExecutionsTable.c,
+    *("id", "asset_key", "check_name", "partition", "create_timestamp", "execution_status"),
+    *("evaluation_event_storage_id", "materialization_event_storage_id"),
+)
+require_attributes(
+    SqlEventLogStorageTable.c,
+    *("id", "run_id", "asset_key", "dagster_event_type", "partition", "timestamp", "event"),
+)
+require_attributes(AssetEventTagsTable.c, "event_id")

@@ -1,157 +1,65 @@
-"""Dagster's SQLite storage with persistent connections, for the local deployment.
+"""The storage that ``dagster.yaml`` names, of the local deployment: Dagster's own files in SQLite.
 
-Dagster opens its databases for every event, up to four times, and closing the last connection to a
-database makes SQLite write a checkpoint. Every tick of a sensor opens the whole instance, and
-compares the revisions of its tables with a folder of Python files. Here a process does both once
-for each database: a run over 240 partitions that computes nothing takes 2.4 seconds of CPU instead
-of 7.9, opening the instance 3 milliseconds instead of 140. And the database of a run, which Dagster
-only empties, is deleted with the run. Files and tables are Dagster's own; in production they are in
-Postgres.
-
-Source: SQLite, "Write-Ahead Logging" (checkpoints; ``synchronous=NORMAL`` keeps everything except,
-after a power failure, the last moments).
+Its connections stay open (:mod:`topicberg.dagster.sqlite`), unless Dagster is one in which that is
+not possible. And it puts the guard before every web server that opens it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from threading import Lock
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from dagster._core.storage.event_log import SqliteEventLogStorage
-from dagster._core.storage.runs import SqliteRunStorage
-from dagster._core.storage.schedules import SqliteScheduleStorage
-from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS, create_db_conn_string
 from dagster._core.storage.sqlite_storage import DagsterSqliteStorage
 from dagster._serdes import ConfigurableClassData
-from sqlalchemy import Connection, Engine, create_engine, event
 
-KEPT = 16
-"""Databases that stay open: every run has one, and few are read at the same time."""
-
-
-class _Engines:
-    """Connection string → engine with its pool; the least recently used one is closed."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[str, Engine] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, url: str) -> Engine:
-        with self._lock:
-            engine = self._kept.pop(url, None) or _engine(url)
-            self._kept[url] = engine
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)[1].dispose()
-            return engine
-
-    def close(self, url: str) -> None:
-        with self._lock:
-            if engine := self._kept.pop(url, None):
-                engine.dispose()
-
-
-_ENGINES = _Engines()
-_READY: set[str] = set()
-"""Databases that this process has found to have the current tables."""
-
-
-def _engine(url: str) -> Engine:
-    timeout = {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}
-    engine = create_engine(url, connect_args=timeout, max_overflow=-1)
-    event.listen(engine, "connect", _prepare)
-    return engine
-
-
-def _prepare(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA synchronous=NORMAL")
-
-
-class _EventLogStorage(SqliteEventLogStorage):
-    supports_asset_checks = True
-    """As of every database since Dagster 1.5. Dagster opens it at each event of a check to see it:
-    the checks of 200 topics take 29 seconds of CPU with that, 24 without."""
-
-    @contextmanager
-    def _connect(self, shard: str) -> Iterator[Connection]:
-        with self._db_lock:
-            url = self.conn_string_for_shard(shard)
-            engine = _ENGINES.get(url)
-            if url not in _READY:
-                self._initdb(engine)
-                _READY.add(url)
-            with engine.begin() as connection:
-                yield connection
-
-    def delete_events(self, run_id: str) -> None:
-        super().delete_events(run_id)
-        url = self.conn_string_for_shard(run_id)
-        _ENGINES.close(url)
-        _READY.discard(url)
-        for suffix in ("", "-wal", "-shm"):
-            Path(self.path_for_shard(run_id) + suffix).unlink(missing_ok=True)
-
-
-class _OneDatabase:
-    """The common part of the storages of runs and of schedules."""
-
-    _database: ClassVar[str]
-    _conn_string: str
-
-    @classmethod
-    def from_local(cls, base_dir: str, inst_data: ConfigurableClassData | None = None) -> Any:
-        url = create_db_conn_string(base_dir, cls._database)
-        if url in _READY:
-            return cls(url, inst_data)  # type: ignore[call-arg]
-        storage = super().from_local(base_dir, inst_data)  # type: ignore[misc]
-        _READY.add(url)
-        return storage
-
-    @contextmanager
-    def connect(self) -> Iterator[Connection]:
-        with _ENGINES.get(self._conn_string).begin() as connection:
-            yield connection
-
-
-class _RunStorage(_OneDatabase, SqliteRunStorage):
-    _database = "runs"
-
-    def optimize_for_webserver(
-        self, statement_timeout: int, pool_recycle: int, max_overflow: int
-    ) -> None:
-        """Guard the web server that opens this instance: Dagster calls this before it starts."""
-        from topicberg.dagster.webserver import guard_webservers
-        from topicberg.settings import settings
-
-        guard_webservers(settings(), same_user=True)
-
-
-class _ScheduleStorage(_OneDatabase, SqliteScheduleStorage):
-    _database = "schedules"
-
-    def _has_instigators_table(self, conn: Connection) -> bool:
-        """Return True, as for every database since Dagster 0.14: it checks four times a tick."""
-        return True
+from topicberg.dagster.compatibility import warn_degraded
+from topicberg.errors import TopicbergError
 
 
 class SqliteStorage(DagsterSqliteStorage):
     """Runs, events, schedules and sensors, in the files that Dagster's own storage would use."""
 
     def __init__(self, base_dir: str, inst_data: ConfigurableClassData | None = None) -> None:
-        self.base_dir = base_dir
-        self._inst_data = inst_data
-        folder = Path(base_dir)
-        self._run_storage = _RunStorage.from_local(str(folder / "history"))
-        self._event_log_storage = _EventLogStorage(str(folder / "history" / "runs"))
-        self._schedule_storage = _ScheduleStorage.from_local(str(folder / "schedules"))
-        # Skip the class in between, which opens Dagster's own storages.
-        super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
+        try:
+            from topicberg.dagster.sqlite import open_storages
+
+            storages = open_storages(Path(base_dir))
+        except ImportError as error:
+            warn_degraded("every event opens its database, and every tick all of them", error)
+            super().__init__(base_dir, inst_data)
+        else:
+            self.base_dir = base_dir
+            self._inst_data = inst_data
+            self._run_storage, self._event_log_storage, self._schedule_storage = storages
+            # Skip the class in between, which opens Dagster's own storages.
+            super(DagsterSqliteStorage, self).__init__()  # type: ignore[no-untyped-call]
+        # Dagster calls this before it starts a web server. Should it no longer, a web server is
+        # also known by what it has imported.
+        self._run_storage.optimize_for_webserver = _guard  # type: ignore[method-assign]
+        if "dagster_webserver.webserver" in sys.modules:
+            _guard()
 
     @classmethod
     def from_config_value(
         cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
     ) -> Self:
         return cls.from_local(inst_data=inst_data, **config_value)
+
+
+def _guard(*_options: object, **_named: object) -> None:
+    """Guard the web server that this process starts; without a guard, the process ends."""
+    try:
+        _guard_once()
+    except TopicbergError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+@cache
+def _guard_once() -> None:
+    from topicberg.dagster.webserver import guard_webservers
+    from topicberg.settings import settings
+
+    guard_webservers(settings(), same_user=True)

@@ -252,7 +252,7 @@ def main(arguments: list[str]) -> int:
     log_to_stderr(
         logging.INFO,
         "%(asctime)s %(levelname)s %(message)s",
-        {"httpx2": logging.WARNING},  # the registry's client
+        {"httpx": logging.WARNING, "httpx2": logging.WARNING},  # the registry's client
     )
     topic, rate, count, seed = arguments
     try:

@@ -303,7 +303,7 @@ def main(
     log_to_stderr(
         logging.INFO,
         "%(asctime)s %(levelname)s %(threadName)s %(message)s",
-        {"httpx2": logging.WARNING},  # a line for every request
+        {"httpx": logging.WARNING, "httpx2": logging.WARNING},  # a line for every request
     )
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

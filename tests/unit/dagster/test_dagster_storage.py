@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from topicberg.dagster import storage as dagster_storage
+from topicberg.dagster import sqlite as dagster_storage
 from topicberg.dagster.home import dagster_home
 from topicberg.settings import Settings
 

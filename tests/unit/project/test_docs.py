@@ -44,6 +44,7 @@ FOREIGN = {
     "aws",
     "confluent",
     "pip",
+    "unzip",
 }
 """Not ours to check."""
 EXAMPLES = re.compile(r"orders|shop\b|test_shop|\.\.\.|…|[<>*{]")
@@ -67,6 +68,8 @@ def parse(command: Any, words: list[str]) -> None:
 
 
 def check(words: list[str]) -> None:
+    if ">" in words:
+        words = words[: words.index(">")]
     while re.fullmatch(r"\w+=.*", words[0]):
         words = words[1:]
     name = Path(words[0]).name

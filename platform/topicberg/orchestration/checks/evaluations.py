@@ -19,6 +19,8 @@ REMEDIATION, SINCE, CAUSE = "remediation", "since", "caused by"
 _OLD_REMEDIATION = "mend"
 """The key of :data:`REMEDIATION` in events of earlier versions, and in checks of users."""
 _OWN = (FINDING, REMEDIATION, SINCE, CAUSE, _OLD_REMEDIATION)
+_ENDED = ("SUCCEEDED", "FAILED")
+"""States in Dagster's storage of a check that has a result; it does not export their class."""
 _PLAIN = (
     dg.TextMetadataValue,
     dg.IntMetadataValue,
@@ -44,18 +46,15 @@ def last_evaluations(
     instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
 ) -> dict[dg.AssetCheckKey, Evaluation]:
     """Return check → its last evaluation that ended; one query for all that are not in progress."""
-    from topicberg.dagster.internals import ENDED_CHECKS
-
     storage = instance.event_log_storage
     found = {}
     for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
         if key not in keys:  # the query returns every check of these names on these assets
             continue
         records = [newest]
-        if newest.status not in ENDED_CHECKS:
-            records = [
-                *storage.get_asset_check_execution_history(key, limit=1, status=ENDED_CHECKS)
-            ]
+        if newest.status.value not in _ENDED:
+            ended = {status for status in type(newest.status) if status.value in _ENDED}
+            records = [*storage.get_asset_check_execution_history(key, limit=1, status=ended)]
         for record in records:
             if record.event is not None and record.event.dagster_event is not None:
                 at = datetime.fromtimestamp(record.event.timestamp, UTC)

@@ -50,6 +50,9 @@ MAX_RUNS = 200
 UNLOADED_SECONDS = 600
 """After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
 remembers the sensors of those that were renamed."""
+_TICKS = 10
+"""How many ticks are read to find the last one that ended: few can be in progress."""
+_EVENTS = 1_000
 _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
@@ -152,15 +155,13 @@ class Reader:
         )
 
     def _stale_assets(self) -> Iterator[StaleAsset]:
-        from topicberg.dagster.internals import FreshnessState
-
         keys = [
             key for key in self._graph.get_all_asset_keys() if self._graph.get(key).freshness_policy
         ]
         stale = {
             key: record
             for key, record in self._instance.get_freshness_state_records(keys).items()
-            if record.freshness_state in (FreshnessState.WARN, FreshnessState.FAIL)
+            if record.freshness_state.value in ("WARN", "FAIL")
         }
         checks = {
             key: [
@@ -175,7 +176,7 @@ class Reader:
         for key, record in stale.items():
             yield StaleAsset(
                 asset=key.to_user_string(),
-                severity="error" if record.freshness_state == FreshnessState.FAIL else "warning",
+                severity="error" if record.freshness_state.value == "FAIL" else "warning",
                 since=record.updated_at,
                 checks=tuple(
                     evaluated[check].at if check in evaluated else None for check in checks[key]
@@ -235,8 +236,26 @@ class Reader:
         )
 
     def _assets_of(self, run: dg.DagsterRun, events: set[dg.DagsterEventType]) -> frozenset[str]:
-        keys = self._instance.get_asset_keys_for_run(run.run_id, events)
+        instance = self._instance
+        if hasattr(instance, "get_asset_keys_for_run"):  # reads no event
+            keys = instance.get_asset_keys_for_run(run.run_id, events)
+        else:  # in Dagster 1.12
+            keys = set(self._keys_of_events(run.run_id, events))
         return frozenset(key.to_user_string() for key in keys)
+
+    def _keys_of_events(
+        self, run_id: str, events: set[dg.DagsterEventType]
+    ) -> Iterator[dg.AssetKey]:
+        cursor, more = None, True
+        while more:
+            page = self._instance.get_records_for_run(
+                run_id, cursor=cursor, of_type=events, limit=_EVENTS
+            )
+            cursor, more = page.cursor, page.has_more
+            for record in page.records:
+                event = record.event_log_entry.dagster_event
+                if event and event.asset_key:
+                    yield event.asset_key
 
     def _errors(self, run_id: str) -> Iterator[StepError]:
         records = self._instance.get_records_for_run(
@@ -281,9 +300,6 @@ class Reader:
 
     def _automations(self) -> Iterator[Automation]:
         """Return sensors and schedules; Dagster also stores those of topics that are deleted."""
-        from topicberg.dagster.internals import InstigatorType, TickStatus
-
-        ended = [TickStatus.SUCCESS, TickStatus.SKIPPED, TickStatus.FAILURE]
         for state in self._instance.all_instigator_state():
             name, origin = state.instigator_name, state.instigator_origin_id
             if self._location not in (None, location_of_automation(state)):
@@ -293,25 +309,25 @@ class Reader:
             ):
                 continue
             kind: Literal["sensor", "schedule"] = (
-                "schedule" if state.instigator_type == InstigatorType.SCHEDULE else "sensor"
+                "schedule" if state.instigator_type.value == "SCHEDULE" else "sensor"
             )
             ticks = (
-                self._instance.get_ticks(origin, state.selector_id, limit=1, statuses=ended)
+                self._instance.get_ticks(origin, state.selector_id, limit=_TICKS)
                 if state.is_running
-                else []
+                else ()
             )
-            if not ticks:
+            last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
+            if last is None:
                 yield Automation(name, kind, state.is_running)
                 continue
-            failed = ticks[0].status == TickStatus.FAILURE
-            error = ticks[0].error
+            failed, error = last.status.value == "FAILURE", last.error
             yield Automation(
                 name=name,
                 kind=kind,
                 running=True,
-                failed_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if failed else None,
+                failed_at=datetime.fromtimestamp(last.timestamp, UTC) if failed else None,
                 error=_step_error(error) if error else None,
-                skip_reason=ticks[0].skip_reason,
+                skip_reason=last.skip_reason,
             )
 
 

@@ -59,8 +59,7 @@ def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
 def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int:
     """Delete the runs and events that are old enough. Returns how many runs there were."""
     # SQLAlchemy takes a fifth of the time to load the project, which nothing else in it needs.
-    from topicberg.dagster.events import forget_events
-    from topicberg.dagster.internals import SqlEventLogStorage
+    from topicberg.dagster.compatibility import degradation
 
     config, now, instance = settings(), datetime.now(UTC), context.instance
     old: dict[str, frozenset[dg.AssetKey]] = {}
@@ -78,8 +77,14 @@ def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int
     context.log.info(f"{forgotten:,} runs are forgotten")
     if refused:
         context.log.warning(f"logs of forgotten runs could not be deleted: {refused}")
-    if isinstance(storage := instance.event_log_storage, SqlEventLogStorage):
-        events = forget_events(storage, now - timedelta(days=config.keep_check_runs_days), keys)
+    try:
+        from topicberg.dagster.events import forget_events
+    except ImportError as error:
+        effect = "events outside of runs and results of checks are kept for ever"
+        context.log.warning(degradation(effect, error))
+    else:
+        before = now - timedelta(days=config.keep_check_runs_days)
+        events = forget_events(instance.event_log_storage, before, keys)
         context.log.info(f"{events:,} events outside runs and results of checks are forgotten")
     return forgotten
 

@@ -50,5 +50,5 @@ def serve(host: str, port: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    levels = {"httpx2": logging.WARNING}  # of the registry's client
+    levels = {"httpx": logging.WARNING, "httpx2": logging.WARNING}  # of the registry's client
     process.main("topicberg_local.emulators.confluent", __doc__, serve, levels)

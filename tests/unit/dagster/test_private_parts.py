@@ -1,4 +1,4 @@
-"""Dagster's private parts: used in one package, and there as the locked Dagster has them."""
+"""Dagster's private parts: used in one package, and there as the installed Dagster has them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,54 @@
+"""What is done without where Dagster lacks a private part: one warning says what, and why.
+
+Private parts may differ in each minor version of Dagster. A module that uses some checks them when
+it is imported, and raises :class:`ImportError`; the importer falls back to what Dagster offers
+publicly. Only the guard of the web server has no fallback (:mod:`topicberg.dagster.webserver`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+logger = logging.getLogger(__name__)
+_logged: set[str] = set()
+
+
+def require_attributes(owner: Any, *names: str) -> None:
+    """Check that a class or a module of Dagster has what is used of it.
+
+    :raises ImportError: it lacks one
+    """
+    for name in names:
+        if not hasattr(owner, name):
+            called = getattr(owner, "__name__", type(owner).__name__)
+            raise ImportError(f"{called} has no {name}")
+
+
+def require_parameters(function: Callable[..., Any], count: int) -> None:
+    """Check that a function or class of Dagster takes this many arguments by position.
+
+    :raises ImportError: it does not
+    """
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except TypeError as error:
+        raise ImportError(f"{function.__name__}: {error}") from None
+
+
+def degradation(effect: str, error: ImportError) -> str:
+    """Return the warning: what this version of Dagster makes slower or leaves out."""
+    return (
+        f"Dagster {version('dagster')} differs from the versions that topicberg was tested with: "
+        f"{effect} ({error}). `topicberg constraints` prints the tested versions"
+    )
+
+
+def warn_degraded(effect: str, error: ImportError) -> None:
+    """Log the warning, once in each process."""
+    if effect not in _logged:
+        _logged.add(effect)
+        logger.warning(degradation(effect, error))

@@ -1,0 +1,156 @@
+"""A Dagster without a private part: what topicberg falls back to, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import dagster as dg
+import pytest
+from dagster._core.storage.event_log import SqliteEventLogStorage
+from dagster_webserver.graphql import GraphQLServer
+from dagster_webserver.webserver import DagsterWebserver
+from starlette.applications import Starlette
+
+from topicberg.dagster import compatibility, launcher, sqlite, storage, webserver
+from topicberg.dagster.compatibility import require_attributes, require_parameters
+from topicberg.dagster.home import dagster_home
+from topicberg.orchestration.jobs.retention import forget_old_runs
+from topicberg.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def newly_started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No warning is logged yet, and no web server guarded."""
+    for name in ("build_middleware", "create_asgi_app"):
+        monkeypatch.setattr(DagsterWebserver, name, getattr(DagsterWebserver, name))
+    monkeypatch.setattr(compatibility, "_logged", set())
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "127.0.0.1")  # the guard changes it
+    storage._guard_once.cache_clear()
+    yield
+    storage._guard_once.cache_clear()
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == compatibility.__name__ and record.levelno == logging.WARNING
+    ]
+
+
+def test_storage_without_private_part_uses_dagsters_with_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @dg.asset
+    def orders() -> None: ...
+
+    guarded = []
+    monkeypatch.setattr(
+        webserver, "guard_webservers", lambda _config, *, same_user: guarded.append(same_user)
+    )
+    monkeypatch.setattr(sqlite, "open_storages", _missing)
+    home = dagster_home(Settings(state_dir=tmp_path))
+    for _ in range(2):
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            assert dg.materialize([orders], instance=instance).success
+            assert type(instance.event_log_storage) is SqliteEventLogStorage
+            instance.optimize_for_webserver(15_000, 3600, 20)
+    (warning,) = _warnings(caplog)
+    assert warning.startswith(f"Dagster {dg.__version__} differs from the versions")
+    assert "every event opens its database" in warning
+    assert "Something has no part" in warning
+    assert guarded == [True]
+    monkeypatch.undo()
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        assert len(instance.get_runs()) == 2
+
+
+def _missing(_folder: Path) -> None:
+    raise ImportError("Something has no part")
+
+
+def test_launcher_without_private_part_is_dagsters_own(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "topicberg.dagster.forking", None)
+        importlib.reload(launcher)
+    try:
+        config = {
+            "run_launcher": {"module": launcher.__name__, "class": "ForkingRunLauncher"},
+        }
+        with dg.instance_for_test(config) as instance:
+            assert type(instance.run_launcher) is dg.DefaultRunLauncher
+    finally:
+        importlib.reload(launcher)
+    (warning,) = _warnings(caplog)
+    assert "every run imports its libraries again" in warning
+    assert launcher.ForkingRunLauncher.__module__ == "topicberg.dagster.forking"
+
+
+def test_retention_without_private_part_deletes_runs_and_warns(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "topicberg.dagster.events", None)
+    with dg.instance_for_test() as instance:
+        assert forget_old_runs.execute_in_process(instance=instance).success
+    assert "results of checks are kept for ever" in capfd.readouterr().err
+
+
+def test_missing_attribute_is_an_import_error() -> None:
+    require_attributes(SqliteEventLogStorage, "path_for_shard")
+    with pytest.raises(ImportError, match="SqliteEventLogStorage has no path_of_shard"):
+        require_attributes(SqliteEventLogStorage, "path_for_shard", "path_of_shard")
+    with pytest.raises(ImportError, match="SimpleNamespace has no lock"):
+        require_attributes(SimpleNamespace(), "lock")
+
+
+def test_function_with_other_parameters_is_an_import_error() -> None:
+    def connect(base: str, name: str = "") -> None: ...
+
+    require_parameters(connect, 2)
+    with pytest.raises(ImportError, match="connect: too many positional arguments"):
+        require_parameters(connect, 3)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(DagsterWebserver, "build_middleware"), (GraphQLServer, "create_asgi_app")]
+)
+def test_web_server_that_cannot_be_guarded_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    monkeypatch.undo()  # what the fixture has set on the class below
+    with monkeypatch.context() as patch:
+        for each in (DagsterWebserver, GraphQLServer):
+            if name in vars(each):
+                patch.delattr(each, name)
+        with pytest.raises(webserver.UnguardedWebServerError, match=f"has no attribute '{name}'"):
+            webserver.guard_webservers(Settings(), same_user=True)
+        for start in (storage._guard, webserver.main):
+            with pytest.raises(SystemExit, match="error: Dagster's web server is not started"):
+                start()
+    assert hasattr(owner, name)
+
+
+def test_application_without_the_guard_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DagsterWebserver, "create_asgi_app", lambda _server, **_: Starlette())
+    webserver.guard_webservers(Settings(), same_user=True)
+    with pytest.raises(webserver.UnguardedWebServerError, match="has no middleware of topicberg"):
+        DagsterWebserver.create_asgi_app(None)  # type: ignore[arg-type]
+
+
+def test_process_that_has_imported_the_web_server_is_guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = []
+    monkeypatch.setattr(
+        webserver, "guard_webservers", lambda _config, *, same_user: guarded.append(same_user)
+    )
+    with dg.DagsterInstance.from_config(str(dagster_home(Settings(state_dir=tmp_path)))):
+        assert "dagster_webserver.webserver" in sys.modules
+    assert guarded == [True]
