@@ -36,6 +36,9 @@ FILE, TABLE = "pyproject.toml", "topicberg"
 VARIABLE = "TOPICBERG_PROJECT_ROOT"
 ENV_FILE_VARIABLE = "TOPICBERG_ENV_FILE"
 
+_NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
+"""PySpark's errors of what needs a session."""
+
 
 class Project(BaseModel):
     """What ``[tool.topicberg]`` says; paths are relative to the project's root."""
@@ -115,14 +118,37 @@ def _read(path: Path, _changed: int) -> Project:
         ) from None
 
 
+def project_name(root: Path) -> str | None:
+    """Return the name of the project's distribution, if its file has one."""
+    return _metadata(root).get("name")
+
+
+def dependencies(root: Path) -> tuple[str, ...]:
+    """Return the requirements under ``dependencies`` of ``[project]``."""
+    return tuple(_metadata(root).get("dependencies", ()))
+
+
+def python_versions(root: Path) -> str:
+    """Return the versions of Python that the project supports; empty: it says nothing."""
+    return str(_metadata(root).get("requires-python", ""))
+
+
+def _metadata(root: Path) -> dict[str, Any]:
+    path = root / FILE
+    return dict(_toml(path).get("project", {})) if path.is_file() else {}
+
+
 def _has_table(path: Path) -> bool:
     return path.is_file() and _table(path) is not None
 
 
 def _table(path: Path) -> Any:
+    return _toml(path).get("tool", {}).get(TABLE)
+
+
+def _toml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_bytes().decode()
-        return tomllib.loads(text).get("tool", {}).get(TABLE)
+        return tomllib.loads(path.read_bytes().decode())
     except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are these
         raise TopicbergError(f"{path} cannot be read: {error}", hint="correct the file") from None
 
@@ -173,7 +199,10 @@ def _imported(module: str) -> ModuleType:
         if isinstance(error, SyntaxError) and (error.filename or "").endswith(file):
             lines, reason = [error.lineno], error.msg
         at = f", line {lines[-1]}" if lines else ""
-        raise SpecError(
-            f"{file}{at}: {type(error).__name__}: {reason}",
-            hint="correct the file, then run `topicberg pipelines check`",
-        ) from error
+        hint = "correct the file, then run `topicberg pipelines check`"
+        if any(code in reason for code in _NO_SESSION):
+            hint = (
+                "there is no Spark when a module is imported: make the function for Spark in the "
+                "function of the table, or name types by objects, as in `udf(StringType())`"
+            )
+        raise SpecError(f"{file}{at}: {type(error).__name__}: {reason}", hint=hint) from error
