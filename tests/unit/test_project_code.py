@@ -109,7 +109,7 @@ def test_pickled_function_of_a_pipeline_imports_no_topicberg(
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     pipelines = importlib.import_module("parcels.pipelines")
     pickle_by_value(root)
-    pickled = cloudpickle.dumps(pipelines.described)
+    pickled = cloudpickle.dumps(pipelines.described)  # type: ignore[no-untyped-call]
     assert b"parcels.prices" in pickled
     assert b"topicberg" not in pickled
 
