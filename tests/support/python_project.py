@@ -66,7 +66,8 @@ def labels(parcels: DataFrame) -> DataFrame:
     """A label for each parcel."""
     rows = parcels.select(F.col("`$$timestamp`").alias("sent_at"), "number", "country")
     labelled = rows.withColumn("label", label("number", "country"))
-    return labelled.mapInPandas(priced, labelled.schema.add("price", "long"))
+    columns = "sent_at timestamp, number long, country string, label string, price long"
+    return labelled.mapInPandas(priced, columns)
 ''',
     "src/parcels/prices.py": '''\
 """Prices by country."""
