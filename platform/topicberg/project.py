@@ -42,6 +42,9 @@ PREFIX = r"^[a-z][a-z0-9_]{0,35}$"
 VARIABLE = "TOPICBERG_PROJECT_ROOT"
 ENV_FILE_VARIABLE = "TOPICBERG_ENV_FILE"
 
+_NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
+"""PySpark's errors of what needs a session."""
+
 
 class Project(BaseModel):
     """What ``[tool.topicberg]`` says; paths are relative to the project's root."""
@@ -187,6 +190,26 @@ def location_options(root: Path) -> str:
     return f"-m {found.target}" if found else "-f definitions.py"
 
 
+def project_name(root: Path) -> str | None:
+    """Return the name of the project's distribution, if its file has one."""
+    return _metadata(root).get("name")
+
+
+def dependencies(root: Path) -> tuple[str, ...]:
+    """Return the requirements under ``dependencies`` of ``[project]``."""
+    return tuple(_metadata(root).get("dependencies", ()))
+
+
+def python_versions(root: Path) -> str:
+    """Return the versions of Python that the project supports; empty: it says nothing."""
+    return str(_metadata(root).get("requires-python", ""))
+
+
+def _metadata(root: Path) -> dict[str, Any]:
+    path = root / FILE
+    return dict(_document(path).get("project", {})) if path.is_file() else {}
+
+
 def _has_table(path: Path) -> bool:
     return path.is_file() and _document(path).get("tool", {}).get(TABLE) is not None
 
@@ -244,7 +267,10 @@ def _imported(module: str) -> ModuleType:
         if isinstance(error, SyntaxError) and (error.filename or "").endswith(file):
             lines, reason = [error.lineno], error.msg
         at = f", line {lines[-1]}" if lines else ""
-        raise SpecError(
-            f"{file}{at}: {type(error).__name__}: {reason}",
-            hint="correct the file, then run `topicberg pipelines check`",
-        ) from error
+        hint = "correct the file, then run `topicberg pipelines check`"
+        if any(code in reason for code in _NO_SESSION):
+            hint = (
+                "there is no Spark when a module is imported: make the function for Spark in the "
+                "function of the table, or name types by objects, as in `udf(StringType())`"
+            )
+        raise SpecError(f"{file}{at}: {type(error).__name__}: {reason}", hint=hint) from error

@@ -249,15 +249,15 @@ class Settings(EnvironmentSettings):
         default=None, exclude=True, description="the Spark Connect endpoint of a cloud deployment"
     )
     emr_release: str = Field(
-        default="emr-spark-8.0.0",
+        default="emr-spark-8.1.0",
         pattern=r"^emr-(spark-)?\d+\.\d+\.\d+(-\d{8})?$",
-        description="release of that application; it needs Spark 4",
+        description="release of that application; it needs Spark 4.1",
     )
     emr_image: str | None = Field(
         default=None,
         pattern=r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[^\s:@]+(:[\w.-]+|@sha256:[0-9a-f]{64})$",
-        description="image of that application, built from docs/production/emr.Dockerfile; without "
-        "it `topicberg deploy` uploads the code",
+        description="image of that application, built from what `topicberg deploy emr-image` "
+        "writes; without it `topicberg deploy` uploads the code",
     )
     athena: bool = Field(
         default=True, description="`topicberg deploy` creates a workgroup of Athena, for queries"
@@ -404,7 +404,7 @@ class EmrSettings(EnvironmentSettings):
     )
     entry_point: str = Field(
         pattern=r"^(s3://[^/\s]+|local://)?/\S+\.py$",
-        description="topicberg/orchestration/emr/job.py, in the application's image or in S3",
+        description="job.py that `topicberg deploy emr-image` writes, in the image or in S3",
     )
     log_uri: str = Field(
         pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$",

@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -32,7 +35,21 @@ else:
 
     F, Window = _Late("pyspark.sql.functions"), _Late("pyspark.sql.window", "Window")
 
-__all__ = ["NO_SUBSTITUTION", "F", "Window", "check_spark", "new_session", "quote", "without_token"]
+__all__ = [
+    "NO_SUBSTITUTION",
+    "F",
+    "Window",
+    "check_spark",
+    "for_connect",
+    "missing_module",
+    "new_session",
+    "quote",
+    "without_token",
+]
+
+CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+"""Variable that lets the functions of pyspark.sql build expressions for Spark Connect."""
+_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 
 NO_SUBSTITUTION = {"spark.sql.variable.substitute": "false"}
 """Spark would replace ``${env:…}`` in SQL text by the variables of its process."""
@@ -82,8 +99,7 @@ def new_session(
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
     check_spark(remote)
-    # Lets the functions of pyspark.sql build expressions for Spark Connect, as getOrCreate() does.
-    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    os.environ[CONNECT_MODE] = "1"  # as getOrCreate() does
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         # They print every error, with both stack traces, before a caller can handle it.
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
@@ -101,6 +117,30 @@ def new_session(
         [DefaultPolicy(max_backoff=wait, max_retries=max(1, int(give_up_after * 1000 / wait)))]
     )
     return session  # type: ignore[return-value]
+
+
+@contextmanager
+def for_connect() -> Iterator[None]:
+    """Let modules make functions and expressions of Spark when they are imported.
+
+    Without a session, PySpark takes them for those of a Spark in this process, and fails. A job run
+    of EMR Serverless has such a Spark.
+    """
+    context = sys.modules.get("pyspark.core.context")
+    if CONNECT_MODE in os.environ or (context and context.SparkContext._active_spark_context):
+        yield
+        return
+    os.environ[CONNECT_MODE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[CONNECT_MODE]
+
+
+def missing_module(text: str) -> str | None:
+    """Return the module that Python did not find, if this is what an error says."""
+    found = _MISSING.search(text)
+    return found[1] if found else None
 
 
 def _left_to_stop(_: object) -> None:

@@ -9,33 +9,37 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from topicberg.endpoints import load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.project_code import send
 from topicberg.settings import settings
-from topicberg.spark import new_session, quote
+from topicberg.spark import CONNECT_MODE, new_session, quote
 from topicberg.topics import TopicSpec, load_topic
 from topicberg.transforms.derived import TableName, spark_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+os.environ[CONNECT_MODE] = "1"  # modules of pipelines may be imported before there is a session
 _SPARK_TYPES = {"long": "bigint", "timestamptz": "timestamp", "timestamp": "timestamp_ntz"}
 _HEADERS = "map<string,binary>"
 
 
 @contextmanager
 def spark_session() -> Iterator[SparkSession]:
-    """Yield a new session on the running stack.
+    """Yield a new session on the running stack, whose workers have the code of the project.
 
     :raises StackNotRunningError: the stack does not run
     """
     endpoints = load_endpoints()
     session = new_session(endpoints.spark_connect, endpoints.spark_session(settings())[0])
     try:
+        send(session, settings().project_root)
         yield session
     finally:
         session.stop()

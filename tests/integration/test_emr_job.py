@@ -59,7 +59,9 @@ class Submitted:
         code = self.process.poll()
         if code is None:
             return "RUNNING", ""
-        return ("FAILED", self.log.read_text()[-200:]) if code else ("SUCCESS", "")
+        return (
+            ("FAILED", " ".join(self.log.read_text().split())[-200:]) if code else ("SUCCESS", "")
+        )
 
     def cancel(self) -> None:
         self.process.terminate()

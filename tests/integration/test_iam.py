@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
 import requests
+from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
 from topicberg.clients.file_io import VendedFileIO
+from topicberg.deploy.aws.bucket import CODE, JOBS
+from topicberg.deploy.aws.emr import emr_policy
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.logins.catalog import CatalogLogin, role_keys, role_session
 from topicberg.tableflow.failures import explain
@@ -80,6 +84,55 @@ def enforced() -> Iterator[Account]:
     finally:
         requests.post(f"{url}/moto-api/reset-auth", data=b"inf", timeout=5)
         moto.stop()
+
+
+BUCKETS = {"bucket": "topics", "derived_bucket": "derived", "compute_bucket": "compute"}
+
+
+@pytest.fixture
+def job_role(enforced: Account) -> Any:
+    """S3 with the keys of a job run of EMR Serverless, as the policy of its role allows it."""
+    names = SimpleNamespace(namespace=str)
+    config = SimpleNamespace(bucket_kms_key_arn=None)
+    place = {"region": REGION, "account": ACCOUNT, "namespace": "lkc-1", "specs": []}
+    context: Any = SimpleNamespace(**BUCKETS, **place, names=names, config=config)
+    iam, s3 = enforced.client("iam"), enforced.client("s3")
+    root = f"arn:aws:iam::{ACCOUNT}:user/root"
+    iam.create_role(RoleName="job", AssumeRolePolicyDocument=trust(root))
+    document = json.dumps(emr_policy(context))
+    iam.put_role_policy(RoleName="job", PolicyName="job", PolicyDocument=document)
+    for bucket in BUCKETS.values():
+        s3.create_bucket(Bucket=bucket)
+        for folder in (CODE, JOBS):
+            s3.put_object(Bucket=bucket, Key=f"{folder}one", Body=b"1")
+    assumed = enforced.client("sts").assume_role(
+        RoleArn=f"arn:aws:iam::{ACCOUNT}:role/job", RoleSessionName="job"
+    )["Credentials"]
+    keys = assumed["AccessKeyId"], assumed["SecretAccessKey"], assumed["SessionToken"]
+    return boto3.Session(*keys, region_name=REGION).client("s3", endpoint_url=enforced.url)
+
+
+def test_role_of_emr_jobs_may_do_what_a_job_does_and_no_more(job_role: Any) -> None:
+    """S3A looks for a key that does not exist by HEAD and LIST: without LIST, S3 answers 403."""
+    for bucket in BUCKETS.values():
+        assert job_role.list_objects_v2(Bucket=bucket, Prefix=f"{CODE}none/")["KeyCount"] == 0
+        assert job_role.get_object(Bucket=bucket, Key=f"{CODE}one")["Body"].read() == b"1"
+    with pytest.raises(ClientError, match="404"):
+        job_role.head_object(Bucket="compute", Key=f"{CODE}none")
+    job_role.put_object(Bucket="compute", Key=f"{JOBS}log", Body=b"1")
+    job_role.put_object(Bucket="derived", Key="table/data.parquet", Body=b"1")
+    job_role.delete_object(Bucket="derived", Key="table/data.parquet")
+    for operation, bucket, key in (
+        ("put_object", "compute", f"{CODE}one"),
+        ("delete_object", "compute", f"{CODE}one"),
+        ("get_object", "compute", f"{JOBS}one"),
+        ("put_object", "topics", "table/data.parquet"),
+        ("delete_object", "topics", f"{CODE}one"),
+    ):
+        with pytest.raises(ClientError, match="AccessDenied"):
+            getattr(job_role, operation)(Bucket=bucket, Key=key)
+    with pytest.raises(ClientError, match="AccessDenied"):
+        job_role.list_objects_v2(Bucket="elsewhere")
 
 
 @pytest.fixture

@@ -104,11 +104,6 @@ def test_the_image_holds_what_it_needs_and_no_secret() -> None:
     parse(yaml.safe_load(words))
 
 
-def test_the_image_of_emr_serverless_holds_the_same() -> None:
-    assert instructions("COPY", "emr.Dockerfile") == instructions("COPY")
-    assert instructions("USER", "emr.Dockerfile")[-1] == ["hadoop:hadoop"]
-
-
 @pytest.mark.slow
 def test_the_code_location_loads_from_what_is_copied(tmp_path: Path) -> None:
     """In the cloud deployment, with no account and no network."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from bare_python import bare_python
 from confluent_kafka.schema_registry import Schema
 from fuzz_protobuf import schema_and_records
 from kafka_topics import Topic, avro
@@ -28,33 +27,8 @@ from topicberg.tableflow.tasks import check_workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-WORKERS_OWN = ("pyspark", "py4j", "pyarrow", "numpy", "pandas", "dateutil", "six", "pytz", "tzdata")
 MEMORY = 1024**3
 COUNT = 300
-
-
-def _python(folder: Path, without: str = "") -> Path:
-    """Write a Python that has only some packages, which Spark starts its workers with."""
-    packages = folder / "packages"
-    packages.mkdir()
-    for name in WORKERS_OWN:
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.origin is None or name == without:
-            continue
-        origin = Path(spec.origin)
-        source = origin.parent if origin.name == "__init__.py" else origin
-        (packages / source.name).symlink_to(source)
-        if (libraries := source.with_name(f"{name}.libs")).exists():
-            (packages / libraries.name).symlink_to(libraries)
-    command = folder / "python"
-    # The daemon of the local stack is a part of topicberg.
-    command.write_text(
-        "#!/bin/sh\nshift 2\n"
-        f"export PYTHONPATH={packages} HOME={folder}\n"
-        f'exec {sys.executable} -S -m pyspark.daemon "$@"\n'
-    )
-    command.chmod(0o755)
-    return command
 
 
 @contextmanager
@@ -68,14 +42,14 @@ def _session(stack: Endpoints, python: Path) -> Iterator[SparkSession]:
 
 
 def test_topicberg_is_sent_to_workers_that_lack_it(stack: Endpoints, tmp_path: Path) -> None:
-    with _session(stack, _python(tmp_path)) as session:
+    with _session(stack, bare_python(tmp_path)) as session:
         assert "No module named 'topicberg'" in tasks._lack(session, MEMORY)
         assert check_workers(session, MEMORY)
         assert not check_workers(session, MEMORY)
 
 
 def test_reason_of_workers_that_nothing_helps(stack: Endpoints, tmp_path: Path) -> None:
-    python = _python(tmp_path, without="pyarrow")
+    python = bare_python(tmp_path, without="pyarrow")
     with (
         _session(stack, python) as session,
         pytest.raises(TopicbergError, match=r"(?i)pyarrow") as error,
@@ -85,7 +59,7 @@ def test_reason_of_workers_that_nothing_helps(stack: Endpoints, tmp_path: Path) 
 
 
 def test_workers_without_memory_are_said(stack: Endpoints, tmp_path: Path) -> None:
-    python = _python(tmp_path)
+    python = bare_python(tmp_path)
     with _session(stack, python) as session, pytest.raises(TopicbergError, match="memory"):
         check_workers(session, 2**45)
 
@@ -137,7 +111,7 @@ def test_rows_are_the_same_by_workers_that_were_sent_topicberg(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    python = str(_python(tmp_path))
+    python = str(bare_python(tmp_path))
 
     def new(remote: str, conf: dict[str, str]) -> SparkSession:
         return new_session(remote, {**conf, "spark.sql.execution.pyspark.python": python})

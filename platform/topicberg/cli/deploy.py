@@ -325,6 +325,24 @@ def graph(
     echo(f"wrote {output}")
 
 
+@app.command("emr-image")
+def emr_image(
+    folder: Annotated[Path, typer.Argument(help="the folder to write into")] = Path("emr-image"),
+) -> None:
+    """Write what an image for EMR Serverless is built from: code and Dockerfile. Needs no account.
+
+    By default, `topicberg deploy create` uploads the code, and no image is needed.
+    """
+    from topicberg.deploy.aws.archive import write_image_context
+
+    config = settings()
+    write_image_context(config.project_root, folder)
+    echo(
+        f"wrote {folder}; build it with AWS's image of {config.emr_release} as BASE:\n"
+        f"docker build --build-arg BASE=… -t topicberg-emr {folder}"
+    )
+
+
 def _tell_waiting(context: DeployContext) -> None:
     from collections import Counter
 

@@ -7,6 +7,7 @@ every AWS tool does it, by ``AWS_PROFILE`` and ``AWS_ENDPOINT_URL``, but in the 
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from pydantic import Field, SecretStr, ValidationError
@@ -15,6 +16,9 @@ from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import EnvironmentSettings, Settings
+
+FIRST_RELEASE = (8, 1)
+"""Of EMR with Spark 4.1: emr-spark-8.0.0 has Spark 4.0, emr-7.x has Spark 3.5."""
 
 
 class DeploySettings(Addresses):
@@ -81,6 +85,7 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
         problems += [f"{_called(str(one['loc'][0]))}: {one['msg']}" for one in errors]
     stated = found or _Stated(**given)
     problems += _catalog_problems(stated, config)
+    problems += _emr_problems(config)
     if config.deployment == "cloud":
         problems += _cloud_problems(stated)
     if found is None or problems:
@@ -113,6 +118,22 @@ def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list
         f"{config.snowflake_catalog}"
         for name in needed
         if not getattr(known, f"catalog_{name}")
+    ]
+
+
+def _emr_problems(config: Settings) -> list[str]:
+    """Return why the release cannot compute the tables: it has an earlier Spark than the library.
+
+    https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/release-versions.html
+    """
+    series, _, number = config.emr_release.rpartition("-spark-")
+    is_new = bool(series) and tuple(map(int, re.findall(r"\d+", number)[:2])) >= FIRST_RELEASE
+    if not config.on_emr or is_new:
+        return []
+    first = f"emr-spark-{'.'.join(map(str, FIRST_RELEASE))}.0"
+    return [
+        f"TOPICBERG_EMR_RELEASE: {config.emr_release} has no Spark 4.1; the first release that has "
+        f"it is {first}"
     ]
 
 

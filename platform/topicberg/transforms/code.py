@@ -21,6 +21,8 @@ from types import CodeType
 from typing import Any
 
 from topicberg.errors import TopicbergError
+from topicberg.project_code import LIBRARIES, is_library, packages
+from topicberg.settings import settings as current_settings
 
 _DECORATORS = frozenset({"derived_table", "table_check"})
 _IGNORED = frozenset({"ctx", "type_comment", "kind", "returns", "decorator_list"})
@@ -244,15 +246,31 @@ def _module_of(statement: ast.ImportFrom, module: str) -> str:
 def _is_project(module: str, package: str) -> bool:
     """Return whether a module is the user's.
 
+    The answer must be the same wherever the project is installed: the image of EMR Serverless has
+    Spark in another folder, and a project may be in ``site-packages``.
+
     :param package: the outermost package of the function: it is the user's wherever it is installed
     """
     outer = module.partition(".")[0]
     if outer == package:
         return True
-    if outer in sys.stdlib_module_names or outer == __name__.partition(".")[0]:
+    if outer in sys.stdlib_module_names or outer in LIBRARIES:
         return False
-    file = _file(module)
-    return file is not None and "site-packages" not in Path(file).parts
+    file = _file(outer) or _file(module)
+    return (file is not None and not is_library(Path(file))) or outer in _packages()
+
+
+def _packages() -> frozenset[str]:
+    """Return the packages of the project; none if there is no valid project."""
+    try:
+        return _packages_of(current_settings().project_root)
+    except TopicbergError:
+        return frozenset()
+
+
+@cache
+def _packages_of(root: Path) -> frozenset[str]:
+    return frozenset(packages(root))
 
 
 def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:

@@ -43,8 +43,9 @@ from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.iceberg.tables import attached_catalog, find_table
+from topicberg.project_code import OF_DRIVER
 from topicberg.retry import conflicts, retry_conflicts
-from topicberg.spark import quote
+from topicberg.spark import missing_module, quote
 from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
 from topicberg.transforms.unread import READ, SourceTable, after, unread
 from topicberg.transforms.versions import computed_by, outdated, recorded
@@ -266,10 +267,36 @@ def write_window(
     :raises CommitConflictError: other writers kept changing the same window
     """
     first, *others = _portions(catalog, derivation, window)
-    written = _write(spark, catalog, derivation, first)
-    for portion in others:
-        written = written.followed_by(_write(spark, catalog, derivation, portion))
+    try:
+        written = _write(spark, catalog, derivation, first)
+        for portion in others:
+            written = written.followed_by(_write(spark, catalog, derivation, portion))
+    except TopicbergError:
+        raise
+    except Exception as error:
+        if module := missing_module(str(error)):
+            raise lacking(f"table {derivation.name}", module) from error
+        raise
     return written
+
+
+def lacking(what: str, module: str) -> TopicbergError:
+    """Return the error of a function whose module the workers of Spark cannot import.
+
+    :param what: names the table
+    """
+    if module.partition(".")[0] in OF_DRIVER:
+        hint = (
+            "move what runs on the workers into a module of the project that does not import "
+            f"{', '.join(sorted(OF_DRIVER))}"
+        )
+    else:
+        hint = (
+            f"install {module} for the Python of the workers; for EMR Serverless, add it to "
+            "`dependencies` in pyproject.toml, then run `topicberg deploy create`. A module of the "
+            "project must be in a package that its pipelines import: see docs/project.md"
+        )
+    return TopicbergError(f"{what}: the workers of Spark have no module {module}", hint=hint)
 
 
 def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[Window]:

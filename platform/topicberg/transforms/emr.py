@@ -18,6 +18,7 @@ from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError
 from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
 from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
 from topicberg.settings import EmrSettings, Settings
+from topicberg.spark import missing_module
 from topicberg.transforms.derived import Written
 from topicberg.transforms.windows import Window
 
@@ -146,6 +147,19 @@ def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpo
     return f"{shlex.join(words)} {emr.spark_submit_parameters}".strip()
 
 
+def module_missing(module: str, what: str) -> TopicbergError:
+    """Return the error of code that EMR Serverless cannot import.
+
+    :param what: says what failed
+    """
+    return TopicbergError(
+        f"{what}: the code of the EMR Serverless application has no module {module}",
+        hint=f"add the package of {module} to `dependencies` in pyproject.toml, install it, then "
+        "run `topicberg deploy create`, which uploads the code; an image of your own is built "
+        "again with `topicberg deploy emr-image`",
+    )
+
+
 def failed(
     what: str, report: JobReport | None, state: str, details: str, logs: str
 ) -> TopicbergError:
@@ -159,6 +173,8 @@ def failed(
     if report and report.failure:
         kind = _RETRYABLE.get(report.failure.kind or "", TopicbergError)
         return kind(f"{what} failed: {report.failure.message}", hint=hint)
+    if state == "FAILED" and (module := missing_module(details)):
+        return module_missing(module, f"{what} failed")
     message = f"{what} ended as {state}: {details or 'EMR Serverless gives no reason'}"
     if state == "FAILED" and _NO_ROOM.search(details):
         return ThrottledError(message, hint="give the application more capacity, or a queue")

@@ -20,6 +20,7 @@ from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
 from own_aws import URL_VARIABLES, serving
 from pydantic import SecretStr
+from python_project import write_project
 
 from topicberg.deploy import engine
 from topicberg.deploy.aws import archive, emr
@@ -108,7 +109,7 @@ def test_create_makes_an_application_that_costs_nothing_idle(service: Any, opene
     context = created(opened)
     (application,) = service.applications.values()
     found = application.configuration
-    assert found["releaseLabel"] == "emr-spark-8.0.0"
+    assert found["releaseLabel"] == "emr-spark-8.1.0"
     assert found["maximumCapacity"] == {"cpu": "16 vCPU", "memory": "64 GB"}
     assert found["autoStartConfiguration"] == {"enabled": True}
     assert found["autoStopConfiguration"] == {"enabled": True, "idleTimeoutMinutes": 15}
@@ -141,7 +142,7 @@ def test_capacity_and_release_change_in_place(service: Any, opened: Any) -> None
     context = created(opened)
     identity = context.need(emr.APPLICATION).id
     context.aws("emr-serverless").start_application(applicationId=identity)
-    changes = {"emr_max_vcpu": 32, "emr_release": "emr-spark-8.1.0"}
+    changes = {"emr_max_vcpu": 32, "emr_release": "emr-spark-8.2.0"}
     step = planned(opened, **changes)[emr.APPLICATION]
     assert (step.action, set(step.changes)) == ("change", {"maximum_capacity", "release"})
     created(opened, **changes)
@@ -205,7 +206,7 @@ def test_dagster_finds_the_application(
     assert wanted.application_id == context.need(emr.APPLICATION).id
     assert wanted.execution_role_arn.endswith(":role/demo_spark_job_role")
     assert wanted.log_uri == "s3://demo-123456789012-compute/jobs/"
-    assert wanted.entry_point == f"local:///opt/topicberg/{emr.JOB}"
+    assert wanted.entry_point == "local:///opt/topicberg/job.py"
     words = shlex.split(wanted.spark_submit_parameters)
     assert "spark.dynamicAllocation.maxExecutors=3" in words
     for name, value in {
@@ -303,6 +304,140 @@ def test_the_archive_has_the_project_and_no_spark(tmp_path: Path) -> None:
     assert {name for name in names if name.startswith("project/")} == {f"project/{o}" for o in own}
     assert "library/topicberg/orchestration/emr/job.py" in names
     assert not [name for name in names if "pycache" in name or "pyspark" in name]
+
+
+def test_archive_has_the_packages_of_a_project_and_their_data(tmp_path: Path) -> None:
+    root = write_project(tmp_path / "project")
+    (root / archive.LOCK).write_text("# nothing\n")
+    (root / "topics/.hidden.yaml").touch()
+    with archive.built(root) as path, tarfile.open(path) as tar:
+        names = {one for one in tar.getnames() if one.startswith("project/")}
+        first = path.read_bytes()
+    code = {"__init__.py", "pipelines.py", "prices.py", "zones.json"}
+    specs = {"pyproject.toml", "topics/parcels.yaml", "schemas/parcels.avsc", "src/rates.py"}
+    expected = specs | {f"src/parcels/{name}" for name in code}
+    assert names == {f"project/{name}" for name in expected}
+    with archive.built(root) as path:
+        assert path.read_bytes() == first
+
+
+def test_archive_of_an_installed_project_has_its_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_project(tmp_path / "project")
+    site = root / ".venv" / "site-packages"
+    site.parent.mkdir()
+    (root / "src").rename(site)
+    monkeypatch.syspath_prepend(site)
+    assert "project/src/parcels/prices.py" in archive._files(root)
+
+
+def test_archive_has_topics_of_components(tmp_path: Path) -> None:
+    root = write_project(tmp_path / "project")
+    file = root / "pyproject.toml"
+    file.write_text(file.read_text() + 'defs = "defs"\n')
+    (root / "defs/orders").mkdir(parents=True)
+    (root / "defs/orders/defs.yaml").write_text("type: topicberg.Topic\n")
+    assert "project/defs/orders/defs.yaml" in archive._files(root)
+
+
+def declare(root: Path, *requirements: str) -> None:
+    """Let a project depend on packages."""
+    file = root / "pyproject.toml"
+    file.write_text(
+        file.read_text().replace("dependencies = []", f"dependencies = {list(requirements)}")
+    )
+
+
+def test_dependencies_of_the_project_are_packed(tmp_path: Path) -> None:
+    root = write_project(tmp_path / "project")
+    before = {line.partition("==")[0] for line in archive._requirements(root).splitlines()}
+    assert {"pandas", "dagster"} <= before  # pandas: what a pipeline imports
+    assert not {"matplotlib", "pillow", "hypothesis"} & before
+    declare(root, "topicberg[local]", "hypothesis>=6", 'pywin32; sys_platform == "win32"')
+    (root / "src/parcels/charts.py").write_text("from matplotlib.figure import Figure\n")
+    archive._needed_by_project.cache_clear()
+    found = archive._requirements(root).splitlines()
+    assert f"hypothesis=={version('hypothesis')}" in found
+    names = {line.partition("==")[0] for line in found}
+    assert {"matplotlib", "pillow", "sortedcontainers"} <= names
+    assert not names & {"topicberg", "topicberg-local", "moto", "pyspark", "pywin32", "duckdb"}
+
+
+def test_dependency_that_the_lock_file_lacks_is_named(tmp_path: Path) -> None:
+    root = write_project(tmp_path / "project")
+    (root / archive.LOCK).write_text("pydantic==2 --hash=sha256:0\n")
+    assert archive._requirements(root).startswith("pydantic==2")
+    declare(root, "hypothesis")
+    with pytest.raises(TopicbergError, match=r"lock has no hypothesis, sortedcontainers"):
+        archive._requirements(root)
+
+
+def installed(folder: Path, name: str, *, is_pure: bool = True, editable: bool = False) -> None:
+    """Write a distribution as pip installs it from a folder."""
+    metadata = folder / f"{name}-1.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / f"{name}.py").write_text("X = 1\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    (metadata / "RECORD").write_text(f"{name}.py,,\n{name}-1.dist-info/METADATA,,\n")
+    (metadata / "WHEEL").write_text(
+        f"Wheel-Version: 1.0\nRoot-Is-Purelib: {str(is_pure).lower()}\n"
+    )
+    origin = {"url": "file:///shared", "dir_info": {"editable": editable}}
+    (metadata / "direct_url.json").write_text(json.dumps(origin))
+
+
+def test_library_that_no_index_has_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, site = write_project(tmp_path / "project"), tmp_path / "site-packages"
+    (root / archive.LOCK).unlink(missing_ok=True)
+    installed(site, "postal_codes")
+    monkeypatch.syspath_prepend(site)
+    (root / "src/parcels/codes.py").write_text("import postal_codes\n")
+    assert "postal" not in archive._requirements(root)
+    assert archive._library_files(root) == {
+        "site-packages/postal_codes.py": site / "postal_codes.py",
+        "site-packages/postal_codes-1.dist-info/METADATA": site
+        / "postal_codes-1.dist-info/METADATA",
+    }
+    shutil.rmtree(site)
+    installed(site, "postal_codes", is_pure=False)
+    archive._needed_by_project.cache_clear()
+    with pytest.raises(TopicbergError, match=r"postal.codes was installed from .* compiled code"):
+        archive._library_files(root)
+
+
+def test_library_that_is_installed_in_place_is_packed_with_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, shared, site = write_project(tmp_path / "project"), tmp_path / "shared", tmp_path / "site"
+    (shared / "post_common").mkdir(parents=True)
+    (shared / "post_common" / "__init__.py").touch()
+    installed(site, "post_common", editable=True)
+    (site / "post_common.py").unlink()
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.syspath_prepend(shared)
+    (root / "src/parcels/codes.py").write_text("import post_common\n")
+    assert "project/src/post_common/__init__.py" in archive._files(root)
+    assert "post-common" not in archive._requirements(root)
+
+
+def test_project_for_a_later_python_is_refused(tmp_path: Path) -> None:
+    root = write_project(tmp_path / "project")
+    file = root / "pyproject.toml"
+    file.write_text(file.read_text().replace(">=3.11", ">=3.12"))
+    with pytest.raises(TopicbergError, match=r"requires Python >=3.12; .* with Python 3.11"):
+        archive.version(root)
+
+
+def test_image_is_built_from_the_archive(tmp_path: Path) -> None:
+    root, folder = small_project(tmp_path / "clone"), tmp_path / "image"
+    archive.write_image_context(root, folder)
+    assert {one.name for one in folder.iterdir()} == {"Dockerfile", "job.py", "topicberg.tar.gz"}
+    lines = (folder / "Dockerfile").read_text().splitlines()
+    assert "ADD topicberg.tar.gz /opt/topicberg/topicberg/" in lines
+    assert lines[-1] == "USER hadoop:hadoop"
 
 
 def test_package_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -140,6 +140,32 @@ def test_open_catalog_is_out_of_reach_of_emr(given: dict[str, Any], is_refused: 
     assert ("no network but to AWS" in caught.value.message) == is_refused
 
 
+@pytest.mark.parametrize(
+    ("release", "given", "is_refused"),
+    [
+        ("emr-spark-8.1.0", {}, False),
+        ("emr-spark-8.1.0-20261101", {}, False),
+        ("emr-spark-10.0.0", {}, False),
+        ("emr-spark-8.0.0", {}, True),
+        ("emr-7.14.0", {}, True),
+        ("emr-spark-8.0.0", {"compute": "none"}, False),
+    ],
+)
+def test_release_of_emr_with_an_earlier_spark_is_refused(
+    release: str, given: dict[str, Any], is_refused: bool
+) -> None:
+    config = Settings.model_validate({"deployment": "cloud", "emr_release": release, **given})
+    with pytest.raises(TopicbergError) as caught:
+        load({}, config)
+    assert (f"{release} has no Spark 4.1" in caught.value.message) == is_refused
+
+
+def test_default_release_of_emr_is_accepted() -> None:
+    with pytest.raises(TopicbergError) as caught:
+        load({}, Settings(deployment="cloud"))
+    assert "EMR_RELEASE" not in caught.value.message
+
+
 def test_plan_says_what_is_not_computed() -> None:
     specs = load_topics()
     on_emr = Settings(deployment="cloud")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -11,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from python_project import write_project
 
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.derived import code_version
@@ -159,3 +164,69 @@ def test_code_version_of_each_derived_table_differs_and_repeats() -> None:
     found = {derived.name: code_version(derived, lake) for derived in lake.derived}
     assert len({*found.values()}) == len(found)
     assert found == {derived.name: code_version(derived, lake) for derived in lake.derived}
+
+
+VERSIONS = """
+import json
+from topicberg.orchestration.assets.derived import code_version
+from topicberg.orchestration.assets.lake import Lake, find_derived
+from topicberg.settings import settings
+from topicberg.topics import load_topics
+
+lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+print(json.dumps({one.name: code_version(one, lake) for one in lake.derived}))
+"""
+
+
+def _versions(root: Path, *path: Path) -> dict[str, str]:
+    """Return the versions of the tables of a project, as another process computes them."""
+    done = subprocess.run(
+        [sys.executable, "-c", VERSIONS],
+        cwd=root,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "TOPICBERG_PROJECT_ROOT": str(root),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def test_code_version_with_spark_in_another_folder_is_the_same(tmp_path: Path) -> None:
+    """In the image of EMR Serverless, PySpark is below /usr/lib/spark."""
+    lake = Lake(settings(), tuple(load_topics(settings())), tuple(find_derived()))
+    expected = {derived.name: code_version(derived, lake) for derived in lake.derived}
+    for name in ("pyspark", "py4j"):
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        (tmp_path / name).symlink_to(Path(spec.origin).parent)
+    assert _versions(settings().project_root, tmp_path) == expected
+
+
+def test_code_version_of_an_installed_project_is_that_of_its_source(tmp_path: Path) -> None:
+    """With helpers in other modules and in another top-level package of the project."""
+    root = write_project(tmp_path / "project")
+    source = _versions(root)
+    rates = root / "src" / "rates.py"
+    rates.write_text("FACTOR = 3\n")
+    changed = _versions(root)
+    assert changed != source
+
+    site = tmp_path / "site-packages"
+    (root / "src").rename(site)
+    metadata = site / "parcels-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: parcels\nVersion: 1\n")
+    (metadata / "RECORD").write_text("parcels/__init__.py,,\nrates.py,,\n")
+    assert _versions(root, site) == changed
+    (site / "rates.py").write_text("FACTOR = 2\n")
+    assert _versions(root, site) == source
+    (site / "parcels/prices.py").write_text("def price(*_):\n    return 1\n")
+    assert _versions(root, site) != source

@@ -1,28 +1,46 @@
 """The code that a job run of EMR Serverless executes, packed for the release's image.
 
-One archive has the library, the project (specs, schemas, and the packages of its pipelines) and
-their dependencies as wheels for Linux x86-64 and Python 3.11; Spark is the release's own. A small
-entry point beside it puts all of them on Python's path.
+One archive has the library, the project (specs, schemas, and its packages) and the dependencies of
+both, as wheels for Linux x86-64 and Python 3.11; Spark is the release's own. A small entry point
+beside it puts all of them on Python's path. An image of one's own has the same files.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import json
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from importlib.metadata import Distribution, packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 import topicberg
 from topicberg.errors import TopicbergError
 from topicberg.packages import needed
-from topicberg.project import FILE, VARIABLE, read_project
+from topicberg.project import (
+    FILE,
+    VARIABLE,
+    dependencies,
+    project_name,
+    python_versions,
+    read_project,
+)
+from topicberg.project_code import files_of, libraries, packages
+from topicberg.topics.sources import COMPONENT_FILE
 
 ARCHIVE = "topicberg.tar.gz"
 ENTRY_POINT = "job.py"
@@ -43,19 +61,53 @@ UNUSED = frozenset(
     }
 )
 """What no job imports, and is large."""
-_PATHS = ("library", "project", "project/src", "site")
-PYTHONPATH = ":".join(f"./{UNPACKED}/{path}" for path in _PATHS)
+SITE = "site-packages"
+"""Of the archive: by this name, code is known as that of libraries."""
+IN_IMAGE = "/opt/topicberg"
+"""Folder of an image in which the entry point and the unpacked archive are."""
+NEVER = frozenset({"topicberg", "topicberg-local"})
+"""Packed otherwise, or never."""
+ENVIRONMENT = {
+    **{"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"},
+    **{"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0"},
+}
+"""Of EMR's image, for the markers of requirements."""
+DOCKERFILE = f"""\
+# The code of a project in the image of an EMR Serverless application: written by
+# `topicberg deploy emr-image`. BASE is AWS's image of the application's release; EMR Serverless
+# refuses an image of another release.
+ARG BASE
+FROM ${{BASE}}
+USER root
+ADD {ARCHIVE} {IN_IMAGE}/{UNPACKED}/
+COPY {ENTRY_POINT} {IN_IMAGE}/
+USER hadoop:hadoop
+"""
+_NO_WHEEL = re.compile(r"No matching distribution found for (\S+)")
+_PATHS = ("library", "project", "project/src", SITE)
+
+
+def python_path(place: str) -> str:
+    """Return the variable PYTHONPATH of a worker.
+
+    :param place: the folder that has the unpacked archive
+    """
+    return ":".join(f"{place}/{UNPACKED}/{path}" for path in _PATHS)
 
 
 def entry_point() -> str:
     """Return the text of the script that Spark starts."""
-    return f'''"""Started by Spark: finds the code beside it, and computes what Dagster asks for."""
+    return f'''"""Started by Spark: finds the code, and computes what Dagster requests."""
 import os
 import sys
 from pathlib import Path
 
-os.environ["{VARIABLE}"] = str(Path("{UNPACKED}", "project").resolve())
-sys.path[:0] = [str(Path("{UNPACKED}", path).resolve()) for path in {_PATHS!r}]
+# Spark unpacks the archive in the working directory; an image has it beside this file.
+place = Path("{UNPACKED}")
+if not place.is_dir():
+    place = Path(__file__).with_name("{UNPACKED}")
+os.environ["{VARIABLE}"] = str((place / "project").resolve())
+sys.path[:0] = [str((place / path).resolve()) for path in {_PATHS!r}]
 
 from topicberg.orchestration.emr.job import main
 
@@ -66,45 +118,41 @@ main()
 @lru_cache(maxsize=2)
 def version(root: Path) -> str:
     """Return a hash of what is packed. A process reads the files once."""
+    if not SpecifierSet(python_versions(root)).contains(f"{PYTHON_VERSION}.9"):
+        raise TopicbergError(
+            f"{root / FILE}: the project requires Python {python_versions(root)}; EMR Serverless "
+            f"runs its code with Python {PYTHON_VERSION}",
+            hint="let `requires-python` include it, or set TOPICBERG_SPARK_REMOTE and compute the "
+            "derived tables there",
+        )
     digest = hashlib.sha256(entry_point().encode())
     for name, path in sorted(_files(root).items()):
         digest.update(f"{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     digest.update(_requirements(root).encode())
+    for name, one in sorted(_not_in_index(root).items()):
+        digest.update(f"{name}\0{one.read_text('RECORD')}\0".encode())
     return digest.hexdigest()[:16]
 
 
 def _files(root: Path) -> dict[str, Path]:
     """Return name in the archive → file, but for the files that Python makes."""
     project = read_project(root)
-    library = Path(topicberg.__file__).parent
-    found = dict(_below(library, "library/topicberg"))
+    found = dict(_below(Path(topicberg.__file__).parent, "library/topicberg"))
     for folder in (project.topics, project.schemas):
-        found |= _below(root / folder, f"project/{folder}")
-    for name in {name.partition(".")[0] for name in (*project.pipelines, *project.generators)}:
-        found |= _package(root, name)
+        for name, path in _below(root / folder, f"project/{folder}"):
+            if not any(part.startswith(".") for part in path.relative_to(root).parts):
+                found[name] = path
+    for path in sorted((root / project.defs).rglob(COMPONENT_FILE)) if project.defs else ():
+        found[f"project/{path.relative_to(root)}"] = path
+    for place in packages(root).values():
+        # A package that is installed elsewhere is found in "src".
+        parent = "src" if place.parent != root else ""
+        for name, path in files_of(place):
+            found[str(Path("project", parent, "" if place.is_file() else place.name, name))] = path
     if (root / FILE).is_file():
         found[f"project/{FILE}"] = root / FILE
     return found
-
-
-def _package(root: Path, name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a top-level package or module, wherever it is installed.
-
-    :raises TopicbergError: there is none
-    """
-    for place in (root, root / "src"):
-        if (place / name).is_dir():
-            return _below(place / name, f"project/{place.relative_to(root) / name}")
-        if (file := place / f"{name}.py").is_file():
-            return iter([(f"project/{file.relative_to(root)}", file)])
-    spec = find_spec(name)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        return _below(Path(folder), f"library/{name}")
-    raise TopicbergError(
-        f"there is no package {name}, which [tool.topicberg] in {root / FILE} names",
-        hint="correct the name, or install the package of the project",
-    )
 
 
 def _below(folder: Path, inside: str) -> Iterator[tuple[str, Path]]:
@@ -117,24 +165,76 @@ def _requirements(root: Path) -> str:
     """Return the dependencies without Spark and what no job imports, one a line.
 
     They are those of the project's lock file, with their hashes; else what is installed here.
+
+    :raises TopicbergError: the lock file lacks one
     """
-    without = SPARKS_OWN | UNUSED
-    if (root / LOCK).is_file():
-        blocks = re.split(r"\n(?=[A-Za-z0-9])", (root / LOCK).read_text())
-    else:
-        blocks = [*_installed()]
-    chosen = [one for one in blocks if re.split(r"[=\[ ;]", one)[0] not in without]
-    return "\n".join(chosen) + "\n"
+    own = _needed_by_project(root)
+    unused = SPARKS_OWN | (UNUSED - own.keys())
+    if not (root / LOCK).is_file():
+        installed = needed(["topicberg"], unused, ENVIRONMENT) | own
+        return "".join(
+            f"{name}=={one.version}\n" if one is not None else f"{name}\n"
+            for name, one in sorted(installed.items())
+            if name != "topicberg" and (one is None or _origin(one) is None)
+        )
+    blocks = re.split(r"\n(?=[A-Za-z0-9])", (root / LOCK).read_text())
+    locked = [(canonicalize_name(re.split(r"[=\[ ;]", one)[0]), one) for one in blocks]
+    if missing := sorted(needed(_declared(root), unused, ENVIRONMENT).keys() - dict(locked).keys()):
+        raise TopicbergError(
+            f"{root / LOCK} has no {', '.join(missing)}, which the project needs",
+            hint="lock the dependencies of pyproject.toml again; without the file, what is "
+            "installed here is packed",
+        )
+    return "\n".join(one for name, one in locked if name not in unused) + "\n"
 
 
-def _installed() -> Iterator[str]:
-    """Yield what topicberg needs in EMR's image, in the versions that are installed here."""
-    environment = {"sys_platform": "linux", "platform_system": "Linux"}
-    environment |= {"python_version": PYTHON_VERSION, "python_full_version": f"{PYTHON_VERSION}.0"}
-    found = needed(["topicberg"], SPARKS_OWN | UNUSED, environment)
-    for name, one in sorted(found.items()):
-        if name != "topicberg":
-            yield f"{name}=={one.version}" if one is not None else name
+@lru_cache(maxsize=2)
+def _needed_by_project(root: Path) -> dict[str, Distribution | None]:
+    """Return the libraries of the project: what it declares, and what its modules import."""
+    names = packages_distributions()
+    imported = [one for name in sorted(libraries(root)) for one in names.get(name, ())]
+    return needed([*_declared(root), *imported], SPARKS_OWN | NEVER, ENVIRONMENT)
+
+
+def _declared(root: Path) -> list[str]:
+    """Return the requirements of the project besides topicberg, whose own are known."""
+    if project_name(root) == "topicberg":
+        return []
+    return [
+        str(one)
+        for one in map(Requirement, dependencies(root))
+        if canonicalize_name(one.name) not in NEVER
+        and (one.marker is None or one.marker.evaluate({**ENVIRONMENT, "extra": ""}))
+    ]
+
+
+def _origin(one: Distribution) -> dict[str, Any] | None:
+    """Return where a distribution was installed from (PEP 610); None: a package index."""
+    text = one.read_text("direct_url.json")
+    return dict(json.loads(text)) if text else None
+
+
+def _not_in_index(root: Path) -> dict[str, Distribution]:
+    """Return the libraries of the project that were installed from a file or a repository.
+
+    Those that are installed in place are packed as packages of the project.
+
+    :raises TopicbergError: one has compiled code, which is that of this machine
+    """
+    found = {}
+    for name, one in _needed_by_project(root).items():
+        origin = _origin(one) if one is not None else None
+        if one is None or origin is None or origin.get("dir_info", {}).get("editable"):
+            continue
+        if "Root-Is-Purelib: true" not in (one.read_text("WHEEL") or ""):
+            raise TopicbergError(
+                f"{name} was installed from {origin.get('url')} and has compiled code, so it "
+                "cannot be packed for EMR Serverless",
+                hint="install it from a package index, or set TOPICBERG_EMR_IMAGE to an image of "
+                "your own that has it",
+            )
+        found[name] = one
+    return found
 
 
 @contextmanager
@@ -147,12 +247,47 @@ def built(root: Path) -> Iterator[Path]:
         folder = Path(name)
         requirements = folder / "requirements.txt"
         requirements.write_text(_requirements(root))
-        _install(requirements, folder / "site")
+        _install(requirements, folder / SITE)
         path = folder / ARCHIVE
-        with tarfile.open(path, "w:gz", compresslevel=6) as tar:
-            for name, file in {**dict(_below(folder / "site", "site")), **_files(root)}.items():
-                tar.add(file, name, recursive=False)
+        files = dict(_below(folder / SITE, SITE)) | _library_files(root) | _files(root)
+        with (
+            path.open("wb") as file,
+            gzip.GzipFile("", "wb", 6, file, mtime=0) as zipped,
+            tarfile.open(fileobj=zipped, mode="w") as tar,
+        ):
+            for name, source in sorted(files.items()):
+                tar.add(source, name, recursive=False, filter=_anonymous)
         yield path
+
+
+def _anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Leave out of an archive whose files they are, and when they were written."""
+    info.uid = info.gid = info.mtime = 0
+    info.uname = info.gname = ""
+    return info
+
+
+def _library_files(root: Path) -> dict[str, Path]:
+    """Return the files of libraries that no package index has."""
+    found = {}
+    for one in _not_in_index(root).values():
+        for file in one.files or ():
+            path = Path(str(one.locate_file(file)))
+            if ".." not in file.parts and "__pycache__" not in file.parts and path.is_file():
+                found[f"{SITE}/{file}"] = path
+    return found
+
+
+def write_image_context(root: Path, folder: Path) -> None:
+    """Write what an image of EMR Serverless is built from: the code, and a Dockerfile.
+
+    :raises TopicbergError: the dependencies cannot be downloaded
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with built(root) as path:
+        shutil.copyfile(path, folder / ARCHIVE)
+    (folder / ENTRY_POINT).write_text(entry_point())
+    (folder / "Dockerfile").write_text(DOCKERFILE)
 
 
 def _install(requirements: Path, target: Path) -> None:
@@ -171,10 +306,18 @@ def _install(requirements: Path, target: Path) -> None:
         *(word for platform in PLATFORMS for word in ("--platform", platform)),
         *("--target", str(target), "--requirement", str(requirements)),
     ]
+    if not requirements.read_text().strip():
+        return
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), "pip gives no reason")
+        hint = "check the access to the package index"
+        if missing := _NO_WHEEL.search(done.stderr):
+            reason = (
+                f"there is no wheel of {missing[1]} for Python {PYTHON_VERSION} on Linux x86-64"
+            )
+            hint += ", use a version that has a wheel"
         raise TopicbergError(
             f"the dependencies of the EMR Serverless jobs cannot be downloaded: {reason}",
-            hint="check the access to the package index, or set TOPICBERG_EMR_IMAGE",
+            hint=f"{hint}, or set TOPICBERG_EMR_IMAGE to an image of your own that has them",
         )

@@ -28,7 +28,6 @@ from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
-from topicberg.project import VARIABLE
 
 APPLICATION = "aws/emr/application"
 CODE_KEY = "aws/emr/code"
@@ -43,9 +42,6 @@ WORKERS = 4
 STATE_SECONDS = 600.0
 """How long an application may take to start or to stop, and a job run to be cancelled."""
 ACTIVE = ["SUBMITTED", "PENDING", "SCHEDULED", "RUNNING", "CANCELLING", "QUEUED"]
-IN_IMAGE = "/opt/topicberg"
-"""The project, in an image as docs/production/emr.Dockerfile makes it."""
-JOB = "platform/topicberg/orchestration/emr/job.py"
 PYTHON = "/usr/bin/python3.11"
 """Of the release's image: the code is written for it."""
 
@@ -75,7 +71,8 @@ def emr_policy(context: DeployContext) -> Document:
     databases = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
     writes = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     return document(
-        allow(["s3:GetBucketLocation", "s3:ListBucket"], [topics, derived]),
+        # Without ListBucket, S3 answers 403 instead of 404 for a key that does not exist.
+        allow(["s3:GetBucketLocation", "s3:ListBucket"], [topics, derived, compute]),
         allow(["s3:GetObject"], f"{topics}/*"),
         allow(writes, f"{derived}/*"),
         allow(["s3:GetObject"], f"{compute}/{CODE}*"),
@@ -103,16 +100,14 @@ def runtime_settings(context: DeployContext) -> dict[str, str] | None:
         "spark.executor.instances": "1",
         "spark.dynamicAllocation.maxExecutors": str(executors),
     }
+    drivers = {"PYSPARK_DRIVER_PYTHON": PYTHON, "PYSPARK_PYTHON": PYTHON}
     if code is None:
-        python, entry = f"{IN_IMAGE}/.venv/bin/python", f"local://{IN_IMAGE}/{JOB}"
-        drivers = {"PYSPARK_DRIVER_PYTHON": python, "PYSPARK_PYTHON": python, VARIABLE: IN_IMAGE}
-        workers = {"PYSPARK_PYTHON": python}
+        entry, place = f"local://{archive.IN_IMAGE}/{archive.ENTRY_POINT}", archive.IN_IMAGE
     else:
-        folder = f"s3://{context.compute_bucket}/{CODE}{code.fields['version']}"
+        folder, place = f"s3://{context.compute_bucket}/{CODE}{code.fields['version']}", "."
         entry = f"{folder}/{archive.ENTRY_POINT}"
         properties["spark.archives"] = f"{folder}/{archive.ARCHIVE}#{archive.UNPACKED}"
-        drivers = {"PYSPARK_DRIVER_PYTHON": PYTHON, "PYSPARK_PYTHON": PYTHON}
-        workers = {"PYSPARK_PYTHON": PYTHON, "PYTHONPATH": archive.PYTHONPATH}
+    workers = {"PYSPARK_PYTHON": PYTHON, "PYTHONPATH": archive.python_path(place)}
     properties |= {f"spark.emr-serverless.driverEnv.{k}": text for k, text in drivers.items()}
     properties |= {f"spark.executorEnv.{k}": text for k, text in workers.items()}
     return {

@@ -19,6 +19,7 @@ from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check,
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.project import members
 from topicberg.settings import Settings, settings
+from topicberg.spark import for_connect
 from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import KnownSpecs
@@ -292,7 +293,9 @@ def find_derived(config: Settings | None = None) -> list[DerivedTable]:
     """
     config = config or settings()
     found: dict[str, DerivedTable] = {}
-    for _, table in members(config.project_root, config.project.pipelines, DerivedTable):
+    with for_connect():
+        tables = [*members(config.project_root, config.project.pipelines, DerivedTable)]
+    for _, table in tables:
         first = found.setdefault(table.name, table)
         if first is not table:
             raise SpecError(

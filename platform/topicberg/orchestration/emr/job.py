@@ -8,16 +8,20 @@ module beside it hides one of Python's own. Spark's properties are those that
 
 from __future__ import annotations
 
+import os
+
 import boto3
 from dagster_pipes import PipesContext, PipesS3MessageWriter, open_dagster_pipes
 from pyspark.sql import SparkSession
 
 from topicberg.errors import TopicbergError
-from topicberg.orchestration.assets.derived import code_version, derivation
+from topicberg.orchestration.assets.derived import DerivedTable, code_version, derivation
 from topicberg.orchestration.assets.lake import Lake, find_derived
+from topicberg.project_code import pickle_by_value
+from topicberg.spark import CONNECT_MODE
 from topicberg.topics import check_topics
 from topicberg.transforms.derived import Written, write_window
-from topicberg.transforms.emr import Failure, JobReport, JobRequest
+from topicberg.transforms.emr import Failure, JobReport, JobRequest, module_missing
 from topicberg.transforms.upsert_view import refresh
 
 
@@ -38,31 +42,52 @@ def main() -> None:
 
 def _compute(pipes: PipesContext) -> Written:
     request = JobRequest.model_validate(pipes.extras)
+    os.environ.pop(CONNECT_MODE, None)  # Spark is in this process
+    # Modules of the project may make functions for Spark when they are imported.
+    spark = SparkSession.builder.getOrCreate()
+    try:
+        return _written(spark, request, pipes.code_version)
+    finally:
+        spark.stop()
+
+
+def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Written:
+    """:param code: the version of the table's code in Dagster"""
     config = request.config()
     specs, problems = check_topics(config)
     left_out = frozenset(name for problem in problems for name in problem.names)
-    lake = Lake(config, tuple(specs), tuple(find_derived()), left_out)
+    lake = Lake(config, tuple(specs), tuple(_tables()), left_out)
+    pickle_by_value(config.project_root)
     derived, view = lake.derived_by_name.get(request.table), lake.upsert_views.get(request.table)
-    if view is None and (derived is None or code_version(derived, lake) != pipes.code_version):
+    if view is None and (derived is None or code_version(derived, lake) != code):
         raise TopicbergError(
             f"table {request.table}: the code of the EMR Serverless application is not Dagster's",
             hint="run `topicberg deploy create`, which uploads this code, or build the image from "
             "the commit that Dagster runs; see docs/production.md",
         )
-    spark = SparkSession.builder.getOrCreate()
+    endpoints = request.endpoints()
+    for name, value in endpoints.spark_session(config)[0].items():
+        spark.conf.set(name, value)  # before the catalog is loaded
+    catalog = endpoints.catalog(config)
+    if view is not None:
+        head = refresh(spark, catalog, view).current_snapshot()
+        return Written(snapshot_id=head.snapshot_id if head else None)
+    assert derived is not None  # noqa: S101  checked above
+    assert request.window is not None  # noqa: S101  see JobRequest
+    return write_window(spark, catalog, derivation(derived, lake), request.window)
+
+
+def _tables() -> list[DerivedTable]:
+    """Return the derived tables of the project.
+
+    :raises TopicbergError: a module cannot be imported; names it, and how it gets here
+    """
     try:
-        endpoints = request.endpoints()
-        for name, value in endpoints.spark_session(config)[0].items():
-            spark.conf.set(name, value)  # before the catalog is loaded
-        catalog = endpoints.catalog(config)
-        if view is not None:
-            head = refresh(spark, catalog, view).current_snapshot()
-            return Written(snapshot_id=head.snapshot_id if head else None)
-        assert derived is not None  # noqa: S101  checked above
-        assert request.window is not None  # noqa: S101  see JobRequest
-        return write_window(spark, catalog, derivation(derived, lake), request.window)
-    finally:
-        spark.stop()
+        return find_derived()
+    except TopicbergError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            raise module_missing(str(error.__cause__.name), error.message) from error
+        raise
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
@@ -10,8 +10,12 @@ from pydantic import Field
 from pyspark.errors.exceptions.connect import SparkConnectException
 
 from topicberg.orchestration.resources.lakehouse import connect
+from topicberg.project_code import send
 from topicberg.settings import settings
 from topicberg.spark import NO_SUBSTITUTION, check_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class Spark(LazyPySparkResource):
@@ -38,6 +42,7 @@ class Spark(LazyPySparkResource):
                 # A session from before Spark restarted; its client is closed now, so that the
                 # next call makes another. What else is wrong is raised again.
                 super()._init_session()
+            send(cast("SparkSession", self._spark_session), settings().project_root)
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:
         """End the session: Spark forgets it, and no thread of its client outlives the run."""

@@ -1,0 +1,282 @@
+"""The Python code of a project: which files it has, and how the workers of Spark get them.
+
+The code is that of the modules which ``pipelines`` and ``generators`` of ``[tool.topicberg]`` name,
+of the packages they are in, and of all that these import, unless it is installed as a library.
+Tests, hidden files, keys and large files are no part of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import logging
+import os
+import re
+import sys
+import zipfile
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from topicberg.errors import TopicbergError
+from topicberg.project import FILE, project_name, read_project
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+LIBRARIES = frozenset({"topicberg", "topicberg_local", "pyspark", "py4j"})
+"""Packages that are never a part of a project, wherever they are."""
+LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
+OF_DRIVER = frozenset({"topicberg", "dagster", "pyspark"})
+"""What a module imports that is for the process of a run, not for the workers of Spark."""
+MAX_FILE_BYTES = 10 * 1024**2
+"""Of a file beside the modules."""
+_TESTS = re.compile(r"tests?|conftest\.py|test_.*\.py|.*_test\.py")
+_SECRETS = re.compile(r".*\.(env|pem|key|p8|p12|pfx|jks|keystore)", re.IGNORECASE)
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def packages(root: Path) -> dict[str, Path]:
+    """Return the top-level packages and modules of a project: name → folder or file.
+
+    :raises TopicbergError: one that ``[tool.topicberg]`` names does not exist
+    """
+    project = read_project(root)
+    found: dict[str, Path] = {}
+    waiting = [name.partition(".")[0] for name in (*project.pipelines, *project.generators)]
+    for name in waiting:
+        if (place := _in_project(root, name) or _installed(name)) is None:
+            raise TopicbergError(
+                f"there is no package {name}, which [tool.topicberg] in {root / FILE} names",
+                hint="correct the name, or install the package of the project",
+            )
+        found[name] = place
+    installed = _installed_with(root)
+    while waiting:
+        for name in {one.partition(".")[0] for one in _imports_of(found[waiting.pop()])}:
+            if name in found or name in sys.stdlib_module_names or name in LIBRARIES:
+                continue
+            if _TESTS.fullmatch(name) or _TESTS.fullmatch(f"{name}.py"):
+                continue
+            place = _in_project(root, name) or _installed(name)
+            if place is not None and (name in installed or not is_library(place)):
+                found[name] = place
+                waiting.append(name)
+    return found
+
+
+def libraries(root: Path) -> set[str]:
+    """Return the top-level packages that the code imports and that are no part of it."""
+    own = packages(root)
+    names = {one.partition(".")[0] for place in own.values() for one in _imports_of(place)}
+    return names - own.keys() - set(sys.stdlib_module_names)
+
+
+def files_of(place: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a package: its path in the package, and the file; of a module, itself."""
+    if place.is_file():
+        yield place.name, place
+        return
+    for path in sorted(place.rglob("*")):
+        parts = path.relative_to(place).parts
+        if path.is_file() and "__pycache__" not in parts and is_shipped(path, parts):
+            yield "/".join(parts), path
+
+
+def is_shipped(path: Path, parts: Collection[str]) -> bool:
+    """Return whether a file leaves this machine.
+
+    :param parts: of its path from the folder that is shipped
+    """
+    if any(part.startswith(".") or _TESTS.fullmatch(part) for part in parts):
+        return False
+    if _SECRETS.fullmatch(path.name):
+        return False
+    if path.suffix != ".py" and path.stat().st_size > MAX_FILE_BYTES:
+        _warn_of_size(path)
+        return False
+    return True
+
+
+@cache
+def _warn_of_size(path: Path) -> None:
+    logger.warning("%s has more than %d MB, so Spark does not get it", path, MAX_FILE_BYTES >> 20)
+
+
+def is_library(file: Path) -> bool:
+    """Return whether a file belongs to an installed library, not to a project."""
+    return not LIBRARY_FOLDERS.isdisjoint(file.parts)
+
+
+def send(spark: SparkSession, root: Path) -> None:
+    """Let the workers of a session of Spark Connect import the code of the project.
+
+    Each package is an archive that is unpacked where workers look for modules first, so files
+    beside a module are found by ``__file__`` as well. The name of an archive has a hash of its
+    content. Workers belong to one session: the next one imports changed code.
+
+    Source: Spark's "Python Package Management", archives of Spark Connect sessions.
+    """
+    own = packages(root)
+    if not own:
+        return
+    pickle_by_value(root)
+    with TemporaryDirectory(prefix="topicberg-code-") as folder:
+        for name, place in own.items():
+            try:
+                if place.is_file():
+                    spark.addArtifacts(str(place), pyfile=True)
+                    continue
+                data = archive(files_of(place))
+                path = Path(folder) / f"{name}-{hashlib.sha256(data).hexdigest()[:16]}.zip"
+                path.write_bytes(data)
+                spark.addArtifacts(f"{path}#{name}", archive=True)
+            except Exception as error:  # only tables with Python functions need it
+                logger.warning(
+                    "Spark does not accept the package %s of the project, so Python functions of "
+                    "tables cannot import it there: %s",
+                    name,
+                    error,
+                )
+
+
+def archive(files: Iterable[tuple[str, Path]]) -> bytes:
+    """Return a ZIP of files, the same for the same content."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as zipped:
+        for name, path in sorted(files):
+            info = zipfile.ZipInfo(name)  # of 1980, without the rights of the file
+            info.external_attr = 0o644 << 16
+            zipped.writestr(info, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    return data.getvalue()
+
+
+def pickle_by_value(root: Path) -> None:
+    """Let functions of modules that workers cannot import be sent themselves.
+
+    A module of pipelines imports topicberg, which workers may lack, and functions for Spark that
+    are made when it is imported need a session. What its functions use of other modules is
+    imported there.
+    """
+    from pyspark import cloudpickle
+
+    for name in sorted(_of_driver(packages(root)) & sys.modules.keys()):
+        cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
+
+
+def _of_driver(own: dict[str, Path]) -> set[str]:
+    """Return the modules that import what only the process of a run has, also through others."""
+    imports = {
+        name: set(_imports(path, name, path.name == "__init__.py", at_once=True))
+        for name, path in _modules(own)
+    }
+    found = {
+        name
+        for name, others in imports.items()
+        if OF_DRIVER & {one.partition(".")[0] for one in others}
+    }
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for name, others in imports.items():
+            # An import of a.b executes a as well.
+            if {one for each in (name, *others) for one in _prefixes(each)} & found:
+                found.add(name)
+    return found
+
+
+def _prefixes(module: str) -> Iterator[str]:
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
+
+
+def _modules(own: dict[str, Path]) -> Iterator[tuple[str, Path]]:
+    for name, place in own.items():
+        for inside, path in files_of(place):
+            if path.suffix == ".py":
+                parts = [name, *Path(inside).with_suffix("").parts] if place.is_dir() else [name]
+                yield ".".join(parts).removesuffix(".__init__"), path
+
+
+def _imports_of(place: Path) -> set[str]:
+    """Return what the modules of a package import, also in functions."""
+    return {
+        one
+        for name, path in _modules({place.stem: place})
+        for one in _imports(path, name, path.name == "__init__.py")
+    }
+
+
+def _imports(path: Path, module: str, is_package: bool, *, at_once: bool = False) -> Iterator[str]:
+    """Yield the modules that a file imports; of ``from a import b`` also ``a.b``.
+
+    :param at_once: leave out what only its functions import
+    """
+    waiting: list[ast.AST] = [_parsed(path, path.stat().st_mtime_ns)]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.Import():
+                yield from (each.name for each in node.names)
+            case ast.ImportFrom():
+                base = module if is_package else module.rpartition(".")[0]
+                for _ in range(node.level - 1):
+                    base = base.rpartition(".")[0]
+                parts = (base if node.level else "", node.module or "")
+                origin = ".".join(part for part in parts if part)
+                yield origin
+                yield from (f"{origin}.{each.name}" for each in node.names)
+            case ast.If() if "TYPE_CHECKING" in ast.dump(node.test):
+                waiting += node.orelse
+            case _ if at_once and isinstance(node, _LATER):
+                pass
+            case _:
+                waiting += ast.iter_child_nodes(node)
+
+
+@cache
+def _parsed(path: Path, _changed_at: int) -> ast.Module:
+    try:
+        return ast.parse(path.read_bytes())
+    except SyntaxError:  # reported where the module is imported
+        return ast.Module([], [])
+
+
+def _in_project(root: Path, name: str) -> Path | None:
+    """Return the folder or file of a top-level package in the folder of a project."""
+    for place in (root / name, root / "src" / name):
+        if place.is_dir() and any(place.glob("**/*.py")):
+            return place
+        if (file := place.with_name(f"{name}.py")).is_file():
+            return file
+    return None
+
+
+def _installed(name: str) -> Path | None:
+    """Return where this Python finds a top-level package or module of Python."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        return Path(folder)
+    return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+
+def _installed_with(root: Path) -> set[str]:
+    """Return the top-level packages of the distribution of the project, if it is installed."""
+    try:
+        files = distribution(project_name(root) or os.devnull).files or ()
+    except (PackageNotFoundError, ValueError):
+        return set()
+    return {file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"}
