@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from topicberg.dagster import compatibility, launcher, sqlite, storage, webserver
 from topicberg.dagster.compatibility import require_attributes, require_parameters
 from topicberg.dagster.home import dagster_home
-from topicberg.orchestration.jobs.retention import forget_old_runs
+from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.settings import Settings
 
 
@@ -98,7 +98,7 @@ def test_retention_without_private_part_deletes_runs_and_warns(
 ) -> None:
     monkeypatch.setitem(sys.modules, "topicberg.dagster.events", None)
     with dg.instance_for_test() as instance:
-        assert forget_old_runs.execute_in_process(instance=instance).success
+        assert retention_job(()).execute_in_process(instance=instance).success
     assert "results of checks are kept for ever" in capfd.readouterr().err
 
 
