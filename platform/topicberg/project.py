@@ -7,7 +7,7 @@ A project is a folder with a ``pyproject.toml`` that has a table ``[tool.topicbe
     topics = "topics"                      # folder of the specs
     schemas = "schemas"                    # folder of the schema files
     defs = "src/shop/defs"                 # folder of Dagster's components, if they have topics
-    pipelines = ["shop.defs.pipelines"]    # modules, or packages of modules, of derived tables
+    pipelines = ["shop.defs.pipelines"]    # modules, or packages, of derived tables and checks
     generators = ["shop.generators"]       # the same of generators of records
 
 The project is the folder that ``TOPICBERG_PROJECT_ROOT`` names, else the nearest one from the

@@ -109,6 +109,7 @@ class Settings(EnvironmentSettings):
         )
 
     deployment: Literal["local", "cloud"] = "local"
+    """The local stack, or the cloud accounts."""
     tableflow: Literal["confluent", "topicberg"] = Field(
         default="confluent",
         description="whose Tableflow writes the tables in the cloud deployment; the local stack "
@@ -187,7 +188,9 @@ class Settings(EnvironmentSettings):
         "specs; by default these are the engines of one cluster and bucket",
     )
     aws_region: str = "us-east-1"
+    """Of all resources in AWS."""
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
+    """The number of the account; in the cloud, `topicberg deploy` finds it."""
     bucket: str = Field(
         default_factory=lambda fields: str(fields["prefix"]).replace("_", "-"),
         pattern=r"^[a-z0-9][a-z0-9-]{1,61}[a-z0-9]$",
@@ -399,6 +402,7 @@ class EmrSettings(EnvironmentSettings):
     model_config = SettingsConfigDict(env_prefix="TOPICBERG_EMR_")
 
     application_id: str = Field(pattern=r"^[0-9a-z]{1,64}$")
+    """Of the EMR Serverless application."""
     execution_role_arn: str = Field(
         pattern=r"^arn:aws[a-zA-Z0-9-]*:iam::\d{12}:role/[!-~]+$", description="what the job may do"
     )

@@ -32,11 +32,17 @@ class AlertSettings(HoldsSecrets, EnvironmentSettings):
     email_to: str | None = None
     """Addresses, with commas between them."""
     email_from: str = "topicberg@localhost"
+    """Who sends the e-mails."""
     smtp_host: str = "localhost"
+    """The mail server."""
     smtp_port: int = 587
+    """Of the mail server."""
     smtp_user: str | None = None
+    """The login to the mail server, if it wants one."""
     smtp_password: SecretStr | None = None
+    """Of that login."""
     smtp_tls: bool = True
+    """Whether the connection is encrypted (STARTTLS)."""
 
 
 def alert_environment() -> dict[str, str]:

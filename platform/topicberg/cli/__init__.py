@@ -47,7 +47,7 @@ def _main(
 
 for _module in (
     *("stack", "topics", "peek", "datagen", "tableflow", "pipelines", "checks", "sync", "query"),
-    *("forget", "deploy", "ui", "init", "constraints"),
+    *("forget", "deploy", "ui", "init", "settings", "constraints"),
 ):
     import_module(f"topicberg.cli.{_module}").register(app)
 
@@ -56,7 +56,7 @@ def _warn_of_variables() -> None:
     from topicberg.cli import variables
 
     in_file = variables.in_file()
-    lines = variables.problems({*os.environ, *in_file}) + variables.without_effect(in_file)
+    lines = variables.problems({*os.environ, *in_file}) + variables.without_effect({*in_file})
     for line in lines:
         echo(f"warning: {line}", fg="yellow", err=True)
 

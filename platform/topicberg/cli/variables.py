@@ -32,20 +32,31 @@ _OF_KUBERNETES = re.compile(r"TOPICBERG(_\w+)?_(SERVICE_(HOST|PORT\w*)|PORT(_\d+
 """What it sets in a pod for each service whose name begins like ours."""
 
 
-def known() -> set[str]:
-    """Return the variable of every setting."""
+def models() -> list[type[BaseSettings]]:
+    """Return the models of settings."""
     from pydantic_settings import BaseSettings
 
     for name in _MODULES:
         import_module(f"topicberg.{name}")
-    found = set(_OTHERS)
-    for model in _subclasses(BaseSettings):
-        prefix = str(model.model_config.get("env_prefix") or "")
-        for name, field in model.model_fields.items():
-            found.add(f"{prefix}{name.upper()}")
-            if isinstance(field.validation_alias, str):
-                found.add(field.validation_alias.upper())
-    return {name for name in found if name.startswith(PREFIX)}
+    return list(_subclasses(BaseSettings))
+
+
+def variables_of(model: type[BaseSettings], name: str) -> list[str]:
+    """Return the variables that set a field, the one that is documented first."""
+    alias = model.model_fields[name].validation_alias
+    own = f"{model.model_config.get('env_prefix') or ''}{name.upper()}"
+    return [alias.upper(), own] if isinstance(alias, str) else [own]
+
+
+def known() -> set[str]:
+    """Return the variable of every setting."""
+    found = {
+        variable
+        for model in models()
+        for name in model.model_fields
+        for variable in variables_of(model, name)
+    }
+    return {name for name in found | _OTHERS if name.startswith(PREFIX)}
 
 
 def problems(given: Iterable[str]) -> list[str]:
@@ -87,14 +98,15 @@ def without_effect(names: set[str]) -> list[str]:
     ]
 
 
-def in_file() -> set[str]:
-    """Return the names in the file of settings."""
+def in_file() -> dict[str, str]:
+    """Return the variables in the file of settings, and their values."""
     from dotenv import dotenv_values
 
     from topicberg.project import env_file
 
     path = env_file()
-    return {*dotenv_values(path)} if path is not None and path.is_file() else set()
+    found = dotenv_values(path) if path is not None and path.is_file() else {}
+    return {name: value or "" for name, value in found.items()}
 
 
 def _subclasses(model: type[BaseSettings]) -> Iterator[type[BaseSettings]]:

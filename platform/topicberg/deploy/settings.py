@@ -26,6 +26,7 @@ class DeploySettings(Addresses):
 
     confluent_api_key: str = Field(min_length=1, description="a Cloud API key")
     confluent_api_secret: SecretStr = Field(min_length=1)
+    """The secret of the Cloud API key."""
     kafka_rest_url: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """By default what Confluent says of the cluster."""
 

@@ -20,9 +20,12 @@ class Addresses(HoldsSecrets, EnvironmentSettings):
     )
 
     confluent_url: str = Field(default="https://api.confluent.cloud", pattern=r"^https?://[^/]+$")
+    """Of Confluent Cloud's API."""
     schema_registry_url: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     """Default: the Schema Registry's address that Confluent returns."""
     snowflake_host: str | None = None
     """Default: derived from the account's name, as are port and protocol."""
     snowflake_port: int | None = Field(default=None, ge=1, le=65535)
+    """Of an address that is not Snowflake's usual one."""
     snowflake_protocol: str | None = Field(default=None, pattern="^https?$")
+    """Of an address that is not Snowflake's usual one."""

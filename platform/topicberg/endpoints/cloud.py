@@ -40,6 +40,7 @@ class CloudSettings(Addresses):
     """
 
     kafka_bootstrap: str | None = None
+    """Kafka's bootstrap servers; default: those of the deployment."""
     iceberg_rest_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     """Default: the Iceberg REST API of AWS Glue."""
     s3_endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
@@ -47,8 +48,11 @@ class CloudSettings(Addresses):
     spark_remote: str = ""
     """Empty: there is none, and EMR Serverless computes the derived tables."""
     snowflake_account: str | None = None
+    """The account's identifier; default: that of the deployment."""
     snowflake_user: str | None = None
+    """Who queries; default: the user that the deployment created."""
     snowflake_password: SecretStr | None = None
+    """Of a user without a key pair."""
 
 
 def connect(config: Settings) -> Endpoints:

@@ -50,6 +50,7 @@ class CatalogLogin(OAuthLogin):
     auth: Literal["none", "oauth2", "token", "sigv4"] | None = None
     """None: by the settings that are given."""
     token: SecretStr | None = None
+    """A token that the catalog accepts as it is."""
     scope: str = "catalog"
     """Iceberg's clients send this one if there is no other."""
     signing_name: str = Field(default="glue", pattern=r"^[a-z0-9-]+$")
@@ -252,7 +253,9 @@ class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
     derived_name: str | None = None
     """The catalog of the same server in which derived tables are; default: AWS Glue."""
     client_id: str | None = None
+    """The id of the OAuth client that reads and writes the tables."""
     client_secret: SecretStr | None = None
+    """The secret of that client."""
     scope: str = "PRINCIPAL_ROLE:ALL"
     token_uri: str | None = Field(default=None, pattern=r"^https?://.+$")
 

@@ -28,21 +28,31 @@ class KafkaLogin(HoldsSecrets):
     security_protocol: SecurityProtocol | None = None
     """Default: with TLS."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    """Of the login by user and password; default: PLAIN."""
     api_key: str | None = None
     """The user of PLAIN and SCRAM."""
     api_secret: SecretStr | None = None
+    """The password of PLAIN and SCRAM."""
     client_id: str | None = None
+    """The id of the OAuth client."""
     client_secret: SecretStr | None = None
+    """The secret of the OAuth client."""
     token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    """Where the client requests tokens."""
     scope: str | None = None
+    """What the token is requested for."""
     extensions: Annotated[dict[str, str], *FromJson] = Field(default_factory=dict)
     """SASL extensions of OIDC: Confluent Cloud wants logicalCluster and identityPoolId."""
     ca_file: Path | None = None
     """Certificates (PEM) of who signed the brokers'; default: those of the system."""
     certificate_file: Path | None = None
+    """The client's certificate (PEM)."""
     key_file: Path | None = None
+    """The key of the client's certificate (PEM)."""
     key_password: SecretStr | None = None
+    """Of an encrypted key."""
     role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$")
+    """The role that logs in to MSK; default: the process's own credentials."""
     region: str = "us-east-1"
     """Of MSK."""
 

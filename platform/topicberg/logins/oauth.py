@@ -78,11 +78,17 @@ class OAuthLogin(HoldsSecrets):
 
     auth: str | None = None
     client_id: str | None = None
+    """The id of the OAuth 2 client."""
     client_secret: SecretStr | None = None
+    """The secret of the OAuth 2 client."""
     token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    """Where the client requests tokens."""
     scope: str | None = None
+    """What the token is requested for."""
     audience: str | None = None
+    """For whom the token is, for servers that want to know."""
     client_auth: Literal["form", "basic"] = "form"
+    """How the server wants id and secret: in the form, or as HTTP Basic."""
 
     def oauth_client(
         self, prefix: str, headers: tuple[tuple[str, str], ...] = ()

@@ -24,14 +24,21 @@ class RegistryLogin(OAuthLogin):
     api_key: str | None = None
     """The user of HTTP Basic."""
     api_secret: SecretStr | None = None
+    """The password of HTTP Basic."""
     token: SecretStr | None = None
+    """A bearer token that does not expire."""
     logical_cluster: str = ""
     """Confluent Cloud's lsrc-…, for bearer and oauth2."""
     identity_pool: str | None = None
+    """Confluent Cloud's pool-…, for bearer and oauth2."""
     ca_file: Path | None = None
+    """Certificates (PEM) of who signed the server's; default: those of the system."""
     certificate_file: Path | None = None
+    """The client's certificate (PEM)."""
     key_file: Path | None = None
+    """The key of the client's certificate (PEM)."""
     key_password: SecretStr | None = None
+    """Of an encrypted key."""
 
     @model_validator(mode="after")
     def _check(self) -> RegistryLogin:

@@ -75,7 +75,7 @@ def test_aws_variables_of_the_file_get_a_warning(
     for name in ("AWS_PROFILE", "AWS_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    assert variables.without_effect(variables.in_file()) == [
+    assert variables.without_effect({*variables.in_file()}) == [
         f"AWS_CA_BUNDLE in {file} has no effect; set it in the environment",
         f"AWS_PROFILE in {file} has no effect, except on `topicberg deploy`; set it in the "
         "environment",

@@ -1,0 +1,151 @@
+"""``topicberg settings``: every setting, its value, and where it is from."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from topicberg.cli.output import cell, echo, echo_json
+from topicberg.cli.variables import PREFIX, in_file, models, variables_of
+from topicberg.security.redaction import redact
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+    from pydantic_settings import BaseSettings
+
+HIDDEN = "(hidden)"
+_PASSWORD = re.compile(r"(?<=://)[^/@]*@")
+_MARKUP = re.compile(r":[a-z]+:`~?\.?(?:\w+\.)*(\w+)`|`{1,2}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable, what it is set to, and where; the value of a secret is hidden."""
+
+    variable: str
+    value: str | None
+    origin: str
+    description: str
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(settings)
+
+
+def settings(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Only variables with this text.", show_default=False),
+    ] = None,
+    changed: Annotated[bool, typer.Option("--changed", help="Only those that are set.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show every setting with its value, where the value is from, and what it is for."""
+    from rich.console import Console
+    from rich.table import Table
+
+    found = [
+        one
+        for one in every_setting(os.environ, in_file(), _deployed())
+        if (name or "").upper() in one.variable and not (changed and one.origin == "default")
+    ]
+    if as_json:
+        echo_json([asdict(one) for one in found])
+        return
+    if not found:
+        echo("no such setting" if name else "every setting has its default")
+        return
+    table = Table("setting", "value", "from", "what it is", box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    for one in found:
+        value = "" if one.value is None else one.value
+        table.add_row(cell(one.variable), cell(value), one.origin, cell(one.description))
+    Console().print(table)
+
+
+def _deployed() -> dict[str, str]:
+    """Return the variables that ``topicberg deploy`` noted for its deployment."""
+    from topicberg.errors import TopicbergError
+    from topicberg.settings import Settings, noted
+
+    try:
+        stated = Settings()
+    except TopicbergError:  # another command reports what is wrong
+        return {}
+    known = noted(stated)[0] if stated.deployment == "cloud" else {}
+    return {f"{PREFIX}{name.upper()}": str(value) for name, value in known.items()}
+
+
+def every_setting(
+    environment: Mapping[str, str], file: Mapping[str, str], deployed: Mapping[str, str]
+) -> list[Setting]:
+    """Return every setting, by its variable.
+
+    :param file: variables of the file of settings, which the environment precedes
+    :param deployed: what ``topicberg deploy`` noted, which both precede
+    """
+    sources = {"environment": environment, ".env": file, "topicberg deploy": deployed}
+    found: dict[str, Setting] = {}
+    for model in models():
+        described = _described(model)
+        for name, field in model.model_fields.items():
+            variables = variables_of(model, name)
+            setting = _setting(variables, field, described.get(name, ""), sources)
+            known = found.get(variables[0])
+            if variables[0].startswith(PREFIX) and (known is None or not known.description):
+                found[variables[0]] = setting
+    return sorted(found.values(), key=lambda one: one.variable)
+
+
+def _setting(
+    variables: list[str],
+    field: FieldInfo,
+    described: str,
+    sources: Mapping[str, Mapping[str, str]],
+) -> Setting:
+    is_secret = "Secret" in str(field.annotation) or not field.repr
+    text = " ".join(_MARKUP.sub(r"\1", field.description or described).split())
+    for origin, given in sources.items():
+        for variable in variables:
+            if value := given.get(variable):
+                shown = HIDDEN if is_secret else redact(_PASSWORD.sub(f"{HIDDEN}@", value))
+                return Setting(variables[0], shown, origin, text)
+    default = None if field.is_required() or field.default_factory else field.get_default()
+    return Setting(variables[0], None if default is None else _shown(default), "default", text)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "" if default in ((), {}, []) else str(default)
+
+
+def _described(model: type[BaseSettings]) -> dict[str, str]:
+    """Return field → the text under it, of a model and of those that it is derived from."""
+    found: dict[str, str] = {}
+    for one in model.__mro__:
+        if one.__module__.startswith("topicberg."):
+            for name, text in _docstrings(one):
+                found.setdefault(name, text)
+    return found
+
+
+def _docstrings(model: type) -> Iterator[tuple[str, str]]:
+    (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(parsed, ast.ClassDef)  # noqa: S101  the source of a class
+    for node, after in zip(parsed.body, parsed.body[1:], strict=False):
+        match node, after:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                yield name, text

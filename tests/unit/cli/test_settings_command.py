@@ -1,0 +1,69 @@
+"""``topicberg settings``: all of them, and no secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from topicberg.cli import app
+from topicberg.cli.settings import HIDDEN, every_setting
+from topicberg.cli.variables import _OTHERS, known
+
+SECRET = "hush-hush"
+
+
+def test_every_setting_is_shown_with_what_it_is() -> None:
+    found = every_setting({}, {}, {})
+    names = {one.variable for one in found}
+    # AWS's own variables are their names.
+    assert known() - _OTHERS - names <= {"TOPICBERG_PROFILE", "TOPICBERG_AWS_ENDPOINT_URL"}
+    assert {one.origin for one in found} == {"default"}
+    missing = sorted(one.variable for one in found if not one.description)
+    assert not missing
+    (port,) = (one for one in found if one.variable == "TOPICBERG_ALERT_SMTP_PORT")
+    assert port.value == "587"
+
+
+@pytest.mark.parametrize("source", ["environment", ".env"])
+def test_no_secret_is_shown(source: str) -> None:
+    given = dict.fromkeys(known(), f"https://user:{SECRET}@host/path")
+    environment, file = (given, {}) if source == "environment" else ({}, given)
+    found = every_setting(environment, file, {})
+    assert {one.origin for one in found} == {source}
+    assert SECRET not in json.dumps([vars(one) for one in found])
+    shown = {one.variable: one.value for one in found}
+    for name in ("ALERT_SLACK_URL", "ICEBERG_REST_HEADERS", "KAFKA_API_SECRET"):
+        assert shown[f"TOPICBERG_{name}"] == HIDDEN
+    assert shown["TOPICBERG_ALERT_UI_URL"] == f"https://{HIDDEN}@host/path"
+
+
+def test_value_of_the_environment_precedes_the_file_and_the_deployment() -> None:
+    name = "TOPICBERG_BUCKET"
+    for sources, expected in (
+        (({name: "a"}, {name: "b"}, {name: "c"}), ("a", "environment")),
+        (({name: ""}, {name: "b"}, {name: "c"}), ("b", ".env")),
+        (({}, {}, {name: "c"}), ("c", "topicberg deploy")),
+    ):
+        (found,) = (one for one in every_setting(*sources) if one.variable == name)
+        assert (found.value, found.origin) == expected
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "settings.env"
+    file.write_text(f"TOPICBERG_BUCKET=of-the-file\nTOPICBERG_ALERT_SMTP_PASSWORD={SECRET}\n")
+    monkeypatch.setenv("TOPICBERG_ENV_FILE", str(file))
+    monkeypatch.setenv("TOPICBERG_REGION", "")
+    shown = CliRunner().invoke(app, ["settings", "--changed", "--json"])
+    assert shown.exit_code == 0, shown.output
+    values = {one["variable"]: one["value"] for one in json.loads(shown.output)}
+    assert values["TOPICBERG_BUCKET"] == "of-the-file"
+    assert values["TOPICBERG_ALERT_SMTP_PASSWORD"] == HIDDEN
+    assert SECRET not in shown.output
+    monkeypatch.setenv("COLUMNS", "160")
+    table = CliRunner().invoke(app, ["settings", "bucket"]).output
+    assert "TOPICBERG_BUCKET" in table
+    assert ".env" in table
+    assert "TOPICBERG_ALERT" not in table
