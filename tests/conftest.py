@@ -42,7 +42,7 @@ _TEMPORARY.mkdir(exist_ok=True)
 os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
 import hypothesis  # noqa: E402
-from dagster._core.storage.defs_state.base import set_defs_state_storage  # noqa: E402
+from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.errors import UnreachableError  # noqa: E402
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from scheduling import StackScheduling
     from xdist.remote import Producer
 
+# Dagster would take that of an instance of another test: each instance sets it, and sets what was
+# before when it is closed, or when its remains are garbage.
+DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("topicberg")
@@ -84,13 +87,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> StackSc
 def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test touches the checkout's own state."""
     with _state_dir(tmp_path_factory.mktemp("nothing-runs-here")):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _no_instance_of_another_test() -> Iterator[None]:
-    """Dagster keeps the storage of an instance that was entered twice, after it is closed."""
-    with set_defs_state_storage(None):
         yield
 
 

@@ -160,7 +160,7 @@ def run(topic: Topic) -> Iterator[Callable[..., tuple[int, str]]]:
 
 def test_commands_name_a_changed_file(topic: Topic, run: Callable[..., tuple[int, str]]) -> None:
     assert run("topics", "register", topic.name)[0] == 0
-    assert "1 schema file of 1" in run("topics", "validate")[1]
+    assert "1 of 1 schema file is" in run("topics", "validate")[1]
     topic.write(ORDER, note={"type": "string"})
     code, output = run("topics", "validate")
     assert (code, "BACKWARD does not allow it" in output) == (2, True)

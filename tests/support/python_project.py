@@ -13,6 +13,7 @@ requires-python = ">=3.11"
 dependencies = []
 
 [tool.topicberg]
+prefix = "tableflow_kickstarter"
 topics = "topics"
 schemas = "schemas"
 pipelines = ["parcels.pipelines"]
