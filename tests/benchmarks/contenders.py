@@ -7,7 +7,6 @@ sessions and JVMs stay open between calls, as a service's do.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import uuid
@@ -17,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
-from pathlib import Path
 from typing import Any, Protocol
 from unittest.mock import patch
 
@@ -55,7 +53,6 @@ from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.plan import CONSUMER
-from topicberg.tableflow.processes import Processes
 from topicberg.tableflow.sessions import Sessions
 
 _KAFKA_FETCH = {"kafka.max.partition.fetch.bytes": "8388608", "kafka.max.poll.records": "20000"}
@@ -115,19 +112,11 @@ def new_name(of: str) -> str:
 # --- topicberg ---
 
 
-_WITHOUT_LIBRARY = """
-from pathlib import Path
-glob = Path.glob
-Path.glob = lambda self, pattern: () if pattern == "librdkafka*" else glob(self, pattern)
-"""
-_by_client: list[Processes] = []
-
-
 def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
     """Ingest by the engine, with its defaults."""
     spec, endpoints = topic.spec, lab.endpoints
     ends = kafka.end_offsets(endpoints, spec.name)
-    with _processes(topic.workload.by_python_client):
+    with _client(topic.workload.by_python_client):
         ingestor = Ingestor(spec, endpoints, lab.config, lab.sessions, lab.registry)
         while ingestor.step().end_offsets != ends:
             pass
@@ -135,25 +124,15 @@ def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
 
 
 @contextmanager
-def _processes(by_python_client: bool) -> Iterator[None]:
-    """Let the engine use processes that find no librdkafka; they stay open, as its own do."""
-    if not by_python_client:
+def _client(in_python: bool) -> Iterator[None]:
+    """Let Kafka's configuration have a function, as that of a login which Python computes has."""
+    if not in_python:
         yield
         return
-
-    def kept(most: int, memory: int) -> Processes:
-        if not _by_client:
-            _by_client.append(Processes(most, memory))
-        return _by_client[0]
-
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "sitecustomize.py").write_text(_WITHOUT_LIBRARY)
-        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
-        with (
-            patch.dict(os.environ, PYTHONPATH=path),
-            patch("topicberg.tableflow.engine.shared", kept),
-        ):
-            yield
+    config = Endpoints.kafka_config
+    computed = {"stats_cb": lambda _: None}
+    with patch.object(Endpoints, "kafka_config", lambda *a, **more: config(*a, **more) | computed):
+        yield
 
 
 # --- Flink ---

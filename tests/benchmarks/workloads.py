@@ -412,7 +412,7 @@ class Workload:
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Properties of the producer."""
     by_python_client: bool = False
-    """The engine's processes do not use librdkafka, as with a login that Python computes."""
+    """Kafka's configuration has a function, as with a login that Python computes."""
     flink: str = ""
     """Flink's decoder that was written for these records; empty: there is none."""
 
