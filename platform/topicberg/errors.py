@@ -8,6 +8,7 @@ the process knows, or a control character, not even in quoted text.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -73,6 +74,16 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def line_in(error: BaseException, *files: str) -> int | None:
+    """Return the line of the innermost call in a file; None: there is none.
+
+    :param files: paths, or their ends
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename.endswith(files)]
+    return lines[-1] if lines else None
 
 
 def safe(error: BaseException) -> BaseException:

@@ -22,7 +22,6 @@ import pkgutil
 import re
 import sys
 import tomllib
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,7 +31,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from topicberg.errors import SpecError, TopicbergError
+from topicberg.errors import SpecError, TopicbergError, line_in
 
 T = TypeVar("T")
 FILE, TABLE = "pyproject.toml", "topicberg"
@@ -261,12 +260,11 @@ def _imported(module: str) -> ModuleType:
                 hint="correct the name, or install the package of the project",
             ) from None
         package = file.replace(".py", "/__init__.py")
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if frame.filename.endswith((file, package))]
+        line = line_in(error, file, package)
         reason = str(error)
         if isinstance(error, SyntaxError) and (error.filename or "").endswith(file):
-            lines, reason = [error.lineno], error.msg
-        at = f", line {lines[-1]}" if lines else ""
+            line, reason = error.lineno, error.msg
+        at = f", line {line}" if line else ""
         hint = "correct the file, then run `topicberg pipelines check`"
         if any(code in reason for code in _NO_SESSION):
             hint = (

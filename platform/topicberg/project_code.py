@@ -127,7 +127,7 @@ def send(spark: SparkSession, root: Path) -> None:
     own = packages(root)
     if not own:
         return
-    pickle_by_value(root)
+    pickle_by_value(own)
     with TemporaryDirectory(prefix="topicberg-code-") as folder:
         for name, place in own.items():
             try:
@@ -158,16 +158,18 @@ def archive(files: Iterable[tuple[str, Path]]) -> bytes:
     return data.getvalue()
 
 
-def pickle_by_value(root: Path) -> None:
+def pickle_by_value(own: dict[str, Path]) -> None:
     """Let functions of modules that workers cannot import be sent themselves.
 
     A module of pipelines imports topicberg, which workers may lack, and functions for Spark that
     are made when it is imported need a session. What its functions use of other modules is
     imported there.
+
+    :param own: the packages of the project
     """
     from pyspark import cloudpickle
 
-    for name in sorted(_of_driver(packages(root)) & sys.modules.keys()):
+    for name in sorted(_of_driver(own) & sys.modules.keys()):
         cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]
 
 

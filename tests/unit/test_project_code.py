@@ -108,7 +108,7 @@ def test_pickled_function_of_a_pipeline_imports_no_topicberg(
 ) -> None:
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
     pipelines = importlib.import_module("parcels.pipelines")
-    pickle_by_value(root)
+    pickle_by_value(packages(root))
     pickled = cloudpickle.dumps(pipelines.described)  # type: ignore[no-untyped-call]
     assert b"parcels.prices" in pickled
     assert b"topicberg" not in pickled

@@ -5,9 +5,15 @@ A code location is named as Dagster labels its runs: ``repository@location``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
-from dagster._core.scheduler.instigation import InstigatorState
-from dagster._core.storage.tags import REPOSITORY_LABEL_TAG
+
+if TYPE_CHECKING:
+    from dagster._core.scheduler.instigation import InstigatorState
+
+_LABEL = ".dagster/repository"
+"""Tag of every run that the daemon launches."""
 
 
 def location_of_run(run: dg.DagsterRun) -> str | None:
@@ -29,4 +35,4 @@ def location_of_automation(state: InstigatorState) -> str:
 
 def location_tags(location: str | None) -> dict[str, str]:
     """Return tags that select the runs of a code location; None: those of all."""
-    return {REPOSITORY_LABEL_TAG: location} if location else {}
+    return {_LABEL: location} if location else {}

@@ -52,6 +52,11 @@ OPEN_SECONDS = 10.0
 """A transaction that has been open for less time is not reported."""
 
 
+def has_failed(since_ms: int, now_ms: int) -> bool:
+    """Return whether failures since a time make a topic FAILED."""
+    return now_ms - since_ms >= PENDING_SECONDS * 1000
+
+
 class Ingestion:
     """A topic of the service. Turns are not concurrent; all else may be called by other threads."""
 
@@ -399,7 +404,7 @@ class Ingestion:
         with self._lock:
             now_ms = int(time.time() * 1000)
             since = self.status.failing_since_ms or now_ms
-            if now_ms - since >= PENDING_SECONDS * 1000:
+            if has_failed(since, now_ms):
                 changes["phase"] = "FAILED"
             self._report(**changes, failures=self.status.failures + 1, failing_since_ms=since)
 

@@ -26,7 +26,7 @@ from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.identity import ENGINES_TOPIC, Identity, engine_group
-from topicberg.tableflow.ingestion import PENDING_SECONDS
+from topicberg.tableflow.ingestion import has_failed
 from topicberg.tableflow.keeper import Keeper
 from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
@@ -170,7 +170,7 @@ class _Share:
     def _failing(known: TopicStatus, error: TopicbergError | None, now_ms: int) -> TopicStatus:
         since = known.failing_since_ms or now_ms
         changes = {
-            "phase": "FAILED" if now_ms - since >= PENDING_SECONDS * 1000 else "PENDING",
+            "phase": "FAILED" if has_failed(since, now_ms) else "PENDING",
             "suspended": False,
             "failing_since_ms": since,
             "error_message": str(error),

@@ -5,12 +5,11 @@ analyzes what each function returns. Nothing is read, and nothing is written.
 """
 
 import itertools
-import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from topicberg.errors import SpecError, TopicbergError
+from topicberg.errors import SpecError, TopicbergError, line_in
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, with_parameters
 from topicberg.orchestration.assets.lake import Lake
@@ -152,12 +151,8 @@ def _explained(
     reason = next(iter(text.splitlines()), "").rstrip(";") or type(error).__name__
     if not type(error).__module__.startswith("pyspark"):
         reason = f"{type(error).__name__}: {reason}"
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.endswith(derived.file)
-    ]
-    at = f" (line {lines[-1]})" if lines else ""
+    line = line_in(error, derived.file)
+    at = f" (line {line})" if line else ""
     return TopicbergError(
         f"its function fails{at}: {reason}",
         hint=similar_names(text, "spark", lambda: columns)

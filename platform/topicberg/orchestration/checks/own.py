@@ -15,7 +15,6 @@ tables has another snapshot, or its code changed; else the last result is repeat
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,7 @@ import dagster as dg
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, good
 from topicberg.checks.rules import VERDICT, covering, repeated
-from topicberg.errors import SpecError, TopicbergError, safe
+from topicberg.errors import SpecError, TopicbergError, line_in, safe
 from topicberg.orchestration.assets.derived import NAME, source_file
 from topicberg.orchestration.checks.evaluations import finding_of
 from topicberg.orchestration.resources.tables import TableName, Tables
@@ -164,9 +163,8 @@ def _finding(check: OwnCheck, identifiers: Mapping[str, TableName]) -> tuple[Fin
 
 
 def _raised(check: OwnCheck, error: Exception) -> Finding:
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if frame.filename.endswith(check.file)]
-    place = f"{check.file}, line {lines[-1]}" if lines else check.file
+    line = line_in(error, check.file)
+    place = f"{check.file}, line {line}" if line else check.file
     if isinstance(error, TopicbergError):
         message, hint = error.message, error.hint
     else:

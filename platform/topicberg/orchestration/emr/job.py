@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.derived import DerivedTable, code_version, derivation
 from topicberg.orchestration.assets.lake import Lake, find_derived
-from topicberg.project_code import pickle_by_value
+from topicberg.project_code import packages, pickle_by_value
 from topicberg.spark import CONNECT_MODE
 from topicberg.topics import check_topics
 from topicberg.transforms.derived import Written, write_window
@@ -57,7 +57,7 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
     specs, problems = check_topics(config)
     left_out = frozenset(name for problem in problems for name in problem.names)
     lake = Lake(config, tuple(specs), tuple(_tables()), left_out)
-    pickle_by_value(config.project_root)
+    pickle_by_value(packages(config.project_root))
     derived, view = lake.derived_by_name.get(request.table), lake.upsert_views.get(request.table)
     if view is None and (derived is None or code_version(derived, lake) != code):
         raise TopicbergError(

@@ -21,6 +21,7 @@ from topicberg.errors import TableFormatError, TopicbergError, safe
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.tables import LakeTable
+from topicberg.orchestration.checks.adapter import KIND
 from topicberg.orchestration.jobs.schedules import (
     UNFINISHED,
     run_with_key,
@@ -32,7 +33,7 @@ from topicberg.retry import classify
 
 INTERVAL_SECONDS = 60
 MAX_ATTEMPTS = 3
-_TAGS = {"topicberg/kind": "catalogs"}
+_TAGS = {KIND: "catalogs"}
 
 
 class Cursor(BaseModel):

@@ -7,6 +7,7 @@ import dagster as dg
 from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
+from topicberg.orchestration.checks.adapter import KIND
 from topicberg.orchestration.checks.catalogue import CheckKeys
 from topicberg.orchestration.jobs.schedules import EXECUTOR, PROJECT, schedule_unless_busy
 
@@ -22,7 +23,7 @@ def check_job(lake: Lake) -> dg.UnresolvedAssetJobDefinition:
         description="Checks every table in every catalog: from metadata, manifests and counts. A "
         "check that fails says what is wrong, since when, and how to fix it.",
         tags={
-            "topicberg/kind": "checks",
+            KIND: "checks",
             PROJECT: lake.config.prefix,
             "dagster/priority": "1",
             "dagster/max_runtime": "1800",

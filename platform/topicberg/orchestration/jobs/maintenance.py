@@ -10,6 +10,7 @@ from topicberg.dagster import BACKGROUND
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.checks.adapter import KIND
 from topicberg.orchestration.jobs.schedules import EXECUTOR, PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
 
@@ -41,7 +42,7 @@ def maintenance_job(lake: Lake) -> dg.JobDefinition:
         name=MAINTAIN,
         executor_def=EXECUTOR,
         tags={
-            "topicberg/kind": "maintenance",
+            KIND: "maintenance",
             PROJECT: lake.config.prefix,
             "dagster/priority": "-1",
             BACKGROUND: "true",

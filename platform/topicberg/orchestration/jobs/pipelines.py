@@ -14,12 +14,13 @@ import dagster as dg
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
+from topicberg.orchestration.checks.adapter import KIND
 from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
 
 EVERYTHING, REGISTER, COMPUTE = "everything", "register_tables", "compute_tables"
-_TAGS = {"topicberg/kind": "pipeline"}
+_TAGS = {KIND: "pipeline"}
 
 
 def pipeline_jobs(lake: Lake) -> Iterator[dg.UnresolvedAssetJobDefinition]:

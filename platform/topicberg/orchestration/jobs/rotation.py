@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from topicberg.orchestration.checks.adapter import KIND
 from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.settings import Settings
 
@@ -24,7 +25,7 @@ def rotate_due_keys(context: dg.OpExecutionContext) -> int:
 
 
 @dg.job(
-    tags={"topicberg/kind": "rotation"},
+    tags={KIND: "rotation"},
     executor_def=EXECUTOR,
     description="Rotates every key that is due; the keys before stay alive for a period.",
 )

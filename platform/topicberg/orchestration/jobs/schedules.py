@@ -21,7 +21,7 @@ EXECUTOR = dg.in_process_executor
 :mod:`.assets.sharing`), and a process a step would cost seconds each."""
 PROJECT = "topicberg/project"
 """Tag of runs that schedules start: the prefix of the project. Another project in the instance has
-jobs of the same names, and a schedule is not told its code location."""
+jobs of the same names, and a schedule does not know its code location."""
 
 
 def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.SkipReason | None:

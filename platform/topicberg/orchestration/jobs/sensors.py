@@ -40,7 +40,7 @@ from topicberg.orchestration.assets.topics import (
     kafka_data_version,
     kafka_metadata,
 )
-from topicberg.orchestration.checks.adapter import COMPUTATION, REGISTRATION
+from topicberg.orchestration.checks.adapter import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.jobs.changes import BATCH_SECONDS, Tick, advance
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
@@ -368,7 +368,7 @@ class _Evaluation:
                 asset_selection=keys,
                 asset_check_keys=[key for watch in chosen for key in watch.registration_checks],
                 tags={
-                    "topicberg/kind": REGISTRATION,
+                    KIND: REGISTRATION,
                     "topicberg/tables": str(len(chosen)),
                     "dagster/max_runtime": str(REGISTRATION_SECONDS),
                     **tags,
@@ -441,7 +441,7 @@ def _computations(wanted: Request, runs: Sequence[Span], watch: Watch) -> Iterat
             asset_selection=watch.derived,
             asset_check_keys=watch.derived_checks,
             tags={
-                "topicberg/kind": COMPUTATION,
+                KIND: COMPUTATION,
                 "topicberg/snapshot": str(wanted.snapshot),
                 "dagster/priority": "1" if watch.reported else "0",
                 **span,

@@ -154,8 +154,9 @@ class Tables(ConfigurableResource):
         from topicberg.query import check_reads, explained, refuse_partition_names
 
         check_reads(query, "duckdb")
-        refuse_partition_names(query, self.endpoints, self.config)
-        with explained(query, "duckdb", self.endpoints, self.config):
+        endpoints, config = self.endpoints, self.config
+        refuse_partition_names(query, endpoints, config)
+        with explained(query, "duckdb", endpoints, config):
             return self.duckdb().sql(query).to_arrow_table()
 
     @property
