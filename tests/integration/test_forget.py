@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event, Thread, Timer
 from typing import Any
 
 import fastavro
@@ -26,12 +27,12 @@ from topicberg.cli import app
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg import delta
+from topicberg.iceberg import delta, erasure
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
-from topicberg.tableflow import control
+from topicberg.tableflow import commit, control
 from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
 from topicberg.tableflow.forgetting import run as forgetting_run
 from topicberg.tableflow.history import history_table, ingest_history
@@ -507,6 +508,37 @@ def run(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
+def test_forget_waits_for_a_batch_that_began_before(
+    make_topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has read the records as well: its files come after the erasure, until it is refused."""
+    topic = make_topic()
+    orders(topic, SECRET, "bob")
+    add, began, proceed = commit.add_files, Event(), Event()
+
+    def later(*given: Any) -> Any:
+        began.set()
+        assert proceed.wait(60)
+        return add(*given)
+
+    monkeypatch.setattr(commit, "add_files", later)
+    second = Thread(target=topic.ingest)
+    second.start()
+    assert began.wait(60)
+    monkeypatch.undo()
+    monkeypatch.setattr(erasure, "READERS_SECONDS", 1.0)
+    topic.ingest()
+    with pytest.raises(TopicbergError, match="an engine has been writing a batch for 1 s"):
+        forget(topic, SECRET)
+    assert len(topic.rows("id")) == 2
+    monkeypatch.undo()
+    Timer(1, proceed.set).start()
+    forget(topic, SECRET)
+    second.join()
+    assert files_with(topic.table(), SECRET, topic.endpoints) == []
+    assert [row["key"] for row in topic.rows("key")] == [b"bob"]
+
+
 def test_forget_command_beside_the_running_engine(running: Topic) -> None:
     """Records keep coming; the command says what Kafka keeps, and what is not there."""
     topic, name = running, running.spec.name
@@ -526,6 +558,7 @@ def test_forget_command_beside_the_running_engine(running: Topic) -> None:
     orders(topic, "carol")
     assert wait_for(topic.table(), _ends(topic), 60)
     assert {row["key"] for row in topic.rows("key")} == {b"bob0", b"bob1", b"bob2", b"carol"}
-    assert run("forget", name, SECRET, "--yes")[0] == 1
+    code, output = run("forget", name, SECRET, "--yes")
+    assert code == 1, output
     code, output = run("forget", name, "nobody", "--dry-run")
     assert (code, "no table holds the key" in output) == (1, True)

@@ -132,6 +132,13 @@ def forget(
         echo(line)
     if left:
         _raise(left)
+    for name, erased in done.items():
+        if erased.readers:
+            raise TopicbergError(
+                f"{name}: {', '.join(erased.readers)}: what reads the table as it was before has "
+                "not ended, and may still write the key",
+                hint="run the command again when it has ended",
+            )
 
 
 def _wanted(key: str | None, where: str | None) -> tuple[str | None, str]:

@@ -34,7 +34,7 @@ from pyiceberg.table.update import (
 
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg.commits import property_updates, set_ref
-from topicberg.iceberg.files import entries_by_manifest, partition_of
+from topicberg.iceberg.files import discard_paths, entries_by_manifest, partition_of
 from topicberg.iceberg.manifests import (
     ManifestWriter,
     Version,
@@ -88,6 +88,9 @@ class SnapshotChange:
         self._uuid, self._numbers = uuid.uuid4(), count()
         self._compression: Any = table.properties.get("write.avro.compression-codec", "gzip")
         self._entries: dict[str, list[ManifestEntry]] = {}
+        self._outputs: list[str] = []
+        self.is_refused = False
+        """Whether it can never be committed any more: its parent is not the branch's head."""
 
     def files(self, content: ManifestContent) -> list[DataFile]:
         """Return the parent's data files, or its delete files."""
@@ -140,6 +143,12 @@ class SnapshotChange:
             # Not every catalog reports a conflict with the error that the specification requires,
             # and a snapshot on another branch takes the sequence number and the row ids.
             now = table.refresh().metadata
+            if any(each.snapshot_id == self.snapshot_id for each in now.snapshots):
+                return snapshot  # an earlier request, whose answer was lost
+            head = now.refs.get(self._branch)
+            if head is not None and head != ref:
+                self.is_refused = True
+                discard_paths(table.io, self._outputs)
             ids = now.next_sequence_number(), now.format_version, now.refs
             seen = before.next_sequence_number(), before.format_version, before.refs
             if isinstance(error, RESTError) and ids == seen:
@@ -248,7 +257,9 @@ class SnapshotChange:
         return writer.to_manifest_file()
 
     def _output(self, name: str) -> OutputFile:
-        return self.table.io.new_output(self.table.location_provider().new_metadata_location(name))
+        location = self.table.location_provider().new_metadata_location(name)
+        self._outputs.append(location)
+        return self.table.io.new_output(location)
 
     # --- summary ---
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
+
+logger = logging.getLogger(__name__)
 
 _THREADS = 8
 
@@ -117,3 +120,16 @@ def delete_files(io: FileIO, paths: Iterable[str]) -> int:
             io.delete(path)
 
     return len(list(in_parallel(delete, paths)))
+
+
+def discard(io: FileIO, files: Iterable[DataFile]) -> None:
+    """Delete files that are never committed; what cannot be deleted is left to maintenance."""
+    discard_paths(io, [file.file_path for file in files])
+
+
+def discard_paths(io: FileIO, paths: Sequence[str]) -> None:
+    """Do :func:`discard` by the paths of files."""
+    try:
+        delete_files(io, paths)
+    except Exception as error:
+        logger.debug("%s cannot be deleted now: %s", ", ".join(paths), error)

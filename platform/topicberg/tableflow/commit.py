@@ -21,6 +21,7 @@ from topicberg.errors import CommitConflictError
 from topicberg.iceberg import summaries
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import set_ref
+from topicberg.iceberg.files import discard
 from topicberg.iceberg.position_deletes import FileRows, add_deletes
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, ancestry, summary
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
@@ -107,10 +108,12 @@ def add_files(
     :param changed: table properties that change in the same commit
     :param dropped: table properties that the same commit removes
     :returns: the published snapshot
-    :raises CommitConflictError: another commit came first; nothing was published
+    :raises CommitConflictError: another commit came first; nothing was published, and the files are
+        deleted
     """
     head = table.current_snapshot()
     if (head.snapshot_id if head else None) != planned_on:
+        discard(table.io, files)
         raise _overtaken(table)
     operation = Operation.APPEND
     if replaced:
@@ -120,7 +123,12 @@ def add_files(
     if replaced:
         add_deletes(change, replaced)
     checkpoint = set_ref(CHECKPOINT_TAG, change.snapshot_id)
-    return change.commit(changed, dropped, [checkpoint])
+    try:
+        return change.commit(changed, dropped, [checkpoint])
+    except CommitConflictError:
+        if change.is_refused:
+            discard(table.io, files)
+        raise
 
 
 def _overtaken(table: Table) -> CommitConflictError:

@@ -31,6 +31,7 @@ from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
 from topicberg.iceberg.data_files import DataFileWriter
 from topicberg.iceberg.data_files import Target as WriteTarget
+from topicberg.iceberg.files import discard
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.consumer import DamagedRecordsError, first_times, record_bytes
@@ -58,12 +59,13 @@ from topicberg.tableflow.old_values import BatchCutError, Progress
 from topicberg.tableflow.plan import Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
 from topicberg.tableflow.raw_keys import RawKeys
-from topicberg.tableflow.reading import ChangesRead, Written, delete
+from topicberg.tableflow.reading import ChangesRead, Written
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.table import ensure_table
 from topicberg.tableflow.tasks import ingest_by_spark
+from topicberg.tableflow.turns import turn
 from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
 from topicberg.tableflow.waiting import start_again
 from topicberg.topics import requests
@@ -280,13 +282,14 @@ class Ingestor:
             hint="check whether a second engine runs for this topic",
         )
         try:
-            # The wait lets the other engine finish.
-            return retry_conflicts(
-                conflicts(f"topic {self.spec.name}")(self._attempt),
-                CONFLICT_ATTEMPTS,
-                wait=wait_random(0, 1),
-                exhausted=exhausted,
-            )
+            with turn(self.config, ".".join(self.spec.table_identifier(self.config))):
+                # The wait lets the other engine finish.
+                return retry_conflicts(
+                    conflicts(f"topic {self.spec.name}")(self._attempt),
+                    CONFLICT_ATTEMPTS,
+                    wait=wait_random(0, 1),
+                    exhausted=exhausted,
+                )
         except TopicbergError:
             raise  # the session is as good as before, or discarded already
         except BaseException:
@@ -376,7 +379,7 @@ class Ingestor:
             return replace(done, end_offsets=ends, backlog=False, rows=0, bytes=0)
         written = self._written(plan)
         if (search := self._searching) is not None:
-            delete(table.io, written.files)
+            discard(table.io, written.files)
             search.succeed(batch.end)
             self._end_search(search)
             raise PartReadError
@@ -527,7 +530,7 @@ class Ingestor:
             except (ExhaustedError, DamagedRecordsError):
                 failures += 1
                 continue
-            delete(plan.table.io, written.files)
+            discard(plan.table.io, written.files)
             search.is_proven = True
             return
         if failures >= CONTROLS:
@@ -568,10 +571,10 @@ class Ingestor:
                 changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
             replaced = self._replaced(plan, written) if replaced is None else replaced
             changed |= self._note_keys(plan) | folded
+            self._check_abandoned()
         except BaseException:
-            delete(table.io, written.files)
+            discard(table.io, written.files)
             raise
-        self._check_abandoned()
         dropped, summary = skips.committed(table, batch.end), self._summary(plan)
         snapshot = commit.add_files(
             table, plan.planned_on, written.files, replaced, summary, changed, dropped

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import DataFileWriter, copied
+from topicberg.iceberg.files import discard
 from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.columns import (
     MAX_BYTES,
@@ -128,10 +129,10 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
                 if rejections.ends_reading:
                     break
     except BaseException:
-        delete(io, writer.files)
+        discard(io, writer.files)
         raise
     if rejections.ends_reading:
-        delete(io, writer.files)
+        discard(io, writer.files)
         return Written([], count, rejections)
     of_keys = None if keys is None else keys.all()
     return Written(writer.files, count, rejections, of_keys, changes)
@@ -166,15 +167,6 @@ def _upsert(
         chosen = pa.array(rows)
         written = writer.write({name: column.take(chosen) for name, column in columns.items()})
         keys.add(hashed, rows, written, times)
-
-
-def delete(io: Any, files: Sequence[DataFile]) -> None:
-    """Delete files that were never committed; what cannot be deleted is left to maintenance."""
-    for file in files:
-        try:
-            io.delete(file.file_path)
-        except Exception as error:
-            logger.debug("%s cannot be deleted now: %s", file.file_path, error)
 
 
 def outcome(plan: Plan, ranges: Ranges, memory: int) -> Written | Exception:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError, first_line
+from topicberg.iceberg.files import discard
 from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.failures import explain, is_of_service
 from topicberg.tableflow.memory import check_memory
 from topicberg.tableflow.plan import Plan
-from topicberg.tableflow.reading import ChangesRead, Written, delete, outcome
+from topicberg.tableflow.reading import ChangesRead, Written, outcome
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.shipping import code_version, on_worker, ship
 
@@ -71,7 +72,7 @@ def ingest_by_spark(
     files = [file for each in written for file in each.files]
     failed = next((each for each in found if isinstance(each, Exception)), None)
     if failed is not None or rejections.ends_reading:
-        delete(table.io, files)
+        discard(table.io, files)
         files = []
     if failed is not None:
         raise failed

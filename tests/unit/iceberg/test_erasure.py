@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -39,6 +40,7 @@ from topicberg.iceberg.erasure import Condition, PinnedError, Rows, erase, find,
 from topicberg.iceberg.erasure.rewriting import rewritten
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.position_deletes import FileRows, delete_rows, live_rows
+from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, START_OFFSETS, summary
 
 SECRET = "alice@example.org"
@@ -277,10 +279,28 @@ def test_erase_beside_a_commit_retries_on_the_new_head(make: Make) -> None:
         return rewritten(*given)
 
     with patch.object(run, "rewritten", rewriting):
-        done = erase(table, secret(table))
+        done = erase(table, secret(table), patience=0)
     assert done.rows == 2
     assert sorted(table.refresh().scan().to_arrow()["email"].to_pylist()) == ["bob", "carol"]
     assert holders(table) == []
+
+
+def test_erase_names_a_reader_that_does_not_end(make: Make) -> None:
+    """It may write what it has read; one that was killed a day ago does not count."""
+    table = make()
+    append(table, SECRET, "bob")
+    begun = int((datetime.now(UTC) - timedelta(days=2)).timestamp() * 1000)
+    head = table.current_snapshot()
+    assert head is not None
+    table.manage_snapshots().create_tag(head.snapshot_id, f"{PREFIX}{begun}-killed-1").commit()
+    with reading([table], "compaction"):
+        done = erase(table, secret(table), patience=0)
+    (reader,) = done.readers
+    assert "-compaction-" in reader
+    assert holders(table) == []
+    with reading([table.refresh()], "compaction"):  # of a snapshot without the rows
+        append(table, SECRET)
+        assert erase(table, secret(table), patience=60).readers == []
 
 
 def test_erase_what_is_published_asks_to_publish_first(make: Make) -> None:

@@ -1,27 +1,107 @@
-"""A batch is added to the table only if the head is still the one that it was planned on."""
+"""A batch is added to the table only if the head is still the one that it was planned on.
+
+The files of a batch that is refused are deleted; whether it is refused is the table's to say.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from topicberg.errors import CommitConflictError
+from topicberg.iceberg.data_files import DataFileWriter, Target
 from topicberg.tableflow.commit import add_files
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
 
 
-def test_files_planned_on_an_older_head_are_not_added(catalog: SqlCatalog) -> None:
+@pytest.fixture
+def table(catalog: SqlCatalog) -> Table:
+    return catalog.create_table("shop.orders", ROWS.schema)
+
+
+def written(table: Table) -> list[DataFile]:
+    """Return the files of a batch, not committed."""
+    target = Target(table.location(), table.schema(), table.spec(), dict(table.properties))
+    with DataFileWriter(target, table.io) as writer:
+        writer.write(ROWS.cast(table.schema().as_arrow()))
+    return list(writer.files)
+
+
+def names(table: Table, ending: str) -> set[str]:
+    folder = Path(table.location().removeprefix("file://"))
+    return {path.name for path in folder.rglob(f"*{ending}")}
+
+
+def overtake(table: Table) -> None:
+    table.catalog.load_table(table.name()).append(ROWS)
+
+
+def test_files_planned_on_an_older_head_are_not_added(table: Table) -> None:
     """A change of properties, as of a failing record, returns what another engine committed."""
-    table = catalog.create_table("shop.orders", ROWS.schema)
-    catalog.load_table("shop.orders").append(ROWS)
+    overtake(table)
+    before = names(table, "")
     with table.transaction() as transaction:
         transaction.set_properties({"topicberg.first-offsets": "{}"})
     head = table.current_snapshot()
     assert head is not None
     with pytest.raises(CommitConflictError, match="another commit came before this batch"):
-        add_files(table, None, [], [], {})
+        add_files(table, None, written(table), [], {})
     assert table.refresh().current_snapshot() == head
+    assert {name for name in names(table, "") - before if "metadata.json" not in name} == set()
     added = add_files(table, head.snapshot_id, [], [], {"note": "planned on this head"})
     assert table.refresh().current_snapshot() == added
+
+
+def test_refused_batch_leaves_no_file(table: Table) -> None:
+    table.append(ROWS)
+    head = table.current_snapshot()
+    assert head is not None
+    overtake(table)
+    before = names(table, ".parquet"), names(table, ".avro")
+    with pytest.raises(CommitConflictError, match="another commit came first"):
+        add_files(table, head.snapshot_id, written(table), [], {})
+    assert (names(table, ".parquet"), names(table, ".avro")) == before
+    assert table.refresh().scan().to_arrow().num_rows == 2
+
+
+def test_commit_whose_answer_was_lost_is_a_commit(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is sent again, and refused: the head is the snapshot of the first request."""
+    catalog: Any = table.catalog
+    commit = catalog.commit_table
+
+    def twice(*given: Any) -> Any:
+        commit(*given)
+        raise CommitFailedException("branch main has changed")
+
+    files = written(table)
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "commit_table", twice)
+        added = add_files(table, None, files, [], {"note": "sent twice"})
+    assert table.refresh().current_snapshot() == added
+    assert table.scan().to_arrow().num_rows == 1
+
+
+def test_batch_that_may_still_be_committed_keeps_its_files(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The catalog refuses, and the head did not move: an earlier request may be on its way."""
+
+    def refuse(*_: Any) -> Any:
+        raise CommitFailedException("the catalog is busy")
+
+    monkeypatch.setattr(table.catalog, "commit_table", refuse)
+    overtaken = table.catalog.load_table(table.name())
+    files = written(table)
+    with pytest.raises(CommitConflictError):
+        add_files(overtaken, None, files, [], {})
+    assert {Path(file.file_path).name for file in files} <= names(table, ".parquet")

@@ -113,6 +113,8 @@ class Erased:
     refs: list[str] = field(default_factory=list)
     replaced: set[str] = field(default_factory=set)
     """Paths of the data files that were replaced or deleted."""
+    readers: list[str] = field(default_factory=list)
+    """Tags of those that were reading such rows, and did not end: they may write them again."""
     hours: list[Hours] = field(default_factory=list)
     """Hours of event time in which rows were erased."""
 
@@ -393,7 +395,10 @@ class _Erasure:
             expired = self._expirable()
             stale = read_tags.stale_tags(self.table, int(time.time() * 1000))
             readers = [r for r in expired.refs if r.startswith(read_tags.PREFIX) and r not in stale]
-            if not readers or time.monotonic() > deadline:
+            if not readers:
+                return expired
+            if time.monotonic() > deadline:
+                self.done.readers += readers
                 return expired
             time.sleep(1)
 

@@ -25,6 +25,7 @@ from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.maintenance.policy import Policy
 from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
 from topicberg.iceberg.position_deletes import trim_deletes
+from topicberg.iceberg.read_tags import reading
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import PARTITION, RAW_KEY
@@ -196,7 +197,9 @@ class _Run:
                 apply_deletes=apply_deletes,
                 bytes_to_write=compaction.bytes_to_merge(files, tier),
             )
-            data += self.step("compaction", merge)
+            # It copies rows: an erasure of some of them waits for the end of the tag.
+            with reading([self.current], "compaction"):
+                data += self.step("compaction", merge)
             apply_deletes = False
         if has_deletes and compaction.many_deletes(self.files()):
             merge = partial(compaction.compact_deletes, self.endpoints, self.identifier)

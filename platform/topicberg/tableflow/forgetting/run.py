@@ -41,8 +41,9 @@ from topicberg.tableflow.forgetting.records import (
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.layout import KEY, Layout, read_layout, table_schema
 from topicberg.tableflow.skips import current_user
+from topicberg.tableflow.turns import wait_for_turns
 from topicberg.tableflow.upsert_key import held_key
-from topicberg.tableflow.wait import noted_offsets, wait_for
+from topicberg.tableflow.wait import POLL_SECONDS, noted_offsets, wait_for
 from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import PARTITION, RAW_KEY
@@ -266,6 +267,7 @@ class Forgetting:
         :param enabled: whether the engine materializes the topic
         :param patience: seconds without progress of a running engine after which this process
             reads; default: by the commit interval
+        :raises TopicbergError: a batch that began earlier does not end
         """
         found = []
         for target in self.targets:
@@ -280,7 +282,23 @@ class Forgetting:
             except TopicbergError as error:
                 if first := self._lacks(target, topic):
                     found.append(Uncovered(topic, target.name, first, error.message))
+        for target in self.targets:
+            self._wait_for_turns(target)
         return found
+
+    def _wait_for_turns(self, target: Target) -> None:
+        """Wait for batches with records that the table has by now: their files are deleted then.
+
+        :raises TopicbergError: one is still running
+        """
+        patience = erasure.READERS_SECONDS
+        if target.topic is not None and not wait_for_turns(self.config, target.name, patience):
+            raise TopicbergError(
+                f"table {target.name}: an engine has been writing a batch for {patience:.0f} s, "
+                "and its files may hold the key",
+                hint=f"run `topicberg tableflow status {target.topic}` to see what it does, and "
+                "run the command again",
+            )
 
     def _lacks(self, target: Target, topic: str) -> Offsets:
         table = self.table(target)
@@ -297,12 +315,19 @@ class Forgetting:
             ingest_history(self.spec, self.endpoints, self.config)
             return
         spec = dead_letter_spec(self.spec) if target.is_dead_letters else self.spec
-        table = self.table(target)
         if patience is None:
             patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
         end = kafka.end_offsets(self.endpoints, spec.name)
+        table = self._created(target, patience)
         if table is None or not wait_for(table, end, patience):
             run_once(spec, self.endpoints, self.config)
+
+    def _created(self, target: Target, patience: float) -> Table | None:
+        """Return a table, which the running engine may be about to create."""
+        deadline = time.monotonic() + patience
+        while (table := self.table(target)) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return table
 
     # --- tables ---
 
