@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import boto3
@@ -19,7 +20,9 @@ import dagster as dg
 import psutil
 import pyarrow as pa
 import pytest
+import requests
 from company import REALM, Site
+from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from gateways import catalog_gateway, registry_gateway
@@ -34,6 +37,8 @@ from topicberg import kafka
 from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.kafka.consumer import FetchError
+from topicberg.kafka.fetch import Records, fetcher
 from topicberg.logins.catalog import CatalogLogin
 from topicberg.orchestration.resources import Spark
 from topicberg.query import run_query
@@ -126,6 +131,49 @@ def counts(topic: Topic) -> dict[str, int]:
 
 def send(topic: Topic, first: int) -> None:
     topic.send(ORDER, [{"id": first + n, "note": "a"} for n in range(10)])
+
+
+def test_login_by_python_reads_by_compiled_code(
+    site: Site, topic: Callable[..., Topic], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reader waits for records until its first token has expired, which the broker refuses."""
+    one, given = topic("oidc"), [0.0]
+
+    def token(_: str) -> tuple[str, float, str, dict[str, str]]:
+        client = {"grant_type": "client_credentials", "client_id": "a", "client_secret": "b"}
+        answer = requests.post(site.oauth.token_uri, client, timeout=10).json()
+        given.append(time.time() + answer["expires_in"])
+        return answer["access_token"], given[-1], "", {}
+
+    known = one.endpoints.kafka_config()
+    config = {k: v for k, v in known.items() if not k.startswith("sasl.oauthbearer")}
+    config["oauth_cb"] = token
+    producer, ranges = Producer(known), {0: (0, 20)}
+
+    def produce() -> None:
+        for _ in range(10):
+            producer.produce(one.spec.name, b"value", partition=0)
+        producer.flush(30)
+
+    produce()
+    more = Timer(SECONDS * 2, produce)
+    more.start()
+    with fetcher(config, one.spec.name, ranges) as reader:
+        read = sum(records.count for records in reader.fill(Records(100, 10_000)))
+    more.join()
+    assert read == 20
+    assert len(given) > 2, "it has renewed the token"
+    assert "Python client" not in caplog.text
+
+    def refused(_: str) -> tuple[str, float]:
+        raise ConnectionError("the token service does not answer")
+
+    for wrong, reason in (
+        (refused, "there is no token for Kafka: the token service does not answer"),
+        (lambda _: ("a", 1.0), "librdkafka does not accept the token"),
+    ):
+        with pytest.raises(FetchError, match=reason):
+            fetcher({**config, "oauth_cb": wrong}, one.spec.name, ranges)
 
 
 def test_path_through_expiring_tokens_is_complete(site: Site, topic: Callable[..., Topic]) -> None:

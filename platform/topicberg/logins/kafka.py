@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import time
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from threading import Lock
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, model_validator
@@ -133,7 +136,8 @@ class KafkaLogin(HoldsSecrets):
                 listed = ",".join(f"{name}={value}" for name, value in self.extensions.items())
                 found["sasl.oauthbearer.extensions"] = listed
         if self.auth == "msk_iam":
-            found["oauth_cb"] = _msk_token(self.region, self.role_arn)
+            _signer()
+            found["oauth_cb"] = MskToken(self.region, self.role_arn)
         if self.ca_file:
             found["ssl.ca.pem"] = _read(self.ca_file, "ca_file")
         if self.certificate_file and self.key_file:
@@ -181,28 +185,50 @@ class KafkaSettings(KafkaLogin, EnvironmentSettings):
     model_config = named(PREFIX)
 
 
-@lru_cache(maxsize=8)
-def _msk_token(region: str, role_arn: str | None) -> Any:
-    """Return librdkafka's callback for a token; the same one each time, as clients are cached.
+@dataclass(frozen=True)
+class MskToken:
+    """Librdkafka's callback for a token, in any process: it is sent to those that read.
 
-    :raises LoginError: AWS's library is not installed
+    Each batch is read by a client of its own, and the token of a role is a request to AWS, so
+    clients share one for the first half of its time. A client wants another one after four fifths.
     """
+
+    region: str
+    role_arn: str | None
+
+    def __call__(self, _: str) -> tuple[str, float]:
+        """Return the token, and when it expires (seconds since 1970)."""
+        with _LOCK:
+            now, found = time.time(), _TOKENS.get(self)
+            if found is None or now >= found[2]:
+                text, until = self._computed()
+                found = _TOKENS[self] = text, until, now + (until - now) / 2
+            return found[:2]
+
+    def _computed(self) -> tuple[str, float]:
+        provider = _signer()
+        if self.role_arn:
+            found = provider.generate_auth_token_from_role_arn(self.region, self.role_arn)
+        else:
+            found = provider.generate_auth_token(self.region)
+        text, until_ms = found
+        return text, until_ms / 1000
+
+
+_LOCK = Lock()
+_TOKENS: dict[MskToken, tuple[str, float, float]] = {}
+"""Token, when it expires, and until when it is shared."""
+
+
+def _signer() -> ModuleType:
+    """:raises LoginError: AWS's library is not installed"""
     try:
-        provider = import_module("aws_msk_iam_sasl_signer").MSKAuthTokenProvider
+        return import_module("aws_msk_iam_sasl_signer.MSKAuthTokenProvider")
     except ImportError:
         raise LoginError(
             "the login to MSK with IAM needs the package aws-msk-iam-sasl-signer-python",
             hint="run `pip install aws-msk-iam-sasl-signer-python`",
         ) from None
-
-    def token(_: str) -> tuple[str, float]:
-        if role_arn:
-            text, until = provider.generate_auth_token_from_role_arn(region, role_arn)
-        else:
-            text, until = provider.generate_auth_token(region)
-        return text, until / 1000
-
-    return token
 
 
 def _open(secret: SecretStr | None) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
 
 from topicberg.endpoints import Endpoints, LakeEndpoints, SnowflakeEndpoint
 from topicberg.errors import LoginError, TopicbergError
+from topicberg.kafka import fetch
+from topicberg.kafka.fetch import fetcher
 from topicberg.logins import from_environment
 from topicberg.logins.catalog import CatalogLogin, CatalogSettings
 from topicberg.logins.kafka import KafkaLogin, KafkaSettings
@@ -259,10 +266,51 @@ def test_kafka_oidc() -> None:
     assert SECRET not in repr(login)
 
 
-def test_kafka_msk_without_library_says_so() -> None:
+def test_kafka_msk_without_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aws_msk_iam_sasl_signer.MSKAuthTokenProvider", None)
     login = KafkaLogin(auth="msk_iam", region="eu-west-1")
     with pytest.raises(LoginError, match="aws-msk-iam-sasl-signer-python"):
         login.librdkafka()
+
+
+def test_kafka_msk_token_is_shared_for_half_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client asks again after four fifths of the time that its token had left."""
+    now, made = [1_000.0], list[str]()
+    monkeypatch.setattr("topicberg.logins.kafka.time.time", lambda: now[0])
+
+    def generate(*given: str) -> tuple[str, int]:
+        made.append(" ".join((*given, str(len(made)))))
+        return made[-1], int(now[0] * 1000) + 900_000
+
+    monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token", generate)
+    monkeypatch.setattr(MSKAuthTokenProvider, "generate_auth_token_from_role_arn", generate)
+    role = "arn:aws:iam::123456789012:role/reader"
+    own, of_role = (
+        KafkaLogin(auth="msk_iam", region="r", role_arn=arn).librdkafka()["oauth_cb"]
+        for arn in (None, role)
+    )
+    assert own("") == own("") == ("r 0", 1_900)
+    assert of_role("") == (f"r {role} 1", 1_900)
+    now[0] += 449
+    sent = pickle.loads(pickle.dumps(own))
+    assert sent("") == ("r 0", 1_900)
+    now[0] += 1
+    assert own("") == ("r 2", 2_350)
+
+
+def test_kafka_msk_token_is_one_for_librdkafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS's library signs it here, without a request; the client would send it to the broker."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    login = KafkaLogin(auth="msk_iam", region="eu-west-1").librdkafka()
+    broker = {"bootstrap.servers": "127.0.0.1:1", "group.id": "reader", "log_level": 0}
+    with fetcher(broker | login, "orders", {0: (0, 1)}) as reader:
+        assert isinstance(reader, fetch._CompiledFetcher)
+    token, until = login["oauth_cb"]("")
+    assert 800 < until - time.time() <= 900
+    url = base64.urlsafe_b64decode(token + "==").decode()
+    assert url.startswith("https://kafka.eu-west-1.amazonaws.com/?Action=kafka-cluster%3AConnect")
+    assert SECRET not in url
 
 
 def test_kafka_key_that_cannot_be_read_is_named(tmp_path: Path) -> None:
