@@ -10,14 +10,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import fastavro
 import flink
@@ -48,7 +46,8 @@ from topicberg import kafka
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.data_files import compression, repeated
 from topicberg.iceberg.summaries import ROWS_SKIPPED
-from topicberg.kafka.fetch import Records, fetcher
+from topicberg.kafka.fetch import fetcher
+from topicberg.kafka.records import Records
 from topicberg.settings import Settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow.engine import Ingestor
@@ -116,23 +115,10 @@ def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
     """Ingest by the engine, with its defaults."""
     spec, endpoints = topic.spec, lab.endpoints
     ends = kafka.end_offsets(endpoints, spec.name)
-    with _client(topic.workload.by_python_client):
-        ingestor = Ingestor(spec, endpoints, lab.config, lab.sessions, lab.registry)
-        while ingestor.step().end_offsets != ends:
-            pass
+    ingestor = Ingestor(spec, endpoints, lab.config, lab.sessions, lab.registry)
+    while ingestor.step().end_offsets != ends:
+        pass
     return tuple(spec.table_identifier(lab.config))
-
-
-@contextmanager
-def _client(in_python: bool) -> Iterator[None]:
-    """Let Kafka's configuration have a function, as that of a login which Python computes has."""
-    if not in_python:
-        yield
-        return
-    config = Endpoints.kafka_config
-    computed = {"stats_cb": lambda _: None}
-    with patch.object(Endpoints, "kafka_config", lambda *a, **more: config(*a, **more) | computed):
-        yield
 
 
 # --- Flink ---

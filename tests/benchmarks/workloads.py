@@ -411,8 +411,6 @@ class Workload:
     """Fields of the topic's spec."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Properties of the producer."""
-    by_python_client: bool = False
-    """Kafka's configuration has a function, as with a login that Python computes."""
     flink: str = ""
     """Flink's decoder that was written for these records; empty: there is none."""
 
@@ -457,7 +455,6 @@ ATTACKED = _malformed("avro", 10, "SKIP")
 WORKLOADS = (
     Workload("small-avro", flink="small"),
     Workload("avro-zstd", producer={"compression.type": "zstd"}, flink="small"),
-    Workload("avro-python-client", by_python_client=True),
     Workload("avro-transactions", producer={"transactional.id": NAMESPACE}, flink="small"),
     _malformed("avro", 10_000, "SKIP"),
     _malformed("avro", 10_000, "LOG"),

@@ -19,10 +19,12 @@ from pyarrow.fs import FileSelector
 
 from topicberg import kafka
 from topicberg.errors import TableflowError, TopicbergError
+from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import files, shared_keys
 from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
+from topicberg.kafka.records import Records
 from topicberg.tableflow import engine, keys, reading, tasks
 from topicberg.tableflow.columns import MAX_ROWS
 from topicberg.tableflow.engine import run_once
@@ -443,14 +445,19 @@ def _read(topic: Topic, config: dict[str, Any], ends: dict[int, int]) -> list[di
     found = []
     ranges = {partition: (0, end) for partition, end in ends.items()}
     with fetch.fetcher(config, topic.spec.name, ranges) as reader:
-        for records in reader.fill(fetch.Records(7, 4_096)):  # several parts
+        for records in reader.fill(Records(7, 4_096)):  # several parts
             found += [records.raw(number) for number in range(records.count)]
     return sorted(found, key=lambda one: (one["partition"], one["offset"]))
 
 
 def test_python_client_fills_the_arrays_of_compiled_code(
-    make_topic: Callable[..., Topic], caplog: pytest.LogCaptureFixture
+    make_topic: Callable[..., Topic],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    def missing() -> None:
+        raise NotCoveredError("confluent-kafka is installed without librdkafka")
+
     topic = make_topic(KEPT, partitions=2)
     config = topic.endpoints.kafka_config()
     producer = Producer({**config, "transactional.id": uuid.uuid4().hex})
@@ -476,7 +483,8 @@ def test_python_client_fills_the_arrays_of_compiled_code(
     given = {**topic.endpoints.kafka_tuning("consumer"), **config, **CONSUMER}
     compiled = _read(topic, given, ends)
     fetch._warned.clear()
-    by_client = _read(topic, {**given, "stats_cb": lambda _: None}, ends)
+    monkeypatch.setattr(fetch, "library", missing)
+    by_client = _read(topic, given, ends)
     assert len(compiled) == 40
     assert by_client == compiled
     assert "the Python client, more slowly" in caplog.text

@@ -38,7 +38,8 @@ from topicberg.clients.catalog import ensure_namespace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.kafka.consumer import FetchError
-from topicberg.kafka.fetch import Records, fetcher
+from topicberg.kafka.fetch import fetcher
+from topicberg.kafka.records import Records
 from topicberg.logins.catalog import CatalogLogin
 from topicberg.orchestration.resources import Spark
 from topicberg.query import run_query

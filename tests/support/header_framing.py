@@ -8,7 +8,7 @@ from uuid import UUID
 
 import numpy as np
 
-from topicberg.kafka.fetch import Records
+from topicberg.kafka.records import Records
 
 NAMES = {"key": "__key_schema_id", "value": "__value_schema_id"}
 RecordHeaders = list[tuple[str, bytes | None]]

@@ -14,6 +14,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from topicberg import kafka
 from topicberg.kafka import fetch
+from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow import engine, reading
@@ -132,7 +133,7 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def fill(self, records: fetch.Records) -> Iterator[fetch.Records]:
+    def fill(self, records: Records) -> Iterator[Records]:
         left = cast("Any", self.messages)
         while left:
             records.clear()

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from topicberg.formats.columnar.columns import Buffers
     from topicberg.formats.columnar.decoding import Decoded
-    from topicberg.kafka.fetch import Records
+    from topicberg.kafka.records import Records
     from topicberg.tableflow.framing import InlineSchemas
 
 MAX_ROWS, MAX_BYTES = 131_072, 16 * 1024 * 1024

@@ -22,7 +22,7 @@ def compile_all() -> None:
     try:
         from topicberg.formats.columnar.check import check
         from topicberg.formats.columnar.framing import compile_framing
-        from topicberg.kafka.fetch import compile_gather
+        from topicberg.kafka.librdkafka import compile_gather
         from topicberg.tableflow.key_hash import compile_hashes
         from topicberg.tableflow.key_lookup import compile_lookup
 

@@ -96,7 +96,8 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
     """
     from pyiceberg.io import load_file_io
 
-    from topicberg.kafka.fetch import Records, fetcher
+    from topicberg.kafka.fetch import fetcher
+    from topicberg.kafka.records import Records
 
     target = plan.target
     io = load_file_io(dict(plan.files), target.location)

@@ -15,7 +15,7 @@ from topicberg.tableflow.layout import KEY, VALUE
 from topicberg.tableflow.writers import UNKNOWN, UnknownSchemaError
 
 if TYPE_CHECKING:
-    from topicberg.kafka.fetch import Records
+    from topicberg.kafka.records import Records
 
 ErrorMode = Literal["SUSPEND", "SKIP", "LOG"]
 MAX_UNKNOWN = 1_000

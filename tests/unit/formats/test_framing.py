@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from topicberg.formats import framing
 from topicberg.formats.columnar.framing import MAX_DIFFERENT, in_wire_format
 from topicberg.formats.framing import Framed, SchemaHeaders, wire_prefix
-from topicberg.kafka.fetch import Records
+from topicberg.kafka.records import Records
 
 GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
 SIDES = st.sampled_from(["key", "value"])

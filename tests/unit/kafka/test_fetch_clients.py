@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from topicberg.formats.columnar.program import NotCoveredError
-from topicberg.kafka import fetch
+from topicberg.kafka import fetch, librdkafka
 
 
 class Client:
@@ -23,10 +23,11 @@ def test_without_librdkafka_the_python_client_reads(
     def missing() -> None:
         raise NotCoveredError("confluent-kafka is installed without librdkafka")
 
-    monkeypatch.setattr(fetch, "_library", missing)
+    for module in (fetch, librdkafka):
+        monkeypatch.setattr(module, "library", missing)
     monkeypatch.setattr(fetch, "_ClientFetcher", Client)
     monkeypatch.setattr(fetch, "_warned", set())
-    fetch.compile_gather()
+    librdkafka.compile_gather()
     for _ in range(2):
         assert isinstance(fetch.fetcher({}, "orders", {0: (0, 1)}), Client)
     assert caplog.text.count("is installed without librdkafka") == 1

@@ -1,0 +1,240 @@
+"""The C interface of librdkafka, and compiled code (Numba) that copies its messages into arrays.
+
+Source: librdkafka's ``rdkafka.h``: ``rd_kafka_message_t`` and "Simple Consumer API (queue)".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import llvmlite.binding
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from topicberg.formats.columnar.memory import compiled, copy, load_int32, load_int64, pointer
+from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.kafka.records import Records
+
+_LOADED = "librdkafka.1.dylib" if sys.platform == "darwin" else "librdkafka.so.1"
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """:raises NotCoveredError: the client has no librdkafka of its own"""
+    package = Path(confluent_kafka.__file__).parent
+    folders = (package.with_name("confluent_kafka.libs"), package / ".dylibs")
+    found = [str(one) for folder in folders for one in sorted(folder.glob("librdkafka*"))]
+    name = next(iter(found), _LOADED)  # which the client has loaded if it has none of its own
+    try:
+        loaded = ctypes.CDLL(name)
+        llvmlite.binding.load_library_permanently(name)
+    except (OSError, RuntimeError):
+        raise NotCoveredError("confluent-kafka is installed without librdkafka") from None
+    size, of_text, address, number = (
+        *(ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int),
+    )
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "conf_new": (address, []),
+        "conf_set": (number, [address, of_text, of_text, of_text, size]),
+        "conf_destroy": (None, [address]),
+        "new": (address, [number, address, of_text, size]),
+        "poll_set_consumer": (number, [address]),
+        "topic_partition_list_new": (address, [number]),
+        "topic_partition_list_add": (address, [address, of_text, ctypes.c_int32]),
+        "topic_partition_list_set_offset": (
+            *(number, [address, of_text, ctypes.c_int32, ctypes.c_int64]),
+        ),
+        "topic_partition_list_destroy": (None, [address]),
+        "assign": (number, [address, address]),
+        "queue_get_consumer": (address, [address]),
+        "queue_destroy": (None, [address]),
+        "consume_batch_queue": (ctypes.c_ssize_t, [address, number, address, size]),
+        "consumer_close": (number, [address]),
+        "destroy": (None, [address]),
+        "err2str": (of_text, [number]),
+        "message_destroy": (None, [address]),
+        "message_errstr": (of_text, [address]),
+        "oauthbearer_set_token": (
+            *(number, [address, of_text, ctypes.c_int64, of_text, address, size, of_text, size]),
+        ),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(loaded, f"rd_kafka_{name}")
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+_destroy: Any = types.ExternalFunction("rd_kafka_message_destroy", types.void(types.voidptr))
+_timestamp: Any = types.ExternalFunction(
+    "rd_kafka_message_timestamp", types.int64(types.voidptr, types.voidptr)
+)
+_headers: Any = types.ExternalFunction(
+    "rd_kafka_message_headers", types.int32(types.voidptr, types.voidptr)
+)
+_header: Any = types.ExternalFunction(
+    "rd_kafka_header_get_all",
+    types.int32(types.voidptr, types.uint64, types.voidptr, types.voidptr, types.voidptr),
+)
+_length: Any = types.ExternalFunction("strlen", types.uint64(types.voidptr))
+DONE, FULL, EVENT = 0, 1, 2
+
+
+@compiled
+def _gather(  # type: ignore[no-untyped-def]
+    messages,
+    count,
+    first,
+    ends,
+    scratch,
+    sizes,
+    values,
+    keys,
+    headers,
+    value_offsets,
+    key_offsets,
+    has_value,
+    has_key,
+    partitions,
+    offsets,
+    times,
+    time_types,
+    header_ends,
+    header_offsets,
+    has_header_value,
+    is_repeated_header,
+    at,
+):
+    """Copy messages into arrays, and release them.
+
+    :param ends: for each partition, the offset after its last record; -1: it is not read
+    :returns: the message that was not copied, the number of records, and why it was not
+    """
+    rows, room, header_room = sizes[0], sizes[1], sizes[2]
+    to, key_to, header_to = values.ctypes.data, keys.ctypes.data, headers.ctypes.data
+    here = scratch.ctypes.data
+    for number in range(first, count):
+        message = messages[number]
+        partition = load_int32(message + 16)
+        if load_int32(message) != 0:
+            return number, at, EVENT
+        offset = load_int64(message + 56)
+        if partition >= len(ends) or offset >= ends[partition]:
+            if partition < len(ends) and ends[partition] >= 0:
+                ends[partition] = -2  # a record after the last one: the partition is read
+            _destroy(pointer(message))
+            continue
+        source, size = load_int64(message + 24), load_int64(message + 32)
+        key, key_size = load_int64(message + 40), load_int64(message + 48)
+        begin, key_begin = value_offsets[at], key_offsets[at]
+        if at == rows or begin + size > room or key_begin + key_size > room:
+            return number, at, FULL
+        found = header_ends[at]
+        if _headers(pointer(message), pointer(here + 8)) == 0:
+            index = np.uint64(0)
+            begun = found
+            while (
+                _header(
+                    pointer(load_int64(here + 8)),
+                    index,
+                    pointer(here + 16),
+                    pointer(here + 24),
+                    pointer(here + 32),
+                )
+                == 0
+            ):
+                name, value = load_int64(here + 16), load_int64(here + 24)
+                value_size = load_int64(here + 32) if value != 0 else np.int64(0)
+                name_size = np.int64(_length(pointer(name)))
+                name_begin, value_begin = header_offsets[0, found], header_offsets[1, found]
+                if (
+                    found == header_room
+                    or name_begin + name_size > room
+                    or value_begin + value_size > room
+                ):
+                    return number, at, FULL
+                for other in range(begun, found):
+                    start = header_offsets[0, other]
+                    if header_offsets[0, other + 1] - start == name_size:
+                        same = True
+                        for byte in range(name_size):
+                            letter = load_int32(name + byte) & 0xFF
+                            if headers[start + byte] != letter:
+                                same = False
+                                break
+                        if same:
+                            is_repeated_header[other] = 1
+                copy(header_to + name_begin, name, name_size)
+                copy(header_to + room + value_begin, value, value_size)
+                header_offsets[0, found + 1] = name_begin + name_size
+                header_offsets[1, found + 1] = value_begin + value_size
+                has_header_value[found] = 1 if value != 0 else 0
+                is_repeated_header[found] = 0
+                found += 1
+                index += np.uint64(1)
+        header_ends[at + 1] = found
+        copy(to + begin, source, size)
+        value_offsets[at + 1] = begin + size
+        has_value[at] = 1 if source != 0 else 0
+        copy(key_to + key_begin, key, key_size)
+        key_offsets[at + 1] = key_begin + key_size
+        has_key[at] = 1 if key != 0 else 0
+        partitions[at] = partition
+        offsets[at] = offset
+        times[at] = _timestamp(pointer(message), pointer(here))
+        time_types[at] = scratch[0]
+        if offset + 1 == ends[partition]:
+            ends[partition] = -2
+        _destroy(pointer(message))
+        at += 1
+    return count, at, DONE
+
+
+def compile_gather() -> None:
+    """Compile what copies messages; without librdkafka, the Python client does it."""
+    try:
+        library()
+    except NotCoveredError:
+        return
+    none, scratch = np.zeros(1, np.int64), np.zeros(8, np.int64)
+    gather(Records(1, 64), none, 0, 0, none, scratch)
+
+
+def gather(
+    records: Records,
+    messages: NDArray[np.int64],
+    held: int,
+    first: int,
+    ends: NDArray[np.int64],
+    scratch: NDArray[np.int64],
+) -> tuple[int, int, int]:
+    found: tuple[int, int, int] = _gather(
+        messages,
+        held,
+        first,
+        ends,
+        scratch,
+        np.array([records.rows, records.size, records.header_rooms], np.int64),
+        records.values,
+        records.keys,
+        records.headers,
+        records.value_offsets,
+        records.key_offsets,
+        records.has_value,
+        records.has_key,
+        records.partitions,
+        records.offsets,
+        records.times,
+        records.time_types,
+        records.header_ends,
+        records.header_offsets,
+        records.has_header_value,
+        records.is_repeated_header,
+        records.count,
+    )
+    return found

@@ -1,0 +1,167 @@
+"""Records of a topic, as arrays that compiled code reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Message
+from numpy.typing import NDArray
+
+from topicberg.formats.columnar.framing import HeaderArrays
+
+
+class Records:
+    """Records of a topic, as arrays; those of one call are overwritten by the next."""
+
+    def __init__(self, rows: int, size: int) -> None:
+        """:param rows: records at most
+        :param size: bytes of their values, of their keys and of their headers at most
+        """
+        self.rows = rows
+        self.partitions = np.zeros(rows, np.int32)
+        self.offsets = np.zeros(rows, np.int64)
+        self.times = np.zeros(rows, np.int64)
+        """Milliseconds since 1970, -1: none."""
+        self.time_types = np.zeros(rows, np.int8)
+        """1: of the producer, 2: of the broker."""
+        self.has_value = np.zeros(rows, np.uint8)
+        self.has_key = np.zeros(rows, np.uint8)
+        self.value_offsets = np.zeros(rows + 1, np.int64)
+        self.key_offsets = np.zeros(rows + 1, np.int64)
+        self.header_ends = np.zeros(rows + 1, np.int32)
+        """How many headers the records up to this one have."""
+        self.count = 0
+        self._allocate(size)
+
+    def _allocate(self, size: int) -> None:
+        self.size = size
+        self.values = np.empty(size, np.uint8)
+        self.keys = np.empty(size, np.uint8)
+        self.headers = np.empty(2 * size, np.uint8)
+        """Names in the first half, values in the second."""
+        self.header_rooms = size // 4
+        self.header_offsets = np.zeros((2, self.header_rooms + 1), np.int32)
+        """Where the names and the values of headers begin."""
+        self.has_header_value = np.zeros(self.header_rooms, np.uint8)
+        self.is_repeated_header = np.zeros(self.header_rooms, np.uint8)
+        """1: a later header of the record has the same name."""
+
+    def clear(self) -> None:
+        self.count = 0
+
+    def grow(self) -> None:
+        """Make room for a record that is larger than the arrays; there is none in them.
+
+        :raises MemoryError: there is none for it
+        """
+        self._allocate(4 * self.size)
+
+    def append(self, messages: Sequence[Message]) -> int:
+        """Add messages of the Python client; return how many of them fit."""
+        at, count = self.count, min(len(messages), self.rows - self.count)
+        messages = messages[:count]
+        keys, values = [one.key() for one in messages], [one.value() for one in messages]
+        given: list[Any] = [one.headers() for one in messages]
+        headers: list[list[tuple[str, Any]]] = [list(one or ()) for one in given]
+        names = [[name.encode(errors="surrogateescape") for name, _ in one] for one in headers]
+        used = [
+            int(self.key_offsets[at]),
+            int(self.value_offsets[at]),
+            *(int(part[self.header_ends[at]]) for part in self.header_offsets),
+        ]
+        sizes = np.zeros((4, count + 1), np.int64)
+        for row, parts in enumerate((keys, values)):
+            sizes[row, 1:] = [0 if one is None else len(one) for one in parts]
+        if any(headers):
+            sizes[2, 1:] = [sum(map(len, one)) for one in names]
+            sizes[3, 1:] = [sum(len(value or b"") for _, value in one) for one in headers]
+        ends = np.cumsum(sizes, axis=1) + np.array(used)[:, None]
+        totals = np.cumsum([0, *map(len, names)]) + int(self.header_ends[at])
+        fits = (ends <= self.size).all(axis=0) & (totals <= self.header_rooms)
+        count = int(np.count_nonzero(fits)) - 1  # sizes only grow
+        to = at + count
+        for data, offsets, present, parts, row in (
+            (self.keys, self.key_offsets, self.has_key, keys, 0),
+            (self.values, self.value_offsets, self.has_value, values, 1),
+        ):
+            whole = b"".join(one or b"" for one in parts[:count])
+            data[used[row] : used[row] + len(whole)] = np.frombuffer(whole, np.uint8)
+            offsets[at : to + 1] = ends[row, : count + 1]
+            present[at:to] = [one is not None for one in parts[:count]]
+        self.partitions[at:to] = [one.partition() or 0 for one in messages[:count]]
+        self.offsets[at:to] = [one.offset() or 0 for one in messages[:count]]
+        times = [one.timestamp() for one in messages[:count]]
+        self.times[at:to] = [time_ for _, time_ in times]
+        self.time_types[at:to] = [kind for kind, _ in times]
+        self.header_ends[at : to + 1] = totals[: count + 1]
+        if any(headers):
+            self._append_headers(headers[:count], names[:count], int(self.header_ends[at]))
+        self.count = to
+        return count
+
+    def _append_headers(
+        self,
+        headers: Sequence[Sequence[tuple[str, bytes | None]]],
+        names: Sequence[Sequence[bytes]],
+        first: int,
+    ) -> None:
+        number = first
+        for of_record, named in zip(headers, names, strict=True):
+            for place, (name, (_, value)) in enumerate(zip(named, of_record, strict=True)):
+                for part, text in enumerate((name, value or b"")):
+                    begin = int(self.header_offsets[part, number])
+                    room = part * self.size + begin
+                    self.headers[room : room + len(text)] = np.frombuffer(text, np.uint8)
+                    self.header_offsets[part, number + 1] = begin + len(text)
+                self.has_header_value[number] = value is not None
+                self.is_repeated_header[number] = name in named[place + 1 :]
+                number += 1
+
+    def header_arrays(self) -> HeaderArrays:
+        """Return the headers of the records."""
+        return HeaderArrays(
+            self.headers,
+            self.headers[self.size :],
+            self.header_ends[: self.count + 1],
+            self.header_offsets[0],
+            self.header_offsets[1],
+            self.has_header_value,
+        )
+
+    def raw(self, at: int) -> dict[str, Any]:
+        """Return one record as it is in Kafka.
+
+        ``headers`` is None if there are none, or if a name is not UTF-8.
+        """
+        headers = self.raw_headers(at)
+        return {
+            "key": _slice(self.keys, self.key_offsets, self.has_key, at),
+            "value": _slice(self.values, self.value_offsets, self.has_value, at),
+            "partition": int(self.partitions[at]),
+            "offset": int(self.offsets[at]),
+            "timestampType": int(self.time_types[at]) - 1,
+            "timestamp_ms": int(self.times[at]),
+            "headers": headers and [{"key": name, "value": value} for name, value in headers],
+        }
+
+    def raw_headers(self, at: int) -> list[tuple[str, bytes | None]] | None:
+        """Return the headers of one record; None: there are none, or a name is not UTF-8."""
+        names, values = self.header_offsets
+        found: list[tuple[str, bytes | None]] = []
+        for number in range(self.header_ends[at], self.header_ends[at + 1]):
+            name = self.headers[names[number] : names[number + 1]].tobytes()
+            value = self.headers[self.size :][values[number] : values[number + 1]].tobytes()
+            try:
+                key = name.decode()
+            except UnicodeDecodeError:
+                return None
+            found.append((key, value if self.has_header_value[number] else None))
+        return found or None
+
+
+def _slice(
+    data: NDArray[np.uint8], offsets: NDArray[np.int64], present: NDArray[np.uint8], at: int
+) -> bytes | None:
+    return data[offsets[at] : offsets[at + 1]].tobytes() if present[at] else None
