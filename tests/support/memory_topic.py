@@ -17,7 +17,7 @@ from topicberg.kafka import fetch
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
-from topicberg.tableflow import engine, reading
+from topicberg.tableflow import batch_start, engine, reading
 from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.engine import Ingestor
 from topicberg.topics import TopicSpec
@@ -161,5 +161,5 @@ def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "topic_log", topic.log)
     monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     monkeypatch.setattr(kafka, "offsets_at", topic.offsets_at)
-    monkeypatch.setattr(engine, "first_times", topic.times)
+    monkeypatch.setattr(batch_start, "first_times", topic.times)
     monkeypatch.setattr(fetch, "fetcher", lambda _, __, ranges: _Reader(topic, ranges))

@@ -24,7 +24,8 @@ from topicberg.kafka.ends import Ends
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import failures
-from topicberg.tableflow.engine import AbandonedError, Commit, Ingestor
+from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.engine import AbandonedError, Ingestor
 from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS
 from topicberg.tableflow.status import (

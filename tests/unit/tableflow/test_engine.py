@@ -17,6 +17,7 @@ from topicberg.iceberg.summaries import FIRST_TOPIC_ID
 from topicberg.kafka import TopicLog
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
+from topicberg.tableflow.batch_start import first_offsets
 from topicberg.tableflow.commit import Committed
 from topicberg.tableflow.engine import Ingestor
 from topicberg.topics import TopicSpec
@@ -48,7 +49,8 @@ def test_start_at_the_latest_is_that_of_the_first_attempt(
         with ingestor.table().transaction() as transaction:
             transaction.remove_properties(FIRST_TOPIC_ID)
     log = TopicLog("id", {0: 3}, {0: 9})
-    assert ingestor._first_offsets(ingestor.table(), Committed(), log) == {0: 7}
+    given = ingestor.spec, ingestor.endpoints, ingestor.table(), Committed(), log
+    assert first_offsets(*given) == {0: 7}
 
 
 @pytest.mark.parametrize(("position", "first"), [("latest", {0: 0}), (1_000, {0: 2})])
@@ -66,7 +68,8 @@ def test_topic_created_again_before_its_first_commit_loses_nothing(
     monkeypatch.setattr(kafka, "offsets_at", lambda *_: {0: 2})
     new = TopicLog("new", {0: 0}, {0: 9})
     for _ in range(2):
-        assert ingestor._first_offsets(ingestor.table(), Committed(), new) == first
+        given = ingestor.spec, ingestor.endpoints, ingestor.table(), Committed(), new
+        assert first_offsets(*given) == first
 
 
 def test_step_beside_another_engine_that_adds_columns(

@@ -19,7 +19,8 @@ from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.consumer import DamagedRecordsError
 from topicberg.kafka.offsets import Place
 from topicberg.tableflow import engine, reading
-from topicberg.tableflow.engine import Commit, Ingestor
+from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.isolation import ATTEMPTS
 from topicberg.tableflow.memory import ExhaustedError, limited
 from topicberg.tableflow.processes import ProcessEndedError, Processes

@@ -21,7 +21,7 @@ from topicberg.kafka.group import Member
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, ingestion, service
-from topicberg.tableflow.engine import Commit
+from topicberg.tableflow.batch_plan import Commit
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.pool import Pool
 from topicberg.tableflow.status import Unavailable, read_status, write_status

@@ -1,0 +1,133 @@
+"""Where a batch begins and may end: a new table's first offsets, records that fail, and time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from topicberg import kafka
+from topicberg.errors import TableflowError
+from topicberg.iceberg import summaries
+from topicberg.kafka.consumer import first_times
+from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
+from topicberg.tableflow import commit, skips
+from topicberg.tableflow.offsets import Batch, plan_batch
+from topicberg.topics import requests
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+
+def still_failing(
+    spec: TopicSpec, config: Settings, table: Table, start: Offsets
+) -> dict[Place, skips.Skip]:
+    """Return the records that fail by themselves, of those that are still to come."""
+    request = requests.read_request(config, spec.name)
+    resumed_ms = request.resumed_at * 1000 if request else 0
+    return {
+        place: known
+        for place, known in skips.failing(table).items()
+        if known.offset >= start.get(known.partition, 0)
+        and known.at_ms >= resumed_ms  # else it is tried again
+    }
+
+
+def check_suspended(
+    spec: TopicSpec,
+    batch: Batch,
+    failing: Mapping[Place, skips.Skip],
+    requested: Collection[Place],
+) -> None:
+    """:raises TableflowError: the topic stops before a record that fails by itself (SUSPEND)
+
+    :param requested: records that users requested to skip
+    """
+    left = sorted((batch.skipped & failing.keys()).difference(requested))
+    if left and spec.tableflow.error_handling.mode == "SUSPEND":
+        name, (partition, offset) = spec.name, left[0]
+        raise TableflowError(
+            f"topic {name}, partition {partition}, offset {offset}: the record cannot be "
+            f"decoded: {failing[left[0]].reason}",
+            hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to leave the "
+            f"record out, or `topicberg tableflow resume {name}` to try it again",
+        )
+
+
+def first_offsets(
+    spec: TopicSpec,
+    endpoints: Endpoints,
+    table: Table,
+    held: commit.Committed,
+    log: kafka.TopicLog,
+) -> Offsets:
+    """Return the topic's start offsets, fixed in the table before the first commit.
+
+    Otherwise a table that starts at the latest offset would start later at every attempt.
+    """
+    position = spec.tableflow.start_position
+    if position == "earliest" or held.offsets:
+        return {}
+    known = table.properties.get(summaries.FIRST_OFFSETS)
+    # Earlier versions of topicberg noted no id.
+    known_id = table.properties.get(summaries.FIRST_TOPIC_ID, log.topic_id)
+    if known is not None and known_id == log.topic_id:
+        return {p: max(o, log.beginning.get(p, o)) for p, o in parse_offsets(known).items()}
+    if position == "latest":
+        # All records of a topic that was created again are later than the start.
+        first = log.end if known is None else log.beginning
+    else:
+        found = kafka.offsets_at(endpoints, spec.name, position)
+        first = {p: log.end[p] if offset < 0 else offset for p, offset in found.items()}
+    note = {
+        summaries.FIRST_OFFSETS: dump_offsets(first),
+        summaries.FIRST_TOPIC_ID: log.topic_id,
+    }
+    with table.transaction() as transaction:
+        transaction.set_properties(note)
+    return first
+
+
+def in_time_order(
+    topic: str,
+    endpoints: Endpoints,
+    batch: Batch,
+    beginning: Offsets,
+    latest: Offsets,
+    skip: set[Place],
+    limit: int,
+) -> Batch:
+    """Return the part of a batch whose records are older than all that it leaves for later.
+
+    A key that has records in several partitions is deleted by the newest one only if that one
+    is not read before the others. Of equal times, the lower partition comes first.
+
+    :param limit: the most records of a batch
+    :raises UnreachableError: the next record of a partition cannot be read now
+    """
+    left = {p: end for p, end in batch.end.items() if end < latest[p]}
+    if not left or len(latest) < 2:
+        return batch
+    times = first_times(endpoints, topic, left, is_needed=True)
+    if not (known := {p: time_ for p, time_ in times.items() if time_ >= 0}):
+        return batch
+    first = min(known.values())
+    found = batch.until(_ends_before(topic, endpoints, batch, first))
+    if found.records:
+        return found
+    through = _ends_before(topic, endpoints, batch, first + 1)
+    for p, start in sorted(batch.start.items()):
+        end = min(through.get(p, latest[p]), latest[p], start + limit)
+        if end > start:
+            ends = {**batch.start, p: end}
+            return plan_batch(topic, batch.start, beginning, ends, limit, skip)
+    return batch  # the times of a partition go back
+
+
+def _ends_before(topic: str, endpoints: Endpoints, batch: Batch, time_ms: int) -> Offsets:
+    """Return the first offset at a time or later, of each partition that has one."""
+    later = kafka.offsets_at(endpoints, topic, time_ms)
+    return {p: max(s, later[p]) for p, s in batch.start.items() if later.get(p, -1) >= 0}

@@ -1,0 +1,98 @@
+"""What becomes of records that are left out, as the topic's error mode says."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from topicberg.errors import TableflowError
+from topicberg.kafka.offsets import Place
+from topicberg.tableflow.batch_plan import BatchPlan
+from topicberg.tableflow.deadletters import DeadLetters
+from topicberg.tableflow.rejections import Rejections
+from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+
+class LeftOut:
+    """SUSPEND: the topic stops before the record; SKIP: it is counted; LOG: it is a dead letter."""
+
+    def __init__(
+        self, spec: TopicSpec, endpoints: Endpoints, config: Settings, check: Callable[[], None]
+    ) -> None:
+        """:param check: raises if the batch is not to be committed any more"""
+        self._spec, self._check = spec, check
+        self._dead_letters: DeadLetters | None = None
+        if spec.tableflow.error_handling.mode == "LOG":
+            self._dead_letters = DeadLetters(spec, endpoints, config)
+
+    def malformed(self, plan: BatchPlan, rejections: Rejections) -> None:
+        """Treat malformed records.
+
+        :raises TableflowError: the topic stops before the first of them (SUSPEND)
+        """
+        if rejections.first is None:
+            return
+        place, reason, _ = rejections.first
+        if rejections.is_final:
+            raise self._stops_before(place, reason)
+        self._check()
+        if self._dead_letters is not None:
+            known = plan.table, plan.topic_id, plan.batch.start
+            self._dead_letters.write(*known, rejections.records)
+        else:
+            logger.warning(
+                "topic %s: skipped %s; the first one, partition %d, offset %d: %s",
+                *(self._spec.name, count(rejections.count, "record"), *place, reason),
+            )
+
+    def failing(self, plan: BatchPlan) -> None:
+        """Write dead letters of records that fail by themselves, and are left out now (LOG)."""
+        if (letters := self._dead_letters) is None:
+            return
+        lost = sorted(plan.failing.keys() & plan.batch.skipped)
+        if lost:
+            found = [letters.record(place, plan.failing[place].reason) for place in lost]
+            letters.write(plan.table, plan.topic_id, plan.batch.start, found)
+
+    def refused(self, plan: BatchPlan, refused: Mapping[Place, str]) -> None:
+        """Treat changes that cannot be applied like malformed records.
+
+        :raises TableflowError: the topic stops before the first of them (SUSPEND)
+        """
+        if not refused:
+            return
+        self._check()
+        name = self._spec.name
+        (partition, offset), reason = min(refused.items())
+        if self._spec.tableflow.error_handling.mode == "SUSPEND":
+            raise TableflowError(
+                f"topic {name}, partition {partition}, offset {offset}: {reason}",
+                hint="set REPLICA IDENTITY FULL in the source and let Debezium read the row again "
+                f"with an incremental snapshot; or run `topicberg tableflow skip {name} "
+                f"{partition} {offset}`",
+            )
+        if self._dead_letters is not None:
+            lost = [self._dead_letters.record(*each) for each in sorted(refused.items())]
+            self._dead_letters.write(plan.table, plan.topic_id, plan.batch.start, lost)
+        else:
+            first = f"partition {partition}, offset {offset}: {reason}"
+            logger.warning(
+                "topic %s: skipped %d changes; the first one: %s", name, len(refused), first
+            )
+
+    def _stops_before(self, place: Place, reason: str) -> TableflowError:
+        """Return the error of a topic that stops before a malformed record."""
+        name, (partition, offset) = self._spec.name, place
+        return TableflowError(
+            f"topic {name}, partition {partition}, offset {offset}: {reason}",
+            hint=f"fix the producer, or run `topicberg tableflow enable {name} --error-handling "
+            "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
+        )

@@ -1,0 +1,176 @@
+"""The keys of one topic's upsert table: how they are compared, and which rows have them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from threading import Thread
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from topicberg.iceberg import summaries
+from topicberg.iceberg.position_deletes import FileRows
+from topicberg.settings import Settings
+from topicberg.tableflow.batch_plan import BatchPlan
+from topicberg.tableflow.current_rows import together
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.key_state import KEYS, KeyState
+from topicberg.tableflow.keys import KeyIndex, index_of, key_folder
+from topicberg.tableflow.layout import KEY, Layout
+from topicberg.tableflow.raw_keys import RawKeys
+from topicberg.tableflow.reading import Written
+from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+
+class TopicKeys:
+    """Not thread-safe."""
+
+    def __init__(
+        self, spec: TopicSpec, config: Settings, foreign: Mapping[str, ForeignSchemas]
+    ) -> None:
+        """:param foreign: schemas of other subjects that keys and values name"""
+        self._spec, self._config, self._foreign = spec, config, foreign
+        self._index: KeyIndex | None = None
+        self._known: tuple[object, UpsertKey] | None = None
+        self._removed = 0
+        """Rows that the batch removes because a newer row has their key."""
+        self._keeping: Thread | None = None
+        """Writes and shares key files after a batch."""
+
+    def upsert_key(self, layout: Layout, table: Table) -> UpsertKey | None:
+        """Return the key of an upsert table without a change log."""
+        if self._spec.write_mode != "upsert" or self._spec.changelog is not None:
+            return None
+        known = layout.schema_ids, table.metadata.table_uuid, table.metadata.current_schema_id
+        if self._known is None or self._known[0] != known:
+            self._known = known, upsert_key(self._spec, layout, table.schema().fields)
+        return self._known[1]
+
+    def has_decoded(self, layout: Layout, table: Table) -> bool:
+        """Return whether keys are compared by their values."""
+        key = self.upsert_key(layout, table)
+        return key is not None and key.is_decoded
+
+    def of_changes(self, table: Table, decoded: Sequence[str]) -> KeyIndex:
+        """Return the index of a change log.
+
+        :param decoded: the columns of the key
+        """
+        self.wait()
+        folder = key_folder(self._config, self._spec.name)
+        if self._index is None or self._index.of != (
+            (table.metadata.table_uuid, tuple(decoded), None)
+        ):
+            self._index = KeyIndex(folder, table, decoded, is_decoded=True)
+        return self._index
+
+    def replaced(self, plan: BatchPlan, written: Written) -> list[FileRows]:
+        """Return the rows that a batch replaces, of the table and of its own files."""
+        if written.keys is None:
+            return []
+        table, head = plan.table, plan.table.current_snapshot()
+        keys, own = written.keys.newest()
+        index = self._of_upserts(plan.layout, table)
+        found: list[FileRows] = []
+        if head is not None and index.key is not None:
+            times = written.keys.times
+            times = np.empty(0, np.int64) if times is None else times  # without records
+            found, stale = index.older_rows(table, head, keys, times)
+            found = together(found, self._repeated(plan))
+            for path, positions in written.keys.rows_of(keys.chosen(stale)).items():
+                own[path] = np.union1d(own.get(path, positions), positions).astype(np.uint32)
+        elif head is not None:
+            found = index.rows_with(table, head, keys)
+        return found + [
+            FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
+        ]
+
+    def _repeated(self, plan: BatchPlan) -> list[FileRows]:
+        """Return the rows whose key a newer row has, if other keys are equal than before."""
+        table, head = plan.table, plan.table.current_snapshot()
+        index = self._of_upserts(plan.layout, table)
+        if head is None or plan.key_definition == index.definition:
+            return []
+        found = index.repeated_rows(table, head)
+        self._removed = sum(len(rows.positions) for rows in found)
+        return found
+
+    def changed_properties(self, plan: BatchPlan) -> dict[str, str]:
+        """Return the table property that says how the keys are compared, if it changes."""
+        key = self.upsert_key(plan.layout, plan.table)
+        if key is None or not key.is_decoded:
+            return {}
+        index, removed = self._of_upserts(plan.layout, plan.table), self._removed
+        self._removed = 0
+        if plan.key_definition == index.definition:
+            return {}
+        is_rebuilt = plan.table.current_snapshot() is not None
+        rebuilt_at_ms = plan.now_ms if is_rebuilt else None
+        return {
+            KEYS: KeyState(
+                columns=list(key.names),
+                rebuilt_at_ms=rebuilt_at_ms,
+                rows_removed=removed,
+            ).model_dump_json()
+        }
+
+    def summary(self, plan: BatchPlan) -> dict[str, str]:
+        """Return the summary of a batch's snapshot."""
+        key = self.upsert_key(plan.layout, plan.table)
+        if key is None or not key.is_decoded:
+            return plan.properties
+        definition = self._of_upserts(plan.layout, plan.table).definition
+        return plan.properties | {summaries.KEY_DEFINITION: definition}
+
+    def keep(self, plan: BatchPlan, written: Written) -> None:
+        """Keep the keys of new files while the next batch is read; after the last one, share them.
+
+        Sharing takes as long as writing them, which records that wait do not have to wait for.
+        """
+        self.wait()
+        table, keys = plan.table, written.keys
+        index = self._index
+        if keys is not None and self._spec.changelog is None:
+            index = self._of_upserts(plan.layout, table)
+        if index is None:
+            return
+        of_path = {one.file_path: one for one in written.files}
+
+        def keep() -> None:
+            try:
+                for path, held in keys.of_files() if keys is not None else ():
+                    index.hold(of_path[path], held)
+                if not plan.backlog:
+                    index.share(table)
+            except Exception as error:  # they are computed when they are needed
+                logger.warning("topic %s: key files are not written: %s", self._spec.name, error)
+
+        self._keeping = Thread(target=keep, name="keys", daemon=True)
+        self._keeping.start()
+
+    def wait(self) -> None:
+        """Wait until the keys of the last batch are kept."""
+        if self._keeping is not None:
+            self._keeping.join()
+
+    def _of_upserts(self, layout: Layout, table: Table) -> KeyIndex:
+        self.wait()
+        key = self.upsert_key(layout, table)
+        assert key is not None  # noqa: S101  the table is upserted
+        self._index = index_of(
+            self._config,
+            self._spec.name,
+            table,
+            key,
+            RawKeys(layout.key, key, self._foreign[KEY]).texts,
+            self._index,
+        )
+        return self._index
