@@ -17,10 +17,13 @@ from dagster.components import Scaffolder, ScaffoldRequest
 from dagster.components.component_scaffolding import scaffold_component
 from pydantic import BaseModel, create_model
 
+from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.errors import SpecError
 from topicberg.orchestration.loading import definitions
 from topicberg.project import read_project
 from topicberg.topics.spec import TopicSpec
+
+snowflake_resource()  # before Dagster imports it as one of the packages that have components
 
 
 class Topics(dg.Component, dg.Model, dg.Resolvable):

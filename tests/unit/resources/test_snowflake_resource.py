@@ -18,9 +18,19 @@ from topicberg.dagster.snowflake import snowflake_resource
 resource = snowflake_resource()
 assert resource.__module__ == "dagster_snowflake.resources"
 assert hasattr(resource, "get_connection")
-assert not [name for name in sys.modules if name.startswith("snowflake.core")]
+assert not [name for name in sys.modules if name.startswith(("snowflake.core", "snowflake.sn"))]
+from dagster_snowflake import resources
+deferred, session = resources.Root, resources.snowpark.Session
 from snowflake.core import Root
-assert Root is not object
+from snowflake.snowpark import Session
+assert session.SessionBuilder is Session.SessionBuilder, "a class that was deferred is the real one"
+assert isinstance(session.builder, Session.SessionBuilder)
+assert deferred is not Root
+connection = type("Connection", (), {"_rest": None})()
+try:
+    deferred(connection)
+except Exception as error:
+    assert "Connection" in str(error) or "_rest" in str(error), error
 """
 
 

@@ -385,11 +385,14 @@ def _special(where: str, message: Any) -> str | None:
 @cache
 def _known(name: str) -> Any:
     """Return the descriptor of a well-known message, as its library defines it."""
-    from confluent_kafka.schema_registry.confluent.type import decimal_pb2
-    from google.protobuf import timestamp_pb2, wrappers_pb2
+    from google.protobuf import descriptor_pool, timestamp_pb2, wrappers_pb2
     from google.type import date_pb2, timeofday_pb2
 
-    files = (decimal_pb2, timestamp_pb2, wrappers_pb2, date_pb2, timeofday_pb2)
+    if name == _DECIMAL:
+        pool = descriptor_pool.DescriptorPool()
+        pool.Add(protoc.decimal_file())
+        return pool.FindMessageTypeByName(name)
+    files = (timestamp_pb2, wrappers_pb2, date_pb2, timeofday_pb2)
     messages: Any = (m for f in files for m in f.DESCRIPTOR.message_types_by_name.values())
     return next(one for one in messages if one.full_name == name)
 
