@@ -259,7 +259,8 @@ def test_code_location_in_a_package_of_a_package(tmp_path: Path) -> None:
     assert project.generators == ("acme.sales.topicberg_generators",)
     test = (tmp_path / "tests/test_topicberg_pipelines.py").read_text()
     assert "from acme.sales.topicberg_pipelines import large_orders" in test
-    (tmp_path / "schemas/orders.avsc").write_text((TEMPLATES / "orders.avsc.txt").read_text())
+    schema = (TEMPLATES / "orders.avsc.txt").read_text().replace("${package}", "sales")
+    (tmp_path / "schemas/orders.avsc").write_text(schema)
     assert {"kafka/orders", "iceberg/large_orders"} <= loaded(
         tmp_path, "acme.sales.definitions", source=""
     )
