@@ -47,6 +47,7 @@ from topicberg.settings import settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import control
 from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.plan import CONSUMER
 from topicberg.testing import spark_session
 from topicberg_local import stack as local_stack
 
@@ -147,7 +148,7 @@ def test_login_by_python_reads_by_compiled_code(
         return answer["access_token"], given[-1], "", {}
 
     known = one.endpoints.kafka_config()
-    config = {k: v for k, v in known.items() if not k.startswith("sasl.oauthbearer")}
+    config = CONSUMER | {k: v for k, v in known.items() if "oauthbearer" not in k}
     config["oauth_cb"] = token
     producer, ranges = Producer(known), {0: (0, 20)}
 
