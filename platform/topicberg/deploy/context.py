@@ -68,6 +68,9 @@ class DeployContext:
     live: dict[str, Live] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
     """Key of a resource that cannot be created yet → what it waits for."""
+    fresh: set[str] = field(default_factory=set)
+    """Keys of resources that this process created or changed, or that need one of these: vendors
+    may not know all of it everywhere yet."""
     made: defaultdict[str, dict[str, datetime]] = field(
         default_factory=lambda: defaultdict(dict), repr=False
     )

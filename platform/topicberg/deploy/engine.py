@@ -6,6 +6,7 @@ not need each other run at the same time: most of the time is waiting for a vend
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -23,7 +24,7 @@ from tenacity import (
 from topicberg.clients.aws import login_hint
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.deploy.context import WORKERS, DeployContext
-from topicberg.deploy.passing import exists, gone, is_retryable, unanswered
+from topicberg.deploy.passing import exists, gone, is_refusal, is_retryable, unanswered
 from topicberg.deploy.resource import (
     Action,
     CannotChangeError,
@@ -38,6 +39,8 @@ from topicberg.deploy.resource import (
 from topicberg.deploy.wait import PatienceError, telling, until
 from topicberg.errors import TopicbergError
 
+logger = logging.getLogger(__name__)
+
 Report = Callable[[Resource, str], None]
 """Receives what happens to a resource."""
 
@@ -47,8 +50,9 @@ CONFLICT_TRIES = 24
 """Attempts of a deletion: what used it disappears after minutes. About ten minutes in all."""
 UNCERTAIN_SECONDS = 60.0
 """How long to look for what an unanswered request may have created, if it may exist twice."""
-PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""Seconds between attempts that were refused: permissions take about 90 seconds to spread."""
+PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0, 60.0)
+"""Seconds between attempts that were refused, about three minutes in all: permissions take about 90
+seconds to spread."""
 
 
 class DeployError(TopicbergError):
@@ -152,6 +156,8 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     :raises TopicbergError: it could not be done
     :raises WaitingError: it cannot be created yet, and nothing is wrong
     """
+    if any(need in context.fresh for need in resource.needs):
+        context.fresh.add(resource.key)
     live = look(resource, context)
     whole = False
     if live is None:
@@ -161,11 +167,13 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
             minutes = resource.usual_minutes
             report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
             whole = _make(resource, context)
+            context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
         live = until(lambda: look(resource, context), f"{resource.title} appears", seconds)
         report(resource, "created" if not resource.built_in else "is there")
     if not whole and (changes := difference(resource, context, live)):
         live = _correct(resource, context, live, changes, report)
+        context.fresh.add(resource.key)
     resource.settle(context, live)
     settled = look(resource, context)
     if settled is None:
@@ -314,13 +322,21 @@ def with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Re
 
 
 def ensure(resource: Resource, context: DeployContext, report: Report) -> Live:
-    """Converge, again while a new key or a new permission is not known everywhere yet."""
+    """Converge, again while a new key or a new permission is not known everywhere yet.
+
+    What a vendor refuses is tried again only if the resource, or something that it needs, was
+    created or changed by this process: otherwise another attempt gets the same answer.
+    """
     for pause in PAUSES:
         try:
             return converge(resource, context, report)
         except Exception as error:
-            if not is_retryable(error):
+            refused = is_refusal(error) and resource.key in context.fresh
+            if not (refused or is_retryable(error)):
                 raise
+            logger.info("%s: %s; next attempt in %.0f s", resource.title, error, pause)
+            if refused:
+                report(resource, f"next attempt in {pause:.0f} s, refused: {_reason(error)}")
             context.sleep(pause)
     return converge(resource, context, report)
 

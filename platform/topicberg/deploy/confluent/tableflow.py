@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from topicberg.clients.confluent import ApiError
+from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
@@ -128,7 +128,7 @@ class TableflowTopic(Resource):
             problem = _problem(status)
             failures = failures + 1 if problem else 0
             if failures >= FAILED_POLLS:
-                raise ApiError(f"{self.title}: {problem}")
+                raise FailedError(f"{self.title}: {problem}")
             if found and (wrong := compare(found.fields, self.desired(context)).get("write_mode")):
                 raise CannotChangeError(
                     f"{self.title} has write mode {wrong[0]}, its spec wants {wrong[1]}",
