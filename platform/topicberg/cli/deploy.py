@@ -525,7 +525,7 @@ def _show(steps: list[Step], *, everything: bool) -> int:
     from collections import Counter
 
     counts = Counter(step.action.value for step in steps)
-    shown = [step for step in steps if everything or step.action.value != "keep"]
+    shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
     vendor = None
     for step in sorted(shown, key=lambda step: [*_VENDORS].index(_vendor(step))):
         if _vendor(step) != vendor:

@@ -107,7 +107,7 @@ def examine(resource: Resource, context: DeployContext) -> Step:
     except MissingError as error:
         return Step(resource, Action.CHANGE, reason=f"follows {error.key}")
     if not changes:
-        return Step(resource, Action.KEEP)
+        return Step(resource, Action.KEEP, reason=resource.remark(context, live))
     if set(changes) & resource.replaced_for:
         return Step(resource, Action.REPLACE, changes)
     return Step(resource, Action.CHANGE, changes)
@@ -178,6 +178,8 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     settled = look(resource, context)
     if settled is None:
         raise TopicbergError(f"{resource.title} existed and is now missing")
+    if remark := resource.remark(context, settled):
+        report(resource, remark)
     return settled
 
 

@@ -65,9 +65,22 @@ class TableflowTopic(Resource):
         }
         fields["config.error_handling"] = _handling(config)
         fields["write_mode"] = WRITE_MODES[self.spec.write_mode]
-        if status.get("phase") == "RUNNING":  # until then it may not be known
-            fields["write_mode"] = status.get("write_mode") or fields["write_mode"]
-        return Live(self.name, fields, {"status": status, "table_path": storage.get("table_path")})
+        # Until it runs, the mode may not be known.
+        mode = status.get("write_mode") if status.get("phase") == "RUNNING" else None
+        if mode in WRITE_MODES.values():
+            fields["write_mode"] = mode
+        facts = {"status": status, "table_path": storage.get("table_path"), "write_mode": mode}
+        return Live(self.name, fields, facts)
+
+    def remark(self, context: DeployContext, live: Live) -> str:
+        """Return which write mode is none of topicberg's, such as ``UPSERT_HISTORY``: Confluent
+        has added some, and enabling Tableflow again would lose the table.
+        """
+        mode = live.facts["write_mode"]
+        if mode is None or mode in WRITE_MODES.values():
+            return ""
+        wanted = WRITE_MODES[self.spec.write_mode]
+        return f"Confluent writes it in mode {mode}, its spec means {wanted}: left as it is"
 
     def _storage(self, context: DeployContext) -> dict[str, str]:
         if self.spec.tableflow.storage == "managed":
