@@ -213,11 +213,12 @@ class Settings(EnvironmentSettings):
         "REST API, Snowflake Open Catalog, or another Iceberg REST catalog",
     )
     snowflake_refresh_seconds: int = Field(
-        default=30,
+        default_factory=lambda fields: 300 if fields["deployment"] == "cloud" else 30,
         ge=30,
         le=86400,
         description="how often Snowflake asks the catalog for new tables and snapshots; it takes "
-        "no shorter interval",
+        "no shorter interval than 30, and charges for each; Confluent's Tableflow publishes about "
+        "every five minutes",
     )
     snowflake_allowed_ips: str = Field(
         default="",

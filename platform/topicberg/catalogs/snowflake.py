@@ -39,6 +39,8 @@ READ_ATTEMPTS = 5
 """How often a table is read again that is refreshed in between."""
 DISCOVERY_POLL_SECONDS = 2.0
 DISCOVERY_SECONDS = 180.0
+"""How long a discovery may take, after the interval between two."""
+MAX_DISCOVERY_SECONDS = 600.0
 """How long to wait at most for a table that the next discovery should find."""
 
 
@@ -474,7 +476,8 @@ def _wait_for_discovery(connection: SnowflakeConnection, config: Settings, path:
     if _volume_of(connection, path) is not None:
         return
     status = link_status(connection, config)
-    deadline = time.monotonic() + min(DISCOVERY_SECONDS, 3.0 * config.snowflake_refresh_seconds)
+    patience = config.snowflake_refresh_seconds + DISCOVERY_SECONDS
+    deadline = time.monotonic() + min(MAX_DISCOVERY_SECONDS, patience)
     while status.state != "SUSPENDED" and time.monotonic() < deadline:
         time.sleep(DISCOVERY_POLL_SECONDS)
         if _volume_of(connection, path) is not None:
