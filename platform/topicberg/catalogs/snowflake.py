@@ -145,7 +145,7 @@ def find_table_path(
 
 
 def _has_database(connection: SnowflakeConnection, name: str) -> bool:
-    found = _records(connection, f"SHOW DATABASES LIKE {like(name)}")
+    found = records(connection, f"SHOW DATABASES LIKE {like(name)}")
     return any(row["name"] == name for row in found)
 
 
@@ -380,8 +380,7 @@ def ask(
     :param most: rows to fetch; None: all
     :raises AnswerError: what answers is not Snowflake
     """
-    asked = f"Snowflake ({' '.join(statement.split()[:3])} …)"  # the rest may have secrets
-    with answered(asked, "columns and rows", LIBRARY):
+    with answered(_called(statement), "columns and rows", LIBRARY):
         cursor = connection.cursor()
         cursor.execute(statement)
         columns = tuple(column.name for column in cursor.description or ())
@@ -579,7 +578,7 @@ def _read(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
     name, location = path.sql, _metadata_location(connection, path)
     for _ in range(READ_ATTEMPTS):
         rows = int(_value(connection, f"SELECT COUNT(*) FROM {name}"))  # noqa: S608  quoted above
-        described = _records(connection, f"DESCRIBE ICEBERG TABLE {name}")
+        described = records(connection, f"DESCRIBE ICEBERG TABLE {name}")
         before, location = location, _metadata_location(connection, path)
         if location == before:
             break  # else it was refreshed meanwhile
@@ -601,7 +600,7 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
 
     show = f"SHOW ICEBERG TABLES LIKE {like(path.table)} IN SCHEMA {path.within}"
     try:
-        found = _records(connection, show)
+        found = records(connection, show)
     except ProgrammingError as error:
         if error.errno in NOT_THERE:  # no such schema yet
             return None
@@ -611,11 +610,17 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
     return next((str(row["external_volume_name"] or "") for row in same), None)
 
 
-def _records(connection: SnowflakeConnection, statement: str) -> list[dict[str, Any]]:
+def records(connection: SnowflakeConnection, statement: str) -> list[Answer]:
     """Return the rows of a statement: column in lower case → value."""
     columns, rows = ask(connection, statement)
     names = [column.lower() for column in columns]
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    asked = _called(statement)
+    return [Answer(dict(zip(names, row, strict=True)), asked, is_certain=True) for row in rows]
+
+
+def _called(statement: str) -> str:
+    """Return the first words of a statement; the others may have secrets."""
+    return f"Snowflake ({' '.join(statement.split()[:3])} …)"
 
 
 def parsed(value: Any, statement: str) -> Answer:
@@ -630,7 +635,7 @@ def parsed(value: Any, statement: str) -> Answer:
         found = None
     if not isinstance(found, dict):
         raise unusable(asked, "an object of JSON")
-    return Answer(found, asked)
+    return Answer(found, asked, is_certain=True)
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:

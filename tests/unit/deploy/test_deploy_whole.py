@@ -37,6 +37,7 @@ from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.platform import asset_key, deployed_assets
 from topicberg.query import QueryError, run_query
 from topicberg.topics import load_topics
+from topicberg_local.emulators.confluent.faults import Fault
 
 TOPICS = ("stock_trades", "airline.sunset")
 KEYS_SEEN = ("cloud", "tableflow", "kafka_app_manager")
@@ -187,6 +188,17 @@ def test_create_leaves_out_only_what_waits(deleted: Deployment) -> None:
     steps = deleted.steps()
     assert {key: step.action.value for key, step in steps.items()} == dict.fromkeys(WAITS, "wait")
     assert steps[TABLE].reason == "for the first records of topic airline.sunset"
+
+
+def test_create_depends_on_no_words_of_a_refusal(deleted: Deployment) -> None:
+    """What is not known everywhere yet is refused in words that no vendor documents."""
+    faults = deleted.vendors.confluent.faults
+    faults.add(Fault(kind="reworded", percent=100))
+    try:
+        deleted.create()
+        assert deleted.plan() == dict.fromkeys(WAITS, "wait")
+    finally:
+        faults.clear()
 
 
 def unreadable(*_: object) -> None:
@@ -425,6 +437,17 @@ def test_integration_without_a_principal_names_what_snowflake_answered(
     expected = "'GLUE_AWS_IAM_USER_ARN' or 'API_AWS_IAM_USER_ARN'; it has ENABLED, .*OTHER_AWS_"
     with pytest.raises(TopicbergError, match=expected):
         linked.plan(**LINKED)
+
+
+def test_names_of_snowflakes_documents_change_nothing(
+    linked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents and accounts differ in the names that DESC has."""
+    monkeypatch.setattr(linked.vendors.snowflake, "documented_names", True)
+    names = snowflake.Names.of(linked.vendors.open()[0].config)
+    shown = {row[1] for row in linked.vendors.sql(f'DESC EXTERNAL VOLUME "{names.volume}"')}
+    assert "storage_location_1" in shown
+    assert linked.plan(**LINKED) == {}
 
 
 def test_delete_leaves_nothing(linked: Deployment) -> None:
