@@ -21,7 +21,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from topicberg.clients.aws import login_hint
+from topicberg.clients.aws import is_expired, login_hint
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.deploy.context import WORKERS, DeployContext
 from topicberg.deploy.passing import exists, gone, is_refusal, is_retryable, unanswered
@@ -138,6 +138,7 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
         steps[resource.key] = examine(resource, context)
 
     if failed := _walk(by_key, look_at):
+        _check_session(failed, context)
         lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
         hints = [login_hint(error, context.deploy.profile) for error in failed.values()]
         raise DeployError(
@@ -267,6 +268,7 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
     by_key = {resource.key: resource for resource in graph if resource.wanted}
     failed = _walk(by_key, lambda resource: _create(resource, context, report))
     if failed:
+        _check_session(failed, context)
         lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
         raise DeployError(
             f"{len(failed)} resources could not be created:\n  " + "\n  ".join(lines),
@@ -369,7 +371,22 @@ def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dic
                     sorter.done(key)
 
 
+def _check_session(failed: dict[str, Exception], context: DeployContext) -> None:
+    """:raises DeployError: the login to AWS expired, which explains every other failure as well:
+    without it the lease is not renewed either, and nothing more is changed
+    """
+    expired = next(filter(is_expired, failed.values()), None)
+    if expired is not None:
+        raise DeployError(
+            f"the session with AWS expired; {len(failed)} resources and those that need them are "
+            "not done, what was created stays",
+            hint=login_hint(expired, context.deploy.profile),
+        )
+
+
 def _reason(error: Exception) -> str:
+    if is_expired(error):
+        return "the session with AWS expired"
     if isinstance(error, TopicbergError):
         return str(error)
     if isinstance(error, MissingError):

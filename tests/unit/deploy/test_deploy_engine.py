@@ -15,6 +15,7 @@ from topicberg.deploy import engine, wait
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
+from topicberg.deploy.lock import LockLostError
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
@@ -193,6 +194,27 @@ def test_refusal_that_stays_is_reported_in_full(context: DeployContext) -> None:
     with pytest.raises(engine.DeployError, match="none of the words that were seen elsewhere"):
         engine.create(graph, context, quiet)
     assert len(cast(Any, context).trouble["b"]) == 20 - len(engine.PAUSES) - 1
+
+
+def expired_session() -> ClientError:
+    error = {"Code": "ExpiredTokenException", "Message": "The security token … is expired"}
+    return ClientError({"Error": cast(Any, error)}, "DescribeSecret")
+
+
+@pytest.mark.parametrize(("actions", "hint"), [("", "aws sso login"), ("true", "the job again")])
+def test_expired_session_is_one_error_and_the_next_run_completes(
+    context: DeployContext, monkeypatch: pytest.MonkeyPatch, actions: str, hint: str
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", actions)
+    graph = [Thing("a", "A"), Refused("b", "B", ("a",)), Refused("d", "D")]
+    lost = LockLostError("the deploy lock could not be renewed in time")
+    cast(Any, context).trouble = {"b": [expired_session()], "d": [lost]}
+    with pytest.raises(engine.DeployError, match="the session with AWS expired; 2 res") as caught:
+        engine.create(graph, context, quiet)
+    assert hint in str(caught.value.hint)
+    assert "lock" not in str(caught.value)
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "b", "d"}
 
 
 def test_what_was_made_in_part_is_completed(context: DeployContext) -> None:
