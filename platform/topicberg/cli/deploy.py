@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.bootstrap import bootstrap_snowflake
+from topicberg.cli.bootstrap import bootstrap_ci, bootstrap_snowflake
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import cell, echo, echo_json
 from topicberg.errors import TopicbergError
@@ -31,6 +31,7 @@ app = typer.Typer(
 
 
 app.command("bootstrap-snowflake")(bootstrap_snowflake)
+app.command("bootstrap-ci")(bootstrap_ci)
 
 
 def register(parent: typer.Typer) -> None:
