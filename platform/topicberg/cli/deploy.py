@@ -7,7 +7,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -203,7 +203,10 @@ def create(
             engine.create(graph, context, report)
     except engine.DeployError:
         _tell_waiting(context)
+        with suppress(Exception):  # the error that ended the deployment is reported
+            _tell_grants(context)
         raise
+    _tell_grants(context)
     if not no_compute and not target and context.config.deployment == "cloud":
         _compute_in_cloud(context)
     if not no_compute and not target and context.config.deployment == "local":
@@ -555,6 +558,7 @@ def _preview(context: DeployContext, graph: list[Resource]) -> None:
     from topicberg.deploy.open_catalog import manual_steps
     from topicberg.deploy.uncomputed import uncomputed
 
+    _tell_grants(context)
     if steps := manual_steps(context):
         echo("to do manually in Snowflake Open Catalog:", bold=True)
         for place, step in enumerate(steps, 1):
@@ -584,6 +588,16 @@ def _preview(context: DeployContext, graph: list[Resource]) -> None:
                 fg="yellow",
                 err=True,
             )
+
+
+def _tell_grants(context: DeployContext) -> None:
+    """Print the grants of AWS Lake Formation that are missing for what exists."""
+    from topicberg.deploy.aws.lake_formation import manual_steps
+
+    if grants := manual_steps(context):
+        echo("to do by a data lake administrator in AWS Lake Formation:", bold=True)
+        for grant in grants:
+            echo(f"  {grant}")
 
 
 def _left_out(context: DeployContext) -> list[str]:

@@ -7,10 +7,17 @@ from collections.abc import Callable
 from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.clients.aws import login_hint
+from topicberg.deploy.aws.lake_formation import check_deployer
 from topicberg.deploy.confluent.organization import organization
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.snowflake.session import take_roles
 from topicberg.errors import TopicbergError
+
+
+def _check_aws(context: DeployContext) -> None:
+    """:raises TopicbergError: AWS lets us in, and a grant is missing without which nothing works"""
+    context.account  # noqa: B018  it logs in
+    check_deployer(context)
 
 
 def check(context: DeployContext) -> None:
@@ -19,7 +26,7 @@ def check(context: DeployContext) -> None:
 
     requests: list[tuple[str, Callable[[], object]]] = [
         ("Confluent Cloud", lambda: organization(context.cloud)),
-        ("AWS", lambda: context.account),
+        ("AWS", lambda: _check_aws(context)),
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]
     problems = []

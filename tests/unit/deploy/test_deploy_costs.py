@@ -17,7 +17,7 @@ from topicberg.deploy.snowflake.storage import LinkedDatabase, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 
-OFTEN = {"snowflake_refresh_seconds": 30}
+OFTEN: dict[str, Any] = {"snowflake_refresh_seconds": 30}
 
 
 def graph(topics: list[TopicSpec] | None = None, **changes: Any) -> tuple[list[Resource], Settings]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from topicberg.clients.aws import every
@@ -35,12 +34,24 @@ class GlueDatabase(Resource):
             glue.get_database(Name=name)
         except glue.exceptions.EntityNotFoundException:
             return None
+        except glue.exceptions.AccessDeniedException:
+            # Under Lake Formation also of a database that does not exist.
+            listed = every(glue, "get_databases", "DatabaseList")
+            if any(database["Name"] == name for database in listed):
+                raise
+            return None
         return Live(name)
 
     def create(self, context: DeployContext) -> None:
         glue, name = context.aws("glue"), self.database or context.namespace
-        with suppress(glue.exceptions.AlreadyExistsException):
+        try:
             glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
+        except glue.exceptions.AlreadyExistsException:
+            if self.find(context) is None:
+                raise TopicbergError(
+                    f"{self.title} {name} exists, and AWS Lake Formation does not show it",
+                    hint="let a data lake administrator grant DESCRIBE on it to who deploys",
+                ) from None
 
     def contents(self, context: DeployContext) -> list[str]:
         """Without the topics' own tables, which are resources by themselves, and without what

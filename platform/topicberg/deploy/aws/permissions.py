@@ -123,6 +123,13 @@ def _reading(of: Deployed) -> list[Document]:
             of.arn("emr-serverless", "/applications/*"),
         ),
         allow(["athena:GetWorkGroup", "athena:ListTagsForResource"], _workgroup(of)),
+        allow(
+            [
+                *("lakeformation:GetDataLakeSettings", "lakeformation:ListPermissions"),
+                "lakeformation:ListResources",
+            ],
+            "*",
+        ),
     ]
 
 

@@ -68,6 +68,20 @@ def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
     return Scope(parts["service"].lower(), parts["region"])
 
 
+def principal_of(environ: dict[str, Any]) -> str:
+    """Return the ARN of who signed a request: the role of a session, a user, else the account."""
+    parts = AUTHORIZATION.match(environ.get("HTTP_AUTHORIZATION", ""))
+    key = parts["key"] if parts else ""
+    role = _session(key)
+    if role is not None:
+        return str(role.role_arn)
+    for account, _, iam in backends("iam").iter_backends():
+        found = iam.access_keys.get(key)
+        if found is not None:
+            return f"arn:aws:iam::{account}:user/{found.user_name}"
+    return f"arn:aws:iam::{os.environ['MOTO_ACCOUNT_ID']}:root"
+
+
 def speaks_json(environ: dict[str, Any]) -> bool:
     """Whether a request is of one of AWS's JSON protocols: by its target, or REST."""
     rest = environ["PATH_INFO"].startswith(("/applications", "/tags/"))
