@@ -148,6 +148,18 @@ class Settings(EnvironmentSettings):
         description="of the Kafka cluster that `topicberg deploy` creates: Basic by default; a "
         "cluster that exists keeps its type, and a Basic one can become a Standard one",
     )
+    existing_environment: str | None = Field(
+        default=None,
+        pattern=r"^env-[a-z0-9]+$",
+        description="id of an environment of Confluent Cloud that exists: `topicberg deploy` "
+        "neither changes nor deletes it",
+    )
+    existing_cluster: str | None = Field(
+        default=None,
+        pattern=r"^lkc-[a-z0-9]+$",
+        description="id of a Kafka cluster in that environment, of any type: `topicberg deploy` "
+        "neither changes nor deletes it",
+    )
     auto_offset_reset: Literal["earliest", "latest"] = Field(
         default="latest",
         description="where consumers begin that read their settings from Parameter Store",

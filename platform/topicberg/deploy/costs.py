@@ -95,6 +95,8 @@ def costs(resources: Iterable[Resource], config: Settings, live: Mapping[str, Li
 def _cost(resource: Resource, config: Settings, live: Mapping[str, Live]) -> Cost | None:
     """Return the cost of a resource; None: it is free."""
     match resource:
+        case Cluster(given=str()):
+            return None  # it is paid anyway
         case Cluster():
             found = live.get(resource.key)
             type_ = resource.type or (found.fields["type"] if found else "Basic")

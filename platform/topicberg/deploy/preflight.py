@@ -8,10 +8,16 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.clients.aws import login_hint
 from topicberg.deploy.aws.lake_formation import check_deployer
-from topicberg.deploy.confluent.organization import organization
+from topicberg.deploy.confluent.organization import check_given, organization
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.snowflake.session import take_roles
 from topicberg.errors import TopicbergError
+
+
+def _check_confluent(context: DeployContext) -> None:
+    """:raises TopicbergError: the key is refused, or what has to exist does not"""
+    organization(context.cloud)
+    check_given(context)
 
 
 def _check_aws(context: DeployContext) -> None:
@@ -25,7 +31,7 @@ def check(context: DeployContext) -> None:
     from snowflake.connector.errors import Error as SnowflakeError
 
     requests: list[tuple[str, Callable[[], object]]] = [
-        ("Confluent Cloud", lambda: organization(context.cloud)),
+        ("Confluent Cloud", lambda: _check_confluent(context)),
         ("AWS", lambda: _check_aws(context)),
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]

@@ -82,8 +82,12 @@ class GlueDatabase(Resource):
         glue.delete_database(Name=live.id)
 
     def _is_shared(self, context: DeployContext) -> bool:
-        """Whether others may have tables in it: a name that the user chose may exist already."""
-        return not self.database and context.config.tableflow_namespace is not None
+        """Whether others may have tables in it: a name that the user chose, or that of a cluster
+        that exists, may be another deployment's as well.
+        """
+        config = context.config
+        is_chosen = bool(config.tableflow_namespace or config.existing_cluster)
+        return not self.database and is_chosen
 
     def _topics(self, context: DeployContext) -> set[str]:
         """Return the names of the topics' tables, if it is their database."""
