@@ -26,6 +26,7 @@ def derived_from(bucket: str) -> str:
 _BYTE = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
 IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}(/(3[0-2]|[12]?\d))?"
 ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
+TAG = r"^[\w .:/=+@-]{1,128}$"
 
 
 def _from_json(value: object) -> object:
@@ -288,6 +289,24 @@ class Settings(EnvironmentSettings):
     )
     emr_role_arn: str | None = Field(
         default=None, pattern=ROLE_ARN, description="the same for the job runs of EMR Serverless"
+    )
+    iam_path: str = Field(
+        default="/",
+        pattern=r"^/([A-Za-z0-9._+=,@-]+/)*$",
+        description="path of the IAM roles and policies that `topicberg deploy` creates; choose it "
+        "before the first `create`",
+    )
+    iam_permissions_boundary_arn: str | None = Field(
+        default=None,
+        pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/\S+$",
+        description="the permissions boundary of these roles",
+    )
+    tags: Annotated[
+        dict[Annotated[str, Field(pattern=TAG)], Annotated[str, Field(max_length=256)]], *FromJson
+    ] = Field(
+        default_factory=dict,
+        description="tags of the resources in AWS beside topicberg's own, as JSON: "
+        '{"team": "data"}',
     )
     existing_buckets: bool = Field(
         default=False,

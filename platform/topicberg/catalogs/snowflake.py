@@ -157,7 +157,8 @@ def like(name: str) -> str:
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
     name = DeployNames(config.prefix).snowflake_role
-    return config.snowflake_role_arn or f"arn:aws:iam::{config.aws_account_id}:role/{name}"
+    own = f"arn:aws:iam::{config.aws_account_id}:role{config.iam_path}{name}"
+    return config.snowflake_role_arn or own
 
 
 def create_volume(config: Settings, *, derived: bool = False) -> str:

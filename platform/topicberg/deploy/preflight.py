@@ -13,16 +13,27 @@ from topicberg.deploy.context import DeployContext
 from topicberg.deploy.snowflake.session import take_roles
 from topicberg.errors import TopicbergError
 
+PARTITION = "aws"
+"""Confluent Cloud and its Tableflow write to buckets of this partition."""
 
-def _check_confluent(context: DeployContext) -> None:
+
+def check_confluent(context: DeployContext) -> None:
     """:raises TopicbergError: the key is refused, or what has to exist does not"""
     organization(context.cloud)
     check_given(context)
 
 
-def _check_aws(context: DeployContext) -> None:
-    """:raises TopicbergError: AWS lets us in, and a grant is missing without which nothing works"""
-    context.account  # noqa: B018  it logs in
+def check_aws(context: DeployContext) -> None:
+    """:raises TopicbergError: the account is of another partition, or lacks a grant without which
+    nothing works
+    """
+    arn = str(context.aws("sts").get_caller_identity()["Arn"])
+    partition = arn.split(":")[1]
+    if partition != PARTITION:
+        raise TopicbergError(
+            f"the login {arn} is of the partition {partition}; topicberg supports {PARTITION} only",
+            hint="log in to an account of another partition than China's and GovCloud's",
+        )
     check_deployer(context)
 
 
@@ -31,8 +42,8 @@ def check(context: DeployContext) -> None:
     from snowflake.connector.errors import Error as SnowflakeError
 
     requests: list[tuple[str, Callable[[], object]]] = [
-        ("Confluent Cloud", lambda: _check_confluent(context)),
-        ("AWS", lambda: _check_aws(context)),
+        ("Confluent Cloud", lambda: check_confluent(context)),
+        ("AWS", lambda: check_aws(context)),
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]
     problems = []

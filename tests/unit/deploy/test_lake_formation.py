@@ -100,6 +100,7 @@ class Account:
             config=config,
             specs=specs,
             names=Names("demo"),
+            tags={"topicberg": "demo"},
             live={},
             namespace="lkc-1",
             bucket="lake",

@@ -45,7 +45,8 @@ class GlueDatabase(Resource):
     def create(self, context: DeployContext) -> None:
         glue, name = context.aws("glue"), self.database or context.namespace
         try:
-            glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
+            database = {"Name": name, "Description": self.description}
+            glue.create_database(DatabaseInput=database, Tags=context.tags)
         except glue.exceptions.AlreadyExistsException:
             if self.find(context) is None:
                 raise TopicbergError(

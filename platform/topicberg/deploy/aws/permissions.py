@@ -48,7 +48,8 @@ class Deployed:
         return f"arn:aws:{service}:{self.config.aws_region}:{self.account}:{resource}"
 
     def iam(self, kind: str, *names: str) -> list[str]:
-        return [f"arn:aws:iam::{self.account}:{kind}/{name}" for name in names]
+        begin = f"arn:aws:iam::{self.account}:{kind}{self.config.iam_path}"
+        return [f"{begin}{name}" for name in names]
 
     @property
     def buckets(self) -> list[str]:
@@ -161,6 +162,7 @@ def _changing(of: Deployed) -> list[Document]:
             [
                 *("iam:CreateRole", "iam:DeleteRole", "iam:UpdateAssumeRolePolicy", "iam:TagRole"),
                 *("iam:AttachRolePolicy", "iam:DetachRolePolicy", "iam:DeleteRolePolicy"),
+                *("iam:PutRolePermissionsBoundary", "iam:DeleteRolePermissionsBoundary"),
             ],
             _roles(of),
         ),
@@ -174,10 +176,19 @@ def _changing(of: Deployed) -> list[Document]:
         ),
         {**allow(["iam:PassRole"], roles), "Condition": passed},
         {**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked},
-        allow(["glue:CreateDatabase", "glue:DeleteDatabase", "glue:BatchDeleteTable"], of.glue),
-        allow(_secret_changes("CreateSecret", "RestoreSecret", "DeleteSecret"), of.own_secrets),
         allow(
-            ["ssm:PutParameter", "ssm:DeleteParameters"],
+            [
+                *("glue:CreateDatabase", "glue:DeleteDatabase", "glue:BatchDeleteTable"),
+                "glue:TagResource",
+            ],
+            of.glue,
+        ),
+        allow(
+            _secret_changes("CreateSecret", "RestoreSecret", "DeleteSecret", "TagResource"),
+            of.own_secrets,
+        ),
+        allow(
+            ["ssm:PutParameter", "ssm:DeleteParameters", "ssm:AddTagsToResource"],
             of.arn("ssm", f"parameter{names.confluent_secret('*')}"),
         ),
         allow(
