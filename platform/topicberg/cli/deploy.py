@@ -310,6 +310,22 @@ def rotate(
     echo(f"{rotated} keys rotated")
 
 
+@_command("day_count", "number_of_api_keys_to_retain")
+def probe(flags: dict[str, Any]) -> None:
+    """Try in the accounts what documentation does not settle; what it creates in Snowflake is
+    dropped. Exit code 1 if something differs from what is expected."""
+    from topicberg.deploy.probe import probe as observe
+
+    context, _ = _open(flags)
+    differences = 0
+    for one in observe(context):
+        differences += bool(one.difference)
+        state = f"differs: {one.what}: {one.difference}" if one.difference else one.what
+        echo(state if one.difference else f"as expected: {state}")
+    if differences:
+        raise typer.Exit(1)
+
+
 @app.command()
 def graph(
     output: Annotated[
