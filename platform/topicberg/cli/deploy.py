@@ -21,6 +21,7 @@ from topicberg.local import require_local_stack
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
+    from topicberg.deploy.preflight import Command
     from topicberg.deploy.resource import Resource, Step
 
 FIRST_RECORDS_SECONDS = 120.0
@@ -167,7 +168,9 @@ def plan(
     magnitude, and which quotas it meets. Exit code 1 if there are changes."""
     from topicberg.deploy import engine
 
-    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    context, graph = _open(
+        flags, compute=not no_compute, generators=not no_generators, before="plan"
+    )
     steps = engine.plan(_targeted(graph, target), context)
     if out is not None:
         out.write_text(json.dumps([_document(context, step) for step in steps], indent=2) + "\n")
@@ -195,7 +198,9 @@ def create(
 
     if settings().deployment == "local":
         _start_stack()
-    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    context, graph = _open(
+        flags, compute=not no_compute, generators=not no_generators, before="create"
+    )
     graph = _targeted(graph, target)
     _announce_generators(graph)
     try:
@@ -461,11 +466,16 @@ def _compute_in_cloud(context: DeployContext) -> None:
 
 
 def _open(
-    flags: dict[str, Any], *, compute: bool = True, generators: bool = True
+    flags: dict[str, Any],
+    *,
+    compute: bool = True,
+    generators: bool = True,
+    before: Command | None = None,
 ) -> tuple[DeployContext, list[Resource]]:
     """
     :param compute: False: without an EMR Serverless application
     :param generators: False: without connectors that generate records
+    :param before: the command that needs more than the logins
     :raises TopicbergError: settings are missing or wrong, or an account refuses them"""
     from topicberg.deploy.context import open_context
     from topicberg.deploy.platform import resources
@@ -478,7 +488,7 @@ def _open(
     if not generators:
         config = config.model_copy(update={"generators": False})
     context = open_context(config, flags)
-    check(context)
+    check(context, before)
     return context, resources(context.config, context.specs)
 
 

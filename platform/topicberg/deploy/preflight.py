@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -17,15 +18,20 @@ PARTITION = "aws"
 """Confluent Cloud and its Tableflow write to buckets of this partition."""
 
 
-def check_confluent(context: DeployContext) -> None:
+Command = Literal["plan", "create"]
+"""Commands that need more than the logins: what exists, and the rights to create the rest."""
+
+
+def check_confluent(context: DeployContext, before: Command | None) -> None:
     """:raises TopicbergError: the key is refused, or what has to exist does not"""
     organization(context.cloud)
-    check_given(context)
+    if before:  # to delete the rest, it need not exist any more
+        check_given(context)
 
 
-def check_aws(context: DeployContext) -> None:
+def check_aws(context: DeployContext, before: Command | None) -> None:
     """:raises TopicbergError: the account is of another partition, or lacks a grant without which
-    nothing works
+    nothing can be created
     """
     arn = str(context.aws("sts").get_caller_identity()["Arn"])
     partition = arn.split(":")[1]
@@ -34,16 +40,19 @@ def check_aws(context: DeployContext) -> None:
             f"the login {arn} is of the partition {partition}; topicberg supports {PARTITION} only",
             hint="log in to an account of another partition than China's and GovCloud's",
         )
-    check_deployer(context)
+    if before == "create":  # who plans may only read
+        check_deployer(context)
 
 
-def check(context: DeployContext) -> None:
-    """:raises TopicbergError: names every account that does not let us in"""
+def check(context: DeployContext, before: Command | None = None) -> None:
+    """:raises TopicbergError: names every account that does not let us in, or lacks what is
+    needed
+    """
     from snowflake.connector.errors import Error as SnowflakeError
 
     requests: list[tuple[str, Callable[[], object]]] = [
-        ("Confluent Cloud", lambda: check_confluent(context)),
-        ("AWS", lambda: check_aws(context)),
+        ("Confluent Cloud", lambda: check_confluent(context, before)),
+        ("AWS", lambda: check_aws(context, before)),
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]
     problems = []

@@ -306,7 +306,7 @@ def test_account_of_another_partition_is_refused(monkeypatch: pytest.MonkeyPatch
     sts = SimpleNamespace(get_caller_identity=lambda: {"Arn": arn})
     context = cast(DeployContext, SimpleNamespace(aws=lambda _: sts))
     with pytest.raises(TopicbergError, match="of the partition aws-us-gov; topicberg supports aws"):
-        preflight.check_aws(context)
+        preflight.check_aws(context, None)
 
 
 def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:

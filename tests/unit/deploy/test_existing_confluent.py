@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from stackless import NO_DELAYS, Stackless
 from test_confluent_requests import quiet, served
 
-from topicberg.deploy import engine
+from topicberg.deploy import engine, preflight
 from topicberg.deploy.confluent.organization import Cluster, check_given
 from topicberg.deploy.context import CLUSTER, ENVIRONMENT, DeployContext
 from topicberg.deploy.costs import costs
@@ -76,7 +76,7 @@ def test_cluster_of_any_type_is_used_and_survives_delete(server: Stackless, kind
     found = engine.existing(graph, context, quiet)
     assert not {ENVIRONMENT, CLUSTER} & {resource.key for resource, _ in found}
     assert engine.delete(found, context, quiet) == {}
-    check_given(context)
+    preflight.check_confluent(context, "plan")
     ids = set(given.values())
     changed = [one for one in server.asked if one.method != "GET"]
     assert changed
@@ -92,7 +92,8 @@ def test_missing_environment_or_cluster_is_reported_before_anything_changes(
     for name, other in {"existing_environment": "env-none", "existing_cluster": "lkc-none"}.items():
         context, _ = opened(server, **given | {name: other})
         with pytest.raises(TopicbergError, match=f"TOPICBERG_{name.upper()}: .*{other}"):
-            check_given(context)
+            preflight.check_confluent(context, "create")
+        preflight.check_confluent(context, None)  # the rest can be deleted without it
 
 
 def test_cluster_elsewhere_is_refused_with_its_place(server: Stackless) -> None:

@@ -16,6 +16,7 @@ from werkzeug.serving import make_server
 
 from topicberg.catalogs.glue import get_table
 from topicberg.clients.aws import aws_session
+from topicberg.deploy import preflight
 from topicberg.deploy.aws import lake_formation
 from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.context import DeployContext
@@ -146,8 +147,9 @@ def test_account_that_iam_governs_needs_no_grant(account: Account) -> None:
 def test_deployer_without_a_grant_is_told_the_command(account: Account) -> None:
     account.govern()
     context = account.context("deployer")
+    preflight.check_aws(context, "plan")  # who plans may only read
     with pytest.raises(TopicbergError, match="role/deployer may not create a database") as caught:
-        lake_formation.check_deployer(context)
+        preflight.check_aws(context, "create")
     account.run(caught.value.message.partition(" runs: ")[2])
     lake_formation.check_deployer(context)
     assert DATABASE.find(context) is None
