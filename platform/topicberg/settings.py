@@ -26,6 +26,7 @@ def derived_from(bucket: str) -> str:
 _BYTE = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
 IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}(/(3[0-2]|[12]?\d))?"
 ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
+TAG = r"^[\w .:/=+@-]{1,128}$"
 
 
 def _from_json(value: object) -> object:
@@ -148,6 +149,18 @@ class Settings(EnvironmentSettings):
         description="of the Kafka cluster that `topicberg deploy` creates: Basic by default; a "
         "cluster that exists keeps its type, and a Basic one can become a Standard one",
     )
+    existing_environment: str | None = Field(
+        default=None,
+        pattern=r"^env-[a-z0-9]+$",
+        description="id of an environment of Confluent Cloud that exists: `topicberg deploy` "
+        "neither changes nor deletes it",
+    )
+    existing_cluster: str | None = Field(
+        default=None,
+        pattern=r"^lkc-[a-z0-9]+$",
+        description="id of a Kafka cluster in that environment, of any type: `topicberg deploy` "
+        "neither changes nor deletes it",
+    )
     auto_offset_reset: Literal["earliest", "latest"] = Field(
         default="latest",
         description="where consumers begin that read their settings from Parameter Store",
@@ -213,11 +226,12 @@ class Settings(EnvironmentSettings):
         "REST API, Snowflake Open Catalog, or another Iceberg REST catalog",
     )
     snowflake_refresh_seconds: int = Field(
-        default=30,
+        default_factory=lambda fields: 300 if fields["deployment"] == "cloud" else 30,
         ge=30,
         le=86400,
         description="how often Snowflake asks the catalog for new tables and snapshots; it takes "
-        "no shorter interval",
+        "no shorter interval than 30, and charges for each; Confluent's Tableflow publishes about "
+        "every five minutes",
     )
     snowflake_allowed_ips: str = Field(
         default="",
@@ -275,6 +289,24 @@ class Settings(EnvironmentSettings):
     )
     emr_role_arn: str | None = Field(
         default=None, pattern=ROLE_ARN, description="the same for the job runs of EMR Serverless"
+    )
+    iam_path: str = Field(
+        default="/",
+        pattern=r"^/([A-Za-z0-9._+=,@-]+/)*$",
+        description="path of the IAM roles and policies that `topicberg deploy` creates; choose it "
+        "before the first `create`",
+    )
+    iam_permissions_boundary_arn: str | None = Field(
+        default=None,
+        pattern=r"^arn:aws[a-z-]*:iam::(\d{12}|aws):policy/\S+$",
+        description="the permissions boundary of these roles",
+    )
+    tags: Annotated[
+        dict[Annotated[str, Field(pattern=TAG)], Annotated[str, Field(max_length=256)]], *FromJson
+    ] = Field(
+        default_factory=dict,
+        description="tags of the resources in AWS beside topicberg's own, as JSON: "
+        '{"team": "data"}',
     )
     existing_buckets: bool = Field(
         default=False,

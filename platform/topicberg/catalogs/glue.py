@@ -125,10 +125,19 @@ def registered_state(table: Table) -> str:
 
 
 def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | None:
-    """Return the table as it is in Glue, or None if there is none."""
+    """Return the table as it is in Glue, or None if there is none.
+
+    Under Lake Formation, Glue denies access to a table that does not exist; its lists are of what
+    the caller may see.
+    """
     try:
         return client.get_table(DatabaseName=database, Name=name)["Table"]
     except client.exceptions.EntityNotFoundException:
+        return None
+    except client.exceptions.AccessDeniedException:
+        pages = client.get_paginator("get_tables").paginate(DatabaseName=database)
+        if any(found["Name"] == name for page in pages for found in page["TableList"]):
+            raise
         return None
 
 

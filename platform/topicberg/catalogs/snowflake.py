@@ -39,6 +39,8 @@ READ_ATTEMPTS = 5
 """How often a table is read again that is refreshed in between."""
 DISCOVERY_POLL_SECONDS = 2.0
 DISCOVERY_SECONDS = 180.0
+"""How long a discovery may take, after the interval between two."""
+MAX_DISCOVERY_SECONDS = 600.0
 """How long to wait at most for a table that the next discovery should find."""
 
 
@@ -143,7 +145,7 @@ def find_table_path(
 
 
 def _has_database(connection: SnowflakeConnection, name: str) -> bool:
-    found = _records(connection, f"SHOW DATABASES LIKE {like(name)}")
+    found = records(connection, f"SHOW DATABASES LIKE {like(name)}")
     return any(row["name"] == name for row in found)
 
 
@@ -155,7 +157,8 @@ def like(name: str) -> str:
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
     name = DeployNames(config.prefix).snowflake_role
-    return config.snowflake_role_arn or f"arn:aws:iam::{config.aws_account_id}:role/{name}"
+    own = f"arn:aws:iam::{config.aws_account_id}:role{config.iam_path}{name}"
+    return config.snowflake_role_arn or own
 
 
 def create_volume(config: Settings, *, derived: bool = False) -> str:
@@ -378,8 +381,7 @@ def ask(
     :param most: rows to fetch; None: all
     :raises AnswerError: what answers is not Snowflake
     """
-    asked = f"Snowflake ({' '.join(statement.split()[:3])} …)"  # the rest may have secrets
-    with answered(asked, "columns and rows", LIBRARY):
+    with answered(_called(statement), "columns and rows", LIBRARY):
         cursor = connection.cursor()
         cursor.execute(statement)
         columns = tuple(column.name for column in cursor.description or ())
@@ -474,7 +476,8 @@ def _wait_for_discovery(connection: SnowflakeConnection, config: Settings, path:
     if _volume_of(connection, path) is not None:
         return
     status = link_status(connection, config)
-    deadline = time.monotonic() + min(DISCOVERY_SECONDS, 3.0 * config.snowflake_refresh_seconds)
+    patience = config.snowflake_refresh_seconds + DISCOVERY_SECONDS
+    deadline = time.monotonic() + min(MAX_DISCOVERY_SECONDS, patience)
     while status.state != "SUSPENDED" and time.monotonic() < deadline:
         time.sleep(DISCOVERY_POLL_SECONDS)
         if _volume_of(connection, path) is not None:
@@ -576,7 +579,7 @@ def _read(connection: SnowflakeConnection, path: TablePath) -> SnowflakeTable:
     name, location = path.sql, _metadata_location(connection, path)
     for _ in range(READ_ATTEMPTS):
         rows = int(_value(connection, f"SELECT COUNT(*) FROM {name}"))  # noqa: S608  quoted above
-        described = _records(connection, f"DESCRIBE ICEBERG TABLE {name}")
+        described = records(connection, f"DESCRIBE ICEBERG TABLE {name}")
         before, location = location, _metadata_location(connection, path)
         if location == before:
             break  # else it was refreshed meanwhile
@@ -598,7 +601,7 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
 
     show = f"SHOW ICEBERG TABLES LIKE {like(path.table)} IN SCHEMA {path.within}"
     try:
-        found = _records(connection, show)
+        found = records(connection, show)
     except ProgrammingError as error:
         if error.errno in NOT_THERE:  # no such schema yet
             return None
@@ -608,11 +611,17 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
     return next((str(row["external_volume_name"] or "") for row in same), None)
 
 
-def _records(connection: SnowflakeConnection, statement: str) -> list[dict[str, Any]]:
+def records(connection: SnowflakeConnection, statement: str) -> list[Answer]:
     """Return the rows of a statement: column in lower case → value."""
     columns, rows = ask(connection, statement)
     names = [column.lower() for column in columns]
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    asked = _called(statement)
+    return [Answer(dict(zip(names, row, strict=True)), asked, is_certain=True) for row in rows]
+
+
+def _called(statement: str) -> str:
+    """Return the first words of a statement; the others may have secrets."""
+    return f"Snowflake ({' '.join(statement.split()[:3])} …)"
 
 
 def parsed(value: Any, statement: str) -> Answer:
@@ -627,7 +636,7 @@ def parsed(value: Any, statement: str) -> Answer:
         found = None
     if not isinstance(found, dict):
         raise unusable(asked, "an object of JSON")
-    return Answer(found, asked)
+    return Answer(found, asked, is_certain=True)
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:

@@ -1,4 +1,4 @@
-"""``topicberg deploy bootstrap-snowflake``: creates the one user that an operator has to create."""
+"""``topicberg deploy bootstrap-…``: what an operator creates once, before the first deployment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.output import echo
+from topicberg.cli.output import echo, echo_json
 
 if TYPE_CHECKING:
     from topicberg.deploy.snowflake.bootstrap import Admin
@@ -63,15 +63,57 @@ def bootstrap_snowflake(
     echo(f"then: export TOPICBERG_ADMIN_USER_SECRETS_ROOT_PATH={path}", err=True)
 
 
-def _client(config: Settings, profile: str | None) -> Any:
+def bootstrap_ci(
+    repository: Annotated[str, typer.Argument(help="of GitHub: OWNER/NAME")],
+    owner_id: Annotated[
+        int | None, typer.Option("--owner-id", help="number of the owner; see GitHub's API")
+    ] = None,
+    repository_id: Annotated[
+        int | None, typer.Option("--repository-id", help="number of the repository")
+    ] = None,
+    names_only: Annotated[
+        bool,
+        typer.Option(
+            "--names-only",
+            help="the subject of the repository's tokens has no numbers, as before July 15, 2026",
+        ),
+    ] = False,
+    secrets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret", help="Secrets Manager secret with a login to a vendor; may be repeated"
+        ),
+    ] = None,
+    account: Annotated[
+        str | None, typer.Option("--account", help="of AWS; by default that of the login")
+    ] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="AWS profile")] = None,
+) -> None:
+    """Print the roles of GitHub Actions as JSON: trust policy and policies of each purpose.
+
+    There is one role to plan, one to deploy and one to rotate. Nothing is created.
+    """
+    from topicberg.cli.lazy import settings
+    from topicberg.deploy import ci
+    from topicberg.deploy.aws.permissions import Deployed
+    from topicberg.topics import load_topics
+
+    of = ci.parse_repository(repository, owner_id, repository_id, names_only=names_only)
+    config = settings()
+    number = account or str(_client(config, profile, "sts").get_caller_identity()["Account"])
+    where = Deployed(config, number, tuple(load_topics(config)), tuple(secrets or ()))
+    echo_json(ci.identities(of, where))
+
+
+def _client(config: Settings, profile: str | None, service: str = "secretsmanager") -> Any:
     if config.deployment == "local":
         from topicberg.endpoints import load_endpoints
 
-        return load_endpoints(config).boto3("secretsmanager", config)
+        return load_endpoints(config).boto3(service, config)
     from topicberg.clients.aws import aws_session
 
     session = aws_session(profile_name=profile, region_name=config.aws_region)
-    return session.client("secretsmanager")
+    return session.client(service)
 
 
 def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:

@@ -7,13 +7,13 @@ import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.bootstrap import bootstrap_snowflake
+from topicberg.cli.bootstrap import bootstrap_ci, bootstrap_snowflake
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import cell, echo, echo_json
 from topicberg.errors import TopicbergError
@@ -21,6 +21,7 @@ from topicberg.local import require_local_stack
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
+    from topicberg.deploy.preflight import Command
     from topicberg.deploy.resource import Resource, Step
 
 FIRST_RECORDS_SECONDS = 120.0
@@ -31,6 +32,7 @@ app = typer.Typer(
 
 
 app.command("bootstrap-snowflake")(bootstrap_snowflake)
+app.command("bootstrap-ci")(bootstrap_ci)
 
 
 def register(parent: typer.Typer) -> None:
@@ -166,7 +168,9 @@ def plan(
     magnitude, and which quotas it meets. Exit code 1 if there are changes."""
     from topicberg.deploy import engine
 
-    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    context, graph = _open(
+        flags, compute=not no_compute, generators=not no_generators, before="plan"
+    )
     steps = engine.plan(_targeted(graph, target), context)
     if out is not None:
         out.write_text(json.dumps([_document(context, step) for step in steps], indent=2) + "\n")
@@ -194,7 +198,9 @@ def create(
 
     if settings().deployment == "local":
         _start_stack()
-    context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
+    context, graph = _open(
+        flags, compute=not no_compute, generators=not no_generators, before="create"
+    )
     graph = _targeted(graph, target)
     _announce_generators(graph)
     try:
@@ -202,7 +208,10 @@ def create(
             engine.create(graph, context, report)
     except engine.DeployError:
         _tell_waiting(context)
+        with suppress(Exception):  # the error that ended the deployment is reported
+            _tell_grants(context)
         raise
+    _tell_grants(context)
     if not no_compute and not target and context.config.deployment == "cloud":
         _compute_in_cloud(context)
     if not no_compute and not target and context.config.deployment == "local":
@@ -304,6 +313,22 @@ def rotate(
     with exclusive(context):
         rotated = rotate_keys(graph, context, echo, force=now)
     echo(f"{rotated} keys rotated")
+
+
+@_command("day_count", "number_of_api_keys_to_retain")
+def probe(flags: dict[str, Any]) -> None:
+    """Try in the accounts what documentation does not settle; what it creates in Snowflake is
+    dropped. Exit code 1 if something differs from what is expected."""
+    from topicberg.deploy.probe import probe as observe
+
+    context, _ = _open(flags)
+    differences = 0
+    for one in observe(context):
+        differences += bool(one.difference)
+        state = f"differs: {one.what}: {one.difference}" if one.difference else one.what
+        echo(state if one.difference else f"as expected: {state}")
+    if differences:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -441,11 +466,16 @@ def _compute_in_cloud(context: DeployContext) -> None:
 
 
 def _open(
-    flags: dict[str, Any], *, compute: bool = True, generators: bool = True
+    flags: dict[str, Any],
+    *,
+    compute: bool = True,
+    generators: bool = True,
+    before: Command | None = None,
 ) -> tuple[DeployContext, list[Resource]]:
     """
     :param compute: False: without an EMR Serverless application
     :param generators: False: without connectors that generate records
+    :param before: the command that needs more than the logins
     :raises TopicbergError: settings are missing or wrong, or an account refuses them"""
     from topicberg.deploy.context import open_context
     from topicberg.deploy.platform import resources
@@ -458,7 +488,7 @@ def _open(
     if not generators:
         config = config.model_copy(update={"generators": False})
     context = open_context(config, flags)
-    check(context)
+    check(context, before)
     return context, resources(context.config, context.specs)
 
 
@@ -525,7 +555,7 @@ def _show(steps: list[Step], *, everything: bool) -> int:
     from collections import Counter
 
     counts = Counter(step.action.value for step in steps)
-    shown = [step for step in steps if everything or step.action.value != "keep"]
+    shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
     vendor = None
     for step in sorted(shown, key=lambda step: [*_VENDORS].index(_vendor(step))):
         if _vendor(step) != vendor:
@@ -554,6 +584,7 @@ def _preview(context: DeployContext, graph: list[Resource]) -> None:
     from topicberg.deploy.open_catalog import manual_steps
     from topicberg.deploy.uncomputed import uncomputed
 
+    _tell_grants(context)
     if steps := manual_steps(context):
         echo("to do manually in Snowflake Open Catalog:", bold=True)
         for place, step in enumerate(steps, 1):
@@ -583,6 +614,16 @@ def _preview(context: DeployContext, graph: list[Resource]) -> None:
                 fg="yellow",
                 err=True,
             )
+
+
+def _tell_grants(context: DeployContext) -> None:
+    """Print the grants of AWS Lake Formation that are missing for what exists."""
+    from topicberg.deploy.aws.lake_formation import manual_steps
+
+    if grants := manual_steps(context):
+        echo("to do by a data lake administrator in AWS Lake Formation:", bold=True)
+        for grant in grants:
+            echo(f"  {grant}")
 
 
 def _left_out(context: DeployContext) -> list[str]:

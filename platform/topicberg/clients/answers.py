@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from topicberg.errors import UnreachableError
+from topicberg.errors import TopicbergError, UnreachableError
 
 HINT = (
     "check the address: another service, a proxy or a login page may have responded; run "
@@ -19,21 +19,44 @@ HINT = (
 )
 MISREAD = (LookupError, TypeError, ValueError, AttributeError)
 """Exceptions of a client that misreads a response; JSON's errors are ValueErrors."""
+RESUME_HINT = (
+    "report these names, and run the command again with a version of topicberg that knows them: "
+    "what exists stays, and the command resumes where it stopped"
+)
 
 
 class AnswerError(UnreachableError):
     """The response is not one of the requested service, or the service fails."""
 
 
+class UnknownNamesError(TopicbergError):
+    """The service answered, and the names in its answer are not those that were expected.
+
+    Another request gets the same names, so it is not retried.
+    """
+
+
+def unknown_names(operation: str, expected: str) -> UnknownNamesError:
+    """Return the error for an answer of the service itself that lacks a name.
+
+    :param operation: service and operation, as in ``Snowflake (DESC USER)``
+    """
+    return UnknownNamesError(f"{operation}: unknown names, expected {expected}", hint=RESUME_HINT)
+
+
 class Answer(dict[str, Any]):
     """An object of a response: reading a field that it lacks is an error that names the field.
 
     :param operation: service and operation
+    :param is_certain: it is an answer of the service itself, not of something on the way to it
     """
 
-    def __init__(self, fields: Mapping[str, Any], operation: str) -> None:
+    def __init__(
+        self, fields: Mapping[str, Any], operation: str, *, is_certain: bool = False
+    ) -> None:
         super().__init__(fields)
         self._operation = operation
+        self._refuse = unknown_names if is_certain else unusable
 
     def __missing__(self, field: str) -> Any:
         return self.first(field)
@@ -42,13 +65,14 @@ class Answer(dict[str, Any]):
         """Return the first of these fields that the object has.
 
         :raises AnswerError: it has none of them; names those that it has
+        :raises UnknownNamesError: likewise, if the answer is certainly the service's
         """
         for field in fields:
             if field in self:
                 return self[field]
         present = ", ".join(self) or "no field"
         expected = " or ".join(map(repr, fields))
-        raise unusable(self._operation, f"an object that has {expected}; it has {present}")
+        raise self._refuse(self._operation, f"an object that has {expected}; it has {present}")
 
 
 def unusable(operation: str, expected: str) -> AnswerError:

@@ -73,17 +73,27 @@ def every(client: Any, operation: str, field: str, **parameters: Any) -> Iterato
         yield from page[field]
 
 
+def is_expired(error: BaseException) -> bool:
+    """Return whether a login to AWS has expired: no further request with it succeeds."""
+    from botocore.exceptions import ClientError, SSOError, TokenRetrievalError
+
+    expired = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
+    code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
+    return isinstance(error, SSOError | TokenRetrievalError) or code in expired
+
+
 def login_hint(error: BaseException, profile: str | None) -> str | None:
     """Return how to renew a login that expired; None: the error is about something else.
 
     :param profile: of AWS; None: that of the environment
     """
-    from botocore.exceptions import ClientError, SSOError, TokenRetrievalError
-
-    expired = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
-    code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
-    if not (isinstance(error, SSOError | TokenRetrievalError) or code in expired):
+    if not is_expired(error):
         return None
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        return (
+            "start the job again: it resumes where it stopped; `role-duration-seconds` and the "
+            "role's MaxSessionDuration say how long a session lasts"
+        )
     name = profile or os.environ.get("AWS_PROFILE")
     return f"run `aws sso login{f' --profile {name}' if name else ''}`"
 

@@ -135,6 +135,13 @@ class Api:
         """
         return self.request("POST", path, body=body, repeatable=repeatable)
 
+    def create(self, path: str, body: Any) -> Any:
+        """Return the object that a POST creates.
+
+        :raises UncertainError: it may or may not have been created; also after an empty response
+        """
+        return self.request("POST", path, body=body, needs_body=True)
+
     def pages(self, path: str, **params: str | int) -> Iterator[dict[str, Any]]:
         """Yield every element of a list, over all of its pages."""
         query: dict[str, str | int] = {"page_size": PAGE_SIZE, **params}
@@ -157,9 +164,11 @@ class Api:
         body: Any = None,
         repeatable: bool | None = None,
         expected: type = dict,
+        needs_body: bool = False,
     ) -> Any:
         """Return the JSON of the response, or None if it has no body, which a GET must have.
 
+        :param needs_body: another method's response must have one too
         :raises GarbledError: the response was not the API's
         :raises ApiError: the request was refused; subclasses give the reason
         """
@@ -167,7 +176,7 @@ class Api:
 
         def attempt() -> Any:
             try:
-                return self._send(method, path, params, body, expected)
+                return self._send(method, path, params, body, expected, needs_body)
             except _TransientError as failure:
                 error = failure.error
                 if failure.done and not again:
@@ -196,6 +205,7 @@ class Api:
         params: Mapping[str, str | int] | None,
         body: Any,
         expected: type,
+        needs_body: bool,
     ) -> Any:
         what = f"{method} {self.url}{path}"
         if method != "GET":
@@ -216,7 +226,7 @@ class Api:
             raise _TransientError(ApiError(reason, hint="check the address"), done=done) from None
         trace.confluent(what, response.status_code, began)
         if 200 <= response.status_code < 300:
-            return _expected(what, response, expected)
+            return _expected(what, response, expected, may_be_empty=not needs_body)
         self._refuse(what, response)
         return None
 
@@ -261,14 +271,15 @@ def if_found(request: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> 
         return None
 
 
-def _expected(what: str, response: requests.Response, expected: type) -> Any:
+def _expected(what: str, response: requests.Response, expected: type, *, may_be_empty: bool) -> Any:
     """:raises _TransientError: the response is not the API's"""
+    may_be_empty = may_be_empty and response.request.method != "GET"
     try:
         found = _json(response)
     except (ValueError, OSError, EOFError):  # also gzip's errors
         shape = "JSON"
     else:
-        if isinstance(found, expected) or (found is None and response.request.method != "GET"):
+        if isinstance(found, expected) or (found is None and may_be_empty):
             return checked(found, what)
         shape = "a list" if expected is list else "an object"
     error = unusable(what, shape)

@@ -55,9 +55,13 @@ class Version:
 
 @dataclass
 class Secrets:
-    """:param client: boto3's ``secretsmanager``"""
+    """
+    :param client: boto3's ``secretsmanager``
+    :param tags: of secrets that are created
+    """
 
     client: Any
+    tags: Mapping[str, str] = field(default_factory=dict)
     _added: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
     """Secret and version that this process stored → its label."""
 
@@ -113,7 +117,8 @@ class Secrets:
         described = self._describe(name)
         if described is None:
             with suppress(self.client.exceptions.ResourceExistsException):  # a lost response
-                self.client.create_secret(Name=name, Description="created by topicberg")
+                tags = [{"Key": key, "Value": value} for key, value in self.tags.items()]
+                self.client.create_secret(Name=name, Description="created by topicberg", Tags=tags)
         elif "DeletedDate" in described:
             self.client.restore_secret(SecretId=name)
         answer = self.client.put_secret_value(

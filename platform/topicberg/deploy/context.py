@@ -68,6 +68,9 @@ class DeployContext:
     live: dict[str, Live] = field(default_factory=dict)
     waiting: dict[str, str] = field(default_factory=dict)
     """Key of a resource that cannot be created yet → what it waits for."""
+    fresh: set[str] = field(default_factory=set)
+    """Keys of resources that this process created or changed, or that need one of these: vendors
+    may not know all of it everywhere yet."""
     made: defaultdict[str, dict[str, datetime]] = field(
         default_factory=lambda: defaultdict(dict), repr=False
     )
@@ -259,11 +262,18 @@ class DeployContext:
 
     def role_arn(self, name: str) -> str:
         """Return the ARN of a role of topicberg; that of an existing role is one already."""
-        return name if name.startswith("arn:") else f"arn:aws:iam::{self.account}:role/{name}"
+        own = f"arn:aws:iam::{self.account}:role{self.config.iam_path}{name}"
+        return name if name.startswith("arn:") else own
+
+    @cached_property
+    def tags(self) -> dict[str, str]:
+        """Tags of every resource in AWS that can have some."""
+        name, value = self.names.tag
+        return {**self.config.tags, name: value}
 
     @cached_property
     def secrets(self) -> Secrets:
-        return Secrets(self.aws("secretsmanager"))
+        return Secrets(self.aws("secretsmanager"), self.tags)
 
     # --- Snowflake ---
 

@@ -23,7 +23,7 @@ from topicberg.deploy.confluent.organization import Cluster
 from topicberg.deploy.confluent.tableflow import TableflowTopic
 from topicberg.deploy.resource import Live, Resource
 from topicberg.deploy.snowflake.principals import UserKeys
-from topicberg.deploy.snowflake.storage import IcebergTable, Warehouse
+from topicberg.deploy.snowflake.storage import IcebergTable, LinkedDatabase, Warehouse
 from topicberg.settings import Settings
 
 AS_OF = "November 2026"
@@ -33,6 +33,11 @@ WAREHOUSE_HOURS = 30
 """Assumed: an hour a day. A warehouse suspends after a minute."""
 JOB_HOURS = 30
 """Assumed: job runs of EMR Serverless for an hour a day."""
+POLL_SECONDS = 1.0
+"""Assumed: for so long one credit an hour is taken whenever Snowflake polls for a table's new
+snapshots, and for new tables. No page of Snowflake's says how long that takes."""
+FREE_CLOUD_SERVICES = 0.1
+"""Of a warehouse's credits: https://docs.snowflake.com/en/user-guide/cost-understanding-compute."""
 CONFLUENT = "confluent.io/confluent-cloud/pricing"
 
 
@@ -90,6 +95,8 @@ def costs(resources: Iterable[Resource], config: Settings, live: Mapping[str, Li
 def _cost(resource: Resource, config: Settings, live: Mapping[str, Live]) -> Cost | None:
     """Return the cost of a resource; None: it is free."""
     match resource:
+        case Cluster(given=str()):
+            return None  # it is paid anyway
         case Cluster():
             found = live.get(resource.key)
             type_ = resource.type or (found.fields["type"] if found else "Basic")
@@ -116,9 +123,21 @@ def _cost(resource: Resource, config: Settings, live: Mapping[str, Live]) -> Cos
         case Warehouse():
             return Cost(resource, PRICES["credit"].usd * WAREHOUSE_HOURS, "an hour a day")
         case IcebergTable():
-            return Cost(resource, 0.0, "and automated refresh, by serverless credits")
+            usd = _poll_credits(config) * PRICES["credit"].usd
+            every = config.snowflake_refresh_seconds
+            return Cost(resource, usd, f"automated refresh every {every} s, a second each")
+        case LinkedDatabase():
+            free = FREE_CLOUD_SERVICES * WAREHOUSE_HOURS
+            usd = max(0.0, _poll_credits(config) - free) * PRICES["credit"].usd
+            basis = f"discovery every {config.snowflake_refresh_seconds} s, beyond what is free"
+            return Cost(resource, usd, basis)
         case _:
             return None
+
+
+def _poll_credits(config: Settings) -> float:
+    """Return the credits a month of polling the catalog for one object."""
+    return HOURS * POLL_SECONDS / config.snowflake_refresh_seconds
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ not need each other run at the same time: most of the time is waiting for a vend
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -20,10 +21,10 @@ from tenacity import (
     wait_exponential,
 )
 
-from topicberg.clients.aws import login_hint
+from topicberg.clients.aws import is_expired, login_hint
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.deploy.context import WORKERS, DeployContext
-from topicberg.deploy.passing import exists, gone, is_retryable, unanswered
+from topicberg.deploy.passing import exists, gone, is_refusal, is_retryable, unanswered
 from topicberg.deploy.resource import (
     Action,
     CannotChangeError,
@@ -38,6 +39,8 @@ from topicberg.deploy.resource import (
 from topicberg.deploy.wait import PatienceError, telling, until
 from topicberg.errors import TopicbergError
 
+logger = logging.getLogger(__name__)
+
 Report = Callable[[Resource, str], None]
 """Receives what happens to a resource."""
 
@@ -47,8 +50,9 @@ CONFLICT_TRIES = 24
 """Attempts of a deletion: what used it disappears after minutes. About ten minutes in all."""
 UNCERTAIN_SECONDS = 60.0
 """How long to look for what an unanswered request may have created, if it may exist twice."""
-PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0)
-"""Seconds between attempts that were refused: permissions take about 90 seconds to spread."""
+PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0, 60.0)
+"""Seconds between attempts that were refused, about three minutes in all: permissions take about 90
+seconds to spread."""
 
 
 class DeployError(TopicbergError):
@@ -103,7 +107,7 @@ def examine(resource: Resource, context: DeployContext) -> Step:
     except MissingError as error:
         return Step(resource, Action.CHANGE, reason=f"follows {error.key}")
     if not changes:
-        return Step(resource, Action.KEEP)
+        return Step(resource, Action.KEEP, reason=resource.remark(context, live))
     if set(changes) & resource.replaced_for:
         return Step(resource, Action.REPLACE, changes)
     return Step(resource, Action.CHANGE, changes)
@@ -134,6 +138,7 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
         steps[resource.key] = examine(resource, context)
 
     if failed := _walk(by_key, look_at):
+        _check_session(failed, context)
         lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
         hints = [login_hint(error, context.deploy.profile) for error in failed.values()]
         raise DeployError(
@@ -152,6 +157,8 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     :raises TopicbergError: it could not be done
     :raises WaitingError: it cannot be created yet, and nothing is wrong
     """
+    if any(need in context.fresh for need in resource.needs):
+        context.fresh.add(resource.key)
     live = look(resource, context)
     whole = False
     if live is None:
@@ -161,15 +168,19 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
             minutes = resource.usual_minutes
             report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
             whole = _make(resource, context)
+            context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
         live = until(lambda: look(resource, context), f"{resource.title} appears", seconds)
         report(resource, "created" if not resource.built_in else "is there")
     if not whole and (changes := difference(resource, context, live)):
         live = _correct(resource, context, live, changes, report)
+        context.fresh.add(resource.key)
     resource.settle(context, live)
     settled = look(resource, context)
     if settled is None:
         raise TopicbergError(f"{resource.title} existed and is now missing")
+    if remark := resource.remark(context, settled):
+        report(resource, remark)
     return settled
 
 
@@ -257,6 +268,7 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
     by_key = {resource.key: resource for resource in graph if resource.wanted}
     failed = _walk(by_key, lambda resource: _create(resource, context, report))
     if failed:
+        _check_session(failed, context)
         lines = [f"{by_key[key].title}: {_reason(error)}" for key, error in failed.items()]
         raise DeployError(
             f"{len(failed)} resources could not be created:\n  " + "\n  ".join(lines),
@@ -314,13 +326,21 @@ def with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Re
 
 
 def ensure(resource: Resource, context: DeployContext, report: Report) -> Live:
-    """Converge, again while a new key or a new permission is not known everywhere yet."""
+    """Converge, again while a new key or a new permission is not known everywhere yet.
+
+    What a vendor refuses is tried again only if the resource, or something that it needs, was
+    created or changed by this process: otherwise another attempt gets the same answer.
+    """
     for pause in PAUSES:
         try:
             return converge(resource, context, report)
         except Exception as error:
-            if not is_retryable(error):
+            refused = is_refusal(error) and resource.key in context.fresh
+            if not (refused or is_retryable(error)):
                 raise
+            logger.info("%s: %s; next attempt in %.0f s", resource.title, error, pause)
+            if refused:
+                report(resource, f"next attempt in {pause:.0f} s, refused: {_reason(error)}")
             context.sleep(pause)
     return converge(resource, context, report)
 
@@ -351,7 +371,22 @@ def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dic
                     sorter.done(key)
 
 
+def _check_session(failed: dict[str, Exception], context: DeployContext) -> None:
+    """:raises DeployError: the login to AWS expired, which explains every other failure as well:
+    without it the lease is not renewed either, and nothing more is changed
+    """
+    expired = next(filter(is_expired, failed.values()), None)
+    if expired is not None:
+        raise DeployError(
+            f"the session with AWS expired; {len(failed)} resources and those that need them are "
+            "not done, what was created stays",
+            hint=login_hint(expired, context.deploy.profile),
+        )
+
+
 def _reason(error: Exception) -> str:
+    if is_expired(error):
+        return "the session with AWS expired"
     if isinstance(error, TopicbergError):
         return str(error)
     if isinstance(error, MissingError):

@@ -8,8 +8,6 @@ the second request finds the object. The vendors' clients have retried what is s
 
 from __future__ import annotations
 
-import re
-
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
 from topicberg.clients.answers import AnswerError
@@ -39,18 +37,8 @@ EVENTUAL = (
 """What AWS answers while a change is not everywhere: a principal that IAM does not know yet is
 called a malformed policy; a secret's stage that has moved already, an invalid parameter. Tableflow
 may write to its bucket for a while after it was disabled."""
-SETTLING = re.compile(
-    r"schemaless topic detected"  # the schema was registered seconds ago
-    r"|not authorized|authorization failed|does not have .*\b(access|permission)"  # a role binding
-    r"|unknown.?topic|topic .*(not found|does not exist)",
-    re.IGNORECASE,
-)
-"""What Confluent answers with 400 or 422 while something that was created just now is not known
-everywhere. Sources: the comments of the Terraform provider's Tableflow examples, its issues 189 and
-210 (connectors and role bindings).
-"""
-ASSUMING = re.compile(r"assume (the )?(iam )?role|sts:AssumeRole", re.IGNORECASE)
-"""What Confluent and Snowflake say of an IAM role that is not known everywhere yet."""
+SYNTAX_ERROR = 1003
+"""Snowflake's number for a statement that it cannot parse."""
 BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown")
 
 
@@ -75,18 +63,28 @@ def gone(error: BaseException) -> bool:
 def is_retryable(error: BaseException) -> bool:
     """Return whether to read the state again, and to retry."""
     return (
-        isinstance(error, GoneError | CredentialsError | FailedError)
-        or settling(error)
+        isinstance(error, GoneError | CredentialsError)
         or code(error) in EVENTUAL
         or unanswered(error)
     )
 
 
-def settling(error: BaseException) -> bool:
-    """Return whether a vendor refuses because a new object is not known everywhere yet."""
-    if isinstance(error, ApiError) and error.status in (0, 400, 422):
-        return bool(SETTLING.search(error.message) or ASSUMING.search(error.message))
-    return _of_snowflake(error) and bool(ASSUMING.search(str(error)))
+def is_refusal(error: BaseException) -> bool:
+    """Return whether a vendor refuses what it may accept when a new object is known everywhere.
+
+    A role binding, a schema or an IAM role of a few seconds ago: Confluent answers 400 or 422, or
+    the object fails, and Snowflake refuses a statement. No vendor documents a code or a text that
+    tells these refusals from final ones, so the caller has to know whether something is new.
+    """
+    if isinstance(error, FailedError):
+        return True
+    if isinstance(error, ApiError):
+        return error.status in (400, 422)
+    if not _of_snowflake(error):
+        return False
+    from snowflake.connector.errors import ProgrammingError
+
+    return isinstance(error, ProgrammingError) and error.errno != SYNTAX_ERROR
 
 
 def unanswered(error: BaseException) -> bool:

@@ -103,9 +103,11 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
 
 
 def _organization(names: Names, config: Settings) -> Iterator[Resource]:
-    yield Environment(ENVIRONMENT, names.environment)
+    environment, cluster = config.existing_environment, config.existing_cluster
+    yield Environment(ENVIRONMENT, environment or names.environment, given=environment)
     within = (ENVIRONMENT,)
-    yield Cluster(CLUSTER, names.cluster, within, within, type=config.cluster_type)
+    type_ = config.cluster_type
+    yield Cluster(CLUSTER, cluster or names.cluster, within, within, type=type_, given=cluster)
     yield SchemaRegistry(REGISTRY, "of the environment", (ENVIRONMENT, CLUSTER), within)
     for role, purpose in ACCOUNTS.items():
         name, description = names.service_account(role), f"topicberg: {purpose}"

@@ -3,23 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.clients.aws import login_hint
-from topicberg.deploy.confluent.organization import organization
+from topicberg.deploy.aws.lake_formation import check_deployer
+from topicberg.deploy.confluent.organization import check_given, organization
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.snowflake.session import take_roles
 from topicberg.errors import TopicbergError
 
+PARTITION = "aws"
+"""Confluent Cloud and its Tableflow write to buckets of this partition."""
 
-def check(context: DeployContext) -> None:
-    """:raises TopicbergError: names every account that does not let us in"""
+
+Command = Literal["plan", "create"]
+"""Commands that need more than the logins: what exists, and the rights to create the rest."""
+
+
+def check_confluent(context: DeployContext, before: Command | None) -> None:
+    """:raises TopicbergError: the key is refused, or what has to exist does not"""
+    organization(context.cloud)
+    if before:  # to delete the rest, it need not exist any more
+        check_given(context)
+
+
+def check_aws(context: DeployContext, before: Command | None) -> None:
+    """:raises TopicbergError: the account is of another partition, or lacks a grant without which
+    nothing can be created
+    """
+    arn = str(context.aws("sts").get_caller_identity()["Arn"])
+    partition = arn.split(":")[1]
+    if partition != PARTITION:
+        raise TopicbergError(
+            f"the login {arn} is of the partition {partition}; topicberg supports {PARTITION} only",
+            hint="log in to an account of another partition than China's and GovCloud's",
+        )
+    if before == "create":  # who plans may only read
+        check_deployer(context)
+
+
+def check(context: DeployContext, before: Command | None = None) -> None:
+    """:raises TopicbergError: names every account that does not let us in, or lacks what is
+    needed
+    """
     from snowflake.connector.errors import Error as SnowflakeError
 
     requests: list[tuple[str, Callable[[], object]]] = [
-        ("Confluent Cloud", lambda: organization(context.cloud)),
-        ("AWS", lambda: context.account),
+        ("Confluent Cloud", lambda: check_confluent(context, before)),
+        ("AWS", lambda: check_aws(context, before)),
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]
     problems = []

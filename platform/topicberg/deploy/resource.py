@@ -150,6 +150,10 @@ class Resource:
         """Ids of objects that were created for it and that nothing uses, e.g. after a kill."""
         return []
 
+    def remark(self, context: DeployContext, live: Live) -> str:
+        """Return what is unexpected of it and is left as it is; empty: nothing is."""
+        return ""
+
     @property
     def title(self) -> str:
         return f"{self.kind} {self.name}"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from topicberg.clients.answers import AnswerError
+from topicberg.clients.aws import is_expired, login_hint
 from topicberg.clients.confluent import UncertainError
 from topicberg.clients.secrets import ApiKey, Version, active_slot
 from topicberg.deploy import rsa
@@ -101,6 +102,11 @@ def rotate(
             elif user:
                 rotated += _rotate_pair(resource, user, context, tell, force=force, now=at)
         except Exception as error:  # whatever it is, the other keys are still to be rotated
+            if is_expired(error):
+                raise TopicbergError(
+                    f"the session with AWS expired after {rotated} keys were rotated",
+                    hint=login_hint(error, context.deploy.profile),
+                ) from error
             problems.append(f"{resource.title}: {error}")
     if problems:
         raise TopicbergError(

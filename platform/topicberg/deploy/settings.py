@@ -87,6 +87,7 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     stated = found or _Stated(**given)
     problems += _catalog_problems(stated, config)
     problems += _emr_problems(config)
+    problems += _existing_problems(config)
     if config.deployment == "cloud":
         problems += _cloud_problems(stated)
     if found is None or problems:
@@ -120,6 +121,24 @@ def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list
         for name in needed
         if not getattr(known, f"catalog_{name}")
     ]
+
+
+def _existing_problems(config: Settings) -> list[str]:
+    """Return what contradicts an environment or a cluster that exists."""
+    if config.existing_cluster is None:
+        return []
+    problems = []
+    if config.existing_environment is None:
+        problems.append(
+            "TOPICBERG_EXISTING_ENVIRONMENT: missing; it is the environment of "
+            f"TOPICBERG_EXISTING_CLUSTER, {config.existing_cluster}"
+        )
+    if config.cluster_type is not None:
+        problems.append(
+            "TOPICBERG_CLUSTER_TYPE: leave it out; the type of TOPICBERG_EXISTING_CLUSTER, "
+            f"{config.existing_cluster}, is not changed"
+        )
+    return problems
 
 
 def _emr_problems(config: Settings) -> list[str]:

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import ask, logging_in, parsed
-from topicberg.clients.answers import Answer, AnswerError, answered
+from topicberg.clients.answers import Answer, AnswerError, UnknownNamesError, answered
 from topicberg.clients.confluent import Api, GarbledError, UncertainError
 from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
@@ -213,6 +213,15 @@ def test_a_post_whose_answer_is_garbled_is_not_repeated(liar: Liar) -> None:
     assert liar.requests == ["POST /iam/v2/api-keys"]
 
 
+def test_create_needs_the_object_in_the_response(liar: Liar) -> None:
+    """Of an API key, say: its secret is in no other response."""
+    liar.body = b""
+    api = Api(f"http://127.0.0.1:{liar.port}", "KEY", SecretStr("s3cret"), sleep=lambda _: None)
+    with pytest.raises(UncertainError, match="unexpected response, expected an object"):
+        api.create("/iam/v2/api-keys", {})
+    assert liar.requests == ["POST /iam/v2/api-keys"]
+
+
 @pytest.mark.parametrize("body", [LIES["other JSON"], LIES["a list"], LIES["a number"]])
 def test_snowflake_login(liar: Liar, body: bytes) -> None:
     import snowflake.connector
@@ -238,7 +247,9 @@ def test_snowflake_login(liar: Liar, body: bytes) -> None:
 @pytest.mark.parametrize("value", [None, "", "<html>", "[]", "17", '{"metadata'])
 def test_snowflake_functions(value: object) -> None:
     refused(lambda: parsed(value, "SELECT SYSTEM$X()"), "SELECT SYSTEM$X()", "an object of JSON")
-    refused(lambda: parsed('{"here": "is"}', "SELECT SYSTEM$X()")["success"], "'success'")
+    with pytest.raises(UnknownNamesError, match="'success'; it has here") as caught:
+        parsed('{"here": "is"}', "SELECT SYSTEM$X()")["success"]
+    assert "the command resumes where it stopped" in str(caught.value.hint)
 
 
 def test_errors_of_our_own_pass() -> None:

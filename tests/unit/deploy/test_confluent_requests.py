@@ -301,6 +301,20 @@ def test_another_write_mode_is_told_and_nothing_is_lost(deployed: Stackless) -> 
     deployed.enabled["stock_trades"]["mode"] = "APPEND"
 
 
+def test_unknown_write_mode_is_reported_and_left(deployed: Stackless) -> None:
+    """Confluent's API lists UPSERT_HISTORY, which no spec asks for."""
+    deployed.enabled["stock_trades"]["mode"] = "UPSERT_HISTORY"
+    context, graph = opened(deployed)
+    steps = {step.resource.key: step for step in engine.plan(graph, context)}
+    step = steps["confluent/tableflow/stock_trades"]
+    assert (step.action, "in mode UPSERT_HISTORY" in step.reason) == (Action.KEEP, True)
+    told: list[str] = []
+    engine.create(graph, context, lambda _, what: told.append(what))
+    assert any("UPSERT_HISTORY" in what for what in told)
+    assert deployed.enabled["stock_trades"]["mode"] == "UPSERT_HISTORY"
+    deployed.enabled["stock_trades"]["mode"] = "APPEND"
+
+
 def test_write_mode_of_a_new_table_is_compared(
     deployed: Stackless, monkeypatch: pytest.MonkeyPatch
 ) -> None:

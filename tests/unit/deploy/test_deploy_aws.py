@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import boto3
 import pytest
@@ -14,15 +16,17 @@ from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
 from pydantic import SecretStr
 
-from topicberg.deploy import engine
+from topicberg.deploy import engine, preflight
 from topicberg.deploy.aws import emr, iam
 from topicberg.deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
 from topicberg.deploy.aws.glue import GlueDatabase
+from topicberg.deploy.aws.parameters import Parameters
 from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.note import noting
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live
 from topicberg.deploy.settings import DeploySettings
+from topicberg.errors import TopicbergError
 from topicberg.settings import DEPLOYED_FILE, Settings
 from topicberg.topics import load_topic, load_topics
 
@@ -102,7 +106,7 @@ def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(context: DeployCo
     (step,) = engine.plan([BUCKET], context)
     assert set(step.changes) == {
         *("versioning", "public_access", "policy"),
-        *("incomplete_uploads_days", "tag"),
+        *("incomplete_uploads_days", "tags"),
     }
     make(context, BUCKET)
     assert engine.plan([BUCKET], context)[0].action == "keep"
@@ -236,6 +240,75 @@ ROLE = iam.Role(
 )
 
 
+BOUNDARY = "arn:aws:iam::123456789012:policy/boundary"
+
+
+def test_role_has_the_path_the_boundary_and_the_tags_of_the_settings(
+    context: DeployContext,
+) -> None:
+    config = context.config.model_copy(
+        update={
+            "iam_path": "/data/lake/",
+            "iam_permissions_boundary_arn": BOUNDARY,
+            "tags": {"team": "data"},
+        }
+    )
+    guarded = replace(context, config=config)
+    make(guarded, POLICY, ROLE)
+    client = context.aws("iam")
+    role = client.get_role(RoleName="demo_role")["Role"]
+    assert role["Arn"] == guarded.role_arn("demo_role")
+    assert role["Arn"].endswith(":role/data/lake/demo_role")
+    assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == BOUNDARY
+    assert {one["Key"]: one["Value"] for one in role["Tags"]} == guarded.tags
+    assert guarded.need(POLICY.key).id.endswith(":policy/data/lake/demo_policy")
+    assert {step.action for step in engine.plan([POLICY, ROLE], guarded)} == {"keep"}
+    client.delete_role_permissions_boundary(RoleName="demo_role")
+    client.tag_role(RoleName="demo_role", Tags=[{"Key": "team", "Value": "other"}])
+    _, step = engine.plan([POLICY, ROLE], guarded)
+    assert set(step.changes) == {"boundary", "tags"}
+    make(guarded, POLICY, ROLE)
+    assert {step.action for step in engine.plan([POLICY, ROLE], guarded)} == {"keep"}
+    found = engine.existing([POLICY, ROLE], guarded, lambda *_: None)
+    assert engine.delete(found, guarded, lambda *_: None) == {}
+
+
+def test_every_resource_that_can_have_tags_has_those_of_the_settings(
+    context: DeployContext,
+) -> None:
+    config = context.config.model_copy(update={"tags": {"team": "data"}})
+    tagged = replace(context, config=config)
+    database = GlueDatabase("aws/pipeline_database/p", "demo_p", database="demo_p")
+    parameters = Parameters("aws/ssm/consumer", "/c/demo/consumer", values={"acks": "all"})
+    make(tagged, BUCKET, database, parameters)
+    tagged.secrets.add("/c/demo/key", {"a": "b"}, "one")
+    wanted = {"team": "data", "topicberg": "demo"}
+    found = context.aws("s3").get_bucket_tagging(Bucket=tagged.bucket)["TagSet"]
+    assert {one["Key"]: one["Value"] for one in found} == wanted
+    arn = f"arn:aws:glue:{tagged.region}:{tagged.account}:database/demo_p"
+    assert context.aws("glue").get_tags(ResourceArn=arn)["Tags"] == wanted
+    listed = context.aws("ssm").list_tags_for_resource(
+        ResourceType="Parameter", ResourceId="/c/demo/consumer/acks"
+    )
+    assert {one["Key"]: one["Value"] for one in listed["TagList"]} == wanted
+    secret = context.aws("secretsmanager").describe_secret(SecretId="/c/demo/key")
+    assert {one["Key"]: one["Value"] for one in secret["Tags"]} == wanted
+
+
+@pytest.mark.parametrize("path", ["data/", "/data", "//", "/a b/"])
+def test_path_that_iam_refuses_is_refused_early(path: str) -> None:
+    with pytest.raises(TopicbergError, match="TOPICBERG_IAM_PATH"):
+        Settings.model_validate({"iam_path": path})
+
+
+def test_account_of_another_partition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    arn = "arn:aws-us-gov:iam::123456789012:user/deployer"
+    sts = SimpleNamespace(get_caller_identity=lambda: {"Arn": arn})
+    context = cast(DeployContext, SimpleNamespace(aws=lambda _: sts))
+    with pytest.raises(TopicbergError, match="of the partition aws-us-gov; topicberg supports aws"):
+        preflight.check_aws(context, None)
+
+
 def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:
     make(context, POLICY, ROLE)
     client = context.aws("iam")
@@ -253,7 +326,7 @@ def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:
         )
     policy, role = engine.plan([POLICY, ROLE], context)
     assert set(policy.changes) == {"document"}
-    assert set(role.changes) == {"inline_policies", "tag"}
+    assert set(role.changes) == {"inline_policies", "tags"}
     make(context, POLICY, ROLE)
     assert {step.action for step in engine.plan([POLICY, ROLE], context)} == {"keep"}
     found = engine.existing([POLICY, ROLE], context, lambda *_: None)

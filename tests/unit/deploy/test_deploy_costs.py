@@ -13,8 +13,11 @@ from topicberg.deploy.context import CLUSTER
 from topicberg.deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource
+from topicberg.deploy.snowflake.storage import LinkedDatabase, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
+
+OFTEN: dict[str, Any] = {"snowflake_refresh_seconds": 30}
 
 
 def graph(topics: list[TopicSpec] | None = None, **changes: Any) -> tuple[list[Resource], Settings]:
@@ -45,6 +48,20 @@ def test_an_existing_standard_cluster_costs_as_one() -> None:
 def test_what_is_not_wanted_costs_nothing() -> None:
     assert by_kind(*graph(), Application) > 0
     assert by_kind(*graph(compute="none"), Application) == 0
+
+
+def test_polling_ten_times_as_often_costs_ten_times_as_much() -> None:
+    """The refresh of each table, which Snowflake charges whether there is a new snapshot or not."""
+    usual, often = (by_kind(*graph(**change), LinkedTable) for change in ({}, OFTEN))
+    assert often == pytest.approx(10 * usual)
+    assert usual > 0
+
+
+def test_discovery_costs_what_is_beyond_the_free_cloud_services() -> None:
+    found, config = graph()
+    (line,) = [one for one in costs(found, config, {}) if isinstance(one.resource, LinkedDatabase)]
+    assert (line.usd, line.basis) == (0, "discovery every 300 s, beyond what is free")
+    assert by_kind(*graph(**OFTEN), LinkedDatabase) > 0
 
 
 def test_the_default_deployment_meets_no_quota() -> None:

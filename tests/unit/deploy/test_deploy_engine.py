@@ -10,11 +10,12 @@ from typing import Any, cast
 import pytest
 from botocore.exceptions import ClientError
 
-from topicberg.clients.confluent import ConflictError, GoneError, UncertainError
+from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
 from topicberg.deploy import engine, wait
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
+from topicberg.deploy.lock import LockLostError
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
@@ -83,6 +84,7 @@ class Toy:
         self.trouble: dict[str, list[Exception]] = {}
         self.live: dict[str, Live] = {}
         self.waiting: dict[str, str] = {}
+        self.fresh: set[str] = set()
         self.vanishes: set[str] = set()
         self.deploy = SimpleNamespace(profile=None)
 
@@ -151,6 +153,68 @@ def test_an_answer_that_was_lost_makes_no_second_one(context: DeployContext) -> 
     cast(Any, context).trouble = {"b": [UncertainError("lost")]}
     engine.create(GRAPH, context, quiet)
     assert _log(context).count("create b") == 1
+
+
+REFUSED = ApiError("400: none of the words that were seen elsewhere", status=400)
+
+
+@dataclass(frozen=True)
+class Refused(Thing):
+    """Its vendor refuses its first requests to create it, and creates nothing."""
+
+    def create(self, context: DeployContext) -> None:
+        _stumble(context, self.key)
+        super().create(context)
+
+
+def test_refusal_after_a_new_dependency_is_tried_again_in_any_words(context: DeployContext) -> None:
+    graph = [Thing("a", "A"), Thing("b", "B", ("a",)), Refused("c", "C", ("b",))]
+    engine.create(graph[1:2], context, quiet)
+    cast(Any, context).fresh = set()
+    cast(Any, context).trouble = {"c": [REFUSED] * len(engine.PAUSES)}
+    told: list[str] = []
+    engine.create(graph, context, lambda _, what: told.append(what))
+    assert _log(context) == ["create b", "create a", "create c"]
+    assert sum("refused: 400: none of the words" in what for what in told) == len(engine.PAUSES)
+
+
+def test_refusal_without_a_new_dependency_is_final(context: DeployContext) -> None:
+    graph = [Thing("a", "A"), Refused("b", "B", ("a",)), Thing("d", "D")]
+    engine.create(graph[:1], context, quiet)
+    cast(Any, context).fresh = set()  # as another process finds it
+    cast(Any, context).trouble = {"b": [REFUSED]}
+    with pytest.raises(engine.DeployError, match="none of the words"):
+        engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "d"}
+
+
+def test_refusal_that_stays_is_reported_in_full(context: DeployContext) -> None:
+    graph = [Thing("a", "A"), Refused("b", "B", ("a",))]
+    cast(Any, context).trouble = {"b": [REFUSED] * 20}
+    with pytest.raises(engine.DeployError, match="none of the words that were seen elsewhere"):
+        engine.create(graph, context, quiet)
+    assert len(cast(Any, context).trouble["b"]) == 20 - len(engine.PAUSES) - 1
+
+
+def expired_session() -> ClientError:
+    error = {"Code": "ExpiredTokenException", "Message": "The security token … is expired"}
+    return ClientError({"Error": cast(Any, error)}, "DescribeSecret")
+
+
+@pytest.mark.parametrize(("actions", "hint"), [("", "aws sso login"), ("true", "the job again")])
+def test_expired_session_is_one_error_and_the_next_run_completes(
+    context: DeployContext, monkeypatch: pytest.MonkeyPatch, actions: str, hint: str
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", actions)
+    graph = [Thing("a", "A"), Refused("b", "B", ("a",)), Refused("d", "D")]
+    lost = LockLostError("the deploy lock could not be renewed in time")
+    cast(Any, context).trouble = {"b": [expired_session()], "d": [lost]}
+    with pytest.raises(engine.DeployError, match="the session with AWS expired; 2 res") as caught:
+        engine.create(graph, context, quiet)
+    assert hint in str(caught.value.hint)
+    assert "lock" not in str(caught.value)
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "b", "d"}
 
 
 def test_what_was_made_in_part_is_completed(context: DeployContext) -> None:

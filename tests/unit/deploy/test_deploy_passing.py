@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 from botocore.exceptions import ClientError
-from snowflake.connector.errors import ProgrammingError
+from snowflake.connector.errors import OperationalError, ProgrammingError
 
+from topicberg.clients.answers import UnknownNamesError
 from topicberg.clients.confluent import ApiError, ConflictError, FailedError, GoneError
-from topicberg.deploy.passing import gone, is_retryable
+from topicberg.deploy.passing import gone, is_refusal, is_retryable
+from topicberg.errors import TopicbergError
 
 
 def aws(code: str) -> ClientError:
@@ -17,16 +19,10 @@ def aws(code: str) -> ClientError:
 @pytest.mark.parametrize(
     "error",
     [
-        ApiError("400: Schemaless topic detected for topic t. Schemaless topics …", status=400),
-        ApiError("422: failed to assume role arn:aws:iam::1:role/r", status=422),
-        ApiError("422: User:sa-1 is not authorized to perform sts:AssumeRole", status=422),
-        ApiError("400: User does not have CREATE access to topic t", status=400),
-        ApiError("the table cannot be written: unable to assume IAM role"),
         GoneError("403", status=403),
-        FailedError("connector c is FAILED: no reason is given"),
-        ProgrammingError("Error assuming AWS_ROLE: … is not authorized to perform: sts:AssumeRole"),
         aws("MalformedPolicyDocument"),
         aws("BucketNotEmpty"),
+        OperationalError("the connection is broken"),
     ],
 )
 def test_what_is_not_known_everywhere_yet_passes(error: Exception) -> None:
@@ -36,16 +32,32 @@ def test_what_is_not_known_everywhere_yet_passes(error: Exception) -> None:
 @pytest.mark.parametrize(
     "error",
     [
+        ApiError("400: in any words", status=400),
         ApiError("422: display_name must not be empty", status=422),
-        ApiError("400: retention_ms is no number", status=400),
+        FailedError("connector c is FAILED: no reason is given"),
+        ProgrammingError("Insufficient privileges to operate on integration 'I'", errno=3001),
+    ],
+)
+def test_refusal_passes_only_after_something_new(error: Exception) -> None:
+    assert is_refusal(error)
+    assert not is_retryable(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError("there are 2 environments named demo"),
         ApiError("does not have access", status=500),
         ConflictError("409", status=409),
-        ProgrammingError("Insufficient privileges to operate on integration 'I'", errno=3001),
+        ProgrammingError("syntax error line 1 at position 7", errno=1003),
         aws("AccessDenied"),
+        TopicbergError("not authorized"),
+        UnknownNamesError("Snowflake (DESC USER U): unknown names"),
     ],
 )
 def test_what_is_wrong_stays_wrong(error: Exception) -> None:
     assert not is_retryable(error)
+    assert not is_refusal(error)
 
 
 def test_only_a_404_is_gone() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ from botocore.exceptions import ClientError
 from pydantic import SecretStr
 from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import ProgrammingError
-from vendors import Vendors, in_this_process
+from vendors import ADMIN_SECRET, Vendors, in_this_process
 
 from topicberg.catalogs import snowflake
 from topicberg.clients.confluent import Api
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.aws.athena import Workgroup
 from topicberg.deploy.aws.iam import Policy
+from topicberg.deploy.aws.permissions import Deployed, Purpose, policy
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.preflight import check
 from topicberg.deploy.resource import Step
@@ -37,6 +39,7 @@ from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.platform import asset_key, deployed_assets
 from topicberg.query import QueryError, run_query
 from topicberg.topics import load_topics
+from topicberg_local.emulators.confluent.faults import Fault
 
 TOPICS = ("stock_trades", "airline.sunset")
 KEYS_SEEN = ("cloud", "tableflow", "kafka_app_manager")
@@ -189,6 +192,17 @@ def test_create_leaves_out_only_what_waits(deleted: Deployment) -> None:
     assert steps[TABLE].reason == "for the first records of topic airline.sunset"
 
 
+def test_create_depends_on_no_words_of_a_refusal(deleted: Deployment) -> None:
+    """What is not known everywhere yet is refused in words that no vendor documents."""
+    faults = deleted.vendors.confluent.faults
+    faults.add(Fault(kind="reworded", percent=100))
+    try:
+        deleted.create()
+        assert deleted.plan() == dict.fromkeys(WAITS, "wait")
+    finally:
+        faults.clear()
+
+
 def unreadable(*_: object) -> None:
     raise ClientError({"Error": {"Code": "AccessDenied"}}, "GetWorkGroup")
 
@@ -295,6 +309,58 @@ def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
     Api(context.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
     with logged_in(context) as connection:
         assert snowflake.ask(connection, "SELECT 1")[1] == [(1,)]
+
+
+S3_ACTIONS = {
+    "DeleteObjects": "DeleteObject",
+    "GetBucketEncryption": "GetEncryptionConfiguration",
+    "GetBucketLifecycleConfiguration": "GetLifecycleConfiguration",
+    "GetPublicAccessBlock": "GetBucketPublicAccessBlock",
+    "HeadBucket": "ListBucket",
+    "ListMultipartUploads": "ListBucketMultipartUploads",
+    "ListObjectVersions": "ListBucketVersions",
+    "ListObjectsV2": "ListBucket",
+    "PutBucketEncryption": "PutEncryptionConfiguration",
+    "PutBucketLifecycleConfiguration": "PutLifecycleConfiguration",
+    "PutPublicAccessBlock": "PutBucketPublicAccessBlock",
+}
+"""Operation of S3 → the action that a policy allows it by, where the names differ."""
+
+
+def requested_actions(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """Return the actions of AWS that were requested since the last call."""
+    found = set()
+    for record in caplog.records:
+        if asked := re.match(r"AWS: (.+) (\w+): ", record.getMessage()):
+            service, operation = asked[1].lower().replace(" ", "-"), asked[2]
+            if service == "s3":
+                operation = S3_ACTIONS.get(operation, operation)
+            found.add(f"{service.replace('secrets-manager', 'secretsmanager')}:{operation}")
+    caplog.clear()
+    return found - {"sts:GetCallerIdentity"}  # no policy can deny it
+
+
+def test_policies_of_ci_allow_every_request(
+    complete: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    context, graph = complete.vendors.open(*TOPICS)
+    of = Deployed(context.config, context.account, tuple(context.specs), (ADMIN_SECRET,))
+
+    def check_allowed(purpose: Purpose) -> None:
+        asked = requested_actions(caplog)
+        statements = policy(purpose, of)["Statement"]
+        assert asked
+        assert asked <= {action for one in statements for action in one["Action"]}, purpose
+
+    with caplog.at_level("DEBUG", "topicberg.requests"):
+        complete.plan()
+        check_allowed("plan")
+        complete.changed()
+        rotate(graph, context, lambda *_: None, force=True)
+        check_allowed("rotate")
+        assert complete.delete() == {}
+        complete.create()
+        check_allowed("deploy")
 
 
 NEW = {
@@ -425,6 +491,17 @@ def test_integration_without_a_principal_names_what_snowflake_answered(
     expected = "'GLUE_AWS_IAM_USER_ARN' or 'API_AWS_IAM_USER_ARN'; it has ENABLED, .*OTHER_AWS_"
     with pytest.raises(TopicbergError, match=expected):
         linked.plan(**LINKED)
+
+
+def test_names_of_snowflakes_documents_change_nothing(
+    linked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents and accounts differ in the names that DESC has."""
+    monkeypatch.setattr(linked.vendors.snowflake, "documented_names", True)
+    names = snowflake.Names.of(linked.vendors.open()[0].config)
+    shown = {row[1] for row in linked.vendors.sql(f'DESC EXTERNAL VOLUME "{names.volume}"')}
+    assert "storage_location_1" in shown
+    assert linked.plan(**LINKED) == {}
 
 
 def test_delete_leaves_nothing(linked: Deployment) -> None:

@@ -33,7 +33,9 @@ COMMAND_LINES: dict[str, Any] = {
 }
 FOREIGN = {
     "cosign",
+    "gh",
     "git",
+    "jq",
     "cd",
     "cp",
     "chmod",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topicberg.deploy.aws.bucket import RESULTS
-from topicberg.deploy.aws.iam import tag_of, tags
+from topicberg.deploy.aws.iam import tags, tags_of
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
@@ -34,7 +34,7 @@ class Workgroup(Resource):
             "enforced": configuration.get("EnforceWorkGroupConfiguration"),
             "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
             "state": found["State"],
-            "tag": tag_of(found_tags, context),
+            "tags": tags_of(found_tags, context),
         }
         return Live(self.name, fields)
 
@@ -44,7 +44,7 @@ class Workgroup(Resource):
             "enforced": True,
             "scan_limit": SCAN_LIMIT,
             "state": "ENABLED",
-            "tag": context.names.tag[1],
+            "tags": context.tags,
         }
 
     def create(self, context: DeployContext) -> None:
@@ -63,9 +63,9 @@ class Workgroup(Resource):
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         athena, wanted = context.aws("athena"), self.desired(context)
-        if "tag" in changes:
+        if "tags" in changes:
             athena.tag_resource(ResourceARN=self._arn(context), Tags=tags(context))
-        if changes.keys() - {"tag"}:
+        if changes.keys() - {"tags"}:
             updates: dict[str, Any] = {
                 "ResultConfigurationUpdates": {"OutputLocation": wanted["results"]},
                 "EnforceWorkGroupConfiguration": True,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
 
-from topicberg.deploy.aws.iam import Document, document, listed, tag_of, tags
+from topicberg.deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.passing import code
 from topicberg.deploy.resource import Changes, Fields, Live, Resource, compare
@@ -98,7 +98,7 @@ class Bucket(Resource):
             for name, rule in self.rules(context).items():
                 fields[name] = enabled.get(rule["ID"])
             found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
-            fields["tag"] = tag_of(found, context)
+            fields["tags"] = tags_of(found, context)
         return Live(self.bucket(context), fields)
 
     def desired(self, context: DeployContext) -> Fields:
@@ -113,7 +113,7 @@ class Bucket(Resource):
             "policy": "TLS only",
             "versioning": "On" if context.config.bucket_versioning else "Off",
             **{name: _days(rule) for name, rule in self.rules(context).items()},
-            "tag": context.names.tag[1],
+            "tags": context.tags,
         }
 
     def is_ours(self, context: DeployContext) -> bool:
@@ -161,10 +161,9 @@ class Bucket(Resource):
         if "versioning" in changes:
             status = "Enabled" if context.config.bucket_versioning else "Suspended"
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
-        if "tag" in changes:  # a call that replaces all of them
-            name, _ = context.names.tag
+        if "tags" in changes:  # a call that replaces all of them
             found = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
-            kept_tags = [one for one in found if one["Key"] != name]
+            kept_tags = [one for one in found if one["Key"] not in context.tags]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
         own = self.rules(context)
         if changes.keys() & own.keys():  # a call that replaces all of them

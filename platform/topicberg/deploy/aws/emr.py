@@ -200,7 +200,7 @@ class Application(Resource):
             "auto_stop_minutes": stop.get("idleTimeoutMinutes") if stop.get("enabled") else None,
             "image": part("imageConfiguration").get("imageUri"),
             "log_uri": monitoring.get("s3MonitoringConfiguration", {}).get("logUri"),
-            "tag": part("tags").get(name),
+            "tags": {key: text for key, text in part("tags").items() if key in context.tags},
         }
         facts = {
             "arn": application["arn"],
@@ -226,7 +226,7 @@ class Application(Resource):
             "auto_start": True,
             "auto_stop_minutes": IDLE_MINUTES,
             "log_uri": f"s3://{context.compute_bucket}/{JOBS}",
-            "tag": context.names.tag[1],
+            "tags": context.tags,
             # An image cannot be taken away from an application, so none is not compared.
             **({"image": image} if image else {}),
         }
@@ -245,9 +245,8 @@ class Application(Resource):
         }
 
     def create(self, context: DeployContext) -> None:
-        name, value = context.names.tag
         context.aws("emr-serverless").create_application(
-            name=self.name, type="SPARK", tags={name: value}, **self._request(context)
+            name=self.name, type="SPARK", tags=context.tags, **self._request(context)
         )
 
     def settle(self, context: DeployContext, live: Live) -> None:
@@ -259,12 +258,11 @@ class Application(Resource):
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         emr = context.aws("emr-serverless")
-        if "tag" in changes:
-            name, value = context.names.tag
-            emr.tag_resource(resourceArn=live.facts["arn"], tags={name: value})
+        if "tags" in changes:
+            emr.tag_resource(resourceArn=live.facts["arn"], tags=context.tags)
         for other in live.facts["others"] if "unused" in changes else []:
             self._end(context, other)
-        if not changes.keys() - {"tag", "unused"}:
+        if not changes.keys() - {"tags", "unused"}:
             return
         if running := _job_runs(context, live.id):
             raise TopicbergError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from topicberg.clients.aws import every
@@ -35,12 +34,25 @@ class GlueDatabase(Resource):
             glue.get_database(Name=name)
         except glue.exceptions.EntityNotFoundException:
             return None
+        except glue.exceptions.AccessDeniedException:
+            # Under Lake Formation also of a database that does not exist.
+            listed = every(glue, "get_databases", "DatabaseList")
+            if any(database["Name"] == name for database in listed):
+                raise
+            return None
         return Live(name)
 
     def create(self, context: DeployContext) -> None:
         glue, name = context.aws("glue"), self.database or context.namespace
-        with suppress(glue.exceptions.AlreadyExistsException):
-            glue.create_database(DatabaseInput={"Name": name, "Description": self.description})
+        try:
+            database = {"Name": name, "Description": self.description}
+            glue.create_database(DatabaseInput=database, Tags=context.tags)
+        except glue.exceptions.AlreadyExistsException:
+            if self.find(context) is None:
+                raise TopicbergError(
+                    f"{self.title} {name} exists, and AWS Lake Formation does not show it",
+                    hint="let a data lake administrator grant DESCRIBE on it to who deploys",
+                ) from None
 
     def contents(self, context: DeployContext) -> list[str]:
         """Without the topics' own tables, which are resources by themselves, and without what
@@ -71,8 +83,12 @@ class GlueDatabase(Resource):
         glue.delete_database(Name=live.id)
 
     def _is_shared(self, context: DeployContext) -> bool:
-        """Whether others may have tables in it: a name that the user chose may exist already."""
-        return not self.database and context.config.tableflow_namespace is not None
+        """Whether others may have tables in it: a name that the user chose, or that of a cluster
+        that exists, may be another deployment's as well.
+        """
+        config = context.config
+        is_chosen = bool(config.tableflow_namespace or config.existing_cluster)
+        return not self.database and is_chosen
 
     def _topics(self, context: DeployContext) -> set[str]:
         """Return the names of the topics' tables, if it is their database."""

@@ -57,14 +57,13 @@ def document(*statements: Document) -> Document:
 
 
 def tags(context: DeployContext) -> list[dict[str, str]]:
-    name, value = context.names.tag
-    return [{"Key": name, "Value": value}]
+    return [{"Key": name, "Value": value} for name, value in context.tags.items()]
 
 
-def tag_of(found: list[dict[str, str]] | None, context: DeployContext) -> str | None:
-    """The value of our tag among those of a resource."""
-    name, _ = context.names.tag
-    return next((one["Value"] for one in found or [] if one["Key"] == name), None)
+def tags_of(found: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
+    """Return those tags of a resource that topicberg sets; others are the operator's."""
+    held = {one["Key"]: one["Value"] for one in found or []}
+    return {name: held[name] for name in context.tags if name in held}
 
 
 def confluent_trust(context: DeployContext) -> Document:
@@ -195,13 +194,13 @@ class Policy(Resource):
     kind = "IAM policy"
 
     def _arn(self, context: DeployContext, number: int) -> str:
-        return f"arn:aws:iam::{context.account}:policy/{self._name(number)}"
+        return f"arn:aws:iam::{context.account}:policy{context.config.iam_path}{self._name(number)}"
 
     def _name(self, number: int) -> str:
         return self.name if number == 1 else f"{self.name}_{number}"
 
     def find(self, context: DeployContext) -> Live | None:
-        iam, fields, arns, values = context.aws("iam"), {}, [], set()
+        iam, fields, arns, tagged = context.aws("iam"), {}, [], True
         for number in count(1):
             arn = self._arn(context, number)
             try:
@@ -210,11 +209,11 @@ class Policy(Resource):
                 break
             version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
             fields[_field(number)] = _parsed(version["PolicyVersion"]["Document"])
-            values.add(tag_of(policy.get("Tags"), context))
+            tagged = tagged and tags_of(policy.get("Tags"), context) == context.tags
             arns.append(arn)
         if not arns:
             return None
-        fields["tag"] = values.pop() if len(values) == 1 else None
+        fields["tags"] = context.tags if tagged else {}
         return Live(arns[0], fields, {"arns": arns})
 
     def _documents(self, context: DeployContext) -> list[Document]:
@@ -232,7 +231,7 @@ class Policy(Resource):
     def desired(self, context: DeployContext) -> Fields:
         documents = enumerate(self._documents(context), 1)
         fields = {_field(number): one for number, one in documents}
-        return {**fields, "tag": context.names.tag[1]}
+        return {**fields, "tags": context.tags}
 
     def waits(self, context: DeployContext) -> str:
         self._documents(context)  # a plan shows already that it cannot be created
@@ -244,7 +243,10 @@ class Policy(Resource):
 
     def _create(self, context: DeployContext, number: int, one: Document) -> None:
         context.aws("iam").create_policy(
-            PolicyName=self._name(number), PolicyDocument=_text(one), Tags=tags(context)
+            PolicyName=self._name(number),
+            Path=context.config.iam_path,
+            PolicyDocument=_text(one),
+            Tags=tags(context),
         )
 
     def orphans(self, context: DeployContext, live: Live) -> list[str]:
@@ -252,7 +254,7 @@ class Policy(Resource):
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         iam, arns = context.aws("iam"), live.facts["arns"]
-        for arn in arns if "tag" in changes else ():
+        for arn in arns if "tags" in changes else ():
             iam.tag_policy(PolicyArn=arn, Tags=tags(context))
         for arn in reversed(changes.get("unused", ([], []))[0]):
             _delete_policy(iam, arn)
@@ -310,6 +312,7 @@ class Role(Resource):
     given: str | None = None
 
     kind = "IAM role"
+    replaced_for = frozenset({"path"})
 
     def find(self, context: DeployContext) -> Live | None:
         live = self._live(context)
@@ -351,7 +354,9 @@ class Role(Resource):
             "trust": _parsed(role["AssumeRolePolicyDocument"]),
             "policies": sorted(_attached(iam, self.name)),
             "inline_policies": _inline(iam, self.name),
-            "tag": tag_of(role.get("Tags"), context),
+            "tags": tags_of(role.get("Tags"), context),
+            "path": role["Path"],
+            "boundary": role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn"),
         }
         return Live(role["Arn"], fields)
 
@@ -362,13 +367,20 @@ class Role(Resource):
             "trust": self.trust(context),
             "policies": self._policies(context),
             "inline_policies": [],
-            "tag": context.names.tag[1],
+            "tags": context.tags,
+            "path": context.config.iam_path,
+            "boundary": context.config.iam_permissions_boundary_arn,
         }
 
     def create(self, context: DeployContext) -> None:
-        iam = context.aws("iam")
-        trust = json.dumps(self.trust(context))
-        iam.create_role(RoleName=self.name, AssumeRolePolicyDocument=trust, Tags=tags(context))
+        iam, boundary = context.aws("iam"), context.config.iam_permissions_boundary_arn
+        iam.create_role(
+            RoleName=self.name,
+            Path=context.config.iam_path,
+            AssumeRolePolicyDocument=json.dumps(self.trust(context)),
+            Tags=tags(context),
+            **({"PermissionsBoundary": boundary} if boundary else {}),
+        )
         for arn in self._policies(context):
             iam.attach_role_policy(RoleName=self.name, PolicyArn=arn)
 
@@ -385,8 +397,12 @@ class Role(Resource):
             iam.attach_role_policy(RoleName=self.name, PolicyArn=arn)
         for arn in set(has) - set(wanted):
             iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
-        if "tag" in changes:
+        if "tags" in changes:
             iam.tag_role(RoleName=self.name, Tags=tags(context))
+        if boundary := changes.get("boundary", (None, None))[1]:
+            iam.put_role_permissions_boundary(RoleName=self.name, PermissionsBoundary=boundary)
+        elif "boundary" in changes:
+            iam.delete_role_permissions_boundary(RoleName=self.name)
         for name in changes.get("inline_policies", ([], []))[0]:
             iam.delete_role_policy(RoleName=self.name, PolicyName=name)
 

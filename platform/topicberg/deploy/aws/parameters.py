@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from topicberg.clients.aws import every
+from topicberg.deploy.aws.iam import tags
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
@@ -49,6 +50,10 @@ class Parameters(Resource):
 
     def create(self, context: DeployContext) -> None:
         self._put(context, self.values)
+        for name in self.values:  # a request that overwrites takes no tags
+            context.aws("ssm").add_tags_to_resource(
+                ResourceType="Parameter", ResourceId=f"{self.name}/{name}", Tags=tags(context)
+            )
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         self._put(context, {name: new for name, (_, new) in changes.items()})

@@ -145,7 +145,7 @@ class RotatingKey(Resource):
 
     def add(self, context: DeployContext) -> ApiKey:
         """A new key, stored but not published."""
-        made = context.cloud.post("/iam/v2/api-keys", {"spec": self._spec(context)})
+        made = context.cloud.create("/iam/v2/api-keys", {"spec": self._spec(context)})
         key = ApiKey(made["id"], SecretStr(made["spec"]["secret"]))
         context.made[self.key][key.id] = datetime.now(UTC)
         context.secrets.add(self.name, _values(self.of, key, self._public(context)), key.id)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from topicberg.clients.confluent import Api, ApiError
+from topicberg.clients.confluent import Api, ApiError, GoneError
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
+from topicberg.errors import TopicbergError
 
 PACKAGE = "ESSENTIALS"
 CLUSTER_TYPE = "Basic"
@@ -38,15 +39,68 @@ def organization(cloud: Api) -> str:
     return str(found["id"])
 
 
+def _given(cloud: Api, path: str, **params: str) -> dict[str, Any] | None:
+    """Return an object by its id; None: there is none, or the key may not see it."""
+    try:
+        found: dict[str, Any] = cloud.get(path, **params)
+    except GoneError:
+        return None
+    return found
+
+
+def check_given(context: DeployContext) -> None:
+    """Check the environment and the cluster that exist, before anything is changed.
+
+    :raises TopicbergError: one of them is not there, or the cluster is elsewhere than the bucket
+    """
+    config, cloud = context.config, context.cloud
+    environment, cluster = config.existing_environment, config.existing_cluster
+    if environment is None:
+        return
+    hint = "check the id, and that the owner of the Cloud API key may see it"
+    if _given(cloud, f"/org/v2/environments/{environment}") is None:
+        raise TopicbergError(
+            f"TOPICBERG_EXISTING_ENVIRONMENT: there is no environment {environment}", hint=hint
+        )
+    if cluster is None:
+        return
+    found = _given(cloud, f"/cmk/v2/clusters/{cluster}", environment=environment)
+    if found is None:
+        raise TopicbergError(
+            f"TOPICBERG_EXISTING_CLUSTER: environment {environment} has no cluster {cluster}",
+            hint=hint,
+        )
+    spec, phase = found["spec"], (found.get("status") or {}).get("phase")
+    place = (str(spec.get("cloud")).upper(), spec.get("region"))
+    if place != ("AWS", context.region):
+        raise TopicbergError(
+            f"TOPICBERG_EXISTING_CLUSTER: {cluster} is in {' '.join(map(str, place))}, expected "
+            f"AWS {context.region}: Tableflow writes to buckets of the cluster's region",
+            hint="set TOPICBERG_AWS_REGION to the cluster's region, or choose another cluster",
+        )
+    if phase != "PROVISIONED":
+        raise TopicbergError(
+            f"TOPICBERG_EXISTING_CLUSTER: {cluster} is {phase}, expected PROVISIONED",
+            hint="run the command again when it is provisioned",
+        )
+
+
 @dataclass(frozen=True)
 class Environment(Resource):
+    """:param given: id of one that exists; it is never created, changed or deleted"""
+
+    given: str | None = None
+
     kind = "environment"
     holds_data = True
 
     def find(self, context: DeployContext) -> Live | None:
-        pages = context.cloud.pages("/org/v2/environments")
-        named = [one for one in pages if one["display_name"] == self.name]
-        found = only(named, f"environments named {self.name}")
+        if self.given:
+            found = _given(context.cloud, f"/org/v2/environments/{self.given}")
+        else:
+            pages = context.cloud.pages("/org/v2/environments")
+            named = [one for one in pages if one["display_name"] == self.name]
+            found = only(named, f"environments named {self.name}")
         if found is None:
             return None
         package = (found.get("stream_governance_config") or {}).get("package")
@@ -54,7 +108,15 @@ class Environment(Resource):
         crn = f"{within}/environment={found['id']}"
         return Live(found["id"], {"stream_governance": package}, {"crn": crn})
 
+    def is_ours(self, context: DeployContext) -> bool:
+        return self.given is None
+
+    def waits(self, context: DeployContext) -> str:
+        return f"environment {self.given} does not exist" if self.given else ""
+
     def desired(self, context: DeployContext) -> Fields:
+        if self.given:
+            return {}
         live = context.live.get(self.key)
         has = live.fields["stream_governance"] if live else None
         return {"stream_governance": "ADVANCED" if has == "ADVANCED" else PACKAGE}
@@ -76,9 +138,11 @@ class Cluster(Resource):
     """A Kafka cluster in one zone, in AWS, in the region of the bucket.
 
     :param type: what the settings ask for; None: Basic, and one that exists stays as it is
+    :param given: id of one that exists; it is never created, changed or deleted
     """
 
     type: str | None = None
+    given: str | None = None
 
     kind = "Kafka cluster"
     usual_minutes = 5
@@ -87,9 +151,13 @@ class Cluster(Resource):
     replaced_for = frozenset({"cloud", "region", "availability"})
 
     def find(self, context: DeployContext) -> Live | None:
-        pages = context.cloud.pages("/cmk/v2/clusters", environment=context.environment)
-        named = [one for one in pages if one["spec"].get("display_name") == self.name]
-        found = only(named, f"Kafka clusters named {self.name} in {context.environment}")
+        if self.given:
+            path = f"/cmk/v2/clusters/{self.given}"
+            found = _given(context.cloud, path, environment=context.environment)
+        else:
+            pages = context.cloud.pages("/cmk/v2/clusters", environment=context.environment)
+            named = [one for one in pages if one["spec"].get("display_name") == self.name]
+            found = only(named, f"Kafka clusters named {self.name} in {context.environment}")
         if found is None:
             return None
         spec = found["spec"]
@@ -109,7 +177,15 @@ class Cluster(Resource):
         }
         return Live(found["id"], fields, facts)
 
+    def is_ours(self, context: DeployContext) -> bool:
+        return self.given is None
+
+    def waits(self, context: DeployContext) -> str:
+        return f"Kafka cluster {self.given} does not exist" if self.given else ""
+
     def desired(self, context: DeployContext) -> Fields:
+        if self.given:
+            return {}
         live = context.live.get(self.key)
         return {
             "cloud": "AWS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from topicberg.clients.confluent import ApiError
+from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
@@ -65,9 +65,22 @@ class TableflowTopic(Resource):
         }
         fields["config.error_handling"] = _handling(config)
         fields["write_mode"] = WRITE_MODES[self.spec.write_mode]
-        if status.get("phase") == "RUNNING":  # until then it may not be known
-            fields["write_mode"] = status.get("write_mode") or fields["write_mode"]
-        return Live(self.name, fields, {"status": status, "table_path": storage.get("table_path")})
+        # Until it runs, the mode may not be known.
+        mode = status.get("write_mode") if status.get("phase") == "RUNNING" else None
+        if mode in WRITE_MODES.values():
+            fields["write_mode"] = mode
+        facts = {"status": status, "table_path": storage.get("table_path"), "write_mode": mode}
+        return Live(self.name, fields, facts)
+
+    def remark(self, context: DeployContext, live: Live) -> str:
+        """Return which write mode is none of topicberg's, such as ``UPSERT_HISTORY``: Confluent
+        has added some, and enabling Tableflow again would lose the table.
+        """
+        mode = live.facts["write_mode"]
+        if mode is None or mode in WRITE_MODES.values():
+            return ""
+        wanted = WRITE_MODES[self.spec.write_mode]
+        return f"Confluent writes it in mode {mode}, its spec means {wanted}: left as it is"
 
     def _storage(self, context: DeployContext) -> dict[str, str]:
         if self.spec.tableflow.storage == "managed":
@@ -128,7 +141,7 @@ class TableflowTopic(Resource):
             problem = _problem(status)
             failures = failures + 1 if problem else 0
             if failures >= FAILED_POLLS:
-                raise ApiError(f"{self.title}: {problem}")
+                raise FailedError(f"{self.title}: {problem}")
             if found and (wrong := compare(found.fields, self.desired(context)).get("write_mode")):
                 raise CannotChangeError(
                     f"{self.title} has write mode {wrong[0]}, its spec wants {wrong[1]}",

@@ -88,13 +88,12 @@ class User(SqlObject):
     owner = OWNER
 
     def find(self, context: DeployContext) -> Live | None:
-        rows = self.described(context)
-        if rows is None:
+        values = self.described(context)
+        if values is None:
             return None
-        values = {row["property"]: row["value"] for row in rows}
-        fields: Fields = {name: values.get(name) for name in self.properties}
+        fields: Fields = {name: values[name] for name in self.properties}
         for slot in _SLOTS.values():
-            print_ = values.get(f"{slot}_FP")
+            print_ = values[f"{slot}_FP"]
             fields[slot] = None if print_ in (None, "", "null") else print_
         versions: list[Version] = context.need(KEYS).facts.get("versions", [])
         fields["secret"] = "published" if versions and versions[-1].current else "not published"
@@ -158,7 +157,7 @@ class NetworkPolicy(SqlObject):
         if not any(row["name"] == self.name for row in rows):
             return None
         rows = run(context, f"DESC NETWORK POLICY {quote(self.name)}", OWNER)
-        values = {row["name"]: row["value"] for row in rows}
+        values = {str(row["name"]).upper(): row["value"] for row in rows}
         return Live(self.name, {"allowed": _sorted(values.get("ALLOWED_IP_LIST", "").split(","))})
 
     def desired(self, context: DeployContext) -> Fields:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from topicberg.catalogs.snowflake import NOT_THERE, ask, like, logging_in, quote
+from topicberg.catalogs.snowflake import NOT_THERE, ask, like, logging_in, quote, records
 from topicberg.clients import trace
+from topicberg.clients.answers import Answer
 from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.deploy.resource import Changes, Live, Resource
 from topicberg.endpoints import load_endpoints
@@ -41,18 +42,16 @@ class Session:
     only_role: str | None = None
     """The role that is taken for every statement; None: that of the statement."""
 
-    def run(self, statement: str, role: str) -> list[dict[str, Any]]:
+    def run(self, statement: str, role: str) -> list[Answer]:
         """The rows of a statement, columns in lower case."""
         self.take(role)
         if not statement.lstrip().upper().startswith(_READS):
             self.check_lease()
         began = time.monotonic()
         try:
-            columns, rows = ask(self.connection, statement)
+            return records(self.connection, statement)
         finally:
             trace.snowflake(statement, role, began)
-        names = [column.lower() for column in columns]
-        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def take(self, role: str) -> None:
         role = self.only_role or role
@@ -60,7 +59,7 @@ class Session:
             ask(self.connection, f"USE ROLE {role}")
             self.role = role
 
-    def find(self, statement: str, role: str) -> list[dict[str, Any]] | None:
+    def find(self, statement: str, role: str) -> list[Answer] | None:
         """The same; None when what it names does not exist."""
         from snowflake.connector.errors import ProgrammingError
 
@@ -72,13 +71,13 @@ class Session:
             raise
 
 
-def run(context: DeployContext, statement: str, role: str) -> list[dict[str, Any]]:
+def run(context: DeployContext, statement: str, role: str) -> list[Answer]:
     """:meth:`Session.run` for one statement of the admin's session."""
     with context.snowflake() as session:
         return session.run(statement, role)
 
 
-def find(context: DeployContext, statement: str, role: str) -> list[dict[str, Any]] | None:
+def find(context: DeployContext, statement: str, role: str) -> list[Answer] | None:
     """:meth:`Session.find`, likewise."""
     with context.snowflake() as session:
         return session.find(statement, role)
@@ -86,7 +85,7 @@ def find(context: DeployContext, statement: str, role: str) -> list[dict[str, An
 
 def show(
     context: DeployContext, objects: str, name: str, role: str, within: str = ""
-) -> dict[str, Any] | None:
+) -> Answer | None:
     """Return the row that SHOW has of the object with this name; None: there is none."""
     rows = find(context, f"SHOW {objects} LIKE {like(name)}{within}", role)
     return next((row for row in rows or [] if row["name"] == name), None)
@@ -101,10 +100,24 @@ class SqlObject(Resource):
     owner: ClassVar[str]
     """The role that creates, changes and drops it."""
 
-    def described(self, context: DeployContext) -> list[dict[str, Any]] | None:
-        return find(context, f"DESC {self.of} {quote(self.name)}", self.owner)
+    def described(self, context: DeployContext) -> Answer | None:
+        """Return what DESC says of the object: property in upper case → value; None: there is none.
 
-    def shown(self, context: DeployContext) -> dict[str, Any] | None:
+        The documents name the properties in lower case, accounts in upper case. Values are in the
+        column ``property_value``; of a user, accounts call it ``value``.
+
+        https://docs.snowflake.com/en/sql-reference/sql/desc-user
+        https://docs.snowflake.com/en/sql-reference/sql/desc-external-volume
+        """
+        rows = find(context, f"DESC {self.of} {quote(self.name)}", self.owner)
+        if rows is None:
+            return None
+        values = {
+            str(row["property"]).upper(): row.first("property_value", "value") for row in rows
+        }
+        return Answer(values, f"Snowflake (DESC {self.of} {self.name})", is_certain=True)
+
+    def shown(self, context: DeployContext) -> Answer | None:
         return show(context, f"{self.of}S", self.name, self.owner)
 
     def definition(self, context: DeployContext) -> str:

@@ -112,14 +112,6 @@ class _UsedByTables(SqlObject):
     column: ClassVar[str]
     """Of ``SHOW ICEBERG TABLES``: the one that names what a table uses."""
 
-    def properties(self, context: DeployContext) -> Answer | None:
-        """Return what DESC says of the object; None: there is none."""
-        rows = self.described(context)
-        if rows is None:
-            return None
-        properties = {row["property"]: row["property_value"] for row in rows}
-        return Answer(properties, f"Snowflake (DESC {self.of} {self.name})")
-
     def _tables(self, context: DeployContext) -> list[tuple[str, str, str]]:
         database = quote(Names.of(context.config).database)
         rows = find(context, f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
@@ -159,10 +151,10 @@ class Volume(_UsedByTables):
     replaced_for = frozenset({"base_url", "role", "external_id"})
 
     def find(self, context: DeployContext) -> Live | None:
-        properties = self.properties(context)
+        properties = self.described(context)
         if properties is None:
             return None
-        location = parsed(properties.get("STORAGE_LOCATION_1"), f"DESC {self.title}")
+        location = parsed(properties["STORAGE_LOCATION_1"], f"DESC {self.title}")
         external_id = location["STORAGE_AWS_EXTERNAL_ID"]
         fields = {
             "base_url": location["STORAGE_BASE_URL"],
@@ -211,11 +203,15 @@ class _CatalogIntegration(_UsedByTables):
         raise NotImplementedError
 
     def find(self, context: DeployContext) -> Live | None:
-        properties = self.properties(context)
+        properties = self.described(context)
         if properties is None:
             return None
         config, login = (
-            Answer(parts(properties.get(name) or ""), f"Snowflake ({name} of {self.name})")
+            Answer(
+                parts(properties.get(name) or ""),
+                f"Snowflake ({name} of {self.name})",
+                is_certain=True,
+            )
             for name in ("REST_CONFIG", "REST_AUTHENTICATION")
         )
         fields, facts = self.read(properties, config, login)
@@ -418,10 +414,10 @@ class LinkedDatabase(SqlObject):
         if self.shown(context) is None:
             return None
         answer = _answer(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
-        namespaces = answer.get("allowed_namespaces") or []
+        namespaces = answer["allowed_namespaces"] or []  # null: all
         fields = {
             "namespaces": [str(one).strip("'") for one in namespaces],
-            "write_operations": str(answer.get("allowed_write_operations", "NONE")),
+            "write_operations": str(answer["allowed_write_operations"]),
             "sync_interval_seconds": int(answer["sync_interval_seconds"]),
             "suspended": str(answer["is_suspended"]).lower(),
         }
@@ -502,7 +498,8 @@ class ReadingRole(iam.Role):
         answer: dict[str, Any] = {}
 
         def verified() -> bool:
-            answer.update(_answer(context, "VERIFY_EXTERNAL_VOLUME", volume))
+            nonlocal answer
+            answer = _answer(context, "VERIFY_EXTERNAL_VOLUME", volume)
             return str(answer["success"]).lower() == "true"
 
         try:

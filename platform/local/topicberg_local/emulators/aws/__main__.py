@@ -9,6 +9,8 @@ moto lacks:
   that a kill -9 loses nothing that was reported to a client;
 * requests are signed by a known key: the stack's own (``AWS_ACCESS_KEY_ID`` and
   ``AWS_SECRET_ACCESS_KEY``), one made through IAM's CreateAccessKey, or one of STS;
+* Lake Formation is before Glue, if the data lake settings say so
+  (:mod:`topicberg_local.emulators.aws.lake_formation`);
 * Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
 * Secrets Manager's GetSecretValue follows ``AWSCURRENT`` when UpdateSecretVersionStage moves it.
 
@@ -37,7 +39,8 @@ from topicberg.security.guard import Guard
 from topicberg.security.wsgi import guarded
 from topicberg_local.emulators import process
 from topicberg_local.emulators.aws import athena, emr_serverless
-from topicberg_local.emulators.aws.auth import authenticate, speaks_json
+from topicberg_local.emulators.aws.auth import authenticate, principal_of, speaks_json
+from topicberg_local.emulators.aws.lake_formation import LISTS, LakeFormation
 from topicberg_local.emulators.aws.own import ATHENA, EMR
 from topicberg_local.emulators.aws.refusal import Refusal
 from topicberg_local.emulators.aws.state import SERVICES, State, backends
@@ -101,7 +104,17 @@ class Application:
                     keep = _guard_update_table(body, region)
                 elif action == "UpdateSecretVersionStage":
                     keep = _follow_current(body, region)
+                lake = LakeFormation(os.environ["MOTO_ACCOUNT_ID"], region)
+                is_governed = service == "glue" and lake.is_on
+                if is_governed:
+                    principal = principal_of(environ)
+                    lake.check(action, body, principal)
                 answer = self._forward(environ, body, service, region)
+                if is_governed and answer.ok:
+                    lake.remember_creator(action, body, principal)
+                    if action in LISTS:
+                        found = lake.visible(action, body, json.loads(answer.body), principal)
+                        answer = _json(found)
             except Refusal as refusal:
                 return _refused(environ, refusal)
             if keep is not None and answer.ok:

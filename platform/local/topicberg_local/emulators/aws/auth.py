@@ -44,7 +44,14 @@ def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
             "MissingAuthenticationTokenException" if as_json else "MissingAuthenticationToken",
             "The request must contain a valid AWS Signature Version 4 in its Authorization header.",
         )
-    secret = _secret(parts["key"], environ.get("HTTP_X_AMZ_SECURITY_TOKEN", ""))
+    token = environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
+    if _is_expired(parts["key"], token):
+        raise Refusal(
+            HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
+            "ExpiredTokenException" if as_json else "ExpiredToken",
+            "The security token included in the request is expired",
+        )
+    secret = _secret(parts["key"], token)
     if secret is None:
         raise Refusal(
             HTTPStatus.BAD_REQUEST if as_json else HTTPStatus.FORBIDDEN,
@@ -61,25 +68,56 @@ def authenticate(environ: dict[str, Any], body: bytes) -> Scope:
     return Scope(parts["service"].lower(), parts["region"])
 
 
+def principal_of(environ: dict[str, Any]) -> str:
+    """Return the ARN of who signed a request: the role of a session, a user, else the account."""
+    parts = AUTHORIZATION.match(environ.get("HTTP_AUTHORIZATION", ""))
+    key = parts["key"] if parts else ""
+    role = _session(key)
+    if role is not None:
+        return str(role.role_arn)
+    for account, _, iam in backends("iam").iter_backends():
+        found = iam.access_keys.get(key)
+        if found is not None:
+            return f"arn:aws:iam::{account}:user/{found.user_name}"
+    return f"arn:aws:iam::{os.environ['MOTO_ACCOUNT_ID']}:root"
+
+
 def speaks_json(environ: dict[str, Any]) -> bool:
     """Whether a request is of one of AWS's JSON protocols: by its target, or REST."""
     rest = environ["PATH_INFO"].startswith(("/applications", "/tags/"))
     return "HTTP_X_AMZ_TARGET" in environ or rest
 
 
+def _session(key: str) -> Any:
+    """Return moto's session of a role that has this access key; None: there is none."""
+    for _, _, sts in backends("sts").iter_backends():
+        role = sts.get_assumed_role_from_access_key(key)
+        if role is not None:
+            return role
+    return None
+
+
+def _is_expired(key: str, token: str) -> bool:
+    """Return whether the key and the token are those of a role's session that has ended.
+
+    https://docs.aws.amazon.com/STS/latest/APIReference/CommonErrors.html
+    """
+    role = _session(key)
+    if role is None or role.session_token != token:
+        return False
+    return bool(datetime.now(UTC).replace(tzinfo=None) >= role.expiration)
+
+
 def _secret(key: str, token: str) -> str | None:
-    """The secret of an access key, or None when the key does not exist, is inactive or expired.
+    """The secret of an access key, or None when the key does not exist or is inactive.
 
     :param token: the session token of a role's key
     """
     if key == os.environ["AWS_ACCESS_KEY_ID"]:
         return os.environ["AWS_SECRET_ACCESS_KEY"]
-    for _, _, sts in backends("sts").iter_backends():
-        role = sts.get_assumed_role_from_access_key(key)
-        if role is not None:  # IAM has its key too, without an end
-            now = datetime.now(UTC).replace(tzinfo=None)
-            valid = role.session_token == token and now < role.expiration
-            return str(role.secret_access_key) if valid else None
+    role = _session(key)
+    if role is not None:  # IAM has its key too, without an end
+        return str(role.secret_access_key) if role.session_token == token else None
     for _, _, iam in backends("iam").iter_backends():
         found = iam.access_keys.get(key)
         if found is not None:

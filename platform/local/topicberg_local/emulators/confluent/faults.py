@@ -16,12 +16,13 @@ class Fault(BaseModel):
 
     ``429`` comes with ``Retry-After``; ``unsynced``: the key is unknown as yet; ``slow`` answers
     after ``seconds``; ``timeout`` answers nothing for ``seconds``, then 504; ``lost``: the
-    request is carried out, and its answer is a 500.
+    request is carried out, and its answer is a 500; ``reworded``: a refusal by 400 or 422 has other
+    words, since no vendor documents its words.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["429", "500", "503", "unsynced", "slow", "timeout", "lost"]
+    kind: Literal["429", "500", "503", "unsynced", "slow", "timeout", "lost", "reworded"]
     method: Literal["*", "GET", "POST", "PUT", "PATCH", "DELETE"] = "*"
     path: Pattern[str] = Field(default="", validate_default=True, description="searched in paths")
     times: int | None = Field(default=None, ge=1, description="the next so many requests")

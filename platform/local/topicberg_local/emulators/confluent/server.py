@@ -71,6 +71,7 @@ RATE_LIMIT = 2000
 """Requests of one key in :data:`RATE_SECONDS`; one more is answered with 429."""
 RATE_SECONDS = 60
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+_REWORDED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
 class Rate:
@@ -147,6 +148,8 @@ class Server:
                 self._answer, operation, parameters, request, content, fault
             )
         except Refusal as refusal:
+            if fault is not None and fault.kind == "reworded" and refusal.status in _REWORDED:
+                refusal.detail = f"Error {uuid.uuid4().hex}"
             return _refused(refusal, operation.shape, method)
         except TopicbergError as error:  # a service of the stack does not answer
             unavailable = Refusal(HTTPStatus.SERVICE_UNAVAILABLE, error.message, number=50302)

@@ -60,10 +60,15 @@ class Account:
     :param folder: holds all state
     :param sigv4_properties: how DESC CATALOG INTEGRATION begins the names of ``…_AWS_IAM_USER_ARN``
         and ``…_AWS_EXTERNAL_ID`` of a REST catalog with SIGV4. Snowflake's documents have both.
+    :param documented_names: DESCRIBE names properties and columns as Snowflake's documents do,
+        instead of as accounts have been seen to do
     """
 
-    def __init__(self, folder: Path, sigv4_properties: str = "GLUE") -> None:
+    def __init__(
+        self, folder: Path, sigv4_properties: str = "GLUE", *, documented_names: bool = False
+    ) -> None:
         self.sigv4_properties = sigv4_properties
+        self.documented_names = documented_names
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.metadata_folder = folder / "metadata"
         self.metadata_folder.mkdir(exist_ok=True)

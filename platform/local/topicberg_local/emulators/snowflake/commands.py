@@ -122,7 +122,30 @@ def run(account: Account, context: Context, statement: Statement) -> Rows:
         name = resolve(statement.name, context, f"{statement.verb} {TABLE}")
         statement.name = account.canonical(name)
     privileges.check(account, context, statement)
-    return COMMANDS[statement.verb, statement.kind](account, context, statement)
+    rows = COMMANDS[statement.verb, statement.kind](account, context, statement)
+    if account.documented_names and statement.verb == "DESCRIBE":
+        return _as_documented(rows)
+    return rows
+
+
+def _as_documented(rows: Rows) -> Rows:
+    """Return the rows of a DESCRIBE with the names of Snowflake's documents.
+
+    Properties of volumes and integrations are in lower case there, and a user's values are in
+    ``property_value``.
+    https://docs.snowflake.com/en/sql-reference/sql/desc-user,
+    https://docs.snowflake.com/en/sql-reference/sql/desc-external-volume and
+    https://docs.snowflake.com/en/sql-reference/sql/desc-catalog-integration
+    """
+    names = [column["name"] for column in rows.columns]
+    if "property" not in names:
+        return rows
+    if "value" in names:
+        renamed = {"value": "property_value", "default": "property_default"}
+        return Rows.of([renamed.get(name, name) for name in names], rows.rows)
+    at = names.index("property")
+    lowered = [[*row[:at], str(row[at]).lower(), *row[at + 1 :]] for row in rows.rows]
+    return Rows.of(names, lowered)
 
 
 def call_system_function(account: Account, context: Context, sql: str) -> tuple[str, str] | None:

@@ -143,7 +143,7 @@ def alter_account(account: Account, _context: Context, statement: Statement) -> 
 
 
 def parse_show_parameters(stream: Stream) -> Statement | None:
-    """``SHOW PARAMETERS LIKE 'network_policy' {IN | FOR} USER name``; no other parameter."""
+    """``SHOW PARAMETERS LIKE 'network_policy' {IN | FOR} {ACCOUNT | USER name}``; no other one."""
     if not stream.take("SHOW", "PARAMETERS"):
         return None
     statement = Statement("SHOW", "PARAMETER")
@@ -151,16 +151,18 @@ def parse_show_parameters(stream: Stream) -> Statement | None:
         raise unsupported("SHOW PARAMETERS of other parameters than network_policy")
     if not stream.take("IN"):
         stream.expect("FOR")
-    if not stream.take("USER"):
+    if stream.take("USER"):
+        statement.name = stream.name()
+    elif not stream.take("ACCOUNT"):
         raise unsupported(f"SHOW PARAMETERS IN {stream.peek().text}")
-    statement.name = stream.name()
     stream.end()
     return statement
 
 
 def show_parameter(account: Account, _context: Context, statement: Statement) -> Rows:
     """A user has the account's policy if it has none of its own; the level says whose it is."""
-    value = account.require(USER, statement.name).properties.get(PARAMETER)
+    user = account.require(USER, statement.name) if statement.name else None
+    value = user.properties.get(PARAMETER) if user else None
     inherited = account.require(ACCOUNT, ()).properties.get(PARAMETER)
     level = "USER" if value else "ACCOUNT" if inherited else ""
     about = "Network policy assigned for the given target."

@@ -1,0 +1,262 @@
+"""What the users of ``topicberg deploy`` need in AWS, as policy documents: one for each purpose.
+
+Names that contain the account's number or the cluster's id are patterns, since a policy is written
+before the first deployment. Source: AWS's Service Authorization Reference, for the operations that
+the resources of this package call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from topicberg.deploy.aws.glue import pipelines
+from topicberg.deploy.aws.iam import Document, allow, document
+from topicberg.naming import Names
+from topicberg.settings import Settings, derived_from
+from topicberg.topics import TopicSpec
+
+Purpose = Literal["plan", "deploy", "rotate"]
+"""Of a user: to plan, to create and delete, to rotate keys."""
+CLUSTER_IDS = "lkc-*"
+"""The Glue database of the topics' tables is named by the cluster's id."""
+_SERVICE_LINKED = "ops.emr-serverless.amazonaws.com"
+_BUCKET_SETTINGS = (
+    *("EncryptionConfiguration", "BucketPublicAccessBlock", "BucketPolicy", "BucketVersioning"),
+    *("LifecycleConfiguration", "BucketTagging"),
+)
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """Where a deployment is, as far as that is known before it exists.
+
+    :param secrets: the vendors' logins of who runs ``topicberg deploy``, in Secrets Manager
+    """
+
+    config: Settings
+    account: str
+    specs: tuple[TopicSpec, ...]
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> Names:
+        return Names(self.config.prefix)
+
+    def arn(self, service: str, resource: str) -> str:
+        return f"arn:aws:{service}:{self.config.aws_region}:{self.account}:{resource}"
+
+    def iam(self, kind: str, *names: str) -> list[str]:
+        begin = f"arn:aws:iam::{self.account}:{kind}{self.config.iam_path}"
+        return [f"{begin}{name}" for name in names]
+
+    @property
+    def buckets(self) -> list[str]:
+        config, given = self.config, self.config.model_fields_set
+        topics = config.bucket if "bucket" in given else f"{config.bucket}-{self.account}"
+        derived = config.derived_bucket if "derived_bucket" in given else derived_from(topics)
+        found = [topics, derived, f"{topics[:55]}-compute"]
+        return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(found)]
+
+    def secret_arns(self, *names: str) -> list[str]:
+        """Return patterns of secrets: AWS appends six characters to a name."""
+        return [self.arn("secretsmanager", f"secret:{name}-??????") for name in names]
+
+    @property
+    def own_secrets(self) -> list[str]:
+        paths = (self.names.confluent_secret("*"), self.names.snowflake_secret)
+        return self.secret_arns(*paths)
+
+    @property
+    def lock(self) -> str:
+        return self.arn("ssm", f"parameter{self.names.lock}")
+
+    @property
+    def glue(self) -> list[str]:
+        topics = self.config.tableflow_namespace or CLUSTER_IDS
+        databases = (topics, *map(self.names.namespace, pipelines(self.specs)))
+        found = [self.arn("glue", "catalog")]
+        for name in databases:
+            found += [self.arn("glue", f"database/{name}"), self.arn("glue", f"table/{name}/*")]
+        return found
+
+
+def policy(purpose: Purpose, of: Deployed) -> Document:
+    """Return what the user of a purpose may do, and nothing else."""
+    if purpose == "rotate":
+        return document(*_rotating(of))
+    reading = _reading(of)
+    return document(*reading, *(_changing(of) if purpose == "deploy" else ()))
+
+
+def _login(of: Deployed) -> list[Document]:
+    """Return the statement about the logins to Confluent and Snowflake."""
+    arns = of.secret_arns(*of.secrets)
+    return [allow(["secretsmanager:GetSecretValue"], arns)] if arns else []
+
+
+def _reading(of: Deployed) -> list[Document]:
+    names = of.names
+    parameters = of.arn("ssm", f"parameter{names.confluent_secret('*')}")
+    return [
+        *_login(of),
+        allow(
+            [
+                *("s3:ListBucket", "s3:GetBucketLocation"),
+                *(f"s3:Get{setting}" for setting in _BUCKET_SETTINGS),
+            ],
+            of.buckets,
+        ),
+        allow(
+            [
+                *("iam:GetRole", "iam:ListAttachedRolePolicies", "iam:ListRolePolicies"),
+                *("iam:GetPolicy", "iam:GetPolicyVersion"),
+            ],
+            [*_roles(of), *_policies(of)],
+        ),
+        allow([f"glue:Get{one}" for one in ("Database", "Databases", "Table", "Tables")], of.glue),
+        allow(["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"], of.own_secrets),
+        allow(["ssm:GetParametersByPath"], parameters),
+        allow(["emr-serverless:ListApplications"], of.arn("emr-serverless", "/*")),
+        allow(
+            ["emr-serverless:GetApplication", "emr-serverless:ListJobRuns"],
+            of.arn("emr-serverless", "/applications/*"),
+        ),
+        allow(["athena:GetWorkGroup", "athena:ListTagsForResource"], _workgroup(of)),
+        allow(
+            [
+                *("lakeformation:GetDataLakeSettings", "lakeformation:ListPermissions"),
+                "lakeformation:ListResources",
+            ],
+            "*",
+        ),
+    ]
+
+
+def _changing(of: Deployed) -> list[Document]:
+    names = of.names
+    objects = [f"{bucket}/*" for bucket in of.buckets]
+    applications = of.arn("emr-serverless", "/applications/*")
+    roles = of.iam("role", names.emr_role)
+    passed = {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
+    linked = {"StringLike": {"iam:AWSServiceName": _SERVICE_LINKED}}
+    return [
+        *_locking(of),
+        allow(
+            [
+                *("s3:CreateBucket", "s3:DeleteBucket", "s3:ListBucketVersions"),
+                *("s3:ListBucketMultipartUploads",),
+                *(f"s3:Put{setting}" for setting in _BUCKET_SETTINGS),
+            ],
+            of.buckets,
+        ),
+        allow(
+            [
+                *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:DeleteObjectVersion"),
+                "s3:AbortMultipartUpload",
+            ],
+            objects,
+        ),
+        allow(
+            [
+                *("iam:CreateRole", "iam:DeleteRole", "iam:UpdateAssumeRolePolicy", "iam:TagRole"),
+                *("iam:AttachRolePolicy", "iam:DetachRolePolicy", "iam:DeleteRolePolicy"),
+                *("iam:PutRolePermissionsBoundary", "iam:DeleteRolePermissionsBoundary"),
+            ],
+            _roles(of),
+        ),
+        allow(
+            [
+                *("iam:CreatePolicy", "iam:DeletePolicy", "iam:TagPolicy"),
+                *("iam:CreatePolicyVersion", "iam:DeletePolicyVersion"),
+                *("iam:ListPolicyVersions", "iam:ListEntitiesForPolicy"),
+            ],
+            _policies(of),
+        ),
+        {**allow(["iam:PassRole"], roles), "Condition": passed},
+        {**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked},
+        allow(
+            [
+                *("glue:CreateDatabase", "glue:DeleteDatabase", "glue:BatchDeleteTable"),
+                "glue:TagResource",
+            ],
+            of.glue,
+        ),
+        allow(
+            _secret_changes("CreateSecret", "RestoreSecret", "DeleteSecret", "TagResource"),
+            of.own_secrets,
+        ),
+        allow(
+            ["ssm:PutParameter", "ssm:DeleteParameters", "ssm:AddTagsToResource"],
+            of.arn("ssm", f"parameter{names.confluent_secret('*')}"),
+        ),
+        allow(
+            ["emr-serverless:CreateApplication", "emr-serverless:TagResource"],
+            of.arn("emr-serverless", "/*"),
+        ),
+        allow(
+            [
+                *(f"emr-serverless:{verb}Application" for verb in ("Update", "Delete", "Stop")),
+                *("emr-serverless:StartApplication", "emr-serverless:StartJobRun"),
+                *("emr-serverless:GetJobRun", "emr-serverless:CancelJobRun"),
+            ],
+            applications,
+        ),
+        allow(
+            [
+                *("athena:CreateWorkGroup", "athena:UpdateWorkGroup", "athena:DeleteWorkGroup"),
+                "athena:TagResource",
+            ],
+            _workgroup(of),
+        ),
+        *_with_key(of),
+    ]
+
+
+def _with_key(of: Deployed) -> list[Document]:
+    """Return what uploading code needs of the buckets' key, if they have one."""
+    key = of.config.bucket_kms_key_arn
+    if key is None:
+        return []
+    by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{of.config.aws_region}.amazonaws.com"}}
+    return [{**allow(["kms:Decrypt", "kms:GenerateDataKey"], key), "Condition": by_s3}]
+
+
+def _rotating(of: Deployed) -> list[Document]:
+    """Only secrets: keys are the vendors', and everything else is only found by its name there."""
+    reads = ("secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue")
+    return [
+        *_login(of),
+        *_locking(of),
+        allow([*reads, *_secret_changes()], of.own_secrets),
+    ]
+
+
+def _locking(of: Deployed) -> list[Document]:
+    return [allow(["ssm:PutParameter", "ssm:GetParameterHistory"], of.lock)]
+
+
+def _secret_changes(*more: str) -> Iterable[str]:
+    changes = ("PutSecretValue", "UpdateSecretVersionStage", *more)
+    return [f"secretsmanager:{change}" for change in changes]
+
+
+def _roles(of: Deployed) -> list[str]:
+    """Return the roles, also those of another administrator, which are only read."""
+    config, names = of.config, of.names
+    given = (config.tableflow_role_arn, config.snowflake_role_arn, config.emr_role_arn)
+    own = (names.tableflow_role, names.snowflake_role, names.emr_role)
+    roles = of.iam("role", *own)
+    return [arn or role for arn, role in zip(given, roles, strict=True)]
+
+
+def _policies(of: Deployed) -> list[str]:
+    """Return the policies; a long one is split into several, with a number at the end."""
+    names = of.names
+    own = (names.tableflow_policy, names.snowflake_policy, names.emr_policy)
+    return of.iam("policy", *own, *(f"{name}_*" for name in own))
+
+
+def _workgroup(of: Deployed) -> str:
+    return of.arn("athena", f"workgroup/{of.names.athena_workgroup}")

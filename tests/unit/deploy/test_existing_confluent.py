@@ -1,0 +1,129 @@
+"""An environment and a Kafka cluster that exist: used, checked early, and never changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from stackless import NO_DELAYS, Stackless
+from test_confluent_requests import quiet, served
+
+from topicberg.deploy import engine, preflight
+from topicberg.deploy.confluent.organization import Cluster, check_given
+from topicberg.deploy.context import CLUSTER, ENVIRONMENT, DeployContext
+from topicberg.deploy.costs import costs
+from topicberg.deploy.platform import resources
+from topicberg.deploy.resource import Resource
+from topicberg.deploy.settings import DeploySettings, load
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
+from topicberg.topics import load_topics
+
+KEY = {"confluent_api_key": "LOCALKEY", "confluent_api_secret": SecretStr("local-secret")}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Stackless]:
+    with served(tmp_path) as stackless:
+        stackless.account.delays = NO_DELAYS
+        yield stackless
+
+
+def opened(server: Stackless, **changes: Any) -> tuple[DeployContext, list[Resource]]:
+    """A deployment, and its graph as far as it does not need Snowflake."""
+    given = {"deployment": "cloud", "prefix": "demo", "compute": "none", **changes}
+    config = Settings.model_validate(given)
+    deploy = DeploySettings.model_validate({**KEY, "confluent_url": server.account.url})
+    specs = [one for one in load_topics() if one.name == "stock_trades"]
+    context = DeployContext(config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.01)))
+    return context, [one for one in resources(config, specs) if "snowflake" not in one.key]
+
+
+def theirs(server: Stackless, kind: str, **changes: Any) -> dict[str, str]:
+    """Make an environment and a cluster as another team has them; return the settings."""
+    cloud = opened(server)[0].cloud
+    environment = cloud.create("/org/v2/environments", {"display_name": "platform-team"})["id"]
+    config = {"kind": kind, **({"cku": 2} if kind == "Dedicated" else {})}
+    spec = {
+        "display_name": "shared",
+        "availability": "HIGH",
+        "cloud": "AWS",
+        "region": "us-east-1",
+        "config": config,
+        "environment": {"id": environment},
+        **changes,
+    }
+    cluster = cloud.create("/cmk/v2/clusters", {"spec": spec})["id"]
+    return {"existing_environment": environment, "existing_cluster": cluster}
+
+
+@pytest.mark.parametrize("kind", ["Basic", "Enterprise", "Dedicated", "Freight"])
+def test_cluster_of_any_type_is_used_and_survives_delete(server: Stackless, kind: str) -> None:
+    given = theirs(server, kind)
+    context, graph = opened(server, **given)
+    check_given(context)
+    engine.create(graph, context, quiet)
+    assert (context.environment, context.cluster) == tuple(given.values())
+    again, graph = opened(server, **given)
+    assert {step.action for step in engine.plan(graph, again)} == {"keep"}
+    server.asked.clear()
+    context, graph = opened(server, **given)
+    context.purge_secrets = True
+    found = engine.existing(graph, context, quiet)
+    assert not {ENVIRONMENT, CLUSTER} & {resource.key for resource, _ in found}
+    assert engine.delete(found, context, quiet) == {}
+    preflight.check_confluent(context, "plan")
+    ids = set(given.values())
+    changed = [one for one in server.asked if one.method != "GET"]
+    assert changed
+    assert not [one for one in changed if one.path.rpartition("/")[2] in ids]
+    for kind_ in ("environment", "cluster"):
+        assert len(server.account.store.all(kind_)) == 1
+
+
+def test_missing_environment_or_cluster_is_reported_before_anything_changes(
+    server: Stackless,
+) -> None:
+    given = theirs(server, "Basic")
+    for name, other in {"existing_environment": "env-none", "existing_cluster": "lkc-none"}.items():
+        context, _ = opened(server, **given | {name: other})
+        with pytest.raises(TopicbergError, match=f"TOPICBERG_{name.upper()}: .*{other}"):
+            preflight.check_confluent(context, "create")
+        preflight.check_confluent(context, None)  # the rest can be deleted without it
+
+
+def test_cluster_elsewhere_is_refused_with_its_place(server: Stackless) -> None:
+    given = theirs(server, "Dedicated", cloud="GCP", region="europe-west1")
+    context, _ = opened(server, **given)
+    with pytest.raises(TopicbergError, match="is in GCP europe-west1, expected AWS us-east-1"):
+        check_given(context)
+
+
+def test_cluster_that_is_being_made_is_refused(server: Stackless) -> None:
+    given = theirs(server, "Standard")
+    server.account.delays = NO_DELAYS.model_copy(update={"cluster": 60.0})
+    context, _ = opened(server, **given)
+    with pytest.raises(TopicbergError, match="is PROVISIONING, expected PROVISIONED"):
+        check_given(context)
+
+
+def test_contradicting_settings_are_reported_at_once() -> None:
+    config = Settings.model_validate(
+        {"deployment": "cloud", "existing_cluster": "lkc-1", "cluster_type": "Standard"}
+    )
+    with pytest.raises(TopicbergError) as caught:
+        load(KEY, config)
+    for name in ("EXISTING_ENVIRONMENT: missing", "CLUSTER_TYPE: leave it out"):
+        assert f"TOPICBERG_{name}" in caught.value.message
+
+
+def test_cluster_that_is_paid_anyway_costs_nothing() -> None:
+    config = Settings.model_validate(
+        {"deployment": "cloud", "existing_environment": "env-1", "existing_cluster": "lkc-1"}
+    )
+    found = costs(resources(config, []), config, {})
+    assert not [one for one in found if isinstance(one.resource, Cluster)]
