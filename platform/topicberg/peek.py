@@ -118,7 +118,7 @@ class _Decoder:
         if self._framing is not None:
             begin = kafka.beginning_offsets(endpoints, topic)
             self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
-        layout = read_layout(self._spec, self._subjects)
+        layout = read_layout(self._spec, self._subjects, config)
         self._halves = {"key": layout.key, "value": layout.value}
         fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
         if (held := _columns(self._spec, endpoints, config)) is not None:
@@ -166,10 +166,13 @@ class _Decoder:
         """Return the key or the value, why it is malformed, and the id of its schema."""
         if raw is None:
             return None, None, None
-        if half.subject is None and self._schema_of(name).format in ("none", "string"):
+        if half.subject is None and not self._schema_of(name).has_schema:
             return _bytes(raw), None, None
         own = raw if self._framing is None or header is not None else self._wire(half, raw)
-        record = framed(name, own, header)
+        if half.subject is None:
+            record = framed(name, own, header)
+        else:
+            record = half.record_framing().framed(own, header)
         schema = None if isinstance(record, str) else record.schema
         if schema is not None and (half.subject is None or schema not in half.subject.schemas):
             self._foreign[name].look_up([schema])

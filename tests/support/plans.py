@@ -27,9 +27,11 @@ def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, Upsert
     decoded = message_decoders(spec, layout, table, {KEY: none, VALUE: none}, key)
     names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key")}
     raw = frozenset({KEY} if holds_raw_key(layout, fields) else ())
+    raw |= {VALUE} if layout.value.subject is None else set()
+    text = raw & {half.column for half in (layout.key, layout.value) if half.is_text}
     upserts = None if key is None else table.metadata.table_uuid
     target = Target.of(table)
-    return Plan(spec.name, target, {}, {}, decoded, raw, names, "SKIP", upserts, key), key
+    return Plan(spec.name, target, {}, {}, decoded, raw, text, names, "SKIP", upserts, key), key
 
 
 def rows_of(

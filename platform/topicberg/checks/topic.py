@@ -41,7 +41,7 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
     """Return the checks of a topic's own table, apart from those that every table has."""
     yield engine_check(spec)
     yield skipped_check(spec)
-    if spec.value_schema.file or spec.key.file:
+    if any(one.file and one.is_registered for one in (spec.value_schema, spec.key)):
         yield schema_check(spec)
     if spec.is_compacted:
         yield deletes_check(spec)

@@ -100,10 +100,13 @@ def chunks(
     A record that does not become a row is added to ``rejections``.
     """
     import numpy as np
+    import pyarrow as pa
 
     messages = {KEY: _payloads(records, KEY), VALUE: _payloads(records, VALUE)}
     wrong_headers = _with_wrong_header(records)
     unreadable = _unreadable(plan, records, wrong_headers)
+    for column in sorted(plan.text):
+        unreadable = _not_text(column, messages[column]) | unreadable
     other_keys = _other_keys(records) if plan.is_folded else {}
     usual = dict(messages)
     for column, inline in plan.inline.items():
@@ -145,7 +148,8 @@ def chunks(
         for column, (data, offsets, present) in messages.items():  # the value's win
             if column in plan.raw:
                 raw = _binary(data, offsets[first : to + 1], present[first:to])
-                columns[column] = _chosen(raw, is_row)
+                raw = _chosen(raw, is_row)
+                columns[column] = raw.cast(pa.string()) if column in plan.text else raw
             if column not in found:
                 continue
             of_message = _of_rows(*found[column], first, is_row)
@@ -253,6 +257,7 @@ def _changes(
     :param reasons: why records are malformed; those that are no changes are added
     """
     import numpy as np
+    import pyarrow as pa
 
     to = first + len(is_row)
     at = first + np.flatnonzero(is_row)
@@ -272,7 +277,8 @@ def _changes(
     columns = {name: _chosen(column, stays) for name, column in read.columns.items()}
     if KEY in plan.raw:
         raw = _binary(records.keys, records.key_offsets[first : to + 1], records.has_key[first:to])
-        columns[KEY] = _chosen(raw, is_row)
+        raw = _chosen(raw, is_row)
+        columns[KEY] = raw.cast(pa.string()) if KEY in plan.text else raw
     columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
     at = at[stays]
     if not changes.is_folded:
@@ -407,6 +413,26 @@ def _unreadable(
     return reasons
 
 
+def _not_text(column: str, raw: Payloads) -> dict[int, MalformedError]:
+    """Return why keys or values are not text."""
+    import numpy as np
+    import pyarrow as pa
+
+    try:
+        _binary(*raw).cast(pa.string())
+    except pa.ArrowInvalid:
+        reason = f"the {column} is not text in UTF-8"
+    else:
+        return {}
+    found = dict[int, MalformedError]()
+    for record in np.flatnonzero(raw.present):
+        try:
+            raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes().decode()
+        except UnicodeDecodeError:
+            found[int(record)] = MalformedError(reason)
+    return found
+
+
 def _with_wrong_header(records: Records) -> list[int]:
     """Return the records with a header whose name is not UTF-8."""
     import numpy as np
@@ -458,9 +484,8 @@ def _framed(decoder: MessageDecoder, records: Records, raw: Payloads) -> Payload
     from topicberg.formats.columnar.framing import in_wire_format
 
     data, offsets, present = raw
-    if records.header_ends[records.count]:
-        headers = records.header_arrays()
-        data, offsets = in_wire_format(decoder.headers, headers, data, offsets, present)
+    headers = records.header_arrays() if records.header_ends[records.count] else None
+    data, offsets = in_wire_format(decoder.framing, headers, data, offsets, present)
     return Payloads(data, offsets, present)
 
 
@@ -497,7 +522,7 @@ def _schema_ids(
     if records.header_ends[records.count]:
         for at in np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
             header = header_of(decoder.column, records.raw_headers(first + int(at)) or ())
-            prefix = None if header is None else decoder.headers.prefix(header)
+            prefix = None if header is None else decoder.framing.prefix(header)
             if prefix is not None:
                 ids[at] = int.from_bytes(prefix[1:WIRE_BYTES], "big")
     return ids
@@ -580,7 +605,7 @@ def decode_raw(
 
     def reference(number: int) -> Mapping[str, Any]:
         try:
-            return decoder.decode(raw[number].as_py(), None)
+            return decoder.decode_wire(raw[number].as_py())
         except NotCoveredError as error:
             raise MalformedError(str(error)) from None
 

@@ -206,7 +206,7 @@ class Ingestor:
         self._subjects = SubjectReader(registry)
         self._framing = framing(spec, endpoints, registry)
         self._sessions = sessions or Sessions(endpoints, config)
-        self._fitted: tuple[int | None, int | None] | None = None  # see Layout.fitted
+        self._fitted: tuple[object, object] | None = None  # see Layout.fitted
         self._foreign = foreign_schemas(spec, self._subjects)
         self._spark: SparkSession | None = None
         self._abandoned = abandoned or Event()
@@ -267,7 +267,7 @@ class Ingestor:
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
         with failures.explained(f"topic {self.spec.name}"):
-            return self._table(read_layout(self.spec, self._subjects))
+            return self._table(read_layout(self.spec, self._subjects, self.config))
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
@@ -340,7 +340,7 @@ class Ingestor:
         self._log_end = latest
         if self._framing is not None:
             self._framing.learn_from(beginning, latest)
-        layout = read_layout(self.spec, self._subjects)
+        layout = read_layout(self.spec, self._subjects, self.config)
         table = self._table(layout)
         head = table.current_snapshot()
         held = commit.committed(table, head)

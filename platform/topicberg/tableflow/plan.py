@@ -79,6 +79,8 @@ class Plan:
     """For ``key`` and ``value``; absent: it is not decoded."""
     raw: frozenset[str]
     """Of ``key`` and ``value``, those that are columns as they are."""
+    text: frozenset[str]
+    """Those of ``raw`` that are text in UTF-8."""
     columns: Mapping[str, str]
     """The names of metadata columns."""
     error_mode: ErrorMode
@@ -147,11 +149,12 @@ class Planner:
         raw = {VALUE} if layout.value.subject is None else set[str]()
         if holds_raw_key(layout, table.schema().fields):
             raw.add(KEY)
+        texts = {half.column for half in (layout.key, layout.value) if half.is_text}
         consumer = kafka | CONSUMER
         own = self._spec.name, target, files, consumer, found
         inline = {} if framing is None else framing.inline_schemas(layout)
         of_rows_too = upserts, of_rows, self._changes, inline
-        return Plan(*own, frozenset(raw), names, mode, *of_rows_too)
+        return Plan(*own, frozenset(raw), frozenset(raw & texts), names, mode, *of_rows_too)
 
 
 METADATA = (
@@ -214,7 +217,7 @@ def message_decoder(writers: Writers) -> MessageDecoder:
     }
     programs = _programs(pairings, fields, latest.schema_type)
     decoded = fields, programs, pairings, writers.columns
-    return MessageDecoder(half.column, *decoded, writers.refused, half.headers())
+    return MessageDecoder(half.column, *decoded, writers.refused, half.record_framing())
 
 
 def _programs(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
 """Properties of a table: the formats in the spec when it was created."""
+KEYS_NAME_SCHEMAS = "topicberg.keys-name-schemas"
+"""Property of an upsert table: ``false`` if its keys have a schema and do not name it."""
 _THREADS = 8
 
 
@@ -65,12 +67,26 @@ def check_table(table: Table, spec: TopicSpec) -> None:
             f"{spec.write_mode}",
             hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
+    if (held := table.properties.get(KEYS_NAME_SCHEMAS, "true")) != names_schemas(spec):
+        before, now = ("none", spec.key.framing) if held == "false" else ("confluent", "none")
+        raise TableflowError(
+            f"topic {spec.name}: the keys of its table have key.framing {before}, the spec says "
+            f"{now}",
+            hint=f"set `key.framing: {before}`; or {start_again(spec.name)}: the rows of keys that "
+            "were read otherwise would not be found",
+        )
     if spec.metadata_column(PARTITION) not in table.schema().column_names:
         raise TableflowError(
             f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
             "spec has another tableflow.metadata_column_naming_scheme than the table",
             hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
         )
+
+
+def names_schemas(spec: TopicSpec) -> str:
+    """Return what :data:`KEYS_NAME_SCHEMAS` is for a spec."""
+    is_bare = spec.write_mode == "upsert" and spec.key.has_schema and spec.key.framing == "none"
+    return "false" if is_bare else "true"
 
 
 def formats(spec: TopicSpec) -> dict[str, str]:
@@ -122,8 +138,8 @@ def _listed(fields: Sequence[str]) -> str:
 
 
 def _bytes(kind: str) -> str:
-    """Return a format; ``string`` and ``none`` are the same column."""
-    return "none" if kind == "string" else kind
+    """Return a format; those of raw bytes are the same column."""
+    return "none" if kind in ("string", "bytes") else kind
 
 
 def find_waiting(
