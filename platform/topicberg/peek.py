@@ -35,9 +35,11 @@ from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
+from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import Half, read_layout, table_schema
+from topicberg.tableflow.metadata import NO_TIMESTAMP
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
@@ -128,6 +130,7 @@ class _Decoder:
             keys = key_names(layout)
             own["key"] = [field for field in fields if field.name in keys]
             own["value"] = envelope(self._spec, layout, fields)
+        self._event_time = EventTime.of(self._spec, fields)
         self._writers = {
             name: Writers(half, self._foreign[name], own[name])
             for name, half in self._halves.items()
@@ -140,14 +143,15 @@ class _Decoder:
         problems: list[str] = []
         shown: dict[str, Any] = {}
         ids: dict[str, int | None] = {}
+        kind, milliseconds = message.timestamp()
+        time_ms = milliseconds if kind else NO_TIMESTAMP
         for name, half in self._halves.items():
             header = header_of(name, listed)
-            shown[name], problem, ids[name] = self._half(name, half, raw[name], header)
+            shown[name], problem, ids[name] = self._half(name, half, raw[name], header, time_ms)
             problems += [problem] if problem else []
         is_keyed = self._spec.write_mode == "upsert" and self._spec.changelog is None
         if is_keyed and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
-        kind, milliseconds = message.timestamp()
         headers = {name: _bytes(value) for name, value in listed}
         return Record(
             partition=message.partition() or 0,
@@ -161,7 +165,7 @@ class _Decoder:
         )
 
     def _half(
-        self, name: str, half: Half, raw: bytes | None, header: bytes | None
+        self, name: str, half: Half, raw: bytes | None, header: bytes | None, time_ms: int
     ) -> tuple[Any, str | None, int | None]:
         """Return the key or the value, why it is malformed, and the id of its schema."""
         if raw is None:
@@ -189,11 +193,25 @@ class _Decoder:
         except MalformedError as error:
             return _bytes(raw), str(error), number
         try:
-            return _decoded(writers.pairing(writer), body), None, number
+            pairing = writers.pairing(writer)
+            return _decoded(pairing, body), self._time_problem(name, pairing, body, time_ms), number
         except MalformedError as error:
             return _bytes(raw), named(name, str(error)), number
         except Exception as error:  # from a library
             return _bytes(raw), f"the {name} cannot be shown: {error}", number
+
+    def _time_problem(self, name: str, pairing: Pairing, body: bytes, time_ms: int) -> str | None:
+        """Return why the event time of a record makes it malformed; None: it does not."""
+        own = self._event_time
+        if own is None or own.rule.otherwise != "malformed":
+            return None
+        if own.path[0] not in {field.name for field in self._halves[name].fields()}:
+            return None
+        stored: Any = format_of(pairing.writer).record_decoder(pairing)(body)
+        for part in own.path:
+            stored = None if stored is None else stored.get(part)
+        found = own.micros(own.of_stored(stored), time_ms)
+        return found if isinstance(found, str) else None
 
     def _wire(self, half: Half, raw: bytes) -> bytes:
         assert self._framing is not None  # noqa: S101  see the caller

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from io import BytesIO
 from typing import Any
 
@@ -232,3 +233,38 @@ def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Set
     assert topic.rows("id", "n") == [b]
     registry = topic.endpoints.schema_registry_client()
     assert not [one for one in registry.get_subjects() if one.startswith(topic.spec.name)]
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+def test_event_time_of_a_field_partitions_the_table(make: Make, engine: str) -> None:
+    topic = make(
+        event_time={"field": "note", "format": "iso", "otherwise": "kafka"},
+        table={"partitioning": ["hour($$event-time)"]},
+        tableflow={"engine": engine},
+    )
+    times = [datetime(2026, 1, 31, hour, 30, tzinfo=UTC) for hour in range(24)]
+    values = [{"id": number, "note": at.isoformat()} for number, at in enumerate(times)]
+    values += [{"id": 24, "note": "soon"}, {"id": 25}]
+    topic.send_raw([text(one) for one in values], timestamp=lambda _: 1_700_000_000_000)
+    topic.ingest()
+    rows = sorted(topic.rows("id", "$$event-time"), key=lambda row: row["id"])
+    expected = [*times, *[datetime.fromtimestamp(1_700_000_000, UTC)] * 2]
+    assert [row["$$event-time"] for row in rows] == expected
+    table = topic.table()
+    assert table.properties["topicberg.event-times-from-kafka"] == "2"
+    hour = "`$$event-time` < '2026-01-31T06:00:00+00:00'".replace("`", '"')
+    files = [task.file for task in table.scan(row_filter=hour).plan_files()]
+    assert sum(file.record_count for file in files) == 8
+
+
+def test_event_time_that_is_missing_is_malformed_as_peek_says(make: Make) -> None:
+    topic = make(event_time={"field": "at.x", "format": "seconds"}, tableflow=LOG)
+    topic.send_raw([text({"at": {"x": 1.5e9}}), text({"at": {}}), text({"at": {"x": 1e300}})])
+    topic.ingest()
+    (row,) = topic.rows("$$event-time")
+    assert row["$$event-time"] == datetime.fromtimestamp(1.5e9, UTC)
+    dead = DeadLetters(topic.spec, topic.endpoints, topic.config)
+    shown = peek.newest(topic.spec.name, 10, topic.endpoints, topic.config)
+    problems = sorted(one.problem for one in shown if one.problem)
+    assert problems == sorted(_dead(topic, dead))
+    assert problems[0].startswith("field at.x (double): the event time is ")

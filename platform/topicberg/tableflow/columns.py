@@ -27,6 +27,7 @@ from topicberg.tableflow.changes import (
     ChangePlan,
     read_envelopes,
 )
+from topicberg.tableflow.event_time import event_times
 from topicberg.tableflow.key_values import key_text
 from topicberg.tableflow.layout import KEY, VALUE
 from topicberg.tableflow.metadata import (
@@ -42,7 +43,7 @@ from topicberg.tableflow.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, h
 from topicberg.tableflow.writers import (
     MessageDecoder,
 )
-from topicberg.topics.spec import RAW_KEY
+from topicberg.topics.spec import EVENT_TIME, RAW_KEY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,6 +168,13 @@ def chunks(
             columns |= of_message
         columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
         wrong = untruncatable(plan.target, columns)
+        if plan.event_time is not None:
+            rows = first + np.flatnonzero(is_row)
+            is_needed = (records.has_value[rows] == 1) | (plan.upserts is None)
+            times = event_times(plan.event_time, columns, records.times[rows], is_needed)
+            columns[plan.columns[EVENT_TIME]] = times.column
+            wrong = times.wrong | wrong
+            rejections.kafka_times += len(set(times.replaced) - wrong.keys())
         if wrong:
             rows = first + np.flatnonzero(is_row)
             reasons |= {int(rows[place]): MalformedError(why) for place, why in wrong.items()}

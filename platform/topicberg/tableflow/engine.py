@@ -569,6 +569,13 @@ class Ingestor:
             changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
             if left_out := written.rejections.count + refused + len(batch.skipped):
                 changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
+            if kafka_times := written.rejections.kafka_times:
+                logger.warning(
+                    "topic %s: %s without a usable event time have Kafka's time",
+                    *(self.spec.name, count(kafka_times, "record")),
+                )
+                known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
+                changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
             replaced = self._replaced(plan, written) if replaced is None else replaced
             changed |= self._note_keys(plan) | folded
             self._check_abandoned()

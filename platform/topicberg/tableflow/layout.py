@@ -35,7 +35,7 @@ from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.protobuf import message_indexes
 from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, Subject, SubjectReader
 from topicberg.iceberg.names import name_in_files
-from topicberg.topics.spec import PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
+from topicberg.topics.spec import EVENT_TIME, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -329,6 +329,9 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         )
         for name in spec.change_columns
     ]
+    if spec.payload_time is not None:
+        name = spec.metadata_column(EVENT_TIME)
+        metadata.append(NestedField(next(ids), name, TimestamptzType(), required=False))
     if spec.write_mode == "upsert" and spec.changelog is None:
         raw = NestedField(
             next(ids), spec.metadata_column(RAW_KEY), BinaryType(), required=False, doc=_RAW_KEY_DOC

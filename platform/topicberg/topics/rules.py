@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from topicberg.datagen import kind_names
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
+from topicberg.topics.event_time import EPOCHS, TIME, EventTimeSpec
 from topicberg.topics.schema import Part, read_schema, schema_path
 from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
@@ -403,8 +404,37 @@ def _column_names(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]
             yield "schema.file", f"fields {other} and {column} would be one column in Glue"
 
 
+@_rule("event_time", "changelog")
+def _payload_time(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    if spec.payload_time is None:
+        return
+    if spec.changelog is not None:
+        yield "event_time", "a field with a format is not for a changelog: name a column"
+    if not config.own_engine:
+        reason = "a field with a format is only for topicberg's engine: name a column"
+        yield "event_time", reason
+
+
+def _payload_field(rule: EventTimeSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    names = [rule.field, *(rule.field[:at] for at, one in enumerate(rule.field) if one == ".")]
+    name = next((one for one in names if one in columns), None)
+    if name is None:
+        yield "event_time.field", _no_column(rule.field, columns)
+        return
+    kind = columns[name].partition("(")[0]
+    allowed = {"timestamptz"} if rule.format == TIME else {"string"}
+    allowed |= NUMBERS if rule.format in EPOCHS else set()
+    allowed = {"struct"} if name != rule.field else allowed
+    if kind not in allowed:
+        expected = f"{' or '.join(sorted(allowed))} for format {rule.format}"
+        yield "event_time.field", f"{name} is a {kind}, expected {expected}"
+
+
 @_table_rule("event_time")
 def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    if spec.payload_time is not None:
+        yield from _payload_field(spec.payload_time, columns)
+        return
     column = spec.event_time
     if column not in columns:
         yield "event_time", _no_column(column, columns)

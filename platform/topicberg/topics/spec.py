@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from topicberg.naming import Names
 from topicberg.settings import Settings, settings
 from topicberg.topics.discovery import schema_file
+from topicberg.topics.event_time import EventTimeField, EventTimeSpec
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
 from topicberg.topics.schema import (
     DECODED,
@@ -40,6 +41,7 @@ MAX_NAME = 249
 PARTITION = "partition"
 OFFSET = "offset"
 RAW_KEY = "raw-key"
+EVENT_TIME = "event-time"
 OP = "op"
 SOURCE_TIMESTAMP = "source-timestamp"
 SOURCE_POSITION = "source-position"
@@ -73,6 +75,7 @@ _METADATA_DESCRIPTIONS = {
     "timestamp": "timestamp of the Kafka record, see the column of its timestamp type",
     "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
     "LOG_APPEND_TIME (the broker's clock)",
+    EVENT_TIME: "event time, from the field that the spec names",
     RAW_KEY: "bytes of the record's key, of an upsert table",
     OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
     "(truncate)",
@@ -483,10 +486,14 @@ class TopicSpec(SpecModel):
     """Table → columns: ``<pipeline>.<table>`` has the newest record of each value of these columns
     (write mode append)."""
     tableflow: TableflowSpec = TableflowSpec()
-    event_time: str = Field(
-        default_factory=lambda fields: _metadata_column(fields["tableflow"], "timestamp")
+    event_time_rule: EventTimeField = Field(
+        alias="event_time",
+        default_factory=lambda fields: EventTimeSpec(
+            field=_metadata_column(fields["tableflow"], "timestamp")
+        ),
     )
-    """The column of event time, by which derived partitions are assigned; default: Kafka's time."""
+    """The column of event time, by which derived partitions are assigned, or a field of the record
+    and how to read it; default: Kafka's time."""
     table: TableSpec = TableSpec()
     derived_partitions: DerivedPartitions | None = None
     generator: GeneratorSpec | None = None
@@ -673,6 +680,17 @@ class TopicSpec(SpecModel):
 
     # The table's columns
 
+    @property
+    def payload_time(self) -> EventTimeSpec | None:
+        """How the event time is read from a field; None: a column has it."""
+        return None if self.event_time_rule.format is None else self.event_time_rule
+
+    @property
+    def event_time(self) -> str:
+        """The column of event time."""
+        rule = self.event_time_rule
+        return rule.field if rule.format is None else self.metadata_column(EVENT_TIME)
+
     def metadata_column(self, name: str) -> str:
         """Return the name of a metadata column: ``$$offset`` or ``cflt_metadata_offset``."""
         return _metadata_column(self.tableflow, name)
@@ -690,5 +708,7 @@ class TopicSpec(SpecModel):
         columns = dict(key.columns) if key else {"key": _raw_type(self.key.format)}
         columns |= value.columns if value else {"value": _raw_type(self.value_schema.format)}
         metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
+        if self.payload_time is not None:
+            metadata[self.metadata_column(EVENT_TIME)] = "timestamptz"
         metadata |= {self.metadata_column(name): CHANGE_TYPES[name] for name in self.change_columns}
         return columns | metadata
