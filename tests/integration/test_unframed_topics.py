@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -24,10 +27,12 @@ from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.forgetting.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout import read_layout
 from topicberg.tableflow.reread import reread
+from topicberg.topics import load_topic
 
 pytestmark = pytest.mark.integration
 
 Make = Callable[..., Topic]
+TOPICBERG = Path(sys.executable).with_name("topicberg")
 READING = {
     "type": "object",
     "properties": {
@@ -268,3 +273,40 @@ def test_event_time_that_is_missing_is_malformed_as_peek_says(make: Make) -> Non
     problems = sorted(one.problem for one in shown if one.problem)
     assert problems == sorted(_dead(topic, dead))
     assert problems[0].startswith("field at.x (double): the event time is ")
+
+
+def test_new_topic_of_plain_json_becomes_a_table_and_infer_finds_what_changed(
+    make_topic: Make, own_project: Settings
+) -> None:
+    topic = make_topic(schema={"format": "bytes"})
+    rng = random.Random(1)
+    values = [reading(rng, number) | {"ts": 1_767_225_600 + number} for number in range(5_000)]
+    topic.send_raw([text(one) for one in values], key=lambda number: f"k{number}".encode())
+    shown = run("new", topic.spec.name, "--from-kafka", "--pipeline", "shop", "--enable")
+    assert "missing or null in some of them: note, at" in shown
+    assert "event_time: the field ts, seconds" in shown
+    topic.spec = load_topic(topic.spec.name, own_project)
+    topic.ingest()
+    rows = sorted(topic.rows("id", "note", "at", "tags", "ts", "key"), key=lambda row: row["id"])
+    assert rows == [one | {"key": f"k{number}"} for number, one in enumerate(values)]
+    shown = run("infer", topic.spec.name)
+    assert "fit " in shown
+    assert "lacks" not in shown
+
+    topic.send_raw([text({"id": "x", "ts": 1})], partition=0)
+    topic.send_raw([text({"id": 1, "ts": 1, "at": {"y": [1.5]}, "new": True})], partition=1)
+    found = json.loads(run("infer", topic.spec.name, "--json"))
+    assert [one["count"] for one in found["malformed"]] == [1]
+    assert found["malformed"][0]["reason"].startswith("field id (long): ")
+    unknown = {one["name"]: (one["records"], one["schema"]) for one in found["unknown"]}
+    array = {"type": "array", "items": {"type": "number"}}
+    assert unknown == {"new": (1, {"type": "boolean"}), "at.y": (1, array)}
+    assert found["unseen"] == []
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        [TOPICBERG, "topics", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
