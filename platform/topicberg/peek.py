@@ -29,7 +29,7 @@ from topicberg import kafka
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats import Pairing, format_of, protobuf
 from topicberg.formats.framing import Framed, framed, header_of, payload
-from topicberg.formats.reasons import MalformedError
+from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema, SubjectReader
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
@@ -171,7 +171,7 @@ class _Decoder:
         if raw is None:
             return None, None, None
         if half.subject is None and not self._schema_of(name).has_schema:
-            return _bytes(raw), None, None
+            return _bytes(raw), not_text(name, raw) if half.is_text else None, None
         own = raw if self._framing is None or header is not None else self._wire(half, raw)
         if half.subject is None:
             record = framed(name, own, header)

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from io import BytesIO
@@ -19,10 +20,12 @@ from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic
 
 from topicberg import kafka, peek
+from topicberg.checks.topic import check_unknown_fields
 from topicberg.errors import TableflowError
 from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
 from topicberg.tableflow.deadletters import DeadLetters
+from topicberg.tableflow.drift import compare
 from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.forgetting.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout import read_layout
@@ -181,12 +184,13 @@ def test_text_keys_are_upserted_and_forgotten(make: Make) -> None:
 
 
 def test_plain_records_of_a_subjects_version(make: Make) -> None:
-    topic = make(schema={"format": "json", "framing": "none", "subject": "readings", "version": 1})
+    subject = f"readings-{uuid.uuid4().hex[:8]}"
+    topic = make(schema={"format": "json", "framing": "none", "subject": subject, "version": 1})
     registry = topic.endpoints.schema_registry_client()
     first = {"type": "object", "properties": {"id": {"type": "integer"}}}
-    registry.set_compatibility("readings", "NONE")
+    registry.set_compatibility(subject, "NONE")
     for schema in (first, READING):
-        registry.register_schema("readings", Schema(json.dumps(schema), "JSON"))
+        registry.register_schema(subject, Schema(json.dumps(schema), "JSON"))
     topic.send_raw([text({"id": 5, "note": "a"})])
     topic.ingest()
     assert "note" not in topic.table().schema().column_names
@@ -196,9 +200,9 @@ def test_plain_records_of_a_subjects_version(make: Make) -> None:
     topic.ingest()
     assert topic.rows("id", "note") == [{"id": 5, "note": None}, {"id": 6, "note": "b"}]
     topic.respec(schema=topic.spec.value_schema.model_dump() | {"version": 9})
-    with pytest.raises(TableflowError, match="subject readings has no version 9"):
+    with pytest.raises(TableflowError, match="has no version 9"):
         topic.ingest()
-    registry.delete_subject("readings")
+    registry.delete_subject(subject)
 
 
 def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Settings) -> None:
@@ -302,6 +306,11 @@ def test_new_topic_of_plain_json_becomes_a_table_and_infer_finds_what_changed(
     array = {"type": "array", "items": {"type": "number"}}
     assert unknown == {"new": (1, {"type": "boolean"}), "at.y": (1, array)}
     assert found["unseen"] == []
+    drift = compare(topic.spec, topic.endpoints, topic.config)
+    finding = check_unknown_fields(topic.spec, drift)
+    assert not finding.passed
+    assert "at.y (in 1), new (in 1)" in finding.what
+    assert finding.since == datetime.fromisoformat(drift.unknown[0].since or "")
 
 
 def run(*arguments: str) -> str:

@@ -362,7 +362,7 @@ def infer(
     for one in found.unknown:
         echo(
             f"the schema lacks the field {one.name}, which {count(one.records, 'record')} have, "
-            f"the first one of {one.since}: add {one.schema}",
+            f"the first one of {one.since or 'an unknown time'}: add {one.schema}",
             fg="yellow",
         )
     if found.unseen:

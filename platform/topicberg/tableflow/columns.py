@@ -8,6 +8,7 @@ others, or is rejected with a reason (:mod:`topicberg.tableflow.rejections`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from pyiceberg.transforms import TruncateTransform
 
 from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of
-from topicberg.formats.reasons import MalformedError
+from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import (
     Target,
 )
@@ -170,7 +171,7 @@ def chunks(
         wrong = untruncatable(plan.target, columns)
         if plan.event_time is not None:
             rows = first + np.flatnonzero(is_row)
-            is_needed = (records.has_value[rows] == 1) | (plan.upserts is None)
+            is_needed = records.has_value[rows] == 1
             times = event_times(plan.event_time, columns, records.times[rows], is_needed)
             columns[plan.columns[EVENT_TIME]] = times.column
             wrong = times.wrong | wrong
@@ -426,17 +427,13 @@ def _not_text(column: str, raw: Payloads) -> dict[int, MalformedError]:
     import numpy as np
     import pyarrow as pa
 
-    try:
+    with suppress(pa.ArrowInvalid):
         _binary(*raw).cast(pa.string())
-    except pa.ArrowInvalid:
-        reason = f"the {column} is not text in UTF-8"
-    else:
         return {}
     found = dict[int, MalformedError]()
     for record in np.flatnonzero(raw.present):
-        try:
-            raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes().decode()
-        except UnicodeDecodeError:
+        own = raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes()
+        if reason := not_text(column, own):
             found[int(record)] = MalformedError(reason)
     return found
 

@@ -13,7 +13,7 @@ from topicberg.errors import SpecError
 from topicberg.formats import Pairing, format_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import SubjectReader
-from topicberg.kafka.samples import sampled_messages
+from topicberg.kafka.samples import RECORDS, sampled_messages
 from topicberg.tableflow.layout import read_layout
 from topicberg.topics.inference import infer, parsed
 
@@ -39,11 +39,13 @@ class Reason:
 
 @dataclass
 class UnknownField:
-    """A field that the schema lacks. ``since``: the earliest time of a record that has it."""
+    """A field that the schema lacks. ``since``: the earliest time of a record that has it, in ISO
+    8601; None: the records have no time.
+    """
 
     name: str
     records: int
-    since: str
+    since: str | None
     schema: dict[str, Any]
     """What the records show of it, in JSON Schema."""
 
@@ -61,14 +63,22 @@ class Drift:
     """Columns that no record has."""
 
 
-def compare(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Drift:
+def is_plain(spec: TopicSpec) -> bool:
+    """Return whether the values of a topic are JSON that names no schema."""
+    return spec.value_schema.format == "json" and spec.value_schema.framing == "none"
+
+
+def compare(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, records: int = RECORDS
+) -> Drift:
     """Compare the schema of a topic's values with a sample of its records.
 
+    :param records: offsets of the sample
     :raises SpecError: its values are not JSON that names no schema
     :raises TopicbergError: a service does not answer
     """
     own = spec.value_schema
-    if own.format != "json" or own.framing != "none":
+    if not is_plain(spec):
         raise SpecError(
             f"topic {spec.name}: its values are {own.format} with schema.framing {own.framing}; "
             "only plain JSON (format json, framing none) is compared",
@@ -82,7 +92,7 @@ def compare(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Drift:
     found = Drift(own.file or spec.value_subject)
     reasons: dict[str, Reason] = {}
     seen: dict[Path, list[Message]] = {}
-    for message in sampled_messages(spec.name, endpoints):
+    for message in sampled_messages(spec.name, endpoints, records):
         raw = message.value()
         if raw is None:
             continue
@@ -131,7 +141,7 @@ def _unknown(
             continue
         lost.add(path)
         times = [one.timestamp()[1] for one in messages if one.timestamp()[0]]
-        since = "an unknown time"
+        since = None
         if times:
             since = datetime.fromtimestamp(min(times) / 1000, UTC).isoformat(timespec="seconds")
         raws = [raw for one in messages if (raw := one.value()) is not None]

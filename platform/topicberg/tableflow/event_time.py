@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
+from topicberg.formats.reasons import field_at, shown
 from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.topics.event_time import EPOCHS, ISO, TIME, EventTimeSpec
 
@@ -33,7 +34,6 @@ FIRST_US, LAST_US = FIRST_MS * 1_000, LAST_MS * 1_000 + 999
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
 _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 _EXACT = Context(prec=80)
-_SHOWN = 40
 _BLOCK = 1_024
 """Texts that the reference reads one by one if Arrow does not read one of them."""
 
@@ -95,26 +95,26 @@ class EventTime:
         :param value: text, a number, or a time in microseconds; None: there is none
         :param kafka_ms: Kafka's time of the record, or :data:`NO_TIMESTAMP`
         """
-        where = f"field {self.name} ({self.type})"
+        where = field_at(self.name, self.type)
         if value is None:
             return f"{where}: the event time is missing"
         found = self._read(value)
         if isinstance(found, str):
-            return f"{where}: {found}, found {_shown(value)}"
+            return f"{where}: {found}, found {shown(value)}"
         if not FIRST_US <= found <= LAST_US:
             return (
                 f"{where}: the event time is not between the years 1 and 9999, found "
-                f"{_shown(value)}: is event_time.format {self.format} its unit?"
+                f"{shown(value)}: is event_time.format {self.format} its unit?"
             )
         if found < self.earliest_us:
             return (
                 f"{where}: the event time is before {self.rule.earliest} (event_time.earliest), "
-                f"found {_shown(value)}"
+                f"found {shown(value)}"
             )
         if kafka_ms != NO_TIMESTAMP and found > kafka_ms * 1_000 + self.ahead_us:
             return (
                 f"{where}: the event time is more than {self.rule.max_ahead_hours:g} hours after "
-                f"Kafka's time (event_time.max_ahead_hours), found {_shown(value)}"
+                f"Kafka's time (event_time.max_ahead_hours), found {shown(value)}"
             )
         return found
 
@@ -173,7 +173,7 @@ def event_times(
 
     :param columns: the decoded columns of the rows
     :param kafka_ms: Kafka's time of each row, or :data:`NO_TIMESTAMP`
-    :param is_needed: False: a tombstone, whose row has no event time
+    :param is_needed: False: a record without a value, which has Kafka's time
     """
     import numpy as np
     import pyarrow as pa
@@ -186,6 +186,7 @@ def event_times(
     if event_time.rule.max_ahead_hours is not None:
         is_read &= ~has_kafka | (micros - kafka_us <= event_time.ahead_us)
     wrong, replaced = dict[int, str](), list[int]()
+    has_none = ~is_read & ~is_needed & ~has_kafka
     for row in np.flatnonzero(~is_read):
         at = int(row)
         found = event_time.micros(values[at].as_py(), int(kafka_ms[at])) if is_needed[at] else ""
@@ -198,7 +199,7 @@ def event_times(
         else:
             wrong[at] = found
             micros[at] = 0
-    column = pa.array(micros).cast(pa.timestamp("us", "UTC"))
+    column = pa.array(micros, mask=has_none).cast(pa.timestamp("us", "UTC"))
     return EventTimes(column, wrong, replaced)
 
 
@@ -301,8 +302,3 @@ def _field(
         if isinstance(kind, T.StructType) and (inner := _field(text[at + 1 :], kind.fields)):
             return (text[:at], *inner[0]), inner[1]
     return None
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

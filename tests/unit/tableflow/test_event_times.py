@@ -138,7 +138,7 @@ def test_fractions_of_epochs_are_rounded_to_microseconds(unit: str, value: float
         ({"format": "%d.%m.%Y %H:%M %z"}, "31.01.2026 09:00 +0100", "2026-01-31T08"),
         ({"format": "%d.%m.%Y %H:%M", "timezone": "UTC"}, "2026-01-31", "of the format %d.%m.%Y"),
         ({"format": "seconds"}, "1767225600", "2026-01-01T00"),
-        ({"format": "seconds"}, "soon", "a number expected, found 'soon'"),
+        ({"format": "seconds"}, "soon", 'a number expected, found "soon"'),
         ({"format": "iso", "earliest": "2000-01-01"}, "1970-01-01T00:00:09Z", "before 2000-01-01"),
         (
             {"format": "iso", "max_ahead_hours": 2},
@@ -175,6 +175,13 @@ def test_kafkas_time_replaces_and_is_counted() -> None:
     assert list(found.wrong) == [3]
     read = found.column.cast(pa.int64()).to_pylist()
     assert read[:3] == [1_767_225_600_000_000, KAFKA_MS * 1000, KAFKA_MS * 1000]
+
+
+def test_record_without_a_value_has_kafkas_time_or_none() -> None:
+    times, needed = np.array([KAFKA_MS, NO_TIMESTAMP]), np.zeros(2, np.bool_)
+    found = event_times(rule(LongType(), format="seconds"), {"at": pa.nulls(2)}, times, needed)
+    assert found.column.cast(pa.int64()).to_pylist() == [KAFKA_MS * 1000, None]
+    assert (found.wrong, found.replaced) == ({}, [])
 
 
 # --- in a topic ---
