@@ -33,9 +33,19 @@ def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, Upsert
     text = raw & {half.column for half in (layout.key, layout.value) if half.is_text}
     upserts = None if key is None else table.metadata.table_uuid
     target = Target.of(table)
-    of_rows = "SKIP", upserts, key
     made = Plan(
-        *(spec.name, target, {}, {}, decoded, raw, text, names, *of_rows), event_time=event_time
+        spec.name,
+        target,
+        {},
+        {},
+        decoded,
+        raw,
+        text,
+        names,
+        "SKIP",
+        upserts,
+        key,
+        event_time=event_time,
     )
     return made, key
 

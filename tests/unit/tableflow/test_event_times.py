@@ -121,7 +121,7 @@ def test_epochs_are_exact(unit: str, values: list[int]) -> None:
 def test_fractions_of_epochs_are_rounded_to_microseconds(unit: str, value: float) -> None:
     (at,) = read(rule(DoubleType(), format=unit), [value], pa.float64())
     if isinstance(at, int):
-        factor = Fraction(1, 1000) if UNITS[unit] is None else Fraction(UNITS[unit])
+        factor = Fraction(UNITS[unit] or Fraction(1, 1000))
         assert abs(Fraction(repr(value)) * factor - at) <= Fraction(1, 2)
     else:
         assert "finite number" in at or "years 1 and 9999" in at
