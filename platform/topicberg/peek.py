@@ -29,15 +29,17 @@ from topicberg import kafka
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats import Pairing, format_of, protobuf
 from topicberg.formats.framing import Framed, framed, header_of, payload
-from topicberg.formats.reasons import MalformedError
+from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema, SubjectReader
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
+from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import Half, read_layout, table_schema
+from topicberg.tableflow.metadata import NO_TIMESTAMP
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
@@ -118,7 +120,7 @@ class _Decoder:
         if self._framing is not None:
             begin = kafka.beginning_offsets(endpoints, topic)
             self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
-        layout = read_layout(self._spec, self._subjects)
+        layout = read_layout(self._spec, self._subjects, config)
         self._halves = {"key": layout.key, "value": layout.value}
         fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
         if (held := _columns(self._spec, endpoints, config)) is not None:
@@ -128,6 +130,7 @@ class _Decoder:
             keys = key_names(layout)
             own["key"] = [field for field in fields if field.name in keys]
             own["value"] = envelope(self._spec, layout, fields)
+        self._event_time = EventTime.of(self._spec, fields)
         self._writers = {
             name: Writers(half, self._foreign[name], own[name])
             for name, half in self._halves.items()
@@ -140,14 +143,15 @@ class _Decoder:
         problems: list[str] = []
         shown: dict[str, Any] = {}
         ids: dict[str, int | None] = {}
+        kind, milliseconds = message.timestamp()
+        time_ms = milliseconds if kind else NO_TIMESTAMP
         for name, half in self._halves.items():
             header = header_of(name, listed)
-            shown[name], problem, ids[name] = self._half(name, half, raw[name], header)
+            shown[name], problem, ids[name] = self._half(name, half, raw[name], header, time_ms)
             problems += [problem] if problem else []
         is_keyed = self._spec.write_mode == "upsert" and self._spec.changelog is None
         if is_keyed and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
-        kind, milliseconds = message.timestamp()
         headers = {name: _bytes(value) for name, value in listed}
         return Record(
             partition=message.partition() or 0,
@@ -161,15 +165,18 @@ class _Decoder:
         )
 
     def _half(
-        self, name: str, half: Half, raw: bytes | None, header: bytes | None
+        self, name: str, half: Half, raw: bytes | None, header: bytes | None, time_ms: int
     ) -> tuple[Any, str | None, int | None]:
         """Return the key or the value, why it is malformed, and the id of its schema."""
         if raw is None:
             return None, None, None
-        if half.subject is None and self._schema_of(name).format in ("none", "string"):
-            return _bytes(raw), None, None
+        if half.subject is None and not self._schema_of(name).has_schema:
+            return _bytes(raw), not_text(name, raw) if half.is_text else None, None
         own = raw if self._framing is None or header is not None else self._wire(half, raw)
-        record = framed(name, own, header)
+        if half.subject is None:
+            record = framed(name, own, header)
+        else:
+            record = half.record_framing().framed(own, header)
         schema = None if isinstance(record, str) else record.schema
         if schema is not None and (half.subject is None or schema not in half.subject.schemas):
             self._foreign[name].look_up([schema])
@@ -186,11 +193,25 @@ class _Decoder:
         except MalformedError as error:
             return _bytes(raw), str(error), number
         try:
-            return _decoded(writers.pairing(writer), body), None, number
+            pairing = writers.pairing(writer)
+            return _decoded(pairing, body), self._time_problem(name, pairing, body, time_ms), number
         except MalformedError as error:
             return _bytes(raw), named(name, str(error)), number
         except Exception as error:  # from a library
             return _bytes(raw), f"the {name} cannot be shown: {error}", number
+
+    def _time_problem(self, name: str, pairing: Pairing, body: bytes, time_ms: int) -> str | None:
+        """Return why the event time of a record makes it malformed; None: it does not."""
+        own = self._event_time
+        if own is None or own.rule.otherwise != "malformed":
+            return None
+        if own.path[0] not in {field.name for field in self._halves[name].fields()}:
+            return None
+        stored: Any = format_of(pairing.writer).record_decoder(pairing)(body)
+        for part in own.path:
+            stored = None if stored is None else stored.get(part)
+        found = own.micros(own.of_stored(stored), time_ms)
+        return found if isinstance(found, str) else None
 
     def _wire(self, half: Half, raw: bytes) -> bytes:
         assert self._framing is not None  # noqa: S101  see the caller

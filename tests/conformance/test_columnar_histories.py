@@ -100,7 +100,7 @@ class Topic:
         names = {name: spec.metadata_column(name) for name in METADATA}
         raw = frozenset({KEY} if holds_raw_key(layout, schema.fields) else ())
         target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC))
-        return Plan(spec.name, target, {}, {}, decoded, raw, names, "SKIP"), spec
+        return Plan(spec.name, target, {}, {}, decoded, raw, frozenset(), names, "SKIP"), spec
 
     def record(self, *, is_good: bool) -> Pair:
         rng = self.rng

@@ -11,6 +11,7 @@ from pyiceberg.table import Table
 
 from topicberg.iceberg.data_files import Target
 from topicberg.tableflow.columns import buffers_of, chunks
+from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, holds_raw_key
 from topicberg.tableflow.plan import METADATA, Plan, message_decoders
@@ -25,11 +26,28 @@ def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, Upsert
     none = ForeignSchemas(cast("Any", None))
     key = upsert_key(spec, layout, fields) if spec.write_mode == "upsert" else None
     decoded = message_decoders(spec, layout, table, {KEY: none, VALUE: none}, key)
-    names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key")}
+    names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key", "event-time")}
+    event_time = EventTime.of(spec, fields)
     raw = frozenset({KEY} if holds_raw_key(layout, fields) else ())
+    raw |= {VALUE} if layout.value.subject is None else set()
+    text = raw & {half.column for half in (layout.key, layout.value) if half.is_text}
     upserts = None if key is None else table.metadata.table_uuid
     target = Target.of(table)
-    return Plan(spec.name, target, {}, {}, decoded, raw, names, "SKIP", upserts, key), key
+    made = Plan(
+        spec.name,
+        target,
+        {},
+        {},
+        decoded,
+        raw,
+        text,
+        names,
+        "SKIP",
+        upserts,
+        key,
+        event_time=event_time,
+    )
+    return made, key
 
 
 def rows_of(

@@ -21,6 +21,8 @@ from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.control import as_requested
+from topicberg.tableflow.drift import Drift, is_plain
+from topicberg.tableflow.drift import compare as compare_records
 from topicberg.tableflow.fold_state import State
 from topicberg.tableflow.status import TopicStatus
 from topicberg.tableflow.tombstones import missed
@@ -33,6 +35,8 @@ ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
 """Table property: how many skipped records the operator has acknowledged."""
 TRANSACTION_MS = 15 * 60_000
 """By default, a broker ends a transaction after this time: an older one hangs."""
+SAMPLED_RECORDS = 600
+"""Offsets of a topic whose records are compared with the schema."""
 PATIENCE_MS = 60_000
 """A failure of the engine is not reported for this time: a retry may resolve it."""
 
@@ -41,8 +45,10 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
     """Return the checks of a topic's own table, apart from those that every table has."""
     yield engine_check(spec)
     yield skipped_check(spec)
-    if spec.value_schema.file or spec.key.file:
+    if any(one.file and one.is_registered for one in (spec.value_schema, spec.key)):
         yield schema_check(spec)
+    if is_plain(spec):
+        yield unknown_fields_check(spec)
     if spec.is_compacted:
         yield deletes_check(spec)
     if spec.changelog is not None and spec.write_mode == "upsert":
@@ -131,6 +137,34 @@ def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
     what = "; ".join(state.what for state in different)
     remediation = different[0].remediation
     return Finding(what, remediation, severity="warning", cause=engine, facts=facts)
+
+
+def unknown_fields_check(spec: TopicSpec) -> TableCheck:
+    return TableCheck(
+        "unknown_fields",
+        "The schema of plain JSON has every field of a sample of the topic's records; other fields "
+        "have no column.",
+        lambda probe: check_unknown_fields(
+            spec, compare_records(spec, probe.endpoints, probe.config, SAMPLED_RECORDS)
+        ),
+    )
+
+
+def check_unknown_fields(spec: TopicSpec, drift: Drift) -> Finding:
+    """Return whether records have fields that the schema lacks, and since when."""
+    facts = {"records": drift.records, "unknown": ", ".join(one.name for one in drift.unknown)}
+    if not drift.unknown:
+        return good(f"{drift.schema} has every field of {drift.records:,} records", **facts)
+    names = ", ".join(f"{one.name} (in {one.records:,})" for one in drift.unknown)
+    times = [datetime.fromisoformat(one.since) for one in drift.unknown if one.since]
+    return Finding(
+        what=f"of {drift.records:,} records of a sample, some have fields that {drift.schema} "
+        f"lacks, and that have no column: {names}",
+        remediation=f"`topicberg topics infer {spec.name}` shows what to add to the schema",
+        since=min(times, default=None),
+        severity="warning",
+        facts=facts,
+    )
 
 
 def lag_check(spec: TopicSpec) -> TableCheck:

@@ -195,8 +195,9 @@ def new(
         bool,
         typer.Option(
             "--from-kafka",
-            help="Read the schema from the topic's newest records; with a pattern as the name, "
-            "e.g. 'orders.*', find the topics in Kafka and their schemas in the registry.",
+            help="Infer the schema from some of the topic's records, old and new ones; with a "
+            "pattern as the name, e.g. 'orders.*', find the topics in Kafka and their schemas in "
+            "the registry.",
         ),
     ] = False,
     file: Annotated[
@@ -226,7 +227,7 @@ def new(
     of them, also those that are created later.
     """
     from topicberg.kafka.discovery import find_topic
-    from topicberg.peek import newest_messages
+    from topicberg.kafka.samples import sampled_messages
     from topicberg.topics.discovery import FoundTopic
     from topicberg.topics.new import (
         chosen_for_changes,
@@ -258,7 +259,7 @@ def new(
             )
         paths = [new_external_topic(name, has, group, config, is_enabled=enable)]
     else:
-        found = newest_messages(name, 500, endpoints)
+        found = sampled_messages(name, endpoints)
         read = [(message.key(), message.value()) for message in found]
         paths, notes = new_topic_from_kafka(
             name, read, group, config, has or FoundTopic(partitions=1), is_enabled=enable
@@ -332,6 +333,40 @@ def _new_from_kafka(
     echo(what)
     if made:
         _after_new(made, config, is_enabled=is_enabled)
+
+
+@app.command()
+def infer(
+    name: Annotated[str, typer.Argument(help="A topic of plain JSON, with a spec.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Compare the schema of a topic of plain JSON with what arrives now.
+
+    It reads some of the topic's records, old and new ones, and changes nothing.
+    """
+    from dataclasses import asdict
+
+    from topicberg.tableflow.drift import compare
+
+    found = compare(*_topic(name))
+    if as_json:
+        echo_json(asdict(found))
+        return
+    echo(f"{name}: {found.fitting:,} of {count(found.records, 'record')} fit {found.schema}")
+    for reason in found.malformed:
+        echo(
+            f"{count(reason.count, 'record')} malformed: {reason.reason} (the first one: partition "
+            f"{reason.partition}, offset {reason.offset})",
+            fg="yellow",
+        )
+    for one in found.unknown:
+        echo(
+            f"the schema lacks the field {one.name}, which {count(one.records, 'record')} have, "
+            f"the first one of {one.since or 'an unknown time'}: add {one.schema}",
+            fg="yellow",
+        )
+    if found.unseen:
+        echo(f"no record has the fields {', '.join(found.unseen)}")
 
 
 @app.command()

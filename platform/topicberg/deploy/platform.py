@@ -269,7 +269,7 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
         ("value", spec.value_subject, spec.value_schema, spec.value_schema_path(config)),
         ("key", spec.key_subject, spec.key, spec.key_schema_path(config)),
     ):
-        if path is None:
+        if path is None or not schema.is_registered:
             continue
         subjects.append(f"confluent/subject/{name}_{part}")
         needs = [REGISTRY, "key/schema_registry"]

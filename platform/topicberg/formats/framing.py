@@ -1,26 +1,34 @@
 """Which schema a record names, and which of its bytes are the payload.
 
 Framing is apart from decoding: formats get a schema and a payload, whatever says what the schema
-is. A key or a value names its schema in one of two ways, and the first one counts:
+is. The spec of a topic says how its keys, and its values, name their schemas (:data:`Framing`):
+
+- ``confluent``: in a header, or else in a prefix, as below.
+- ``header``: in a header only.
+- ``none``: not at all. All of them have one schema, and the bytes of a record are the payload.
+
+The two ways to name a schema:
 
 - in a header, ``__key_schema_id`` or ``__value_schema_id``, whose value is 0 and an id of four
   bytes, or 1 and a GUID of 16 bytes. Of Protobuf, the message indexes follow there. The record's
   bytes are the payload.
 - in a prefix: 0 and an id of four bytes, before the payload; Protobuf's begins with the indexes.
 
-Both become the *wire format*: the prefix with the id, then the payload, which begins with the
-indexes. Whatever decodes many records reads only that.
+All become the *wire format*: the prefix with the id, then the payload, which begins with the
+indexes. Whatever decodes many records reads only that. The one schema of framing ``none`` has the
+id :data:`OWN_SCHEMA_ID`, which no registry gives.
 
 Source: Confluent's ``SchemaId``, ``DualSchemaIdDeserializer`` (Java) and its Python client.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 if TYPE_CHECKING:
@@ -28,6 +36,10 @@ if TYPE_CHECKING:
 
 Headers = Iterable[tuple[str, bytes | None]]
 """Of a record, in their order; a name may repeat."""
+Framing = Literal["confluent", "header", "none"]
+"""How records name their schemas; see the module."""
+OWN_SCHEMA_ID = 0
+"""The id of the schema of records that name none. Registries count from 1."""
 
 MAGIC_BYTE, MAGIC_GUID = 0, 1
 ID_BYTES, GUID_BYTES = 5, 17
@@ -36,6 +48,8 @@ WIRE_BYTES = ID_BYTES
 """Magic byte and schema id, before a record."""
 HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 """The names of the headers that have a schema id, by what they belong to."""
+_SECTIONS = {"key": "key", "value": "schema"}
+"""The sections of a spec about keys and values."""
 GLUE_HEADERS, GLUE_BYTES = (b"\x03\x00", b"\x03\x05"), 18
 """AWS Glue Schema Registry's: version 3, compression or none, and the UUID of a schema."""
 
@@ -87,8 +101,36 @@ def framed(side: str, raw: bytes, header: bytes | None) -> Framed | str:
             f"the {side} is in the wire format of AWS Glue Schema Registry, which is not supported"
         )
     if len(raw) < WIRE_BYTES or raw[0] != MAGIC_BYTE:
-        return f"the {side} is not in Confluent's wire format (0, schema id): it is {_shown(raw)}"
+        return _without_schema_id(side, raw)
     return Framed(int.from_bytes(raw[1:WIRE_BYTES], "big"), raw[WIRE_BYTES:])
+
+
+def _without_schema_id(side: str, raw: bytes) -> str:
+    """Return why a key or a value without a schema id is not read; equal causes have one text."""
+    section = _SECTIONS[side]
+    if not raw:
+        return f"the {side} is empty: it has no schema id (Confluent's wire format)"
+    if is_json(raw):
+        return (
+            f"the {side} is JSON without a schema id: set `{section}.framing: none` if all records "
+            "are plain JSON, or have the producer use a serializer with a schema registry"
+        )
+    return (
+        f"the {side} does not begin with a schema id (Confluent's wire format: 0 and an id of 4 "
+        f"bytes): set `{section}.framing: none` if no record has one"
+    )
+
+
+def is_json(raw: bytes) -> bool:
+    """Return whether bytes are a JSON object or array, as far as a message needs to know."""
+    text = raw.strip(b" \t\r\n")
+    if text[:1] + text[-1:] not in (b"{}", b"[]"):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _framed_by_header(side: str, raw: bytes, header: bytes) -> Framed | str:
@@ -141,15 +183,36 @@ def _hex(raw: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class SchemaHeaders:
-    """How headers of keys, or of values, become prefixes; small enough to be sent to a task.
+class RecordFraming:
+    """How the keys, or the values, of a topic name their schemas; it can be sent to a task.
 
-    ``guids``: the ids of known schemas, in the subject's context.
+    ``guids``: the ids of known schemas, in the subject's context. ``indexes``: of framing ``none``
+    and Protobuf, the message indexes of the one message type.
     """
 
     side: str
     kind: SchemaType
     guids: Mapping[UUID, int]
+    framing: Framing = "confluent"
+    indexes: bytes = b""
+
+    def framed(self, raw: bytes, header: bytes | None) -> Framed | str:
+        """Return the schema and the payload of a key or a value, or why there are none.
+
+        :param header: see :func:`header_of`
+        """
+        if self.framing == "none":
+            return Framed(OWN_SCHEMA_ID, raw, self.indexes)
+        if self.framing == "header" and header is None:
+            return f"the {self.side} has no header {HEADERS[self.side]}, which names its schema"
+        return framed(self.side, raw, header)
+
+    @property
+    def usual_prefix(self) -> bytes | None:
+        """What brings a record without a header into the wire format; None: nothing does."""
+        if self.framing == "none":
+            return wire_prefix(OWN_SCHEMA_ID) + self.indexes
+        return b"" if self.framing == "confluent" else None
 
     def prefix(self, header: bytes) -> bytes | None:
         """Return the prefix that says the same as a header; None: nothing does."""
@@ -164,3 +227,9 @@ class SchemaHeaders:
             number = known
         indexes = payload(self.side, record, self.kind)
         return None if isinstance(indexes, str) else wire_prefix(number) + indexes
+
+    def in_wire_format(self, raw: bytes, header: bytes | None) -> bytes | None:
+        """Return a key or a value in the wire format; None: nothing says what its schema is."""
+        is_named = header is not None and self.framing != "none"
+        prefix = self.prefix(header or b"") if is_named else self.usual_prefix
+        return None if prefix is None else prefix + raw

@@ -25,6 +25,15 @@ def shown(value: Any) -> str:
     return shortened(str(value))
 
 
+def not_text(side: str, raw: bytes) -> str | None:
+    """Return why a key or a value is not text; None: it is."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return f"the {side} is not text in UTF-8"
+    return None
+
+
 def byte(position: int) -> str:
     """Return a position for a message: bytes are counted from 0, behind the schema id."""
     return f"byte {position}"

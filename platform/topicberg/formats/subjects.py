@@ -30,6 +30,8 @@ MAX_GUIDS = 2_000
 """GUIDs whose ids are known."""
 
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
+SCHEMA_TYPES: Mapping[str, SchemaType] = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
+"""The types of the registry, by the formats of a spec."""
 
 DEFAULT_CONTEXT = "."
 
@@ -132,6 +134,25 @@ class SubjectReader:
             schemas={schema.schema_id: schema for schema in schemas},
             latest=schemas[-1],
             guids=self.guids(context_of(name)),
+        )
+
+    def version(self, name: str, version: int | None) -> RegisteredSchema:
+        """Return a version of a subject; None: the newest one.
+
+        :raises TableflowError: the subject, or the version, does not exist
+        :raises TopicbergError: the registry does not answer
+        """
+        if version is None:
+            return self.read(name).latest
+        with registry_errors(f"subject {name}"):
+            try:
+                return self._version(name, version)
+            except SchemaRegistryError as error:
+                if error.http_status_code != NOT_FOUND:
+                    raise
+        raise TableflowError(
+            f"subject {name} has no version {version} in the schema registry",
+            hint="set `version` of the spec to one that it has, or to newest",
         )
 
     def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:

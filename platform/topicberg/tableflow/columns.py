@@ -8,6 +8,7 @@ others, or is rejected with a reason (:mod:`topicberg.tableflow.rejections`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from pyiceberg.transforms import TruncateTransform
 
 from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of
-from topicberg.formats.reasons import MalformedError
+from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import (
     Target,
 )
@@ -27,6 +28,7 @@ from topicberg.tableflow.changes import (
     ChangePlan,
     read_envelopes,
 )
+from topicberg.tableflow.event_time import event_times
 from topicberg.tableflow.key_values import key_text
 from topicberg.tableflow.layout import KEY, VALUE
 from topicberg.tableflow.metadata import (
@@ -42,7 +44,7 @@ from topicberg.tableflow.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, h
 from topicberg.tableflow.writers import (
     MessageDecoder,
 )
-from topicberg.topics.spec import RAW_KEY
+from topicberg.topics.spec import EVENT_TIME, RAW_KEY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,10 +102,13 @@ def chunks(
     A record that does not become a row is added to ``rejections``.
     """
     import numpy as np
+    import pyarrow as pa
 
     messages = {KEY: _payloads(records, KEY), VALUE: _payloads(records, VALUE)}
     wrong_headers = _with_wrong_header(records)
     unreadable = _unreadable(plan, records, wrong_headers)
+    for column in sorted(plan.text):
+        unreadable = _not_text(column, messages[column]) | unreadable
     other_keys = _other_keys(records) if plan.is_folded else {}
     usual = dict(messages)
     for column, inline in plan.inline.items():
@@ -145,7 +150,8 @@ def chunks(
         for column, (data, offsets, present) in messages.items():  # the value's win
             if column in plan.raw:
                 raw = _binary(data, offsets[first : to + 1], present[first:to])
-                columns[column] = _chosen(raw, is_row)
+                raw = _chosen(raw, is_row)
+                columns[column] = raw.cast(pa.string()) if column in plan.text else raw
             if column not in found:
                 continue
             of_message = _of_rows(*found[column], first, is_row)
@@ -163,6 +169,13 @@ def chunks(
             columns |= of_message
         columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
         wrong = untruncatable(plan.target, columns)
+        if plan.event_time is not None:
+            rows = first + np.flatnonzero(is_row)
+            is_needed = records.has_value[rows] == 1
+            times = event_times(plan.event_time, columns, records.times[rows], is_needed)
+            columns[plan.columns[EVENT_TIME]] = times.column
+            wrong = times.wrong | wrong
+            rejections.kafka_times += len(set(times.replaced) - wrong.keys())
         if wrong:
             rows = first + np.flatnonzero(is_row)
             reasons |= {int(rows[place]): MalformedError(why) for place, why in wrong.items()}
@@ -253,6 +266,7 @@ def _changes(
     :param reasons: why records are malformed; those that are no changes are added
     """
     import numpy as np
+    import pyarrow as pa
 
     to = first + len(is_row)
     at = first + np.flatnonzero(is_row)
@@ -272,7 +286,8 @@ def _changes(
     columns = {name: _chosen(column, stays) for name, column in read.columns.items()}
     if KEY in plan.raw:
         raw = _binary(records.keys, records.key_offsets[first : to + 1], records.has_key[first:to])
-        columns[KEY] = _chosen(raw, is_row)
+        raw = _chosen(raw, is_row)
+        columns[KEY] = raw.cast(pa.string()) if KEY in plan.text else raw
     columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
     at = at[stays]
     if not changes.is_folded:
@@ -407,6 +422,22 @@ def _unreadable(
     return reasons
 
 
+def _not_text(column: str, raw: Payloads) -> dict[int, MalformedError]:
+    """Return why keys or values are not text."""
+    import numpy as np
+    import pyarrow as pa
+
+    with suppress(pa.ArrowInvalid):
+        _binary(*raw).cast(pa.string())
+        return {}
+    found = dict[int, MalformedError]()
+    for record in np.flatnonzero(raw.present):
+        own = raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes()
+        if reason := not_text(column, own):
+            found[int(record)] = MalformedError(reason)
+    return found
+
+
 def _with_wrong_header(records: Records) -> list[int]:
     """Return the records with a header whose name is not UTF-8."""
     import numpy as np
@@ -458,9 +489,8 @@ def _framed(decoder: MessageDecoder, records: Records, raw: Payloads) -> Payload
     from topicberg.formats.columnar.framing import in_wire_format
 
     data, offsets, present = raw
-    if records.header_ends[records.count]:
-        headers = records.header_arrays()
-        data, offsets = in_wire_format(decoder.headers, headers, data, offsets, present)
+    headers = records.header_arrays() if records.header_ends[records.count] else None
+    data, offsets = in_wire_format(decoder.framing, headers, data, offsets, present)
     return Payloads(data, offsets, present)
 
 
@@ -497,7 +527,7 @@ def _schema_ids(
     if records.header_ends[records.count]:
         for at in np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
             header = header_of(decoder.column, records.raw_headers(first + int(at)) or ())
-            prefix = None if header is None else decoder.headers.prefix(header)
+            prefix = None if header is None else decoder.framing.prefix(header)
             if prefix is not None:
                 ids[at] = int.from_bytes(prefix[1:WIRE_BYTES], "big")
     return ids
@@ -580,7 +610,7 @@ def decode_raw(
 
     def reference(number: int) -> Mapping[str, Any]:
         try:
-            return decoder.decode(raw[number].as_py(), None)
+            return decoder.decode_wire(raw[number].as_py())
         except NotCoveredError as error:
             raise MalformedError(str(error)) from None
 

@@ -133,7 +133,7 @@ class Ingestor:
         self._subjects = SubjectReader(registry)
         self._framing = framing(spec, endpoints, registry)
         self._spark = SparkTurn(sessions or Sessions(endpoints, config), endpoints.spark_connect)
-        self._fitted: tuple[int | None, int | None] | None = None  # see Layout.fitted
+        self._fitted: tuple[object, object] | None = None  # see Layout.fitted
         self._foreign = foreign_schemas(spec, self._subjects)
         self._abandoned = abandoned or Event()
         self._keys = TopicKeys(spec, config, self._foreign)
@@ -179,7 +179,7 @@ class Ingestor:
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
         with failures.explained(f"topic {self.spec.name}"):
-            return self._table(read_layout(self.spec, self._subjects))
+            return self._table(read_layout(self.spec, self._subjects, self.config))
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
@@ -249,7 +249,7 @@ class Ingestor:
         self._log_end = latest
         if self._framing is not None:
             self._framing.learn_from(beginning, latest)
-        layout = read_layout(self.spec, self._subjects)
+        layout = read_layout(self.spec, self._subjects, self.config)
         table = self._table(layout)
         head = table.current_snapshot()
         held = commit.committed(table, head)
@@ -419,6 +419,13 @@ class Ingestor:
             changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
             if left_out := written.rejections.count + refused + len(batch.skipped):
                 changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
+            if kafka_times := written.rejections.kafka_times:
+                logger.warning(
+                    "topic %s: %s without a usable event time have Kafka's time",
+                    *(self.spec.name, count(kafka_times, "record")),
+                )
+                known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
+                changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
             replaced = self._keys.replaced(plan, written) if replaced is None else replaced
             changed |= self._keys.changed_properties(plan) | folded
             self._check_abandoned()

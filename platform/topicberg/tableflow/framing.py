@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.offsets import Offsets, Place
     from topicberg.topics import TopicSpec
+    from topicberg.topics.spec import KeySpec, ValueSchema
 
 MAX_OPENINGS, MAX_BYTES = 500, 16 * MAX_SCHEMA_BYTES
 """The most schemas in records that are known, and their total size."""
@@ -63,9 +64,9 @@ class Framing:
         self._endpoints = endpoints
         self._registry = registry
         self._subjects = {}
-        if spec.key.format == "json":
+        if _is_recognized(spec.key):
             self._subjects[KEY] = spec.key_subject
-        if spec.value_schema.format == "json":
+        if _is_recognized(spec.value_schema):
             self._subjects[VALUE] = spec.value_subject
         self._known = {half: _Known() for half in self._subjects}
         self._has_read = False
@@ -255,10 +256,17 @@ class InlineSchemas:
         return np.frombuffer(whole, np.uint8).copy(), ends, malformed
 
 
+def _is_recognized(own: ValueSchema | KeySpec) -> bool:
+    """Return whether each record shows whether it names a schema, has one or none."""
+    return own.format == "json" and own.framing == "confluent"
+
+
 def framing(
     spec: TopicSpec, endpoints: Endpoints, registry: SchemaRegistryClient
 ) -> Framing | None:
     """Return what frames the records of a topic; None: they are in the wire format already."""
-    if spec.changelog is None or "json" not in (spec.value_schema.format, spec.key.format):
+    if spec.changelog is None or not (
+        _is_recognized(spec.value_schema) or _is_recognized(spec.key)
+    ):
         return None
     return Framing(spec, endpoints, registry)

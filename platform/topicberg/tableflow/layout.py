@@ -30,13 +30,16 @@ from topicberg.errors import TableflowError
 from topicberg.formats import as_record, format_of, is_union
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import SOURCE, Changes, changed_columns
-from topicberg.formats.framing import SchemaHeaders
+from topicberg.formats.framing import OWN_SCHEMA_ID, Framing, RecordFraming
 from topicberg.formats.limits import MAX_FIELDS
-from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
+from topicberg.formats.protobuf import message_indexes
+from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, Subject, SubjectReader
 from topicberg.iceberg.names import name_in_files
-from topicberg.topics.spec import PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
+from topicberg.topics.spec import EVENT_TIME, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
+    from topicberg.settings import Settings
+    from topicberg.topics.schema import Part
     from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
 KEY = "key"
@@ -69,15 +72,32 @@ class Half:
     """The value is the envelope of a change: the columns are the row's after it, or both rows."""
     has_connect_types: bool = False
     """See :mod:`topicberg.formats.connect`."""
+    framing: Framing = "confluent"
+    """How the records name their schemas; ``none``: all are of the newest one."""
+    is_text: bool = False
+    """The bytes that are not decoded are text in UTF-8."""
 
     @property
     def latest(self) -> RegisteredSchema | None:
         return self.subject.latest if self.subject else None
 
-    def headers(self) -> SchemaHeaders:
-        """Return how headers name the schemas of the records."""
+    @property
+    def fitted(self) -> object:
+        """What the columns come from: the id of a schema, or the schema if it has no id."""
+        latest = self.latest
+        return latest and (latest if self.framing == "none" else latest.schema_id)
+
+    def record_framing(self) -> RecordFraming:
+        """Return how the records name their schemas.
+
+        :raises TableflowError: the one schema of all records has no such message
+        """
         assert self.subject is not None  # noqa: S101  it is decoded
-        return SchemaHeaders(self.column, self.subject.latest.schema_type, self.subject.guids)
+        latest, indexes = self.subject.latest, b""
+        if self.framing == "none" and latest.schema_type == "PROTOBUF":
+            indexes = message_indexes(latest, self.message)
+        of_subject = latest.schema_type, self.subject.guids
+        return RecordFraming(self.column, *of_subject, self.framing, indexes)
 
     def fields(self, ids: Iterator[int] | None = None) -> list[NestedField]:
         """Return the half's columns, all of them optional.
@@ -87,7 +107,8 @@ class Half:
         """
         ids = itertools.count(1) if ids is None else ids
         if self.subject is None:
-            return [NestedField(next(ids), self.column, BinaryType(), required=False)]
+            kind = StringType() if self.is_text else BinaryType()
+            return [NestedField(next(ids), self.column, kind, required=False)]
         return self._columns(self._written(self.subject, self.subject.latest, ids))
 
     def _written(
@@ -143,10 +164,9 @@ class Layout:
     value: Half
 
     @property
-    def fitted(self) -> tuple[int | None, int | None]:
-        """Ids of the schemas that the columns come from."""
-        key, value = self.key.latest, self.value.latest
-        return key.schema_id if key else None, value.schema_id if value else None
+    def fitted(self) -> tuple[object, object]:
+        """What the columns come from, to find out whether it is another schema."""
+        return self.key.fitted, self.value.fitted
 
     @property
     def schema_ids(self) -> tuple[object, ...]:
@@ -155,31 +175,80 @@ class Layout:
         return self.fitted, *(subject and tuple(subject.schemas) for subject in subjects)
 
 
-def read_layout(spec: TopicSpec, subjects: SubjectReader) -> Layout:
+def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | None = None) -> Layout:
     """Return the layout for the spec and the current schemas of the registry.
+
+    Records that name no schema are of the spec's schema file, or of a version of the subject.
 
     A subject whose newest version is a union (several event types) leaves its half binary. A key
     that is not a record becomes a record with the one field ``key``.
 
     :raises TableflowError: a subject is missing
+    :raises SpecError: a schema file is missing or invalid
     """
     value = None
     is_change = spec.changelog is not None
-    if spec.value_schema.format != "none":
-        value = _parsing(subjects.read(spec.value_subject), spec.value_schema)
+    if spec.value_schema.has_schema:
+        value = _parsing(_subject(spec, "value", subjects, config), spec.value_schema)
         value = _mapped(value, with_connect_types) if is_change else value
     key = None
-    if spec.key.format not in ("none", "string"):
-        key = _parsing(subjects.read(spec.key_subject), spec.key)
+    if spec.key.has_schema:
+        key = _parsing(_subject(spec, "key", subjects, config), spec.key)
         key = _mapped(key, with_connect_types) if is_change else key
         key = _mapped(key, lambda schema: as_record(schema, KEY))
     layout = Layout(
-        key=Half(KEY, _of_one_type(key), spec.key.message, None, is_change),
-        value=Half(VALUE, _of_one_type(value), spec.value_schema.message, spec.changes, is_change),
+        key=Half(
+            KEY,
+            _of_one_type(key),
+            spec.key.message,
+            None,
+            is_change,
+            spec.key.framing,
+            spec.key.format == "text",
+        ),
+        value=Half(
+            VALUE,
+            _of_one_type(value),
+            spec.value_schema.message,
+            spec.changes,
+            is_change,
+            spec.value_schema.framing,
+            spec.value_schema.format == "text",
+        ),
     )
+    for half, section in ((layout.key, "key"), (layout.value, "schema")):
+        has_schema = (key if half is layout.key else value) is not None
+        if half.framing == "none" and has_schema and half.subject is None:
+            raise TableflowError(
+                f"topic {spec.name}: the schema of the {half.column}s is a union of several types, "
+                f"and with {section}.framing none nothing says of which one a record is",
+                hint=f"set {section}.format to bytes, or name a schema of one type",
+            )
     if is_change:
         _check_changes(spec, layout)
     return layout
+
+
+def _subject(
+    spec: TopicSpec, part: Part, subjects: SubjectReader, config: Settings | None
+) -> Subject:
+    """Return the schemas by which keys or values are decoded.
+
+    :raises TableflowError: the subject, or its version, does not exist
+    :raises SpecError: the schema file is missing or invalid
+    """
+    is_key = part == "key"
+    own: ValueSchema | KeySpec = spec.key if is_key else spec.value_schema
+    name = spec.key_subject if is_key else spec.value_subject
+    if own.framing != "none":
+        return subjects.read(name)
+    if own.file is None:
+        schema = subjects.version(name, None if own.version == "newest" else own.version)
+    else:
+        name, text = own.file, spec.schema_text(part, config)
+        schema = RegisteredSchema(OWN_SCHEMA_ID, SCHEMA_TYPES[own.format], text)
+    schema = replace(schema, schema_id=OWN_SCHEMA_ID)
+    return Subject(name, {OWN_SCHEMA_ID: schema}, schema)
 
 
 def _check_changes(spec: TopicSpec, layout: Layout) -> None:
@@ -231,7 +300,8 @@ def holds_raw_key(layout: Layout, fields: Iterable[NestedField]) -> bool:
     :param fields: of the table
     """
     types = {field.name: field.field_type for field in fields}
-    return layout.key.subject is None and isinstance(types.get(KEY), BinaryType)
+    own = StringType if layout.key.is_text else BinaryType
+    return layout.key.subject is None and isinstance(types.get(KEY), own)
 
 
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
@@ -259,6 +329,9 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         )
         for name in spec.change_columns
     ]
+    if spec.payload_time is not None:
+        name = spec.metadata_column(EVENT_TIME)
+        metadata.append(NestedField(next(ids), name, TimestamptzType(), required=False))
     if spec.write_mode == "upsert" and spec.changelog is None:
         raw = NestedField(
             next(ids), spec.metadata_column(RAW_KEY), BinaryType(), required=False, doc=_RAW_KEY_DOC

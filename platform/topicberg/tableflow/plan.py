@@ -22,6 +22,7 @@ from topicberg.tableflow.changes import (
     key_names,
 )
 from topicberg.tableflow.compiling import wait_ready
+from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, holds_raw_key
 from topicberg.tableflow.rejections import ErrorMode
@@ -33,7 +34,7 @@ from topicberg.tableflow.writers import (
     candidates,
     check_names,
 )
-from topicberg.topics.spec import RAW_KEY
+from topicberg.topics.spec import EVENT_TIME, RAW_KEY
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -79,6 +80,8 @@ class Plan:
     """For ``key`` and ``value``; absent: it is not decoded."""
     raw: frozenset[str]
     """Of ``key`` and ``value``, those that are columns as they are."""
+    text: frozenset[str]
+    """Those of ``raw`` that are text in UTF-8."""
     columns: Mapping[str, str]
     """The names of metadata columns."""
     error_mode: ErrorMode
@@ -90,6 +93,8 @@ class Plan:
     """Of a topic with a change log."""
     inline: Mapping[str, InlineSchemas] = field(default_factory=dict)
     """For keys and values that are not in the wire format: what brings them into it."""
+    event_time: EventTime | None = None
+    """How the event time is read from a field."""
     stops_early: bool = False
     """Whether a task stops when it finds new schemas among its first records."""
 
@@ -135,7 +140,8 @@ class Planner:
                 self._changes = ChangePlan.of(self._spec, layout, table.schema().fields)
             self._key = key
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
-        names = {name: self._spec.metadata_column(name) for name in (*METADATA, RAW_KEY)}
+        columns = (*METADATA, RAW_KEY, EVENT_TIME)
+        names = {name: self._spec.metadata_column(name) for name in columns}
         upserts = None if of_rows is None else about.table_uuid
         target, files = Target.of(table), dict(table.io.properties)
         mode = self._spec.tableflow.error_handling.mode
@@ -147,11 +153,13 @@ class Planner:
         raw = {VALUE} if layout.value.subject is None else set[str]()
         if holds_raw_key(layout, table.schema().fields):
             raw.add(KEY)
+        texts = {half.column for half in (layout.key, layout.value) if half.is_text}
         consumer = kafka | CONSUMER
         own = self._spec.name, target, files, consumer, found
         inline = {} if framing is None else framing.inline_schemas(layout)
-        of_rows_too = upserts, of_rows, self._changes, inline
-        return Plan(*own, frozenset(raw), names, mode, *of_rows_too)
+        event_time = EventTime.of(self._spec, table.schema().fields)
+        of_rows_too = upserts, of_rows, self._changes, inline, event_time
+        return Plan(*own, frozenset(raw), frozenset(raw & texts), names, mode, *of_rows_too)
 
 
 METADATA = (
@@ -173,6 +181,8 @@ def message_decoders(
     :raises TableflowError: the latest schema does not fit the table
     """
     metadata = {spec.metadata_column(name) for name in (*METADATA, RAW_KEY)}
+    if spec.payload_time is not None:
+        metadata.add(spec.event_time)
     columns = [one for one in table.schema().fields if one.name not in metadata]
     decoders = dict[str, MessageDecoder]()
     for half in (layout.key, layout.value):
@@ -214,7 +224,7 @@ def message_decoder(writers: Writers) -> MessageDecoder:
     }
     programs = _programs(pairings, fields, latest.schema_type)
     decoded = fields, programs, pairings, writers.columns
-    return MessageDecoder(half.column, *decoded, writers.refused, half.headers())
+    return MessageDecoder(half.column, *decoded, writers.refused, half.record_framing())
 
 
 def _programs(

@@ -36,6 +36,8 @@ class Rejections:
     """SHA-256 of the schemas that records begin with and that are not registered yet → where."""
     records: list[dict[str, Any]] = field(default_factory=list)
     """In mode LOG: each of them, with the columns of a dead letter."""
+    kafka_times: int = 0
+    """Rows that have Kafka's time, as their event time is missing or out of range."""
     is_partial: bool = False
     """Whether records were left: schemas are looked up first."""
 
@@ -93,6 +95,7 @@ class Rejections:
         whole = cls(mode)
         for part in parts:
             whole.count += part.count
+            whole.kafka_times += part.kafka_times
             whole.unknown |= part.unknown
             whole.inline |= part.inline
             whole.records += part.records

@@ -181,7 +181,7 @@ def _key(
     spec: TopicSpec, table: Table, endpoints: Endpoints
 ) -> tuple[UpsertKey, DecodeKeys, Half | None]:
     """Return the key of the table, what decodes raw keys, and the half that they are."""
-    if spec.key.format in ("none", "string"):
+    if not spec.key.has_schema:
         return raw_key(spec), no_decoder, None
     subjects = SubjectReader(endpoints.schema_registry_client())
     layout, foreign = read_layout(spec, subjects), foreign_schemas(spec, subjects)[KEY]
@@ -193,9 +193,8 @@ def _key(
 def _in_wire_format(half: Half, raw: bytes, message: Message) -> bytes:
     """Return a key with the id of its schema, which a header may have."""
     listed: Any = message.headers() or []
-    header = header_of(KEY, listed)
-    prefix = None if header is None else half.headers().prefix(header)
-    return raw if prefix is None else prefix + raw
+    wire = half.record_framing().in_wire_format(raw, header_of(KEY, listed))
+    return raw if wire is None else wire
 
 
 def _records(

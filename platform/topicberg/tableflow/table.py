@@ -34,9 +34,13 @@ from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow.layout import METADATA_COLUMNS, sameness, twins
 from topicberg.tableflow.waiting import (
+    EVENT_TIME_RULE,
+    KEYS_NAME_SCHEMAS,
     WRITE_MODE,
     check_table,
+    event_time_rule,
     formats,
+    names_schemas,
     start_again,
     unapplied,
 )
@@ -214,6 +218,8 @@ def _create(
                 **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
                 **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
                 WRITE_MODE: spec.write_mode,
+                KEYS_NAME_SCHEMAS: names_schemas(spec),
+                **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
                 **formats(spec),
             },
         )

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
 """Properties of a table: the formats in the spec when it was created."""
+KEYS_NAME_SCHEMAS = "topicberg.keys-name-schemas"
+"""Property of an upsert table: ``false`` if its keys have a schema and do not name it."""
+EVENT_TIME_RULE = "topicberg.event-time"
+"""Property of a table: the field and the format of event times that are read from a field."""
 _THREADS = 8
 
 
@@ -65,12 +69,42 @@ def check_table(table: Table, spec: TopicSpec) -> None:
             f"{spec.write_mode}",
             hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
+    if (held := table.properties.get(KEYS_NAME_SCHEMAS, "true")) != names_schemas(spec):
+        before, now = ("none", spec.key.framing) if held == "false" else ("confluent", "none")
+        raise TableflowError(
+            f"topic {spec.name}: the keys of its table have key.framing {before}, the spec says "
+            f"{now}",
+            hint=f"set `key.framing: {before}`; or {start_again(spec.name)}: the rows of keys that "
+            "were read otherwise would not be found",
+        )
+    held_rule, rule = table.properties.get(EVENT_TIME_RULE, ""), event_time_rule(spec)
+    if held_rule != rule:
+        raise TableflowError(
+            f"topic {spec.name}: the event times of its table are from {held_rule or 'a column'}, "
+            f"the spec says {rule or 'a column'}",
+            hint=f"set event_time to the former value, or {start_again(spec.name)}: the rows have "
+            "event times that were read otherwise",
+        )
     if spec.metadata_column(PARTITION) not in table.schema().column_names:
         raise TableflowError(
             f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
             "spec has another tableflow.metadata_column_naming_scheme than the table",
             hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
         )
+
+
+def event_time_rule(spec: TopicSpec) -> str:
+    """Return what of the spec decides which event times the rows have; empty: a column has them."""
+    rule = spec.payload_time
+    if rule is None:
+        return ""
+    return f"{rule.field}, {rule.format}" + (f", {rule.timezone}" if rule.timezone else "")
+
+
+def names_schemas(spec: TopicSpec) -> str:
+    """Return what :data:`KEYS_NAME_SCHEMAS` is for a spec."""
+    is_bare = spec.write_mode == "upsert" and spec.key.has_schema and spec.key.framing == "none"
+    return "false" if is_bare else "true"
 
 
 def formats(spec: TopicSpec) -> dict[str, str]:
@@ -122,8 +156,8 @@ def _listed(fields: Sequence[str]) -> str:
 
 
 def _bytes(kind: str) -> str:
-    """Return a format; ``string`` and ``none`` are the same column."""
-    return "none" if kind == "string" else kind
+    """Return a format; those of raw bytes are the same column."""
+    return "none" if kind in ("string", "bytes") else kind
 
 
 def find_waiting(

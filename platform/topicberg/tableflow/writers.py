@@ -16,7 +16,7 @@ from uuid import UUID
 from topicberg.errors import TableflowError
 from topicberg.formats import Pairing, RecordDecoder, as_record, format_of, framing
 from topicberg.formats.connect import with_connect_types
-from topicberg.formats.framing import Framed, SchemaHeaders, framed
+from topicberg.formats.framing import Framed, RecordFraming, framed
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, Subject
@@ -128,7 +128,7 @@ class Writers:
         column = self.half.column
         if framing is not None and header is None:
             raw = framing.wire(self.half, raw)
-        record = framed(column, raw, header)
+        record = self.half.record_framing().framed(raw, header)
         if isinstance(record, str):
             raise MalformedError(record)
         refused = {**self.foreign.missing, **self.refused}
@@ -155,8 +155,8 @@ class MessageDecoder:
     """For each writer: the columns that it has a field for."""
     refused: Mapping[int | UUID, str]
     """For each refused id or GUID: why its records are not decoded."""
-    headers: SchemaHeaders
-    """How headers name schemas."""
+    framing: RecordFraming
+    """How records name their schemas."""
 
     def without(self, missing: Mapping[int | UUID, str]) -> MessageDecoder:
         """Return the same for a registry that lacks some schemas.
@@ -172,10 +172,16 @@ class MessageDecoder:
         :raises MalformedError: the record is malformed
         :raises UnknownSchemaError: its schema was not looked up yet
         """
-        record = framed(self.column, raw, header)
+        return self._decode(self.framing.framed(raw, header))
+
+    def decode_wire(self, raw: bytes) -> Mapping[str, Any]:
+        """Return the same for a record in the wire format."""
+        return self._decode(framed(self.column, raw, None))
+
+    def _decode(self, record: Framed | str) -> Mapping[str, Any]:
         if isinstance(record, str):
             raise MalformedError(record)
-        guids = self.headers.guids
+        guids = self.framing.guids
         pairing = writer_of(self.column, record, guids, self.writers, self.refused)
         payload = payload_of(self.column, record, pairing.writer.schema_type)
         if isinstance(payload, str):

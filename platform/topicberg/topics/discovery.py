@@ -20,6 +20,8 @@ from topicberg.topics.schema import Part
 
 logger = logging.getLogger(__name__)
 
+RAW = frozenset({"none", "text", "bytes"})
+"""Formats of values without a schema."""
 SUFFIXES = {"avro": "avsc", "json": "json", "protobuf": "proto"}
 
 
@@ -70,7 +72,10 @@ def found_document(
     :returns: None: the registry has no schema of the values
     """
     schema, key = dict(given.get("schema") or {}), dict(given.get("key") or {})
-    if schema.get("format") != "none":
+    own = schema.get("format") in RAW or (
+        schema.get("framing") == "none" and schema.keys() & {"file", "subject"}
+    )
+    if not own:
         if found.value is None:
             return None
         schema["format"] = found.value.format
@@ -79,12 +84,12 @@ def found_document(
     document: dict[str, Any] = {"name": name, "pipeline": pipeline, **given, "schema": schema}
     document |= {"external": True, "partitions": found.partitions}
     is_change = bool(own_engine and found.value and found.value.is_envelope)
-    if is_change and schema["format"] != "none" and "changelog" not in given:
+    if is_change and not own and "changelog" not in given:
         document["changelog"] = {"format": "debezium"}
     is_change = bool(document.get("changelog"))
     # Bytes without a schema; the keys of changes have one, or a table has no primary key.
     own_key: dict[str, Any] = {"format": "none" if is_change else "string"}
-    if found.key is not None:
+    if found.key is not None and key.get("format") not in RAW:
         own_key = {"format": found.key.format}
         if found.key.subject is not None:
             own_key["subject"] = found.key.subject

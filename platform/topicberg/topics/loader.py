@@ -163,11 +163,11 @@ def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics
         if isinstance(document, dict) and FIELD in document:
             pattern = check_pattern(document)[0]
         elif isinstance(document, dict):
-            if document.get("external") is True:
-                sections: dict[Part, Any] = {
-                    "value": document.get("schema"),
-                    "key": document.get("key"),
-                }
+            sections: dict[Part, Any] = {
+                "value": document.get("schema"),
+                "key": document.get("key"),
+            }
+            if document.get("external") is True or any(map(_is_bare, sections.values())):
                 wanted[source.name] = {
                     part: section["subject"]
                     for part, section in sections.items()
@@ -179,6 +179,13 @@ def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics
         else:
             wanted = {**{name: {} for name in known}, **wanted}
     return WantedTopics(patterns, wanted)
+
+
+def _is_bare(section: Any) -> bool:
+    """Return whether records name no schema, and a subject has it."""
+    if not isinstance(section, dict):
+        return False
+    return section.get("framing") == "none" and section.get("file") is None
 
 
 def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[tuple[str, str]]]:

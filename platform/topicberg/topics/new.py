@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from topicberg.errors import SpecError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.json import connect as connect_json
 from topicberg.topics.discovery import SUFFIXES, FoundTopic, found_document
+from topicberg.topics.inference import infer
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
 from topicberg.topics.spec import TopicSpec
@@ -139,7 +141,7 @@ def new_topic_from_kafka(
     :param read: their keys and values, those of the newest record last
     :param has: what Kafka and the registry have of the topic
     :return: the paths, and what was found
-    :raises SpecError: there are no records, or their values have no schema and are no changes
+    :raises SpecError: there are no records, or their values are no JSON objects
     """
     values = [value for _, value in read if value is not None]
     opening = connect_json.opening(values[-1]) if values else None
@@ -169,11 +171,14 @@ def new_topic_from_kafka(
         if untyped:
             notes.append(f"null in all of these records, so set their types: {', '.join(untyped)}")
     if not is_envelope(text):
-        raise SpecError(
-            f"{where} are JSON, but not Debezium's envelope (before, after, source, op)",
-            hint="let the producer use a serializer with a schema registry, or write a spec with "
-            "`schema: {format: none}`",
-        )
+        if opening is not None and opening.schema is not None:
+            raise SpecError(
+                f"{where} are JSON with a schema of Kafka Connect in each record, but not "
+                "Debezium's envelope (before, after, source, op)",
+                hint="set schemas.enable of the connector's JSON converter to false, or let it use "
+                "a converter with a schema registry",
+            )
+        return _new_plain(name, values, keys, pipeline, config, has, is_enabled=is_enabled)
     key = None
     if keys:
         own = connect_json.opening(keys[-1])
@@ -183,6 +188,86 @@ def new_topic_from_kafka(
             key, _ = inferred_schema(keys, f"{name}.Key")
     schemas = _Schema("json", text), None if key is None else _Schema("json", key)
     return _written(name, where, pipeline, schemas, config, has, is_enabled=is_enabled), notes
+
+
+def _new_plain(
+    name: str,
+    values: Sequence[bytes],
+    keys: Sequence[bytes],
+    pipeline: str,
+    config: Settings,
+    has: FoundTopic,
+    *,
+    is_enabled: bool,
+) -> tuple[list[Path], list[str]]:
+    """Write the spec and the schema files of a topic of plain JSON.
+
+    :param values, keys: of a sample
+    :return: the paths, and what was guessed
+    :raises SpecError: a file exists already, or the spec is invalid
+    """
+    found = infer(values, name)
+    notes = found.notes()
+    own = {"format": "json", "framing": "none"}
+    document: dict[str, Any] = {"name": name, "pipeline": pipeline}
+    document["description"] = f"Records of the topic {name}, plain JSON."
+    document["schema"] = {**own, "file": f"{name}.json"}
+    if any("format" in one for one in _inner_schemas(found.schema)):
+        document["schema"]["date_times"] = "timestamp"
+    texts = {config.schemas_dir / f"{name}.json": f"{found.text}\n"}
+    key, key_text = _plain_key(name, keys)
+    if key_text is not None:
+        key = {**own, "file": f"{name}-key.json"}
+        texts[config.schemas_dir / f"{name}-key.json"] = f"{key_text}\n"
+    document["key"] = key
+    notes.append(f"keys: {'none in these records' if not keys else key['format']}")
+    is_upsert = has.is_compacted and bool(keys)
+    document |= {"external": True, "partitions": has.partitions}
+    document["write_mode"] = "upsert" if is_upsert else "append"
+    if found.times:
+        time = found.times[0]
+        document["event_time"] = {"field": time.name, "format": time.format}
+        notes.append(f"event_time: the field {time.name}, {time.format}")
+    else:
+        notes.append("event_time: Kafka's time, as no field has a time in every record")
+    if not is_upsert:
+        column = "$$event-time" if found.times else "$$timestamp"
+        start = found.times[0].first if found.times else datetime.now(UTC).date()
+        document["table"] = {"partitioning": [f"hour({column})"]}
+        document["derived_partitions"] = {"granularity": "hourly", "start": start}
+    document |= _reviewed(is_enabled)
+    _validate(document)
+    spec_file = config.topics_dir / f"{name}.yaml"
+    paths = [spec_file, *texts]
+    _write({**texts, spec_file: _yaml(document)})
+    _check(name, paths, config)
+    return paths, notes
+
+
+def _plain_key(name: str, keys: Sequence[bytes]) -> tuple[dict[str, Any], str | None]:
+    """Return the section of the keys, and the schema if all of them are JSON objects."""
+    if not keys:
+        return {"format": "bytes"}, None
+    with suppress(ValueError):
+        found = infer(keys, f"{name}-key")
+        if not found.others and not found.untyped:
+            return {}, found.text
+    try:
+        for key in keys:
+            key.decode()
+    except UnicodeDecodeError:
+        return {"format": "bytes"}, None
+    return {"format": "text"}, None
+
+
+def _inner_schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield the types of a JSON Schema at every depth."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    inner = [*schema.get("properties", {}).values()]
+    for one in (*inner, schema.get("items"), schema.get("additionalProperties")):
+        yield from _inner_schemas(one)
 
 
 def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str]]:
@@ -245,8 +330,8 @@ def _write_external(
     if document is None:
         raise SpecError(
             f"the registry has no subject {name}-value",
-            hint="register a schema, use --from-subject with the subject of the topic's values, or "
-            "write a spec with `schema: {format: none}`",
+            hint="register a schema, or use --from-subject with the subject of the topic's values; "
+            f"of plain JSON, `topicberg topics new {name} --from-kafka` infers the schema",
         )
     changes = "changelog" in document
     document["description"] = _description(name, "Kafka and the schema registry", changes=changes)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from topicberg.datagen import kind_names
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
+from topicberg.topics.event_time import EPOCHS, TIME, EventTimeSpec
 from topicberg.topics.schema import Part, read_schema, schema_path
 from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
@@ -38,7 +39,8 @@ TRANSFORM_TYPES = {
 _SUGGESTED = 30
 """Known names that are listed for one that is not known."""
 _COLUMN_SOURCES = (
-    *("schema", "key.format", "key.file", "key.message", "key.date_times"),
+    *("schema", "key.format", "key.file", "key.message", "key.date_times", "key.framing"),
+    *("key.version", "key.subject"),
     "tableflow.metadata_column_naming_scheme",
 )
 
@@ -48,7 +50,9 @@ _AS_A_TIME = {
     "`schema.date_times: timestamp`; or have the producer write milliseconds, as an integer with "
     "the title org.apache.kafka.connect.data.Timestamp",
     "protobuf": "have the producer write a google.protobuf.Timestamp",
-    "none": "add a schema to the spec: without one the topic has no fields",
+    **dict.fromkeys(
+        ("none", "text", "bytes"), "add a schema to the spec: without one the topic has no fields"
+    ),
 }
 """Remediation for an event time that is not a time, by the format of the schema."""
 
@@ -117,15 +121,19 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 @_rule("schema", "key", "changelog", "write_mode", "external")
 def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    if spec.external:
-        yield from _registered_schemas(spec, config)
-        return
     sections: tuple[tuple[str, ValueSchema | KeySpec, Any, Part | None], ...] = (
         ("schema", spec.value_schema, spec.changes, None),
         ("key", spec.key, spec.key_changes, "key"),
     )
+    if spec.external:
+        for section, schema, _, _ in sections:
+            if schema.file is not None and schema.is_registered:
+                reason = "is not for an external topic: its schema is in the registry"
+                yield f"{section}.file", reason
+                return
+    yield from _registered_schemas(spec, config)
     for section, schema, changes, part in sections:
-        found = list(_schema_reference(section, schema))
+        found = list(_schema_reference(section, schema, is_external=spec.external))
         yield from found
         if schema.file and not found:
             try:
@@ -136,13 +144,11 @@ def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
 
 
 def _registered_schemas(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    """Check the schemas of an external topic, as far as they are known."""
-    for section, file in (("schema", spec.value_schema.file), ("key", spec.key.file)):
-        if file is not None:
-            yield f"{section}.file", "is not for an external topic: its schema is in the registry"
-            return
+    """Check the schemas that only the registry has, as far as they are known."""
     parts: tuple[tuple[str, Part], ...] = (("schema", "value"), ("key", "key"))
     for section, part in parts:
+        if (spec.value_schema if part == "value" else spec.key).file is not None:
+            continue
         try:
             spec.known_schema(part, config)
         except SpecError as error:
@@ -156,10 +162,18 @@ def _external(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
             yield field, "is not for an external topic, which topicberg does not write or change"
 
 
-def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
-    needs_file = schema.format in ("avro", "json", "protobuf")
-    if needs_file and not schema.file:
+def _schema_reference(
+    section: str, schema: ValueSchema | KeySpec, *, is_external: bool
+) -> Iterator[Finding]:
+    needs_file = schema.has_schema
+    if schema.framing == "none" and needs_file:
+        yield from _own_schema(section, schema)
+    elif schema.framing != "confluent" and not needs_file:
+        yield f"{section}.framing", f"format {schema.format} has no schema that a record could name"
+    elif needs_file and not schema.file and not is_external:
         yield f"{section}.file", f"format {schema.format} needs a schema file"
+    if schema.version != "newest" and (schema.framing != "none" or not needs_file):
+        yield f"{section}.version", "is only for framing none: other records name their schemas"
     if not needs_file and schema.file is not None:
         yield f"{section}.file", f"format {schema.format} has no schema file"
     if schema.message is not None and schema.format != "protobuf":
@@ -168,6 +182,38 @@ def _schema_reference(section: str, schema: ValueSchema | KeySpec) -> Iterator[F
         yield f"{section}.date_times", "is only for format json"
     if schema.compatibility is not None and not needs_file:
         yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
+
+
+def _own_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
+    """Check where the one schema of records that name none is."""
+    if schema.file is None and schema.subject is None:
+        reason = f"framing none needs a schema file, or {section}.subject: records name no schema"
+        yield f"{section}.file", reason
+    elif schema.file is not None:
+        for name, value in (("subject", schema.subject), ("compatibility", schema.compatibility)):
+            if value is not None:
+                reason = f"has no effect: with framing none, {schema.file} is not registered"
+                yield f"{section}.{name}", reason
+        if schema.version != "newest":
+            yield f"{section}.version", f"has no effect: {schema.file} is the schema of all records"
+
+
+@_rule("schema", "key")
+def _framing(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    for section, own in (("schema", spec.value_schema), ("key", spec.key)):
+        is_written = spec.generator is not None or spec.publishes is not None
+        if own.framing != "confluent" and is_written:
+            reason = "topicberg writes the topic, with the ids of schemas before each record"
+            yield f"{section}.framing", f"is {own.framing}, but {reason}"
+        if config.own_engine:
+            continue
+        if own.framing == "none" or own.format == "text":
+            field = "format" if own.format == "text" else "framing"
+            yield (
+                f"{section}.{field}",
+                f"{getattr(own, field)} is only for topicberg's engine: Confluent's Tableflow "
+                "reads records that name a schema of the registry, and raw bytes",
+            )
 
 
 @_rule("schema", "key")
@@ -327,8 +373,8 @@ def _publishes(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         yield "publishes", "a topic has a generator or a derived table, not both"
     if spec.value_schema.format not in ("avro", "json"):
         yield "publishes", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
-    if spec.key.format == "protobuf":
-        yield "publishes", "writes keys as text, Avro or JSON; key.format is protobuf"
+    if spec.key.format in ("protobuf", "text", "bytes"):
+        yield "publishes", f"writes keys as string, Avro or JSON; key.format is {spec.key.format}"
     if spec.key.format == "string" and spec.key.field is None:
         yield "key.field", "is required: this column of the published table becomes the key"
 
@@ -358,8 +404,37 @@ def _column_names(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]
             yield "schema.file", f"fields {other} and {column} would be one column in Glue"
 
 
+@_rule("event_time", "changelog")
+def _payload_time(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    if spec.payload_time is None:
+        return
+    if spec.changelog is not None:
+        yield "event_time", "a field with a format is not for a changelog: name a column"
+    if not config.own_engine:
+        reason = "a field with a format is only for topicberg's engine: name a column"
+        yield "event_time", reason
+
+
+def _payload_field(rule: EventTimeSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    names = [rule.field, *(rule.field[:at] for at, one in enumerate(rule.field) if one == ".")]
+    name = next((one for one in names if one in columns), None)
+    if name is None:
+        yield "event_time.field", _no_column(rule.field, columns)
+        return
+    kind = columns[name].partition("(")[0]
+    allowed = {"timestamptz"} if rule.format == TIME else {"string"}
+    allowed |= NUMBERS if rule.format in EPOCHS else set()
+    allowed = {"struct"} if name != rule.field else allowed
+    if kind not in allowed:
+        expected = f"{' or '.join(sorted(allowed))} for format {rule.format}"
+        yield "event_time.field", f"{name} is a {kind}, expected {expected}"
+
+
 @_table_rule("event_time")
 def _event_time(spec: TopicSpec, columns: dict[str, str]) -> Iterator[Finding]:
+    if spec.payload_time is not None:
+        yield from _payload_field(spec.payload_time, columns)
+        return
     column = spec.event_time
     if column not in columns:
         yield "event_time", _no_column(column, columns)

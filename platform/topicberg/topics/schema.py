@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
 
 Part = Literal["value", "key"]
-SchemaFormat = Literal["avro", "json", "protobuf", "none"]
+SchemaFormat = Literal["avro", "json", "protobuf", "text", "bytes", "none"]
+KeyFormat = Literal["avro", "json", "protobuf", "string", "text", "bytes", "none"]
+Framing = Literal["confluent", "header", "none"]
+"""As in :mod:`topicberg.formats.framing`, which takes long to import."""
+DECODED = frozenset({"avro", "json", "protobuf"})
+"""The formats that have a schema."""
 
 OWN = "topicberg:"
 """Begins the name of a schema file that topicberg brings along, as ``topicberg:error_log.avsc``."""

@@ -17,9 +17,20 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from topicberg.naming import Names
 from topicberg.settings import Settings, settings
-from topicberg.topics.discovery import SUFFIXES, schema_file
+from topicberg.topics.discovery import schema_file
+from topicberg.topics.event_time import EventTimeField, EventTimeSpec
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
-from topicberg.topics.schema import Part, SchemaFile, SchemaFormat, read_schema, schema_place
+from topicberg.topics.schema import (
+    DECODED,
+    Framing,
+    KeyFormat,
+    Part,
+    SchemaFile,
+    SchemaFormat,
+    read_schema,
+    schema_path,
+    schema_place,
+)
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
@@ -30,6 +41,7 @@ MAX_NAME = 249
 PARTITION = "partition"
 OFFSET = "offset"
 RAW_KEY = "raw-key"
+EVENT_TIME = "event-time"
 OP = "op"
 SOURCE_TIMESTAMP = "source-timestamp"
 SOURCE_POSITION = "source-position"
@@ -63,6 +75,7 @@ _METADATA_DESCRIPTIONS = {
     "timestamp": "timestamp of the Kafka record, see the column of its timestamp type",
     "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
     "LOG_APPEND_TIME (the broker's clock)",
+    EVENT_TIME: "event time, from the field that the spec names",
     RAW_KEY: "bytes of the record's key, of an upsert table",
     OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
     "(truncate)",
@@ -227,7 +240,7 @@ class ValueSchema(SpecModel):
     """The schema of the record value."""
 
     format: SchemaFormat
-    """``none``: the value stays raw bytes."""
+    """``text``: UTF-8 in the column ``value``; ``bytes`` or ``none``: the value stays raw bytes."""
     file: str | None = None
     """File name in the project's folder of schemas."""
     message: str | None = None
@@ -238,13 +251,28 @@ class ValueSchema(SpecModel):
     """What a new version of the schema may change; default: the registry's level."""
     date_times: Literal["text", "timestamp"] = "text"
     """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
+    framing: Framing = "confluent"
+    """How a record names its schema. ``confluent``: in a header, or else in a prefix; ``header``:
+    in a header; ``none``: not at all, so all records have one schema."""
+    version: Literal["newest"] | PositiveInt = "newest"
+    """Framing ``none`` without a schema file: the version of the subject that records have."""
+
+    @property
+    def has_schema(self) -> bool:
+        return self.format in DECODED
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the schema is in the registry, and is not only a file."""
+        return self.has_schema and (self.framing != "none" or self.file is None)
 
 
 class KeySpec(SpecModel):
     """The record key."""
 
-    format: Literal["none", "string", "avro", "json", "protobuf"] = "none"
-    """``string``: UTF-8 bytes, no schema; ``none``: records have no key."""
+    format: KeyFormat = "none"
+    """``text``: UTF-8 in the column ``key``; ``bytes``: raw bytes; ``string``: UTF-8 that stays raw
+    bytes in the table; ``none``: records have no key."""
     field: str | None = None
     """The value's field that the generator writes as the key (format string)."""
     file: str | None = None
@@ -257,6 +285,20 @@ class KeySpec(SpecModel):
     """What a new version of the schema may change; default: the registry's level."""
     date_times: Literal["text", "timestamp"] = "text"
     """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
+    framing: Framing = "confluent"
+    """How a record names its schema. ``confluent``: in a header, or else in a prefix; ``header``:
+    in a header; ``none``: not at all, so all records have one schema."""
+    version: Literal["newest"] | PositiveInt = "newest"
+    """Framing ``none`` without a schema file: the version of the subject that records have."""
+
+    @property
+    def has_schema(self) -> bool:
+        return self.format in DECODED
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the schema is in the registry, and is not only a file."""
+        return self.has_schema and (self.framing != "none" or self.file is None)
 
 
 ChangeColumn = Literal[
@@ -395,6 +437,11 @@ class Checks(Rules):
     """The largest lag of the table behind Kafka's end offsets, in records."""
 
 
+def _raw_type(kind: str) -> str:
+    """Return the type of a column of keys or values that have no schema."""
+    return "string" if kind == "text" else "binary"
+
+
 def asset_name(topic: str) -> str:
     """Return a topic's name in Dagster ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
     return re.sub(r"[.-]", "_", topic)
@@ -439,10 +486,14 @@ class TopicSpec(SpecModel):
     """Table → columns: ``<pipeline>.<table>`` has the newest record of each value of these columns
     (write mode append)."""
     tableflow: TableflowSpec = TableflowSpec()
-    event_time: str = Field(
-        default_factory=lambda fields: _metadata_column(fields["tableflow"], "timestamp")
+    event_time_rule: EventTimeField = Field(
+        alias="event_time",
+        default_factory=lambda fields: EventTimeSpec(
+            field=_metadata_column(fields["tableflow"], "timestamp")
+        ),
     )
-    """The column of event time, by which derived partitions are assigned; default: Kafka's time."""
+    """The column of event time, by which derived partitions are assigned, or a field of the record
+    and how to read it; default: Kafka's time."""
     table: TableSpec = TableSpec()
     derived_partitions: DerivedPartitions | None = None
     generator: GeneratorSpec | None = None
@@ -521,11 +572,24 @@ class TopicSpec(SpecModel):
     def schema_files(
         self, config: Settings | None = None
     ) -> Iterator[tuple[str, ValueSchema | KeySpec, Path]]:
-        """Yield subject, schema section, and path of each schema file: the value's, the key's."""
-        if path := self.value_schema_path(config):
+        """Yield subject, schema section, and path of each schema file that belongs into the
+        registry: the value's, the key's.
+        """
+        if (path := self.value_schema_path(config)) and self.value_schema.is_registered:
             yield self.value_subject, self.value_schema, path
-        if path := self.key_schema_path(config):
+        if (path := self.key_schema_path(config)) and self.key.is_registered:
             yield self.key_subject, self.key, path
+
+    def schema_text(self, part: Part, config: Settings | None = None) -> str:
+        """Return the content of a schema file.
+
+        :raises SpecError: there is none, or it is invalid
+        """
+        own: ValueSchema | KeySpec = self.key if part == "key" else self.value_schema
+        schema_path((config or settings()).schemas_dir, own.file or "")
+        schema = self.known_schema(part, config)
+        assert schema is not None  # noqa: S101  there is a file
+        return schema.text
 
     def known_schema(self, part: Part, config: Settings | None = None) -> SchemaFile | None:
         """Return the schema of the file, or what was last read from the registry for an external
@@ -536,31 +600,37 @@ class TopicSpec(SpecModel):
         is_key, config = part == "key", config or settings()
         one = self.key if is_key else self.value_schema
         path = self.key_schema_path(config) if is_key else self.value_schema_path(config)
-        if path is None and self.external and one.format in SUFFIXES:
+        is_read = path is None and self._reads_registry(one) and one.version == "newest"
+        if is_read:
             found = schema_file(config, self.name, part, one.format)
             path = found if found.is_file() else None
         changes = self.key_changes if is_key else self.changes
         if path is None:
             return None
-        as_registered = part if self.external or is_key else None
+        as_registered = part if is_read or is_key else None
         return read_schema(path, one.format, one.message, one.date_times, changes, as_registered)
 
     def unknown_schemas(self, config: Settings) -> list[str]:
-        """Return the subjects of an external topic whose schemas are not known here.
+        """Return the subjects whose schemas only the registry has, and that are not known here.
 
         They were not read yet, do not exist, or refer to other subjects.
 
         :raises SpecError: a schema that is known is invalid
         """
-        parts: tuple[tuple[Part, str, str], ...] = (
-            ("value", self.value_schema.format, self.value_subject),
-            ("key", self.key.format, self.key_subject),
+        parts: tuple[tuple[Part, ValueSchema | KeySpec, str], ...] = (
+            ("value", self.value_schema, self.value_subject),
+            ("key", self.key, self.key_subject),
         )
         return [
             subject
-            for part, kind, subject in parts
-            if self.external and kind in SUFFIXES and self.known_schema(part, config) is None
+            for part, one, subject in parts
+            if self._reads_registry(one) and self.known_schema(part, config) is None
         ]
+
+    def _reads_registry(self, one: ValueSchema | KeySpec) -> bool:
+        """Return whether the registry has the schema, and no file of the project."""
+        has_none = one.has_schema and one.file is None
+        return has_none and (self.external or one.framing == "none")
 
     def has_table(self, config: Settings) -> bool:
         """Return whether its table is in the catalogs of the deployment."""
@@ -610,6 +680,17 @@ class TopicSpec(SpecModel):
 
     # The table's columns
 
+    @property
+    def payload_time(self) -> EventTimeSpec | None:
+        """How the event time is read from a field; None: a column has it."""
+        return None if self.event_time_rule.format is None else self.event_time_rule
+
+    @property
+    def event_time(self) -> str:
+        """The column of event time."""
+        rule = self.event_time_rule
+        return rule.field if rule.format is None else self.metadata_column(EVENT_TIME)
+
     def metadata_column(self, name: str) -> str:
         """Return the name of a metadata column: ``$$offset`` or ``cflt_metadata_offset``."""
         return _metadata_column(self.tableflow, name)
@@ -624,8 +705,10 @@ class TopicSpec(SpecModel):
         :raises SpecError: a schema file is missing or invalid
         """
         key, value = self.known_schema("key", config), self.known_schema("value", config)
-        columns = dict(key.columns) if key else {"key": "binary"}
-        columns |= value.columns if value else {"value": "binary"}
+        columns = dict(key.columns) if key else {"key": _raw_type(self.key.format)}
+        columns |= value.columns if value else {"value": _raw_type(self.value_schema.format)}
         metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
+        if self.payload_time is not None:
+            metadata[self.metadata_column(EVENT_TIME)] = "timestamptz"
         metadata |= {self.metadata_column(name): CHANGE_TYPES[name] for name in self.change_columns}
         return columns | metadata

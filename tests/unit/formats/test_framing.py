@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from topicberg.formats import framing
 from topicberg.formats.columnar.framing import MAX_DIFFERENT, in_wire_format
-from topicberg.formats.framing import Framed, SchemaHeaders, wire_prefix
+from topicberg.formats.framing import Framed, RecordFraming, wire_prefix
 from topicberg.kafka.records import Records
 
 GUID = UUID("89791762-2336-4186-9674-299b90a802e2")
@@ -144,7 +144,7 @@ def arrays_of(records: Records) -> tuple[Any, Any, Any]:
 
 @given(SIDES, KINDS, st.lists(RECORD, min_size=1, max_size=8))
 def test_arrays_are_framed_like_single_records(side: str, kind: Any, given: Any) -> None:
-    known = SchemaHeaders(side, kind, {guid_of(number): number for number in range(1, 3)})
+    known = RecordFraming(side, kind, {guid_of(number): number for number in range(1, 3)})
     raws = [raw for raw, _ in given]
     records = fetched([(raw, raw) for raw in raws], [headers for _, headers in given])
     data, offsets = in_wire_format(
@@ -170,7 +170,7 @@ def test_arrays_are_framed_like_single_records(side: str, kind: Any, given: Any)
 
 def test_arrays_without_such_headers_are_not_copied() -> None:
     records = fetched([(b"k", b"v")] * 3, [[("trace", b"x"), ("z" * 17, b"y")]] * 3)
-    known = SchemaHeaders("value", "AVRO", {})
+    known = RecordFraming("value", "AVRO", {})
     arrays = arrays_of(records)
     data, offsets = in_wire_format(known, records.header_arrays(), *arrays)
     assert data is records.values
@@ -179,7 +179,7 @@ def test_arrays_without_such_headers_are_not_copied() -> None:
 
 def test_arrays_of_other_records_are_refused() -> None:
     records = fetched([(None, b"v" * 1_000)], [[(NAMES["value"], wire_prefix(1))]])
-    known = SchemaHeaders("value", "AVRO", {})
+    known = RecordFraming("value", "AVRO", {})
     arrays = records.values, records.value_offsets, records.has_value[:1]
     with pytest.raises(ValueError, match="4 offsets of 1 records"):
         in_wire_format(known, records.header_arrays(), *arrays)
@@ -189,7 +189,7 @@ def test_many_different_headers_do_not_take_long() -> None:
     count = 20_000
     headers: Any = [[(NAMES["value"], wire_prefix(number))] for number in range(count)]
     records = fetched([(None, b"v")] * count, headers)
-    known = SchemaHeaders("value", "AVRO", {})
+    known = RecordFraming("value", "AVRO", {})
     arrays = arrays_of(records)
     _, offsets = in_wire_format(known, records.header_arrays(), *arrays)
     assert np.count_nonzero(np.diff(offsets)) == MAX_DIFFERENT

@@ -182,11 +182,12 @@ def test_new_topic_of_json_with_schemas_keeps_current_rows(project: Project) -> 
     assert "a schema of Kafka Connect in each record" in notes[0]
 
 
-def test_new_topic_of_other_json_is_refused(project: Project) -> None:
+def test_new_topic_of_other_json_with_schemas_is_refused(project: Project) -> None:
+    record = b'{"schema": {"type": "struct", "fields": []}, "payload": {"a": 1}}'
     with pytest.raises(SpecError, match="not Debezium's envelope"):
         new_topic_from_kafka(
             "shop.orders",
-            [(None, b'{"a": 1}')],
+            [(None, record)],
             "shop",
             project.config,
             FoundTopic(partitions=3, is_compacted=False),

@@ -1,6 +1,7 @@
-"""Brings arrays of records whose schemas are named by headers into the wire format.
+"""Brings arrays of records that are not in the wire format into it.
 
-See :mod:`topicberg.formats.framing`. It costs nothing where no header has such a name.
+Their schemas are named by headers, or by nothing: see :mod:`topicberg.formats.framing`. It costs
+nothing where all records are in the wire format.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.formats.columnar.memory import address, compiled, copy, load_int64
-from topicberg.formats.framing import HEADERS, SchemaHeaders
+from topicberg.formats.framing import HEADERS, RecordFraming
 
-_WITHOUT, _UNUSABLE = -1, -2
-"""Of a record: it has no header; its header does not say what its schema is."""
+_UNUSABLE = -1
+"""Of a record whose header does not say what its schema is, or is missing."""
 MAX_HEADER = 256
 """Bytes of a header that names a schema at most."""
 MAX_DIFFERENT = 100
@@ -38,28 +39,33 @@ class HeaderArrays(NamedTuple):
 
 
 def in_wire_format(
-    known: SchemaHeaders,
-    headers: HeaderArrays,
+    framing: RecordFraming,
+    headers: HeaderArrays | None,
     data: NDArray[np.uint8],
     offsets: NDArray[np.int64],
     present: NDArray[np.uint8],
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return keys or values in the wire format, and where each begins and the last one ends.
 
-    A record with an unusable header has no bytes, which no format decodes.
+    A record with an unusable header, or without one that it needs, has no bytes, which no format
+    decodes.
 
+    :param headers: None: the records have none
     :param offsets: of the same records as ``present``, and where the last one ends
     """
-    found, rows = schema_headers(headers, known.side)
-    if not len(found):
+    usual, found, rows = framing.usual_prefix, np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if headers is not None and framing.framing != "none":
+        found, rows = schema_headers(headers, framing.side)
+    if usual == b"" and not len(found):
         return data, offsets
     if len(offsets) != len(present) + 1:  # compiled code does not look
         raise ValueError(f"{len(offsets)} offsets of {len(present)} records")
-    kinds = np.full(len(present), _WITHOUT, np.int64)
-    prefixes = _prefixes(headers, found, known.prefix)
-    texts = [text for text, _ in prefixes]
-    for number, (_, members) in enumerate(prefixes):
-        kinds[rows[members]] = _UNUSABLE if texts[number] is None else number
+    kinds = np.full(len(present), _UNUSABLE if usual is None else 0, np.int64)
+    texts = [usual]
+    if headers is not None and len(found):
+        for text, members in _prefixes(headers, found, framing.prefix):
+            kinds[rows[members]] = _UNUSABLE if text is None else len(texts)
+            texts.append(text)
     whole = b"".join(text or b"" for text in texts)
     starts = np.cumsum([0, *(len(text or b"") for text in texts)], dtype=np.int64)
     size = int(offsets[-1] - offsets[0]) + len(present) * max(1, int(np.diff(starts).max()))
@@ -130,11 +136,10 @@ def _join(  # type: ignore[no-untyped-def]
         begin = load_int64(offset_at + 8 * record)
         size = load_int64(offset_at + 8 * record + 8) - begin
         if present[record] and kind != _UNUSABLE:
-            if kind >= 0:
-                start = load_int64(start_at + 8 * kind)
-                length = load_int64(start_at + 8 * kind + 8) - start
-                copy(to + at, first + start, length)
-                at += length
+            start = load_int64(start_at + 8 * kind)
+            length = load_int64(start_at + 8 * kind + 8) - start
+            copy(to + at, first + start, length)
+            at += length
             copy(to + at, source + begin, size)
             at += size
         ends[record + 1] = at
@@ -144,4 +149,4 @@ def compile_framing() -> None:
     """Compile what brings records into the wire format."""
     none, byte = np.zeros(1, np.int64), np.zeros(8, np.uint8)
     ends = np.zeros(2, np.int64)
-    _join(byte, ends, none - 1, byte[:1], byte, ends, byte.copy(), ends.copy())
+    _join(byte, ends, none, byte[:1], byte, ends, byte.copy(), ends.copy())

@@ -188,6 +188,15 @@ def _indexes(payload: bytes) -> list[int] | None:
 
 
 @lru_cache(maxsize=256)
+def message_indexes(schema: RegisteredSchema, message: str | None) -> bytes:
+    """Return the message indexes of records of one message type, as the wire format has them.
+
+    :param message: the message type; None: the file's first one
+    :raises TableflowError: there is no such message
+    """
+    return _prefixes(_path(_target(schema, message)))[0]
+
+
 def reader(
     pairing: Pairing,
 ) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:

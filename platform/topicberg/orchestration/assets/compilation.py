@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topicberg.errors import SpecError, TopicbergError, line_in
-from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
+from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, Subject
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, with_parameters
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.query.help import hint as similar_names
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-_TYPES: dict[str, SchemaType] = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 
 
@@ -111,10 +110,10 @@ def _half(spec: TopicSpec, column: str, lake: Lake) -> Half:
     one = spec.key if column == KEY else spec.value_schema
     path = (spec.key_schema_path if column == KEY else spec.value_schema_path)(lake.config)
     if path is None:
-        return Half(column, None)
+        return Half(column, None, is_text=one.format == "text")
     text = read_schema(path, one.format, one.message).text
     parses_times = one.date_times == "timestamp"
-    schema = RegisteredSchema(0, _TYPES[one.format], text, parses_times=parses_times)
+    schema = RegisteredSchema(0, SCHEMA_TYPES[one.format], text, parses_times=parses_times)
     return Half(column, Subject(path.name, {0: schema}, schema), one.message)
 
 

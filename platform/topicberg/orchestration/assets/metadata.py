@@ -19,7 +19,7 @@ from dagster import (
 
 from topicberg.charts import markdown_table
 from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
-from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED, summary
+from topicberg.iceberg.summaries import END_OFFSETS, KAFKA_TIMES, ROWS_SKIPPED, summary
 from topicberg.security.text import markdown_line
 from topicberg.settings import settings
 from topicberg.topics.spec import metadata_description
@@ -126,9 +126,12 @@ def snapshot_metadata(snapshot: SnapshotReport) -> dict[str, Any]:
 
 
 def skipped_metadata(table: Table) -> dict[str, int]:
-    """Records of its topic that are not in the table because they could not be decoded."""
-    skipped = table.properties.get(ROWS_SKIPPED)
-    return {} if skipped is None else {"rows_skipped": int(skipped)}
+    """Records of its topic that are not in the table because they could not be decoded, and those
+    that have Kafka's time because their event time could not be used.
+    """
+    names = {"rows_skipped": ROWS_SKIPPED, "event_times_from_kafka": KAFKA_TIMES}
+    found = {name: table.properties.get(key) for name, key in names.items()}
+    return {name: int(number) for name, number in found.items() if number is not None}
 
 
 def commit_lag_metadata(table: Table, snapshot: Snapshot, timestamp: str) -> dict[str, float]:

@@ -28,13 +28,20 @@ def observe(spec: TopicSpec, lakehouse: Lakehouse) -> dg.ObserveResult:
     )
 
 
+def _schema(spec: TopicSpec) -> str:
+    """Return where the schema of the values is, in brackets; nothing if they have none."""
+    if spec.value_schema.is_registered:
+        return f" (subject `{spec.value_subject}`)"
+    return f" (schema file `{spec.value_schema.file}`)" if spec.value_schema.file else ""
+
+
 def kafka_spec(spec: TopicSpec) -> dg.AssetSpec:
     """The topic in Kafka."""
     return dg.AssetSpec(
         kafka_key(spec),
         group_name=spec.pipeline,
         description=f"Kafka topic `{spec.name}`, {count(spec.partitions, 'partition')}, "
-        f"{spec.value_schema.format} values (subject `{spec.value_subject}`).\n\n"
+        f"{spec.value_schema.format} values{_schema(spec)}.\n\n"
         f"{spec.description}",
         kinds={"kafka"},
         owners=list(spec.owners),

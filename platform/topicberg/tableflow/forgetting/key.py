@@ -82,6 +82,12 @@ class Key:
                 hint=f"write {self.argument} with these columns: {described(self.fields)}",
             ) from None
 
+    def raw(self) -> bytes:
+        """Return the bytes of a key without a schema, whose only column is binary or text."""
+        (field,) = self.fields
+        value: bytes | str = self.value(field.name, field.field_type)
+        return value.encode() if isinstance(value, str) else value
+
     def as_found_in(self, name: str, kind: iceberg.IcebergType) -> list[Any]:
         """Return what a column of some type may hold if it has the value of a column of the key.
 

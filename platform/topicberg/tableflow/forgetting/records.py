@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 
 from topicberg import kafka
 from topicberg.errors import TopicbergError
-from topicberg.formats.framing import HEADERS, framed, header_of, payload, wire_prefix
+from topicberg.formats.framing import HEADERS, header_of, payload, wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg.erasure import Condition, Rows
@@ -169,8 +169,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
     Keys with a schema are decoded as the engine decodes them.
     """
     if layout.key.subject is None:
-        (name,) = (each.name for each in key.fields)
-        wanted = key.value(name, key.fields[0].field_type)
+        wanted = key.raw()
         return lambda keys: {one for one in keys if one.raw == wanted}
     values: Condition = {(f.name,): (key.value(f.name, f.field_type),) for f in key.fields}
     rows = Rows(Schema(*key.fields), (values,))
@@ -191,7 +190,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
                 raw = changes.wire(layout.key, raw)
             except MalformedError:
                 return None
-        record = framed(KEY, raw, key.header)
+        record = layout.key.record_framing().framed(raw, key.header)
         if isinstance(record, str):
             return None
         if record.schema not in known:

@@ -129,7 +129,7 @@ class Forgetting:
         self.spec, self.endpoints, self.config = spec, endpoints, config
         self._reason = reason
         self._catalog = endpoints.catalog(config)
-        layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()))
+        layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()), config)
         self.where = where
         self._raws: set[bytes] = set()
         """Raw keys of the key that are known."""
@@ -400,7 +400,7 @@ class Forgetting:
         if raw_key in schema.column_names and (self._is_raw or self._raws):
             raws = set(self._raws)
             if self._is_raw:
-                raws |= {self.key.value(f.name, f.field_type) for f in self.key.fields}
+                raws.add(self.key.raw())
             # Keys with a schema are held whole; earlier versions held the digest of a long one.
             held = {*raws, *map(held_key, raws)}
             found.append({(raw_key,): sorted(held)})

@@ -1,0 +1,183 @@
+"""What arrives in a topic of plain JSON, compared with its schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+
+from topicberg.errors import SpecError
+from topicberg.formats import Pairing, format_of
+from topicberg.formats.reasons import MalformedError
+from topicberg.formats.subjects import SubjectReader
+from topicberg.kafka.samples import RECORDS, sampled_messages
+from topicberg.tableflow.layout import read_layout
+from topicberg.topics.inference import infer, parsed
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
+    from topicberg.topics import TopicSpec
+
+Path = tuple[str, ...]
+
+
+@dataclass
+class Reason:
+    """Why records are malformed; partition and offset are those of the first one."""
+
+    reason: str
+    partition: int
+    offset: int
+    count: int = 0
+
+
+@dataclass
+class UnknownField:
+    """A field that the schema lacks. ``since``: the earliest time of a record that has it, in ISO
+    8601; None: the records have no time.
+    """
+
+    name: str
+    records: int
+    since: str | None
+    schema: dict[str, Any]
+    """What the records show of it, in JSON Schema."""
+
+
+@dataclass
+class Drift:
+    """What some records of a topic show."""
+
+    schema: str
+    records: int = 0
+    fitting: int = 0
+    malformed: list[Reason] = field(default_factory=list)
+    unknown: list[UnknownField] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+    """Columns that no record has."""
+
+
+def is_plain(spec: TopicSpec) -> bool:
+    """Return whether the values of a topic are JSON that names no schema."""
+    return spec.value_schema.format == "json" and spec.value_schema.framing == "none"
+
+
+def compare(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, records: int = RECORDS
+) -> Drift:
+    """Compare the schema of a topic's values with a sample of its records.
+
+    :param records: offsets of the sample
+    :raises SpecError: its values are not JSON that names no schema
+    :raises TopicbergError: a service does not answer
+    """
+    own = spec.value_schema
+    if not is_plain(spec):
+        raise SpecError(
+            f"topic {spec.name}: its values are {own.format} with schema.framing {own.framing}; "
+            "only plain JSON (format json, framing none) is compared",
+            hint=f"run `topicberg topics validate {spec.name}` to compare a schema file with the "
+            "registry",
+        )
+    layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()), config)
+    assert layout.value.latest is not None  # noqa: S101  JSON has a schema
+    columns, latest = layout.value.fields(), layout.value.latest
+    decode = format_of(latest).record_decoder(Pairing(latest, latest, columns))
+    found = Drift(own.file or spec.value_subject)
+    reasons: dict[str, Reason] = {}
+    seen: dict[Path, list[Message]] = {}
+    for message in sampled_messages(spec.name, endpoints, records):
+        raw = message.value()
+        if raw is None:
+            continue
+        found.records += 1
+        try:
+            decode(raw)
+            found.fitting += 1
+        except MalformedError as error:
+            place = message.partition() or 0, message.offset() or 0
+            reasons.setdefault(str(error), Reason(str(error), *place)).count += 1
+        for path in _paths(raw):
+            seen.setdefault(path, []).append(message)
+    found.malformed = sorted(reasons.values(), key=lambda one: -one.count)
+    found.unknown = [*_unknown(seen, columns)]
+    found.unseen = [column.name for column in columns if (column.name,) not in seen]
+    return found
+
+
+def _paths(raw: bytes) -> set[Path]:
+    """Return the fields of a record at every depth; items and values of maps count as their own."""
+    try:
+        value = parsed(raw)
+    except (ValueError, RecursionError):
+        return set()
+    return set(_inner(value, ()))
+
+
+def _inner(value: Any, path: Path) -> Iterator[Path]:
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield (*path, name)
+            yield from _inner(one, (*path, name))
+    elif isinstance(value, list):
+        for one in value:
+            yield from _inner(one, path)
+
+
+def _unknown(
+    seen: Mapping[Path, Sequence[Message]], columns: Sequence[NestedField]
+) -> Iterator[UnknownField]:
+    """Yield the fields that no column has, without those inside of such a field."""
+    lost: set[Path] = set()
+    for path, messages in sorted(seen.items()):
+        if path[:-1] in lost or not _is_lost(path, columns):
+            lost |= {path} if path[:-1] in lost else set()
+            continue
+        lost.add(path)
+        times = [one.timestamp()[1] for one in messages if one.timestamp()[0]]
+        since = None
+        if times:
+            since = datetime.fromtimestamp(min(times) / 1000, UTC).isoformat(timespec="seconds")
+        raws = [raw for one in messages if (raw := one.value()) is not None]
+        schema: Any = infer(raws, "").schema
+        for part in path:
+            schema = _of_field(schema, part)
+        yield UnknownField(".".join(path), len(messages), since, schema)
+
+
+def _of_field(schema: Mapping[str, Any], name: str) -> Any:
+    while "items" in schema:
+        schema = schema["items"]
+    return schema.get("properties", {}).get(name, {})
+
+
+def _is_lost(path: Path, columns: Sequence[NestedField]) -> bool:
+    """Return whether a field has no column, and no column has it as text or in a map."""
+    fields: Sequence[NestedField] | None = columns
+    for part in path:
+        if fields is None:
+            return False
+        column = next((one for one in fields if one.name == part), None)
+        if column is None:
+            return True
+        fields = _fields(column.field_type)
+    return False
+
+
+def _fields(kind: IcebergType) -> Sequence[NestedField] | None:
+    """Return the fields of a struct, or of the structs in a list; None: it has no fixed fields."""
+    match kind:
+        case StructType():
+            is_union = any(one.name.startswith("connect_union_field_") for one in kind.fields)
+            return None if is_union else kind.fields
+        case ListType():
+            return _fields(kind.element_type)
+        case MapType():
+            return None
+    return None

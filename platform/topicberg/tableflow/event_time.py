@@ -1,0 +1,304 @@
+"""The event time of a record, from a field of its key or value.
+
+:meth:`EventTime.micros` says what a value means. Arrays are read faster where Arrow and numpy read
+the same; every value that they do not read is read by :meth:`EventTime.micros`, which also has the
+reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+from pyiceberg import types as T
+
+from topicberg.errors import TableflowError
+from topicberg.formats.reasons import field_at, shown
+from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
+from topicberg.topics.event_time import EPOCHS, ISO, TIME, EventTimeSpec
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+    from pyiceberg.types import NestedField
+
+    from topicberg.topics import TopicSpec
+
+FIRST_US, LAST_US = FIRST_MS * 1_000, LAST_MS * 1_000 + 999
+_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
+_EXACT = Context(prec=80)
+_BLOCK = 1_024
+"""Texts that the reference reads one by one if Arrow does not read one of them."""
+
+
+class EventTimes(NamedTuple):
+    """``column``: the event times. ``wrong``: why some rows have none. ``replaced``: rows that have
+    Kafka's time instead.
+    """
+
+    column: pa.Array
+    wrong: dict[int, str]
+    replaced: list[int]
+
+
+@dataclass(frozen=True)
+class EventTime:
+    """How the event time of a topic's records is read; small enough to be sent to a task."""
+
+    rule: EventTimeSpec
+    format: str
+    path: tuple[str, ...]
+    """A column, and the fields in it."""
+    type: T.IcebergType
+    """Of the field."""
+
+    @classmethod
+    def of(cls, spec: TopicSpec, columns: Sequence[NestedField]) -> EventTime | None:
+        """Return how event times are read; None: a column of the table is the event time.
+
+        :param columns: of the table
+        :raises TableflowError: there is no such field, or it cannot have times of that format
+        """
+        rule = spec.payload_time
+        if rule is None or rule.format is None:
+            return None
+        found = _field(rule.field, columns)
+        if found is None:
+            raise TableflowError(
+                f"topic {spec.name}: event_time.field {rule.field}: the table has no such column, "
+                "and no such field in a struct",
+                hint="set event_time.field to a column, or to `column.field` in a struct",
+            )
+        path, kind = found
+        if not isinstance(kind, _types_of(rule.format)):
+            raise TableflowError(
+                f"topic {spec.name}: event_time.field {rule.field} is a {kind}, which does not "
+                f"have times of format {rule.format}",
+                hint="set event_time.format to what the field has",
+            )
+        return cls(rule, rule.format, path, kind)
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    def micros(self, value: Any, kafka_ms: int) -> int | str:
+        """Return an event time in microseconds since 1970, or why a value is none.
+
+        :param value: text, a number, or a time in microseconds; None: there is none
+        :param kafka_ms: Kafka's time of the record, or :data:`NO_TIMESTAMP`
+        """
+        where = field_at(self.name, self.type)
+        if value is None:
+            return f"{where}: the event time is missing"
+        found = self._read(value)
+        if isinstance(found, str):
+            return f"{where}: {found}, found {shown(value)}"
+        if not FIRST_US <= found <= LAST_US:
+            return (
+                f"{where}: the event time is not between the years 1 and 9999, found "
+                f"{shown(value)}: is event_time.format {self.format} its unit?"
+            )
+        if found < self.earliest_us:
+            return (
+                f"{where}: the event time is before {self.rule.earliest} (event_time.earliest), "
+                f"found {shown(value)}"
+            )
+        if kafka_ms != NO_TIMESTAMP and found > kafka_ms * 1_000 + self.ahead_us:
+            return (
+                f"{where}: the event time is more than {self.rule.max_ahead_hours:g} hours after "
+                f"Kafka's time (event_time.max_ahead_hours), found {shown(value)}"
+            )
+        return found
+
+    def of_stored(self, value: Any) -> Any:
+        """Return a stored value of a reference decoder as :meth:`micros` has it."""
+        if value is not None and isinstance(self.type, T.DecimalType):
+            return Decimal(value).scaleb(-self.type.scale, _EXACT)
+        return value
+
+    @property
+    def earliest_us(self) -> int:
+        day = self.rule.earliest
+        if day is None:
+            return FIRST_US
+        return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH) // _MICROSECOND
+
+    @property
+    def ahead_us(self) -> int:
+        hours = self.rule.max_ahead_hours
+        return LAST_US - FIRST_US if hours is None else int(hours * 3_600_000_000)
+
+    def _read(self, value: Any) -> int | str:
+        kind = self.format
+        if kind == TIME:
+            return int(value)
+        if kind in EPOCHS:
+            return _of_epoch(value, EPOCHS[kind])
+        try:
+            if kind == ISO:
+                moment = datetime.fromisoformat(value)
+            else:
+                moment = datetime.strptime(value, kind)
+        except ValueError:
+            expected = "a time of ISO 8601" if kind == ISO else f"a time of the format {kind}"
+            return f"{expected} expected"
+        if moment.tzinfo is None:
+            zone = self.rule.timezone
+            if zone is None:
+                return "a time with an offset from UTC expected (or set event_time.timezone)"
+            moment = moment.replace(tzinfo=_zone(zone))
+            if not _exists(moment):
+                return f"a time that exists in {zone} expected"
+        try:
+            return (moment - _EPOCH) // _MICROSECOND
+        except OverflowError:  # an offset beyond the year 1 or 9999
+            return FIRST_US - 1
+
+
+def event_times(
+    event_time: EventTime,
+    columns: Mapping[str, pa.Array],
+    kafka_ms: NDArray[np.int64],
+    is_needed: NDArray[np.bool_],
+) -> EventTimes:
+    """Return the event times of rows.
+
+    :param columns: the decoded columns of the rows
+    :param kafka_ms: Kafka's time of each row, or :data:`NO_TIMESTAMP`
+    :param is_needed: False: a record without a value, which has Kafka's time
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    values = _values(event_time, columns, len(kafka_ms))
+    micros, is_read = _read_fast(event_time, values)
+    is_read &= (micros >= max(FIRST_US, event_time.earliest_us)) & (micros <= LAST_US)
+    has_kafka = (kafka_ms != NO_TIMESTAMP) & (kafka_ms >= FIRST_MS) & (kafka_ms <= LAST_MS)
+    kafka_us = np.where(has_kafka, kafka_ms, 0) * 1_000
+    if event_time.rule.max_ahead_hours is not None:
+        is_read &= ~has_kafka | (micros - kafka_us <= event_time.ahead_us)
+    wrong, replaced = dict[int, str](), list[int]()
+    has_none = ~is_read & ~is_needed & ~has_kafka
+    for row in np.flatnonzero(~is_read):
+        at = int(row)
+        found = event_time.micros(values[at].as_py(), int(kafka_ms[at])) if is_needed[at] else ""
+        if isinstance(found, int):
+            micros[at] = found
+        elif not is_needed[at] or (event_time.rule.otherwise == "kafka" and has_kafka[at]):
+            micros[at] = kafka_us[at]
+            if is_needed[at]:
+                replaced.append(at)
+        else:
+            wrong[at] = found
+            micros[at] = 0
+    column = pa.array(micros, mask=has_none).cast(pa.timestamp("us", "UTC"))
+    return EventTimes(column, wrong, replaced)
+
+
+def _values(event_time: EventTime, columns: Mapping[str, pa.Array], count: int) -> pa.Array:
+    """Return the values of the field: text, numbers, or times in microseconds."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    name, *inner = event_time.path
+    values = columns.get(name)
+    if values is None:  # no record of the batch has it
+        return pa.nulls(count, pa.string())
+    for part in inner:
+        values = pc.struct_field(values, part)
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+
+
+def _read_fast(
+    event_time: EventTime, values: pa.Array
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return event times, and which of them are read; others may be read by the reference."""
+    import numpy as np
+    import pyarrow as pa
+
+    is_there = values.is_valid().to_numpy(zero_copy_only=False)
+    kind = event_time.format
+    none = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)
+    if kind == ISO:
+        micros, is_read = none
+        for begin in range(0, len(values), _BLOCK):
+            block = slice(begin, begin + _BLOCK)
+            try:  # Arrow reads only times with an offset, up to microseconds
+                times = values[block].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+            except pa.ArrowInvalid:
+                continue
+            micros[block] = times.fill_null(0).to_numpy(zero_copy_only=False)
+            is_read[block] = is_there[block]
+        return micros, is_read
+    if kind not in EPOCHS and kind != TIME:
+        return none
+    if not pa.types.is_integer(values.type):
+        return none
+    numbers = values.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    factor = Decimal(1) if kind == TIME else EPOCHS[kind]
+    if factor < 1:
+        return numbers // int(1 / factor), is_there
+    most = LAST_US // int(factor)
+    is_there &= (numbers <= most) & (numbers >= FIRST_US // int(factor))
+    return np.where(is_there, numbers, 0) * int(factor), is_there
+
+
+def _of_epoch(value: Any, factor: Decimal) -> int | str:
+    """Return a number of a unit since 1970 in microseconds, rounded down if it is more exact.
+
+    :param factor: microseconds of the unit
+    """
+    try:
+        # A float is what it is written as: 0.1 is not the binary number closest to it.
+        number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+        if not number.is_finite():
+            return "a finite number expected"
+        if abs(number) > 10**19:
+            return FIRST_US - 1
+        exact = number * factor
+        rounding = ROUND_HALF_EVEN if isinstance(value, float) else "ROUND_FLOOR"
+        return int(exact.to_integral_value(rounding))
+    except (InvalidOperation, ValueError):
+        return "a number expected"
+
+
+def _exists(moment: datetime) -> bool:
+    """Return whether a local time exists: clocks skip some when summer begins."""
+    back = moment.astimezone(UTC).astimezone(moment.tzinfo)
+    return back.replace(tzinfo=None) == moment.replace(tzinfo=None)
+
+
+@lru_cache(maxsize=8)
+def _zone(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
+
+
+def _types_of(kind: str) -> tuple[type[T.IcebergType], ...]:
+    """Return the types of columns that have times of a format."""
+    if kind == TIME:
+        return (T.TimestamptzType,)
+    return (*_NUMBERS, T.StringType) if kind in EPOCHS else (T.StringType,)
+
+
+def _field(
+    text: str, columns: Sequence[NestedField]
+) -> tuple[tuple[str, ...], T.IcebergType] | None:
+    """Return the path and the type of a column, or of a field in structs."""
+    by_name = {field.name: field.field_type for field in columns}
+    if text in by_name:
+        return (text,), by_name[text]
+    for at in (number for number, letter in enumerate(text) if letter == "."):
+        kind = by_name.get(text[:at])
+        if isinstance(kind, T.StructType) and (inner := _field(text[at + 1 :], kind.fields)):
+            return (text[:at], *inner[0]), inner[1]
+    return None

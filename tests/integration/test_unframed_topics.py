@@ -1,0 +1,321 @@
+"""Topics whose records name no schema: plain JSON, bare Avro, text."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+import yaml
+from confluent_kafka.schema_registry import Schema
+from kafka_topics import Topic
+
+from topicberg import kafka, peek
+from topicberg.checks.topic import check_unknown_fields
+from topicberg.errors import TableflowError
+from topicberg.kafka.consumer import messages
+from topicberg.settings import Settings
+from topicberg.tableflow.deadletters import DeadLetters
+from topicberg.tableflow.drift import compare
+from topicberg.tableflow.forgetting.key import Key
+from topicberg.tableflow.forgetting.records import matching_keys, records_of, write_tombstones
+from topicberg.tableflow.layout import read_layout
+from topicberg.tableflow.reread import reread
+from topicberg.topics import load_topic
+
+pytestmark = pytest.mark.integration
+
+Make = Callable[..., Topic]
+TOPICBERG = Path(sys.executable).with_name("topicberg")
+READING = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "note": {"type": ["string", "null"]},
+        "at": {"type": "object", "properties": {"x": {"type": "number"}}},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+}
+KEY = {"type": "object", "properties": {"device": {"type": "integer"}}}
+PLAIN = {"format": "json", "file": "reading.json", "framing": "none"}
+LOG = {"error_handling": {"mode": "LOG"}}
+
+
+@pytest.fixture
+def make(own_project: Settings, make_topic: Make) -> Make:
+    """Topics of a project of their own, with a spec file."""
+    (own_project.schemas_dir / "reading.json").write_text(json.dumps(READING))
+    (own_project.schemas_dir / "key.json").write_text(json.dumps(KEY))
+
+    def made(**fields: Any) -> Topic:
+        topic = make_topic(**{"schema": PLAIN, **fields})
+        document = topic.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        path = own_project.topics_dir / f"{topic.spec.name}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return topic
+
+    return made
+
+
+def text(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def reading(rng: random.Random, number: int) -> dict[str, Any]:
+    return {
+        "id": number,
+        "note": rng.choice((None, "", "ü🙂\n", '"quoted"')),
+        "at": rng.choice((None, {"x": rng.uniform(-1e9, 1e9)})),
+        "tags": rng.choice(([], ["a", "b"])),
+    }
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+def test_plain_json_is_what_json_reads(make: Make, engine: str) -> None:
+    topic = make(tableflow={"engine": engine}, key={"format": "text"})
+    rng = random.Random(46)
+    sent = [text(reading(rng, number)) for number in range(3_000)]
+    topic.send_raw(sent, key=lambda number: f"k{number}".encode())
+    topic.ingest()
+    rows = sorted(topic.rows("id", "note", "at", "tags", "key"), key=lambda row: row["id"])
+    expected = [json.loads(one) | {"key": f"k{number}"} for number, one in enumerate(sent)]
+    assert rows == expected
+
+
+def test_malformed_plain_records_are_dead_letters_with_field_and_value(make: Make) -> None:
+    topic = make(tableflow=LOG)
+    topic.send_raw([text({"id": 1}), text({"id": "x"}), b"\0\0\0\0\1{}", b"no"], partition=0)
+    topic.ingest()
+    assert [row["id"] for row in topic.rows("id")] == [1]
+    dead = DeadLetters(topic.spec, topic.endpoints, topic.config)
+    found = list(_dead(topic, dead))
+    assert len(found) == 3
+    shown = peek.newest(topic.spec.name, 10, topic.endpoints, topic.config)
+    problems = [one.problem for one in shown]
+    assert problems[0] is None
+    assert problems[1] is not None
+    assert problems[1].startswith("field id (long): ")
+    assert sorted(found) == sorted(one for one in problems if one)
+
+
+def _dead(topic: Topic, dead: DeadLetters) -> Iterator[str]:
+    target = dead.target.name
+    begin = kafka.beginning_offsets(topic.endpoints, target)
+    end = kafka.end_offsets(topic.endpoints, target)
+    for message in messages(topic.endpoints, target, {p: (begin[p], end[p]) for p in end}):
+        raw = message.value() or b""
+        if topic.spec.name.encode() in raw:
+            schema = topic.endpoints.schema_registry_client().get_schema(
+                int.from_bytes(raw[1:5], "big")
+            )
+            parsed = fastavro.parse_schema(json.loads(schema.schema_str or ""))
+            record: Any = fastavro.schemaless_reader(BytesIO(raw[5:]), parsed, None)
+            yield record["error_message"]
+
+
+def test_json_without_a_schema_id_says_what_to_set(make: Make) -> None:
+    topic = make(schema={"format": "json", "file": "reading.json"})
+    registry = topic.endpoints.schema_registry_client()
+    registry.register_schema(topic.spec.value_subject, Schema(json.dumps(READING), "JSON"))
+    topic.send_raw([text({"id": 1})])
+    with pytest.raises(TableflowError) as found:
+        topic.ingest()
+    assert "the value is JSON without a schema id: set `schema.framing: none`" in str(found.value)
+
+
+def test_plain_keys_are_upserted_deleted_and_forgotten(make: Make) -> None:
+    topic = make(
+        key={"format": "json", "file": "key.json", "framing": "none"},
+        write_mode="upsert",
+        topic_config={"cleanup.policy": "compact"},
+    )
+    spellings = zip((1, 1, 2, 3, 3), ("", " ", "", "\t", "  "), strict=True)
+    keys = [f'{{"device":{gap}{number}}}'.encode() for number, gap in spellings]
+    values = [text({"note": note}) for note in "abcd"]
+    topic.send_raw([*values, None], key=lambda number: keys[number], partition=0)
+    topic.ingest()
+    assert rows_by_key(topic) == {1: "b", 2: "c"}
+    topic.send_raw([text({"note": "e"})], key=lambda _: b'{"device" : 2}', partition=0)
+    topic.ingest()
+    assert rows_by_key(topic) == {1: "b", 2: "e"}
+    assert reread(topic.spec, topic.table(), topic.endpoints, topic.config).rows == 0
+
+    layout = read_layout(topic.spec, None, topic.config)  # type: ignore[arg-type]
+    key = Key.parse(topic.spec.name, layout.key.fields(), "1")
+    matching = matching_keys(topic.spec, layout, key, topic.endpoints)
+    records = records_of(topic.endpoints, topic.spec.name, matching)
+    assert {raw for raw, _ in records.newest} == {keys[0], keys[1]}
+    assert write_tombstones(topic.endpoints, records) == 2
+    topic.ingest()
+    assert rows_by_key(topic) == {2: "e"}
+
+
+def rows_by_key(topic: Topic) -> dict[int, str]:
+    rows = topic.rows("device", "note")
+    assert len({row["device"] for row in rows}) == len(rows)
+    return {row["device"]: row["note"] for row in rows}
+
+
+def test_text_keys_are_upserted_and_forgotten(make: Make) -> None:
+    topic = make(
+        key={"format": "text"}, write_mode="upsert", topic_config={"cleanup.policy": "compact"}
+    )
+    topic.send_raw(
+        [text({"id": 1}), text({"id": 2}), text({"id": 3})],
+        key=lambda number: [b"a", b"\xc3\xbc", b"a"][number],
+        partition=0,
+    )
+    topic.ingest()
+    assert {row["key"]: row["id"] for row in topic.rows("key", "id")} == {"ü": 2, "a": 3}
+    layout = read_layout(topic.spec, None, topic.config)  # type: ignore[arg-type]
+    key = Key.parse(topic.spec.name, layout.key.fields(), "ü")
+    matching = matching_keys(topic.spec, layout, key, topic.endpoints)
+    records = records_of(topic.endpoints, topic.spec.name, matching)
+    assert {raw for raw, _ in records.newest} == {"ü".encode()}
+
+
+def test_plain_records_of_a_subjects_version(make: Make) -> None:
+    subject = f"readings-{uuid.uuid4().hex[:8]}"
+    topic = make(schema={"format": "json", "framing": "none", "subject": subject, "version": 1})
+    registry = topic.endpoints.schema_registry_client()
+    first = {"type": "object", "properties": {"id": {"type": "integer"}}}
+    registry.set_compatibility(subject, "NONE")
+    for schema in (first, READING):
+        registry.register_schema(subject, Schema(json.dumps(schema), "JSON"))
+    topic.send_raw([text({"id": 5, "note": "a"})])
+    topic.ingest()
+    assert "note" not in topic.table().schema().column_names
+    assert topic.rows("id") == [{"id": 5}]
+    topic.respec(schema=topic.spec.value_schema.model_dump() | {"version": "newest"})
+    topic.send_raw([text({"id": 6, "note": "b"})])
+    topic.ingest()
+    assert topic.rows("id", "note") == [{"id": 5, "note": None}, {"id": 6, "note": "b"}]
+    topic.respec(schema=topic.spec.value_schema.model_dump() | {"version": 9})
+    with pytest.raises(TableflowError, match="has no version 9"):
+        topic.ingest()
+    registry.delete_subject(subject)
+
+
+def test_change_log_of_plain_json_needs_no_registry(make: Make, own_project: Settings) -> None:
+    columns = {"id": {"type": "integer"}, "n": {"type": "string"}}
+    row = {"type": ["object", "null"], "properties": columns}
+    source = {"type": "object", "properties": {"lsn": {"type": "integer"}}}
+    envelope = {
+        "type": "object",
+        "properties": {
+            "before": row,
+            "after": row,
+            "op": {"type": "string"},
+            "ts_ms": {"type": "integer"},
+            "source": source,
+        },
+    }
+    (own_project.schemas_dir / "id.json").write_text(
+        json.dumps({"type": "object", "properties": {"id": {"type": "integer"}}})
+    )
+    (own_project.schemas_dir / "envelope.json").write_text(json.dumps(envelope))
+    topic = make(
+        key={"format": "json", "file": "id.json", "framing": "none"},
+        schema={"format": "json", "file": "envelope.json", "framing": "none"},
+        changelog={"format": "debezium"},
+        write_mode="upsert",
+    )
+
+    def change(op: str, before: Any, after: Any) -> bytes:
+        values = {"op": op, "before": before, "after": after, "ts_ms": 1, "source": {"lsn": 7}}
+        return text(values)
+
+    a, b = {"id": 1, "n": "a"}, {"id": 1, "n": "b"}
+    changes = [change("c", None, a), change("u", a, b), change("c", None, {"id": 2, "n": "c"})]
+    changes += [change("d", {"id": 2, "n": "c"}, None)]
+    topic.send_raw(changes, key=lambda number: text({"id": 1 if number < 2 else 2}), partition=0)
+    topic.ingest()
+    assert topic.rows("id", "n") == [b]
+    registry = topic.endpoints.schema_registry_client()
+    assert not [one for one in registry.get_subjects() if one.startswith(topic.spec.name)]
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+def test_event_time_of_a_field_partitions_the_table(make: Make, engine: str) -> None:
+    topic = make(
+        event_time={"field": "note", "format": "iso", "otherwise": "kafka"},
+        table={"partitioning": ["hour($$event-time)"]},
+        tableflow={"engine": engine},
+    )
+    times = [datetime(2026, 1, 31, hour, 30, tzinfo=UTC) for hour in range(24)]
+    values = [{"id": number, "note": at.isoformat()} for number, at in enumerate(times)]
+    values += [{"id": 24, "note": "soon"}, {"id": 25}]
+    topic.send_raw([text(one) for one in values], timestamp=lambda _: 1_700_000_000_000)
+    topic.ingest()
+    rows = sorted(topic.rows("id", "$$event-time"), key=lambda row: row["id"])
+    expected = [*times, *[datetime.fromtimestamp(1_700_000_000, UTC)] * 2]
+    assert [row["$$event-time"] for row in rows] == expected
+    table = topic.table()
+    assert table.properties["topicberg.event-times-from-kafka"] == "2"
+    hour = "`$$event-time` < '2026-01-31T06:00:00+00:00'".replace("`", '"')
+    files = [task.file for task in table.scan(row_filter=hour).plan_files()]
+    assert sum(file.record_count for file in files) == 8
+
+
+def test_event_time_that_is_missing_is_malformed_as_peek_says(make: Make) -> None:
+    topic = make(event_time={"field": "at.x", "format": "seconds"}, tableflow=LOG)
+    topic.send_raw([text({"at": {"x": 1.5e9}}), text({"at": {}}), text({"at": {"x": 1e300}})])
+    topic.ingest()
+    (row,) = topic.rows("$$event-time")
+    assert row["$$event-time"] == datetime.fromtimestamp(1.5e9, UTC)
+    dead = DeadLetters(topic.spec, topic.endpoints, topic.config)
+    shown = peek.newest(topic.spec.name, 10, topic.endpoints, topic.config)
+    problems = sorted(one.problem for one in shown if one.problem)
+    assert problems == sorted(_dead(topic, dead))
+    assert problems[0].startswith("field at.x (double): the event time is ")
+
+
+def test_new_topic_of_plain_json_becomes_a_table_and_infer_finds_what_changed(
+    make_topic: Make, own_project: Settings
+) -> None:
+    topic = make_topic(schema={"format": "bytes"})
+    rng = random.Random(1)
+    values = [reading(rng, number) | {"ts": 1_767_225_600 + number} for number in range(5_000)]
+    topic.send_raw([text(one) for one in values], key=lambda number: f"k{number}".encode())
+    shown = run("new", topic.spec.name, "--from-kafka", "--pipeline", "shop", "--enable")
+    assert "missing or null in some of them: note, at" in shown
+    assert "event_time: the field ts, seconds" in shown
+    topic.spec = load_topic(topic.spec.name, own_project)
+    topic.ingest()
+    rows = sorted(topic.rows("id", "note", "at", "tags", "ts", "key"), key=lambda row: row["id"])
+    assert rows == [one | {"key": f"k{number}"} for number, one in enumerate(values)]
+    shown = run("infer", topic.spec.name)
+    assert "fit " in shown
+    assert "lacks" not in shown
+
+    topic.send_raw([text({"id": "x", "ts": 1})], partition=0)
+    topic.send_raw([text({"id": 1, "ts": 1, "at": {"y": [1.5]}, "new": True})], partition=1)
+    found = json.loads(run("infer", topic.spec.name, "--json"))
+    assert [one["count"] for one in found["malformed"]] == [1]
+    assert found["malformed"][0]["reason"].startswith("field id (long): ")
+    unknown = {one["name"]: (one["records"], one["schema"]) for one in found["unknown"]}
+    array = {"type": "array", "items": {"type": "number"}}
+    assert unknown == {"new": (1, {"type": "boolean"}), "at.y": (1, array)}
+    assert found["unseen"] == []
+    drift = compare(topic.spec, topic.endpoints, topic.config)
+    finding = check_unknown_fields(topic.spec, drift)
+    assert not finding.passed
+    assert "at.y (in 1), new (in 1)" in finding.what
+    assert finding.since == datetime.fromisoformat(drift.unknown[0].since or "")
+
+
+def run(*arguments: str) -> str:
+    done = subprocess.run(
+        [TOPICBERG, "topics", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

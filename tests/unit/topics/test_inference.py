@@ -1,0 +1,192 @@
+"""Schemas that are inferred from plain JSON, and the rows that the sampled records become."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import plan_of, rows_of
+from pyiceberg.catalog.memory import InMemoryCatalog
+from specs import Project
+
+from topicberg.errors import SpecError
+from topicberg.tableflow.layout import read_layout, table_schema
+from topicberg.topics import TopicSpec, load_topic
+from topicberg.topics.discovery import FoundTopic
+from topicberg.topics.inference import infer
+from topicberg.topics.new import new_topic_from_kafka
+
+NAMES = st.sampled_from(["a", "b", "c", "größe", "x y"])
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.integers(-9, 9),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.datetimes(timezones=st.just(UTC)).map(datetime.isoformat),
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3)
+)
+RECORDS = st.lists(st.dictionaries(NAMES, VALUES, max_size=4), min_size=1, max_size=6)
+
+
+def expected(value: Any, schema: dict[str, Any]) -> Any:
+    """Return what a column has of a value, by the schema alone."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if value is None:
+        return None
+    if kind is None:
+        return ("text", value)
+    if "object" in kinds and "additionalProperties" in schema:
+        inner = schema["additionalProperties"]
+        return {name: expected(one, inner) for name, one in value.items()}
+    if "object" in kinds:
+        inner = schema["properties"]
+        return {name: expected(value.get(name), inner[name]) for name in inner}
+    if "array" in kinds:
+        return [expected(one, schema["items"]) for one in value]
+    if schema.get("format") == "date-time":
+        return datetime.fromisoformat(value.upper())
+    return float(value) if "number" in kinds else value
+
+
+def is_equal(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, tuple):
+        return isinstance(found, str) and json.loads(found) == wanted[1]
+    if isinstance(wanted, dict):
+        pairs = dict(found)
+        return pairs.keys() == wanted.keys() and all(
+            is_equal(pairs[name], one) for name, one in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return len(found) == len(wanted) and all(map(is_equal, found, wanted))
+    return bool(type(found) is type(wanted) and found == wanted)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(RECORDS)
+def test_sampled_records_become_rows_with_their_values(records: list[dict[str, Any]]) -> None:
+    if not any(records):
+        return
+    raws = [json.dumps(one, ensure_ascii=False).encode() for one in records]
+    found = infer(raws, "readings")
+    with TemporaryDirectory() as folder:
+        project = Project(Path(folder))
+        project.schema("readings.json", found.text)
+        own = {"format": "json", "file": "readings.json", "framing": "none"}
+        spec = TopicSpec.model_validate(
+            {
+                "name": "readings",
+                "pipeline": "shop",
+                "schema": {**own, "date_times": "timestamp"},
+                "key": {"format": "bytes"},
+            }
+        )
+        layout = read_layout(spec, cast("Any", None), project.config)
+        catalog = InMemoryCatalog("test")
+        catalog.create_namespace("n")
+        table = catalog.create_table("n.t", table_schema(spec, layout))
+        rows, rejected = rows_of(plan_of(spec, layout, table)[0], [(None, raw) for raw in raws])
+    assert rejected == {}
+    for record, row in zip(records, rows, strict=True):
+        for name, schema in found.schema["properties"].items():
+            assert is_equal(row[name], expected(record.get(name), schema)), (name, row[name])
+
+
+@pytest.mark.parametrize(
+    ("texts", "schema", "note"),
+    [
+        (["1", "2.5"], {"type": "number"}, ""),
+        (["1", f"{2**63}"], {}, "v (integers of more than 64 bits)"),
+        (["0.5", f"{2**53 + 1}"], {}, "v (numbers that a double rounds)"),
+        (["0.1234567890123456789"], {}, "v (numbers that a double rounds)"),
+        (["1", "null"], {"type": ["integer", "null"]}, "missing or null in some of them: v"),
+        (["null"], {}, "v (always null)"),
+        (['"a"', "1"], {}, "v (integer or string)"),
+        (['"2026-01-31T12:00:00Z"'], {"type": "string", "format": "date-time"}, "times, by"),
+        (['"2026-01-31T12:00:00Z"', '"soon"'], {"type": "string"}, ""),
+        (['"2026-01-31T12:00:00.123456789Z"'], {"type": "string"}, ""),
+        (["[]"], {}, "v (arrays without items)"),
+        (["[1, null]"], {"type": "array", "items": {"type": ["integer", "null"]}}, ""),
+        (["{}"], {}, "v (objects without fields)"),
+    ],
+)
+def test_field_has_the_type_that_all_records_have(
+    texts: list[str], schema: dict[str, Any], note: str
+) -> None:
+    found = infer([f'{{"v": {text}}}'.encode() for text in texts], "t")
+    assert found.schema["properties"]["v"] == schema
+    assert note in "\n".join(found.notes())
+
+
+def test_object_with_names_of_its_own_in_each_record_is_a_map() -> None:
+    raws = [json.dumps({"v": {f"device-{n}": n}}).encode() for n in range(30)]
+    found = infer(raws, "t")
+    assert found.schema["properties"]["v"] == {
+        "type": "object",
+        "additionalProperties": {"type": "integer"},
+    }
+    assert found.maps == ["v"]
+
+
+def new(project: Project, values: list[Any], key: bytes | None = b"k", **has: Any) -> Any:
+    read = [(key, one if isinstance(one, bytes) else json.dumps(one).encode()) for one in values]
+    of_kafka = FoundTopic(partitions=3, **has)
+    paths, notes = new_topic_from_kafka(
+        "readings", read, "shop", project.config, of_kafka, is_enabled=False
+    )
+    return yaml.safe_load(paths[0].read_text()), "\n".join(notes)
+
+
+def test_new_topic_of_plain_json_is_a_right_spec(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    values = [{"id": n, "createdAt": "2026-02-01T00:00:00Z", "ms": 5} for n in range(3)]
+    document, notes = new(project, [*values, b"no"])
+    assert document["schema"]["framing"] == "none"
+    assert document["key"] == {"format": "text"}
+    assert document["event_time"] == {"field": "createdAt", "format": "time"}
+    assert document["table"] == {"partitioning": ["hour($$event-time)"]}
+    assert document["derived_partitions"]["start"] == date(2026, 2, 1)
+    assert document["tableflow"] == {"enabled": False}
+    assert "the types of 3 records" in notes
+    assert "1 more records are no JSON objects" in notes
+    spec = load_topic("readings", project.config)
+    assert spec.columns(project.config)["createdAt"] == "timestamptz"
+
+
+@pytest.mark.parametrize(
+    ("key", "has", "expected_key", "mode"),
+    [
+        (None, {}, {"format": "bytes"}, "append"),
+        (b"\xff", {}, {"format": "bytes"}, "append"),
+        (b"a", {"is_compacted": True}, {"format": "text"}, "upsert"),
+        (
+            b'{"id": 1}',
+            {"is_compacted": True},
+            {"format": "json", "framing": "none", "file": "readings-key.json"},
+            "upsert",
+        ),
+    ],
+)
+def test_new_topic_reads_keys(
+    tmp_path: Path, key: bytes | None, has: Any, expected_key: Any, mode: str
+) -> None:
+    document, _ = new(Project(tmp_path), [{"n": 1, "ts": 1_767_225_600_000}], key, **has)
+    assert document["key"] == expected_key
+    assert document["write_mode"] == mode
+    assert document["event_time"] == {"field": "ts", "format": "milliseconds"}
+
+
+def test_new_topic_of_other_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="nor JSON objects"):
+        new(Project(tmp_path), [b"\x01\x02"])
