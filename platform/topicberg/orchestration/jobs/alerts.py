@@ -29,6 +29,7 @@ from topicberg.dagster.locations import (
     location_of_sensor,
     location_tags,
 )
+from topicberg.dagster.run_assets import assets_of_run
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import asked_range
 from topicberg.orchestration.checks.evaluations import last_evaluations
@@ -52,7 +53,6 @@ UNLOADED_SECONDS = 600
 remembers the sensors of those that were renamed."""
 _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
-_EVENTS = 1_000
 _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
@@ -236,26 +236,8 @@ class Reader:
         )
 
     def _assets_of(self, run: dg.DagsterRun, events: set[dg.DagsterEventType]) -> frozenset[str]:
-        instance = self._instance
-        if hasattr(instance, "get_asset_keys_for_run"):  # reads no event
-            keys = instance.get_asset_keys_for_run(run.run_id, events)
-        else:  # in Dagster 1.12
-            keys = set(self._keys_of_events(run.run_id, events))
+        keys = assets_of_run(self._instance, run.run_id, events)
         return frozenset(key.to_user_string() for key in keys)
-
-    def _keys_of_events(
-        self, run_id: str, events: set[dg.DagsterEventType]
-    ) -> Iterator[dg.AssetKey]:
-        cursor, more = None, True
-        while more:
-            page = self._instance.get_records_for_run(
-                run_id, cursor=cursor, of_type=events, limit=_EVENTS
-            )
-            cursor, more = page.cursor, page.has_more
-            for record in page.records:
-                event = record.event_log_entry.dagster_event
-                if event and event.asset_key:
-                    yield event.asset_key
 
     def _errors(self, run_id: str) -> Iterator[StepError]:
         records = self._instance.get_records_for_run(

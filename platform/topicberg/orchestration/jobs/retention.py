@@ -102,6 +102,7 @@ def _own_runs(
     :param keys: the assets of topicberg
     """
     from topicberg.dagster.locations import location_of_run
+    from topicberg.dagster.run_assets import assets_of_run
 
     location, found = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
     for run in _older(instance, tags, before):
@@ -114,7 +115,7 @@ def _own_runs(
             found[run.run_id] = selected
             continue
         planned = {dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED}
-        selected = selected or frozenset(instance.get_asset_keys_for_run(run.run_id, planned))
+        selected = selected or assets_of_run(instance, run.run_id, planned)
         if selected and selected <= keys:
             found[run.run_id] = selected
     return found

@@ -1,0 +1,32 @@
+"""The assets that events of a run are about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+_EVENTS = 1000
+"""Events that are read at once."""
+
+
+def assets_of_run(
+    instance: dg.DagsterInstance, run_id: str, events: set[dg.DagsterEventType]
+) -> frozenset[dg.AssetKey]:
+    """Return the assets of a run's events of some types."""
+    if hasattr(instance, "get_asset_keys_for_run"):  # reads no event
+        return frozenset(instance.get_asset_keys_for_run(run_id, events))
+    return frozenset(_keys(instance, run_id, events))  # in Dagster 1.12
+
+
+def _keys(
+    instance: dg.DagsterInstance, run_id: str, events: set[dg.DagsterEventType]
+) -> Iterator[dg.AssetKey]:
+    cursor, more = None, True
+    while more:
+        page = instance.get_records_for_run(run_id, cursor=cursor, of_type=events, limit=_EVENTS)
+        cursor, more = page.cursor, page.has_more
+        for record in page.records:
+            event = record.event_log_entry.dagster_event
+            if event and event.asset_key:
+                yield event.asset_key
