@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bare_python import bare_python
 from pyspark import cloudpickle
+from pyspark.sql.connect.session import SparkSession
 from python_project import write_project
 
 from topicberg.clients.catalog import ensure_namespace
@@ -46,6 +47,9 @@ def _forget() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] in ("parcels", "rates")]:
         del sys.modules[name]
     cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES.clear()
+    # A session that another test closed: modules are imported where there is none.
+    SparkSession._active_session.session = None
+    SparkSession._default_session = None
     importlib.invalidate_caches()
 
 

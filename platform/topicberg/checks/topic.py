@@ -154,12 +154,12 @@ def check_unknown_fields(spec: TopicSpec, drift: Drift) -> Finding:
     """Return whether records have fields that the schema lacks, and since when."""
     facts = {"records": drift.records, "unknown": ", ".join(one.name for one in drift.unknown)}
     if not drift.unknown:
-        return good(f"{drift.schema} has every field of {drift.records:,} records", **facts)
+        return good(f"{drift.schema} has every field of {count(drift.records, 'record')}", **facts)
     names = ", ".join(f"{one.name} (in {one.records:,})" for one in drift.unknown)
     times = [datetime.fromisoformat(one.since) for one in drift.unknown if one.since]
     return Finding(
-        what=f"of {drift.records:,} records of a sample, some have fields that {drift.schema} "
-        f"lacks, and that have no column: {names}",
+        what=f"of {count(drift.records, 'record')} of a sample, some have fields that "
+        f"{drift.schema} lacks, and that have no column: {names}",
         remediation=f"`topicberg topics infer {spec.name}` shows what to add to the schema",
         since=min(times, default=None),
         severity="warning",

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
+from topicberg.wording import count
+
 _DATE_TIME = re.compile(
     r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
 )
@@ -78,9 +80,10 @@ class Inference:
 
     def notes(self) -> list[str]:
         """Return what was guessed, for people."""
-        found = [f"the schema has the types of {self.records} records: review it"]
+        found = [f"the schema has the types of {count(self.records, 'record')}: review it"]
         if self.others:
-            found.append(f"{self.others} more records are no JSON objects, and will be malformed")
+            others = count(self.others, "record")
+            found.append(f"not JSON objects, and so malformed later: {others} of the sample")
         for what, names in (
             ("missing or null in some of them", self.optional),
             ("columns with the JSON text", self.untyped),

@@ -159,7 +159,7 @@ def test_new_topic_of_plain_json_is_a_right_spec(tmp_path: Path) -> None:
     assert document["derived_partitions"]["start"] == date(2026, 2, 1)
     assert document["tableflow"] == {"enabled": False}
     assert "the types of 3 records" in notes
-    assert "1 more records are no JSON objects" in notes
+    assert "not JSON objects, and so malformed later: 1 record of the sample" in notes
     spec = load_topic("readings", project.config)
     assert spec.columns(project.config)["createdAt"] == "timestamptz"
 
