@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +32,25 @@ from real_servers import kafka_broker, oauth_server
 from workloads import WORKLOADS, fill_topic
 
 
+@dataclass(frozen=True)
+class Token:
+    """Equal for equal logins, as that of MSK IAM: clients are kept by their configuration."""
+
+    uri: str
+
+    def __call__(self, _: str) -> tuple[str, float]:
+        client = {"grant_type": "client_credentials", "client_id": "a", "client_secret": "b"}
+        answer = requests.post(self.uri, client, timeout=10).json()
+        return answer["access_token"], time.time() + answer["expires_in"]
+
+
 class ByPython(KafkaLogin):
     """A login by OIDC whose tokens are requested here, not by librdkafka."""
 
     def librdkafka(self) -> dict[str, Any]:
-        uri = self.token_uri
-
-        def token(_: str) -> tuple[str, float]:
-            client = {"grant_type": "client_credentials", "client_id": "a", "client_secret": "b"}
-            answer = requests.post(str(uri), client, timeout=10).json()
-            return answer["access_token"], time.time() + answer["expires_in"]
-
         known = super().librdkafka().items()
         found = {name: value for name, value in known if "oauthbearer" not in name}
-        return {**found, "oauth_cb": token}
+        return {**found, "oauth_cb": Token(str(self.token_uri))}
 
 
 def main(records: int, rounds: int) -> None:
@@ -67,10 +73,10 @@ def main(records: int, rounds: int) -> None:
             "by Python": own.model_copy(update={"kafka_own": None, **with_login}),
         }
         topic = fill_topic(both["none"], WORKLOADS[0], records)
+        labs = {name: Lab(endpoints, config) for name, endpoints in both.items()}
         best = dict.fromkeys(both, float("inf"))
         for number in range(rounds + 1):
-            for name, endpoints in both.items():
-                lab = Lab(endpoints, config)
+            for name, lab in labs.items():
                 start = time.perf_counter()
                 table = engine(lab, topic)
                 if number:  # the first round starts processes
