@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
+from topicberg.formats.json.syntax import type_of
 from topicberg.wording import count
 
 _DATE_TIME = re.compile(
@@ -169,7 +170,7 @@ def _of_present(
     values: Sequence[Any], path: tuple[str, ...], found: Inference
 ) -> dict[str, Any] | str:
     """Return the schema of values that are not null, or why no type has them all."""
-    kinds = {_kind(value) for value in values}
+    kinds = {type_of(value) for value in values}
     if kinds == {"object"}:
         return _object(values, path, found)
     if kinds == {"array"}:
@@ -187,21 +188,6 @@ def _of_present(
     if len(kinds) > 1:
         return f"{' or '.join(sorted(kinds))}"
     return {"type": kinds.pop()}
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
 
 
 def _object(

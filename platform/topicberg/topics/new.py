@@ -236,12 +236,7 @@ def _new_plain(
         document["table"] = {"partitioning": [f"hour({column})"]}
         document["derived_partitions"] = {"granularity": "hourly", "start": start}
     document |= _reviewed(is_enabled)
-    _validate(document)
-    spec_file = config.topics_dir / f"{name}.yaml"
-    paths = [spec_file, *texts]
-    _write({**texts, spec_file: _yaml(document)})
-    _check(name, paths, config)
-    return paths, notes
+    return _write_spec(document, texts, config), notes
 
 
 def _plain_key(name: str, keys: Sequence[bytes]) -> tuple[dict[str, Any], str | None]:
@@ -385,7 +380,18 @@ def _written(
     else:
         document |= _by_hours()
     document |= _reviewed(is_enabled)
+    return _write_spec(document, texts, config)
+
+
+def _write_spec(
+    document: Mapping[str, Any], texts: Mapping[Path, str], config: Settings
+) -> list[Path]:
+    """Write a spec and its schema files; return their paths, the spec's first.
+
+    :raises SpecError: a file exists already, or the spec is invalid
+    """
     _validate(document)
+    name = document["name"]
     spec_file = config.topics_dir / f"{name}.yaml"
     paths = [spec_file, *texts]
     _write({**texts, spec_file: _yaml(document)})

@@ -236,7 +236,25 @@ Compatibility = Literal[
 ]
 
 
-class ValueSchema(SpecModel):
+class _WithSchema:
+    """What the sections of the value and of the key have in common."""
+
+    if TYPE_CHECKING:
+        format: Any
+        framing: Framing
+        file: str | None
+
+    @property
+    def has_schema(self) -> bool:
+        return self.format in DECODED
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the schema is in the registry, and is not only a file."""
+        return self.has_schema and (self.framing != "none" or self.file is None)
+
+
+class ValueSchema(_WithSchema, SpecModel):
     """The schema of the record value."""
 
     format: SchemaFormat
@@ -257,17 +275,8 @@ class ValueSchema(SpecModel):
     version: Literal["newest"] | PositiveInt = "newest"
     """Framing ``none`` without a schema file: the version of the subject that records have."""
 
-    @property
-    def has_schema(self) -> bool:
-        return self.format in DECODED
 
-    @property
-    def is_registered(self) -> bool:
-        """Whether the schema is in the registry, and is not only a file."""
-        return self.has_schema and (self.framing != "none" or self.file is None)
-
-
-class KeySpec(SpecModel):
+class KeySpec(_WithSchema, SpecModel):
     """The record key."""
 
     format: KeyFormat = "none"
@@ -290,15 +299,6 @@ class KeySpec(SpecModel):
     in a header; ``none``: not at all, so all records have one schema."""
     version: Literal["newest"] | PositiveInt = "newest"
     """Framing ``none`` without a schema file: the version of the subject that records have."""
-
-    @property
-    def has_schema(self) -> bool:
-        return self.format in DECODED
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether the schema is in the registry, and is not only a file."""
-        return self.has_schema and (self.framing != "none" or self.file is None)
 
 
 ChangeColumn = Literal[

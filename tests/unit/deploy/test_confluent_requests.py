@@ -308,9 +308,9 @@ def test_unknown_write_mode_is_reported_and_left(deployed: Stackless) -> None:
     steps = {step.resource.key: step for step in engine.plan(graph, context)}
     step = steps["confluent/tableflow/stock_trades"]
     assert (step.action, "in mode UPSERT_HISTORY" in step.reason) == (Action.KEEP, True)
-    told: list[str] = []
-    engine.create(graph, context, lambda _, what: told.append(what))
-    assert any("UPSERT_HISTORY" in what for what in told)
+    reported: list[str] = []
+    engine.create(graph, context, lambda _, what: reported.append(what))
+    assert any("UPSERT_HISTORY" in what for what in reported)
     assert deployed.enabled["stock_trades"]["mode"] == "UPSERT_HISTORY"
     deployed.enabled["stock_trades"]["mode"] = "APPEND"
 

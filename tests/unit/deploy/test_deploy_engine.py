@@ -172,10 +172,10 @@ def test_refusal_after_a_new_dependency_is_tried_again_in_any_words(context: Dep
     engine.create(graph[1:2], context, quiet)
     cast(Any, context).fresh = set()
     cast(Any, context).trouble = {"c": [REFUSED] * len(engine.PAUSES)}
-    told: list[str] = []
-    engine.create(graph, context, lambda _, what: told.append(what))
+    reported: list[str] = []
+    engine.create(graph, context, lambda _, what: reported.append(what))
     assert _log(context) == ["create b", "create a", "create c"]
-    assert sum("refused: 400: none of the words" in what for what in told) == len(engine.PAUSES)
+    assert sum("refused: 400: none of the words" in what for what in reported) == len(engine.PAUSES)
 
 
 def test_refusal_without_a_new_dependency_is_final(context: DeployContext) -> None:
@@ -577,12 +577,14 @@ def test_long_step_tells_how_long_it_takes(
     context: DeployContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wait, "SILENT_SECONDS", 0.05)
-    told: list[tuple[str, str]] = []
+    reported: list[tuple[str, str]] = []
     graph = [Slow("slow", "slow"), Thing("fast", "fast")]
-    engine.create(graph, context, lambda resource, what: told.append((resource.key, what)))
-    assert ("slow", "creating, about 5 min") in told
-    assert any("not ready yet, usually about 5 min" in what for key, what in told if key == "slow")
-    assert [what for key, what in told if key == "fast"] == ["creating", "created"]
-    ended = len(told)
+    engine.create(graph, context, lambda resource, what: reported.append((resource.key, what)))
+    assert ("slow", "creating, about 5 min") in reported
+    assert any(
+        "not ready yet, usually about 5 min" in what for key, what in reported if key == "slow"
+    )
+    assert [what for key, what in reported if key == "fast"] == ["creating", "created"]
+    ended = len(reported)
     time.sleep(0.1)
-    assert len(told) == ended
+    assert len(reported) == ended

@@ -44,6 +44,7 @@ from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, specification_with
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
+from topicberg.formats.json.syntax import type_of
 from topicberg.formats.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
@@ -557,7 +558,7 @@ def _types(parts: Sequence[_Part]) -> list[str]:
     declared = _get(parts, "type")
     if declared is None:
         if constants := _constants(parts):
-            declared = list(dict.fromkeys(map(_type_of, constants)))
+            declared = list(dict.fromkeys(map(type_of, constants)))
             if len({kind for kind in declared if kind != "null"}) > 1 and set(declared) != _NUMERIC:
                 return []
         else:
@@ -573,20 +574,3 @@ def _allows_all(parts: Sequence[_Part]) -> bool:
     """Return whether a schema does not restrict values: ``{}``, except for comments."""
     comments = {"$ref", "$comment", "default", "title", "description", "examples"}
     return bool(parts) and all(comments >= part.schema.keys() for part in parts)
-
-
-def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"

@@ -196,3 +196,21 @@ def _double_text(double: float) -> str:
 def abbreviated(value: Any) -> str:
     """Return a value for a message."""
     return shortened(value if isinstance(value, Number) else rendered(value, MAX_LENGTH))
+
+
+def type_of(value: Any) -> str:
+    """Return the type of a value, as JSON Schema calls it; a whole number is an integer."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
