@@ -21,7 +21,7 @@ READ_SECONDS = 60.0
 SAMPLE_SECONDS = 3.0
 NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
-SPOTS = 5
+_SPOTS, _SPOTS_OF_A_SMALL_BATCH, _SMALL_BATCH = 5, 2, 4_000
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
 _MAX_BATCH_BYTES = 256 * 1024 * 1024
 """The largest batch of records that is decompressed in this process."""
@@ -133,17 +133,20 @@ def record_bytes(
     """Return the average size of the records at some spots of offset ranges, from first to last.
 
     :param ranges: partition → first offset, and the offset after the last one
-    :returns: bytes per offset, at :data:`SPOTS` evenly spaced offsets; empty: nothing could be read
+    :returns: bytes per offset, at five evenly spaced offsets, or at both ends of fewer than 4,000:
+        each spot takes a few percent of the time of such a batch; empty: nothing could be read
         within a few seconds
     """
+    records = sum(end - start for start, end in ranges.values())
+    last = (_SPOTS if records >= _SMALL_BATCH else _SPOTS_OF_A_SMALL_BATCH) - 1
     largest = sorted(ranges, key=lambda p: ranges[p][0] - ranges[p][1])[:_SAMPLED_PARTITIONS]
     found: list[float | None] = []
     small = {"fetch.message.max.bytes": 64 * 1024, "queued.max.messages.kbytes": 4096}
     with _consumer(endpoints, topic, {}, committed=False, **small) as consumer:
         deadline = time.monotonic() + SAMPLE_SECONDS
-        for number in range(SPOTS):
+        for number in range(last + 1):
             spots = {
-                p: max(start, start + (end - start) * number // (SPOTS - 1) - _SAMPLED_RECORDS)
+                p: max(start, start + (end - start) * number // last - _SAMPLED_RECORDS)
                 for p, (start, end) in ranges.items()
                 if p in largest
             }
