@@ -10,6 +10,8 @@ needs a running stack (``TOPICBERG_STATE_DIR``) with nothing else to do.
   registers, refreshes and checks every table. Its time over the time that it waits for Spark.
 - ``arrival``: a record a second, under ``dagster dev``; from a record's time in Kafka until a query
   of Snowflake has it.
+- ``derived``: 100 records a second; until each of the topic's derived tables has them in Snowflake,
+  and where the time of the runs went.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from dagster_dev import dagster_dev
 
 from topicberg import kafka
+from topicberg.cli.compute import load_lake
 from topicberg.dagster.home import dagster_home
 from topicberg.datagen.runner import run_here, start
 from topicberg.endpoints import load_endpoints
@@ -46,13 +49,15 @@ from topicberg.tableflow.engine import run_once
 from topicberg.topics import load_topic
 
 TOPIC = "stock_trades"
-PARTS = ("load", "idle", "graph", "arrival")
+PARTS = ("load", "idle", "graph", "arrival", "derived")
 LOAD_SECONDS = 5.0
 IDLE_SHARE = 0.05
 """Of a core, for all sensors together."""
 OVERHEAD = 0.30
 ARRIVAL_SECONDS = 10.0
 """Beyond the commit interval, for half of the records."""
+DERIVED_RATE, DERIVED_SECONDS = 100, (30.0, 60.0)
+"""Records a second; the median, and the 99th percentile, of all derived tables together."""
 WAITED_FOR = ("_execute_and_fetch_as_iterator", "_execute", "_analyze")
 """How Spark Connect's client waits for its server."""
 PATIENCE_SECONDS = 600.0
@@ -247,14 +252,99 @@ def arrival(seconds: int) -> Iterator[Row]:
     yield "Kafka to Snowflake, p99", f"{worst:.1f} s", "", None
 
 
+def derived(seconds: int) -> Iterator[Row]:
+    config, spec, endpoints = settings(), load_topic(TOPIC), load_endpoints()
+    kafka.ensure_topic(spec, endpoints, config)
+    lake = load_lake(config)
+    tables = {
+        lake.table(table).snowflake_name: table.time_column
+        for table in lake.derived
+        if lake.root(table).name == TOPIC
+    }
+    newest: dict[str, datetime] = {}
+    waits: dict[str, list[float]] = {name: [] for name in tables}
+
+    def look() -> None:
+        """Note how long ago the rows are that Snowflake has now and had not before."""
+        for name, column in tables.items():
+            sql = f'SELECT max("{column}") FROM {name}'
+            value = run_query(sql, "snowflake", endpoints, config).scalar()
+            if value is None:
+                continue
+            time_, now = value.astimezone(UTC), datetime.now(UTC)
+            for second in range(int((time_ - newest.get(name, time_)).total_seconds())):
+                waits[name].append((now - time_).total_seconds() + second)
+            newest[name] = time_
+
+    with dagster_dev(config):
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        run_here(config, TOPIC, rate=0, count=10)
+        while len(newest) < len(tables):
+            look_if_there(look)
+            assert time.monotonic() < deadline, f"{sorted(newest)} of {sorted(tables)}"
+            time.sleep(1)
+        first = datetime.now(UTC)
+        start(config, TOPIC, rate=DERIVED_RATE, count=DERIVED_RATE * seconds)
+        time.sleep(DERIVED_SECONDS[1])  # the tables before it have no rows of a while
+        for of_table in waits.values():
+            of_table.clear()
+        deadline = time.monotonic() + seconds - DERIVED_SECONDS[1]
+        while time.monotonic() < deadline:
+            look_if_there(look)
+            time.sleep(0.5)
+    everything = sorted(wait for of_table in waits.values() for wait in of_table)
+    for name, of_table in waits.items():
+        half, worst = _percentiles(sorted(of_table))
+        yield f"Kafka to {name}, p50, p99", f"{half:.1f} s, {worst:.1f} s", "", None
+    for measured, allowed, label in zip(
+        _percentiles(everything), DERIVED_SECONDS, ("p50", "p99"), strict=True
+    ):
+        name = f"Kafka to derived tables in Snowflake, {label}"
+        yield name, f"{measured:.1f} s", f"< {allowed:.0f} s", measured < allowed
+    with dg.DagsterInstance.from_config(str(dagster_home(config))) as instance:
+        yield from _run_times(instance, first)
+
+
+def _percentiles(ordered: list[float]) -> tuple[float, float]:
+    return ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
+
+
+def _run_times(instance: dg.DagsterInstance, since: datetime) -> Iterator[Row]:
+    """Yield where the seconds of the runs went that ended, at the median of a job."""
+    parts: dict[str, list[tuple[float, ...]]] = {}
+    for record in instance.get_run_records(dg.RunsFilter(created_after=since)):
+        stats = instance.get_run_step_stats(record.dagster_run.run_id)
+        spans = [(s.start_time, s.end_time) for s in stats if s.start_time and s.end_time]
+        if not record.end_time or not record.start_time or not spans:
+            continue
+        begin, work = min(first for first, _ in spans), union(spans)
+        parts.setdefault(record.dagster_run.job_name, []).append(
+            (
+                record.start_time - record.create_timestamp.timestamp(),
+                begin - record.start_time,
+                work,
+                max(last for _, last in spans) - begin - work,
+                record.end_time - max(last for _, last in spans),
+            )
+        )
+    for job, of_job in sorted(parts.items()):
+        medians = ", ".join(f"{statistics.median(part):.1f}" for part in zip(*of_job, strict=True))
+        yield (
+            f"{len(of_job)} runs of {job}: queue, start, work, between, end",
+            f"{medians} s",
+            "",
+            None,
+        )
+
+
 def look_if_there(look: Callable[[], None]) -> None:
     from topicberg.errors import TopicbergError
 
     try:
         look()
     except TopicbergError as error:
-        # Neither the table nor the database, before the first run on a new stack.
-        if not any(why in str(error) for why in ("does not exist", "not have a current database")):
+        # Neither the table nor the schema, before the first run on a new stack.
+        if not any(why in str(error) for why in ("does not exist", "not have a current")):
             raise
 
 
@@ -264,6 +354,7 @@ def main(rows: int, seconds: int, only: list[str]) -> bool:
         "idle": idle,
         "graph": lambda: graph(rows),
         "arrival": lambda: arrival(seconds),
+        "derived": lambda: derived(seconds),
     }
     shown, good = Table("what", "measured", "target", ""), True
     try:

@@ -9,7 +9,7 @@ from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.metadata import copied_columns, documentation
 from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.assets.tables import kafka_key
+from topicberg.orchestration.assets.tables import kafka_key, priority
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -31,6 +31,7 @@ def publishing_asset(spec: TopicSpec, derived: DerivedTable, lake: Lake) -> dg.A
         kinds={"kafka", spec.value_schema.format},
         owners=list(spec.owners or table.owners),
         pool="publish",
+        op_tags=priority(-1),  # after the tables
         description=f"Kafka topic `{spec.name}` ({compacted}, subject `{spec.value_subject}`) of "
         f"the rows of `{'.'.join(table.identifier)}`.\n\n{spec.description}\n\nA materialization "
         "sends the rows that changed since the last one in transactions, exactly once.",

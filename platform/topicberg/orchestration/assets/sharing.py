@@ -38,6 +38,7 @@ from topicberg.orchestration.assets.tables import (
     kafka_key,
     operation_name,
     pool_of,
+    priority,
     refresh,
     register,
     snowflake_spec,
@@ -58,7 +59,7 @@ SHARED_BY = 50
 """Topics of one operation, at most on average. More would cost each run that needs one of them."""
 MAX_SHOWN = 5
 """Failed assets that the error of a step names."""
-_PRIORITY = {"iceberg": "2", "glue": "1", "snowflake": "0"}
+_PRIORITIES = {"iceberg": 2, "glue": 1, "snowflake": 0}
 """Of the steps of a run: parents first."""
 
 _OPTIONAL = dg.Out(dg.Nothing, is_required=False)
@@ -168,7 +169,7 @@ def _materialization(name: str, system: str, parts: Sequence[Part]) -> dg.Assets
         name=name,
         out=dict.fromkeys((*specs, *checks), _OPTIONAL),
         pool=pool_of(system),
-        tags={"dagster/priority": _PRIORITY[system]},
+        tags=priority(_PRIORITIES[system]),
     )
     def materialization(
         context: dg.AssetExecutionContext,

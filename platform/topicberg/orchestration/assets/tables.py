@@ -19,6 +19,9 @@ from topicberg.topics import TopicSpec
 
 CATALOGS = ("iceberg", "glue", "snowflake")
 SNOWFLAKE_POOL = "snowflake"
+_PRIORITIES = {"iceberg": 2, "glue": 3, "snowflake": 4}
+"""Of steps of one table, in the order in which a run executes what it can (0: computations): a
+table reaches Snowflake before the next one is computed, not after all of them."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,28 @@ def pool_of(system: str) -> str | None:
     return SNOWFLAKE_POOL if system == "snowflake" else None
 
 
+def priority(number: int) -> dict[str, str]:
+    """Return the tags of a step: a run executes the one with the greatest number first.
+
+    https://docs.dagster.io/guides/operate/managing-concurrency/run-priority
+    """
+    return {"dagster/priority": str(number)}
+
+
 def own_operation(
     spec: dg.AssetSpec,
     work: Callable[[dg.AssetExecutionContext, Lakehouse, Snowflake], dg.MaterializeResult],
 ) -> dg.AssetsDefinition:
     """Return an asset as an operation of its own."""
 
-    @dg.multi_asset(name=operation_name(spec.key), specs=[spec], pool=pool_of(spec.key.path[0]))
+    system = spec.key.path[0]
+
+    @dg.multi_asset(
+        name=operation_name(spec.key),
+        specs=[spec],
+        pool=pool_of(system),
+        op_tags=priority(_PRIORITIES[system]),
+    )
     @retried()
     def materialize(
         context: dg.AssetExecutionContext,

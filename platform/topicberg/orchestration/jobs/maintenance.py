@@ -7,11 +7,12 @@ import dagster as dg
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.dagster import BACKGROUND
+from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.checks.adapter import KIND
-from topicberg.orchestration.jobs.schedules import EXECUTOR, PROJECT, schedule_unless_busy
+from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 
 import dagster as dg
 
+from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
 from topicberg.orchestration.checks.adapter import KIND
-from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
 

@@ -14,12 +14,12 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from topicberg.dagster import BACKGROUND
+from topicberg.dagster.executor import EXECUTOR
 from topicberg.errors import safe
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.platform import platform_keys
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
 from topicberg.orchestration.checks.adapter import COMPUTATION, KIND, REGISTRATION
-from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"

@@ -2,8 +2,8 @@
 
 import dagster as dg
 
+from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.checks.adapter import KIND
-from topicberg.orchestration.jobs.schedules import EXECUTOR
 from topicberg.settings import Settings
 
 AT = "17 3 * * *"

@@ -14,11 +14,6 @@ from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import settings
 
 UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
-
-
-EXECUTOR = dg.in_process_executor
-"""Of every job, whatever the code location has: steps that topics share need it (see
-:mod:`.assets.sharing`), and a process a step would cost seconds each."""
 PROJECT = "topicberg/project"
 """Tag of runs that schedules start: the prefix of the project. Another project in the instance has
 jobs of the same names, and a schedule does not know its code location."""

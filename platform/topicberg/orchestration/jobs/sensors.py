@@ -29,6 +29,7 @@ from pyiceberg.table import Table as IcebergTable
 
 from topicberg import kafka
 from topicberg.dagster import BACKGROUND
+from topicberg.dagster.executor import EXECUTOR
 from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
@@ -44,7 +45,7 @@ from topicberg.orchestration.checks.adapter import COMPUTATION, KIND, REGISTRATI
 from topicberg.orchestration.jobs.changes import BATCH_SECONDS, Tick, advance
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
-from topicberg.orchestration.jobs.schedules import EXECUTOR, run_with_key, skip_if_unavailable
+from topicberg.orchestration.jobs.schedules import run_with_key, skip_if_unavailable
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     Cursor,
