@@ -44,6 +44,7 @@ from pyiceberg.typedef import Record
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.file_columns import as_type
+from topicberg.iceberg.files import partition_key
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.names import schema_in_files
 
@@ -133,7 +134,8 @@ class DataFileWriter:
         self._file_schema = schema_in_files(self._schema)
         self._arrow = schema_to_pyarrow(self._file_schema)
         self._paths = load_location_provider(target.location, target.properties)
-        self._open: dict[tuple[Any, ...], _File] = {}
+        self._open: dict[tuple[object, ...], _File] = {}
+        """By :func:`partition_key`."""
         self._begun = 0
         """Open files that have a row group."""
         self._waiting = 0
@@ -195,7 +197,7 @@ class DataFileWriter:
         codes, names = list[NDArray[Any]](), list[list[Any]]()
         for field in self._spec.fields:
             source = self._schema.find_field(field.source_id)
-            column = columns[source.name]
+            column = _decoded(columns[source.name])
             if isinstance(field.transform, VoidTransform):
                 column = pa.nulls(len(column), column.type)
                 transformed = column
@@ -226,7 +228,7 @@ class DataFileWriter:
             source = self._schema.find_field(field.source_id)
             name = str(place)
             transform = field.transform.pyarrow_transform(source.field_type)
-            keys[name] = transform(columns[source.name])
+            keys[name] = transform(_decoded(columns[source.name]))
             is_up = field.direction == SortDirection.ASC
             sorting.append((name, "ascending" if is_up else "descending"))
         nulls = self._order.fields[0].null_order == NullOrder.NULLS_FIRST
@@ -238,9 +240,10 @@ class DataFileWriter:
 
     def _write(self, values: tuple[Any, ...], rows: pa.Table, is_copy: bool) -> tuple[str, int]:
         """Write rows of one partition; return their file, and the position of the first one."""
-        file = self._open.get(values)
+        key = partition_key(values)
+        file = self._open.get(key)
         if file is None:
-            file = self._open[values] = self._new(values)
+            file = self._open[key] = self._new(key, values)
         place = file.path, file.rows
         self._waiting += file.add(rows)
         if file.waiting_bytes >= GROUP_BYTES and (file.is_begun or self._begun < MAX_OPEN):
@@ -256,19 +259,19 @@ class DataFileWriter:
         self._waiting -= file.waiting_bytes
         file.write()
 
-    def _new(self, values: tuple[Any, ...]) -> _File:
-        key, partition = None, Record()
+    def _new(self, key: tuple[object, ...], values: tuple[Any, ...]) -> _File:
+        of_path, partition = None, Record()
         if values:
             fields = list(map(PartitionFieldValue, self._spec.fields, values))
-            key = _Key(fields, self._spec, self._schema)
-            partition = key.partition
+            of_path = _Key(fields, self._spec, self._schema)
+            partition = of_path.partition
         name = f"{self._id}-{self._made:05}.parquet"
         self._made += 1
-        path = self._paths.new_data_location(name, key)
-        return _File(self._io, path, values, partition, self._format)
+        path = self._paths.new_data_location(name, of_path)
+        return _File(self._io, path, key, partition, self._format)
 
     def _close(self, file: _File) -> None:
-        del self._open[file.values]
+        del self._open[file.key]
         self._begun -= file.is_begun
         self._waiting -= file.waiting_bytes
         self.files.append(file.close(self._spec.spec_id))
@@ -281,7 +284,7 @@ class DataFileWriter:
             closing = [(file, workers.submit(file.close, self._spec.spec_id)) for file in files]
             for file, closed in closing:
                 self.files.append(closed.result())
-                del self._open[file.values]
+                del self._open[file.key]
         except BaseException:
             workers.shutdown(cancel_futures=True)
             for file in self._open.values():
@@ -295,9 +298,9 @@ class _File:
     """A file that is written."""
 
     def __init__(
-        self, io: FileIO, path: str, values: tuple[Any, ...], partition: Record, owner: _Format
+        self, io: FileIO, path: str, key: tuple[object, ...], partition: Record, owner: _Format
     ) -> None:
-        self.values, self.path, self.size, self.rows = values, path, 0, 0
+        self.key, self.path, self.size, self.rows = key, path, 0, 0
         self.waiting_bytes = 0
         """Bytes of rows that are not written."""
         self._io, self._partition, self._format = io, partition, owner
@@ -395,6 +398,11 @@ def _grouped(
         combined = combined.astype(np.uint16)
     moves = np.argsort(combined, kind="stable")
     return combined[moves].astype(np.int64), moves if order is None else order[moves]
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """Return an array without a dictionary, which Iceberg's transforms do not know."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def copied(table: pa.Table) -> pa.Table:

@@ -70,9 +70,18 @@ def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry
 
 
 def partition_of(file: DataFile) -> tuple[object, ...]:
-    """Return the partition spec and the partition's values, to group files by."""
+    """Return the partition spec and what tells its partitions apart, to group files by."""
     values = file.partition
-    return file.spec_id, *(values[place] for place in range(len(values)))
+    return file.spec_id, *partition_key(values[place] for place in range(len(values)))
+
+
+def partition_key(values: Iterable[object]) -> tuple[object, ...]:
+    """Return what tells partitions apart: as in Iceberg, -0.0 and 0.0 are two, and NaN is one.
+
+    A reader takes the value of an identity partition from the metadata, so rows of one value that
+    were put into the partition of the other would change. https://iceberg.apache.org/spec/#sorting
+    """
+    return tuple(("float", repr(one)) if isinstance(one, float) else one for one in values)
 
 
 def names_in_file(arrow: pa.Schema, fields: Mapping[int, str]) -> dict[str, str]:

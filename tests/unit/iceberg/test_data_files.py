@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from datetime import UTC, date, datetime
@@ -10,6 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 from weakref import WeakSet
 
 import numpy as np
@@ -21,7 +23,8 @@ from hypothesis import strategies as st
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.expressions import GreaterThanOrEqual
 from pyiceberg.expressions.literals import literal
-from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.io.pyarrow import PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.manifest import DataFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -34,11 +37,16 @@ from pyiceberg.transforms import (
     MonthTransform,
     Transform,
     TruncateTransform,
+    VoidTransform,
     YearTransform,
 )
+from pyiceberg.typedef import Record
 from pyiceberg.types import (
     DateType,
     DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
     ListType,
     LongType,
     MapType,
@@ -55,6 +63,7 @@ from topicberg.iceberg.data_files import (
     Target,
     repeated,
 )
+from topicberg.iceberg.files import partition_of
 
 SCHEMA = Schema(
     NestedField(1, "$$time", TimestamptzType(), required=False),
@@ -335,3 +344,61 @@ def without_names(value: Any) -> Any:
     if isinstance(value, dict):
         value = [*value.values()]
     return [*map(without_names, value)] if isinstance(value, list | tuple) else value
+
+
+def of_one_column(
+    folder: Path, kind: IcebergType, transform: Transform[Any, Any], *batches: pa.Array
+) -> list[tuple[Any, list[Any]]]:
+    """Write a table with one column; return the partition and the rows of each file."""
+    schema = Schema(NestedField(1, "value", kind, required=False))
+    spec = PartitionSpec(PartitionField(1, 1000, transform, "part"))
+    with DataFileWriter(Target(folder.as_uri(), schema, spec, {}), PyArrowFileIO()) as writer:
+        for batch in batches:
+            writer.write({"value": batch})
+    return [
+        (file.partition[0], pq.read_table(urlparse(file.file_path).path)["value"].to_pylist())
+        for file in writer.files
+    ]
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, -0.0, math.nan, math.inf, 1.5, None]), min_size=1)))
+@pytest.mark.parametrize("kind", [DoubleType(), FloatType()])
+def test_identity_of_floats_has_a_partition_for_each_value_and_one_for_nan(
+    tmp_path_factory: pytest.TempPathFactory, kind: IcebergType, batches: list[list[float | None]]
+) -> None:
+    arrow = pa.float64() if isinstance(kind, DoubleType) else pa.float32()
+    arrays = [pa.array(batch, arrow) for batch in batches]
+    found = of_one_column(tmp_path_factory.mktemp("floats"), kind, IdentityTransform(), *arrays)
+    written = {repr(part): list(map(repr, values)) for part, values in found}
+    assert len(written) == len(found)
+    wanted = [repr(value) for batch in batches for value in batch]
+    assert written == {value: [value] * wanted.count(value) for value in wanted}
+
+
+@pytest.mark.parametrize(
+    ("transform", "partitions"),
+    [
+        (IdentityTransform(), {"orders", None}),
+        (VoidTransform(), {None}),
+        (TruncateTransform(2), {"or", None}),
+        (BucketTransform(8), {BucketTransform(8).transform(StringType())("orders"), None}),
+    ],
+)
+def test_constant_is_partitioned_as_its_values(
+    tmp_path: Path, transform: Transform[Any, Any], partitions: set[Any]
+) -> None:
+    constant = pa.array(["orders", None, "orders"]).dictionary_encode()
+    found = of_one_column(tmp_path, StringType(), transform, constant, constant)
+    assert {part for part, _ in found} == partitions
+    assert len(found) == len(partitions)
+    assert sum(len(values) for _, values in found) == 6
+
+
+def test_partitions_of_zero_and_of_minus_zero_are_two_groups_of_files() -> None:
+    files = [
+        DataFile.from_args(partition=Record(value)) for value in (0.0, -0.0, math.nan, float("nan"))
+    ]
+    for file in files:
+        file.spec_id = 0
+    groups = {partition_of(file) for file in files}
+    assert len(groups) == 3
