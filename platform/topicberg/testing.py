@@ -20,7 +20,8 @@ from topicberg.project_code import send
 from topicberg.settings import settings
 from topicberg.spark import CONNECT_MODE, new_session, quote
 from topicberg.topics import TopicSpec, load_topic
-from topicberg.transforms.derived import TableName, spark_name
+from topicberg.transforms.derivation import TableName
+from topicberg.transforms.spark_tables import spark_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

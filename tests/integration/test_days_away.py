@@ -36,7 +36,7 @@ from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.testing import rows, spark_session
 from topicberg.topics import load_topic, load_topics
-from topicberg.transforms.derived import spark_name
+from topicberg.transforms.spark_tables import spark_name
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -27,8 +27,10 @@ from topicberg.errors import TopicbergError
 from topicberg.iceberg.hours import Hours, union
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session
-from topicberg.transforms import derived
-from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
+from topicberg.transforms import derived, placement
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import write_window
+from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.unread import unread
 from topicberg.transforms.versions import computed_by, outdated
 from topicberg.transforms.windows import FOREVER, Window
@@ -283,7 +285,8 @@ def try_table(stack: Endpoints, spark: SparkSession, seed: int) -> None:
 def test_random_table_in_any_runs_equals_the_whole(
     stack: Endpoints, spark: SparkSession, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(derived, "AT_ONCE", 3)  # some runs have several commits
+    for module in (derived, placement):
+        monkeypatch.setattr(module, "AT_ONCE", 3)  # some runs have several commits
     try_table(stack, spark, seed)
 
 
@@ -292,7 +295,8 @@ def test_random_table_in_any_runs_equals_the_whole(
 def test_many_random_tables_in_any_runs_equal_the_whole(
     stack: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(derived, "AT_ONCE", 3)
+    for module in (derived, placement):
+        monkeypatch.setattr(module, "AT_ONCE", 3)
     number = int(os.environ.get("TOPICBERG_TEST_TABLES", "200"))
     first = int(os.environ.get("TOPICBERG_TEST_SEED", "1000"))
     failed: dict[int, str] = {}

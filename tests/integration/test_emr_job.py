@@ -36,7 +36,8 @@ from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.testing import rows, spark_session, topic_frame
 from topicberg.topics import load_topics
-from topicberg.transforms.derived import TableName, spark_name
+from topicberg.transforms.derivation import TableName
+from topicberg.transforms.spark_tables import spark_name
 from topicberg_local import jars, spark
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]

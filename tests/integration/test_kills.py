@@ -41,7 +41,9 @@ from topicberg.orchestration.assets.derived import derivation
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.topics import load_topics
-from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import write_window
+from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.windows import FOREVER, Window
 
 if TYPE_CHECKING:

@@ -23,7 +23,9 @@ from topicberg.orchestration.assets.lake import Lake
 from topicberg.settings import Settings, settings
 from topicberg.testing import spark_session
 from topicberg.topics import Rules, load_topics
-from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import write_window
+from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.windows import Window
 
 pytestmark = pytest.mark.integration

@@ -24,7 +24,8 @@ from topicberg.orchestration.resources import confluent
 from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.transforms.derived import Derivation, Source, write_window
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import write_window
 from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.transforms.windows import Window
 

@@ -16,7 +16,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, summary
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
-from topicberg.transforms.derived import spark_name
+from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.upsert_view import UpsertView, refresh
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -24,7 +24,9 @@ from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
-from topicberg.transforms.derived import Derivation, Source, spark_name, write_window
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import write_window
+from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.transforms.windows import Window, reached
 

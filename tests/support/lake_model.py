@@ -44,7 +44,8 @@ from topicberg.orchestration.jobs.changes import advance
 from topicberg.orchestration.jobs.snapshot_cursor import Cursor, RunState
 from topicberg.orchestration.jobs.watches import Watch
 from topicberg.topics import TopicSpec
-from topicberg.transforms.derived import Derivation, Source, summary_of
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import summary_of
 from topicberg.transforms.windows import FOREVER, WINDOW, Window
 
 SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))

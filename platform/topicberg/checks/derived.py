@@ -26,7 +26,7 @@ from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
-from topicberg.transforms.derived import Derivation
+from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import Known, SourceTable, unread
 from topicberg.transforms.upsert_view import merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns

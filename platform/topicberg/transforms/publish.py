@@ -47,7 +47,8 @@ from topicberg.kafka.transactions import (
 )
 from topicberg.spark import quote
 from topicberg.topics.schema import read_schema
-from topicberg.transforms.derived import TableName, spark_name
+from topicberg.transforms.derivation import TableName
+from topicberg.transforms.spark_tables import spark_name
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer

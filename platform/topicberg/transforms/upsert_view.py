@@ -23,16 +23,10 @@ from topicberg.iceberg.summaries import DATA_TTL_RUN, SOURCE_SNAPSHOTS, operatio
 from topicberg.iceberg.tables import find_table
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.spark import quote
-from topicberg.transforms.derived import (
-    ATTEMPTS,
-    TableName,
-    ensure_table,
-    name_in_spark,
-    optional,
-    rows_at_head,
-    serializable,
-    spark_name,
-)
+from topicberg.transforms.derivation import TableName
+from topicberg.transforms.derived import ATTEMPTS
+from topicberg.transforms.spark_tables import name_in_spark, rows_at_head, serializable, spark_name
+from topicberg.transforms.target import ensure_table, optional
 from topicberg.transforms.windows import computations
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.tableflow.table import _evolve
-from topicberg.transforms.derived import ensure_table
+from topicberg.transforms.target import ensure_table
 
 DECIMAL = DecimalType(10, 2)
 

@@ -27,8 +27,8 @@ from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.retry import classify
-from topicberg.transforms.derived import ensure_table
 from topicberg.transforms.publish import Progress, _target
+from topicberg.transforms.target import ensure_table
 from topicberg.transforms.unread import SourceTable, unread
 from topicberg.transforms.windows import computations
 

@@ -18,7 +18,9 @@ from topicberg.checks.derived import check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
-from topicberg.transforms.derived import Derivation, Source, _drop_unused, ensure_table, summary_of
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import _drop_unused, summary_of
+from topicberg.transforms.target import ensure_table
 from topicberg.transforms.unread import SourceTable
 from topicberg.transforms.versions import (
     COMPUTED_BY,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from topicberg.transforms.derived import _OUTSIDE, _REFUSED, Derivation, Source, _misplaced
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.placement import OUTSIDE, REFUSED, misplaced
 from topicberg.transforms.windows import Window
 
 START = datetime(2026, 1, 1, 5, tzinfo=UTC)
@@ -41,9 +42,9 @@ def test_misplaced_row_names_what_was_found_expected_and_needed(
     """``number``: of the partition; 0 with everything before it, None what is before it alone."""
     end = START if number is None else START + (number + 1) * HOUR
     source = Window(end - HOUR if number else None, end)
-    text = f"[USER_RAISED_EXCEPTION] {_OUTSIDE} {source} <{time}> SQLSTATE: P0001"
-    refused = _REFUSED.search(text)
+    text = f"[USER_RAISED_EXCEPTION] {OUTSIDE} {source} <{time}> SQLSTATE: P0001"
+    refused = REFUSED.search(text)
     assert refused
-    error = _misplaced(plan, *refused.groups())
+    error = misplaced(plan, *refused.groups())
     assert expected in error.message
     assert hint in (error.hint or "")

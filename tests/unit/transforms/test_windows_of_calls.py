@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
-from topicberg.transforms.derived import Derivation, Source
+from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.windows import FOREVER, Window, reached
 
 START = datetime(2026, 1, 1, 5, tzinfo=UTC)

@@ -41,15 +41,9 @@ from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.settings import emr_settings, settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
-from topicberg.transforms.derived import (
-    RETENTION_MARGIN,
-    Derivation,
-    Source,
-    Transform,
-    Written,
-    read_window,
-    write_window,
-)
+from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
+from topicberg.transforms.derived import Written, write_window
+from topicberg.transforms.spark_tables import read_window
 from topicberg.transforms.windows import FOREVER
 from topicberg.wording import count
 

@@ -30,7 +30,7 @@ from topicberg.orchestration.checks.evaluations import (
 from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.security.redaction import redact
 from topicberg.security.text import markdown_line
-from topicberg.transforms.derived import read_window
+from topicberg.transforms.spark_tables import read_window
 
 KIND = "topicberg/kind"
 """Tag of runs: what they are for."""

@@ -37,7 +37,7 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     settle,
 )
 from topicberg.orchestration.jobs.watches import Watch
-from topicberg.transforms.derived import Derivation
+from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import unread
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.tables import CATALOGS
 from topicberg.orchestration.checks.catalogue import CheckKeys
 from topicberg.orchestration.jobs.pipelines import COMPUTE, compute_job, keys_of
-from topicberg.transforms.derived import Derivation
+from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.windows import FOREVER, reached
 
 

@@ -178,7 +178,7 @@ class Tables(ConfigurableResource):
 
         :raises TopicbergError: there is no such table
         """
-        from topicberg.transforms.derived import name_in_spark
+        from topicberg.transforms.spark_tables import name_in_spark
 
         return self.spark.read.table(name_in_spark(self.iceberg(table)))
 

@@ -1,0 +1,202 @@
+"""The table that is derived: created, and changed to the columns that its function returns."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import (
+    TableAlreadyExistsError,
+    ValidationError,
+)
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.table.snapshots import Operation
+
+from topicberg.errors import CommitConflictError, TopicbergError
+from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.names import partition_field_name
+from topicberg.iceberg.summaries import summary
+from topicberg.iceberg.tables import find_table
+from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
+from topicberg.transforms.derivation import TableName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame
+
+_TRANSFORMS = ("hour", "day", "month", "year")
+"""Iceberg's transforms of a time, the shortest first."""
+_PROPERTIES = {
+    "write.parquet.compression-codec": "zstd",
+    "write.merge.mode": "merge-on-read",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+}
+
+
+def ensure_table(
+    catalog: Catalog,
+    name: TableName,
+    columns: pa.Schema,
+    partition: tuple[str, str] | None = None,
+    format_version: int = 2,
+    before: Table | None = None,
+) -> Table:
+    """Create or evolve a table so that it has these columns and at least one snapshot.
+
+    Without rows the snapshot is empty; the first overwrite is validated against it.
+
+    :param partition: column and Iceberg transform
+    :param format_version: of a new table
+    :param before: the table as it was before its sources were loaded; None: there was none
+    :raises CommitConflictError: another run wrote since then, maybe from newer sources
+    :raises TopicbergError: a column cannot have its new type, or the partitions are longer
+    """
+    head, table = head_id(before) if before else None, before or find_table(catalog, name)
+    if table is None:
+        table = _create(catalog, name, columns, partition, format_version)
+    else:
+        _evolve(table, columns)
+        if partition:
+            _check_partition(table, *partition)
+            keep_bounds(table, partition[:1])
+    if table.current_snapshot() is None:  # new, or the run that created it was killed
+        with suppress(CommitConflictError):  # another run was faster
+            SnapshotChange(table, Operation.APPEND).commit()
+        table.refresh()
+    if head_id(table) != head and (head is not None or has_rows(table)):
+        raise CommitConflictError(f"table {'.'.join(name)}: another run wrote to it")
+    return table
+
+
+def _check_partition(table: Table, column: str, transform: str) -> None:
+    """Check that windows of a transform can be replaced in the files of a table.
+
+    A file may have the rows of a whole partition. Partitions may be shorter than windows, not
+    longer; another partition spec of the table would not change files that exist.
+    """
+    source = table.schema().find_field(column).field_id
+    found = {str(each.transform) for each in table.spec().fields if each.source_id == source}
+    others = [
+        table.schema().find_column_name(each.source_id)
+        for each in table.spec().fields
+        if str(each.transform) in _TRANSFORMS and each.source_id != source
+    ]
+    if others and not found:
+        raise TopicbergError(
+            f"table {'.'.join(table.name())} is partitioned by its event time {others[0]}, and its "
+            f"event time is now {column}: no run would replace the rows that it has",
+            hint=f"name the event time {others[0]} again, or drop the table and backfill it",
+        )
+    longer = {*_TRANSFORMS[_TRANSFORMS.index(transform) + 1 :]}
+    if found and found <= longer:
+        raise TopicbergError(
+            f"table {'.'.join(table.name())} is partitioned by {', '.join(sorted(found))} of "
+            f"{column}, and cannot be computed by {transform}: a file may have rows of several",
+            hint="set the granularity to what it was, or drop the table and backfill it",
+        )
+
+
+def _evolve(table: Table, columns: pa.Schema) -> None:
+    new = table.catalog._convert_schema_if_needed(columns)
+    if _same_columns(new, table.schema()):
+        return
+    try:
+        check_types(table.schema().as_struct(), new.as_struct())
+        with table.update_schema() as update:
+            update.union_by_name(new)
+    except (ValidationError, ValueError, TypeError) as error:
+        name = ".".join(table.name())
+        raise TopicbergError(
+            f"table {name} cannot have the columns that are computed for it: {error}",
+            hint="give the changed column another name, or drop the table and backfill it",
+        ) from error
+
+
+def _same_columns(one: Schema, other: Schema) -> bool:
+    """Whatever their ids are: an update of a schema takes time also if it changes nothing."""
+    from pyiceberg.schema import assign_fresh_schema_ids
+
+    first, second = (assign_fresh_schema_ids(each).as_struct() for each in (one, other))
+    return first == second
+
+
+def _create(
+    catalog: Catalog,
+    name: TableName,
+    columns: pa.Schema,
+    partition: tuple[str, str] | None,
+    format_version: int,
+) -> Table:
+    """Create the table with one request: AWS Glue refuses staged creation and requires a location.
+
+    https://docs.aws.amazon.com/glue/latest/dg/iceberg-rest-apis.html, "CreateTable"
+    """
+    from pyiceberg.schema import assign_fresh_schema_ids
+    from pyiceberg.transforms import parse_transform
+
+    from topicberg.clients.catalog import TABLES, ensure_namespace
+    from topicberg.logins.catalog import LOCATIONS
+
+    ensure_namespace(catalog, name[0])
+    schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
+    spec = PartitionSpec()
+    if partition:
+        column, transform = partition
+        source = schema.find_field(column).field_id
+        field_name = partition_field_name(column, transform, schema.column_names)
+        field = PartitionField(source, 1000, parse_transform(transform), field_name)
+        spec = PartitionSpec(field)
+    properties = {
+        "format-version": str(format_version),
+        **_PROPERTIES,
+        **bounds_kept(partition[:1] if partition else ()),
+    }
+    # Like a topic's table, it gets a location of its own, never that of a table that was dropped.
+    location = None
+    if LOCATIONS not in catalog.properties:
+        location = f"{catalog.properties[TABLES]}{name[0]}/v1/{uuid.uuid4()}"
+    with suppress(TableAlreadyExistsError):  # another run was faster
+        return catalog.create_table(
+            name, schema, location=location, partition_spec=spec, properties=properties
+        )
+    return catalog.load_table(name)
+
+
+def described(frame: DataFrame) -> pa.Schema:
+    """Return a frame's columns, with the descriptions of the sources' columns that it keeps."""
+    import pyarrow as pa
+    from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    columns = frame.schema
+    comments = {one.name: (one.metadata or {}).get("comment") for one in columns}
+    return pa.schema(
+        [
+            field.with_metadata({PYARROW_FIELD_DOC_KEY: comment})
+            if (comment := comments[field.name])
+            else field
+            for field in to_arrow_schema(columns)
+        ]
+    )
+
+
+def optional(columns: pa.Schema) -> pa.Schema:
+    """Return the columns, each of which may be null."""
+    import pyarrow as pa
+
+    return pa.schema([field.with_nullable(True) for field in columns])
+
+
+def head_id(table: Table) -> int | None:
+    head = table.current_snapshot()
+    return head.snapshot_id if head else None
+
+
+def has_rows(table: Table) -> bool:
+    head = table.current_snapshot()
+    return head is not None and int(summary(head).get("total-records", 0)) > 0
