@@ -85,9 +85,9 @@ def fill(table: Table, index: KeyIndex, files: int, found: Keys) -> None:
             np.concatenate([part, random.integers(0, 2**64, more, np.uint64)]) for part in held
         )
         keys = HeldKeys.of(merged([Keys(high, low, np.arange(FILE_ROWS, dtype=np.uint32))]))
-        path = index._path(file)
-        key_files.write(path, keys, index._seal(file))
-        index._upload(table, file)
+        path = index.store.path(file)
+        key_files.write(path, keys, index.store.seal(file))
+        index.store.upload(table, file)
         change.add([file])
     change.commit()
     table.refresh()
@@ -108,7 +108,7 @@ def measure(folder: Path, rows: int, keys: int) -> list[str]:
     )
     wanted = batch(keys)
     index = KeyIndex(folder / "keys", table, COLUMNS)
-    hashes = index.hashes([*wanted.select(COLUMNS).columns])
+    hashes = index.hasher.hashes([*wanted.select(COLUMNS).columns])
     fill(table, index, rows // FILE_ROWS, Keys(hashes.high[::2], hashes.low[::2], hashes.position))
     head = table.current_snapshot()
     assert head is not None

@@ -31,8 +31,8 @@ from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.tableflow.columns import absent_columns, buffers_of, chunks
 from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.key_hashing import key_texts
 from topicberg.tableflow.key_values import key_text
-from topicberg.tableflow.keys import _key_texts
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.rejections import Rejections
@@ -138,7 +138,7 @@ def run(seed: int, catalog: Catalog) -> tuple[int, int, int]:
             columns = [rows.column(name) for name in key.names]
             assert key_text(columns, key.shapes).to_pylist() == texts, f"seed {seed}"
             assert file is not None
-            of_file = [text for text, _, _ in _key_texts(table, file, key, no_keys)]
+            of_file = [text for text, _, _ in key_texts(table, file, key, no_keys)]
             assert pa.chunked_array(of_file).to_pylist() == texts, f"seed {seed}: in the file"
             in_columns += len(raws)
         rows_read += len(raws)
@@ -184,7 +184,7 @@ def test_key_of_a_file_has_the_nested_fields_of_any_name(tmp_path: Path) -> None
     assert raws == keys
     assert key.is_in_columns
     assert file is not None
-    (found,) = (text for text, _, _ in _key_texts(table, file, key, no_keys))
+    (found,) = (text for text, _, _ in key_texts(table, file, key, no_keys))
     assert found.to_pylist() == rows.column(IDENTITY).to_pylist()
     assert len(set(found.to_pylist())) == RECORDS
     raw = RawKeys(layout.key, key, ForeignSchemas(cast("Any", None)))

@@ -84,7 +84,7 @@ class Target:
         """Return the hash of each key by its number; a key with a null has none."""
         if not keys.num_rows:
             return {}
-        hashes = self.index.hashes(keys.columns)
+        hashes = self.index.hasher.hashes(keys.columns)
         whole = np.ones(keys.num_rows, np.bool_)
         for column in keys.columns:
             whole &= column.is_valid().to_numpy(zero_copy_only=False)
@@ -129,8 +129,8 @@ class OldRows:
         if not (keys.num_rows and self.values.num_rows):
             return found
         index = self.target.index
-        own = index.hashes([self.values.column(name) for name in self.target.keys])
-        wanted = index.hashes(keys.columns)
+        own = index.hasher.hashes([self.values.column(name) for name in self.target.keys])
+        wanted = index.hasher.hashes(keys.columns)
         place = pc.index_in(_array(wanted), value_set=_array(own))
         has_row = place.is_valid().to_numpy(zero_copy_only=False)
         found[wanted.position[has_row]] = own.position[place.drop_null().to_numpy()]

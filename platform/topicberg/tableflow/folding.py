@@ -176,7 +176,7 @@ class Folding:
         return self._applied(changes, by_key, missing, truncates, moves, lost)
 
     def _hashes(self, rows: pa.Table) -> Any:
-        return self.target.index.hashes([rows.column(name) for name in self.target.keys])
+        return self.target.index.hasher.hashes([rows.column(name) for name in self.target.keys])
 
     def _missing(self, counts: NDArray[np.bool_]) -> list[str]:
         """Return the columns of which some changes lack values."""
@@ -422,7 +422,7 @@ class Folding:
             return {}, []
         found = dict(known)
         late: list[Place] = []
-        hashes = self.target.index.hashes(places.select(self.target.key_columns).columns)
+        hashes = self.target.index.hasher.hashes(places.select(self.target.key_columns).columns)
         is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)[hashes.position]
         held_high = np.array([int(key[:16], 16) for key in known], np.uint64)
         rows = places.select(["partition", "offset", "m", "p", "op"])

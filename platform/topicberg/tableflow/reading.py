@@ -26,7 +26,7 @@ from topicberg.tableflow.columns import (
     chunks,
 )
 from topicberg.tableflow.key_files import newest
-from topicberg.tableflow.keys import hash_decoded, hash_keys, times_of
+from topicberg.tableflow.key_hashing import hash_decoded, hash_keys, times_of
 from topicberg.tableflow.memory import limited
 from topicberg.tableflow.plan import Plan
 from topicberg.tableflow.rejections import Rejections

@@ -35,7 +35,8 @@ from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
-from topicberg.tableflow.keys import DecodeKeys, KeyIndex, index_of, no_decoder, times_of
+from topicberg.tableflow.key_hashing import DecodeKeys, no_decoder, times_of
+from topicberg.tableflow.keys import KeyIndex, index_of
 from topicberg.tableflow.layout import KEY, Half, read_layout
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.skips import current_user
@@ -84,10 +85,10 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
     listed, found["partition"], found["offset"], found["deletes"], times = columns
     raw, partition = pa.array(listed, pa.binary()), np.ascontiguousarray(found["partition"])
     found["time"] = 0
-    if index.key is not None:
+    if index.hasher.key is not None:
         micros = [None if time < 0 else 1_000 * time for time in times]
-        found["time"] = times_of(pa.array(micros, pa.int64()), raw, index.key)
-    keys = index.hashed_raw(raw, pa.array(partition))
+        found["time"] = times_of(pa.array(micros, pa.int64()), raw, index.hasher.key)
+    keys = index.hasher.hashed_raw(raw, pa.array(partition))
     found = found[keys.position]
     found["high"], found["low"] = keys.high, keys.low
     return found

@@ -80,7 +80,7 @@ class TopicKeys:
         keys, own = written.keys.newest()
         index = self._of_upserts(plan.layout, table)
         found: list[FileRows] = []
-        if head is not None and index.key is not None:
+        if head is not None and index.hasher.key is not None:
             times = written.keys.times
             times = np.empty(0, np.int64) if times is None else times  # without records
             found, stale = index.older_rows(table, head, keys, times)
@@ -97,7 +97,7 @@ class TopicKeys:
         """Return the rows whose key a newer row has, if other keys are equal than before."""
         table, head = plan.table, plan.table.current_snapshot()
         index = self._of_upserts(plan.layout, table)
-        if head is None or plan.key_definition == index.definition:
+        if head is None or plan.key_definition == index.hasher.definition:
             return []
         found = index.repeated_rows(table, head)
         self._removed = sum(len(rows.positions) for rows in found)
@@ -110,7 +110,7 @@ class TopicKeys:
             return {}
         index, removed = self._of_upserts(plan.layout, plan.table), self._removed
         self._removed = 0
-        if plan.key_definition == index.definition:
+        if plan.key_definition == index.hasher.definition:
             return {}
         is_rebuilt = plan.table.current_snapshot() is not None
         rebuilt_at_ms = plan.now_ms if is_rebuilt else None
@@ -127,7 +127,7 @@ class TopicKeys:
         key = self.upsert_key(plan.layout, plan.table)
         if key is None or not key.is_decoded:
             return plan.properties
-        definition = self._of_upserts(plan.layout, plan.table).definition
+        definition = self._of_upserts(plan.layout, plan.table).hasher.definition
         return plan.properties | {summaries.KEY_DEFINITION: definition}
 
     def keep(self, plan: BatchPlan, written: Written) -> None:
@@ -147,9 +147,9 @@ class TopicKeys:
         def keep() -> None:
             try:
                 for path, held in keys.of_files() if keys is not None else ():
-                    index.hold(of_path[path], held)
+                    index.store.hold(of_path[path], held)
                 if not plan.backlog:
-                    index.share(table)
+                    index.store.share(table)
             except Exception as error:  # they are computed when they are needed
                 logger.warning("topic %s: key files are not written: %s", self._spec.name, error)
 

@@ -16,6 +16,7 @@ from pyiceberg import types as T
 
 from topicberg.formats import protobuf
 from topicberg.formats.subjects import RegisteredSchema
+from topicberg.tableflow import key_hashing
 from topicberg.tableflow.key_files import (
     HeldKeys,
     Keys,
@@ -25,15 +26,14 @@ from topicberg.tableflow.key_files import (
     with_partition,
 )
 from topicberg.tableflow.key_values import KeyShape, key_text
-from topicberg.tableflow.keys import _one_text
 from topicberg.tableflow.upsert_key import key_shape
 
 texts = st.none() | st.text(max_size=6)
 numbers = st.none() | st.integers(-(2**31), 2**31 - 1)
 
 
-def one_text(columns: list[Any], types: list[Any]) -> list[bytes]:
-    found: list[bytes] = _one_text(columns, types).to_pylist()
+def texts_of(columns: list[Any], types: list[Any]) -> list[bytes]:
+    found: list[bytes] = key_hashing.one_text(columns, types).to_pylist()
     return found
 
 
@@ -43,7 +43,7 @@ def test_decoded_keys_are_equal_if_values_are(
 ) -> None:
     kinds = [pa.string(), pa.large_string(), pa.int64()]
     columns = [pa.array([key[n] for key in keys], kind) for n, kind in enumerate(kinds)]
-    found = one_text(columns, kinds)
+    found = texts_of(columns, kinds)
     assert len(set(found)) == len(set(keys))
     for one, key in zip(found, keys, strict=True):
         assert one == found[keys.index(key)]
@@ -51,15 +51,15 @@ def test_decoded_keys_are_equal_if_values_are(
 
 def test_decoded_keys_of_narrower_types_are_equal() -> None:
     wide, narrow = pa.array([1, -7], pa.int64()), pa.array([1, -7], pa.int32())
-    assert one_text([wide], [pa.int64()]) == one_text([narrow], [pa.int64()])
+    assert texts_of([wide], [pa.int64()]) == texts_of([narrow], [pa.int64()])
     digits = [Decimal("1.50")]
     short, long = (pa.array(digits, pa.decimal128(size, 2)) for size in (4, 20))
-    assert one_text([short], [pa.decimal128(20, 2)]) == one_text([long], [pa.decimal128(20, 2)])
+    assert texts_of([short], [pa.decimal128(20, 2)]) == texts_of([long], [pa.decimal128(20, 2)])
 
 
 def test_decoded_keys_of_times_are_text_of_numbers() -> None:
     times = pa.array([0, 1_000_000], pa.timestamp("us", "UTC"))
-    assert one_text([times], [pa.timestamp("us", "UTC")]) == [b"1:0", b"7:1000000"]
+    assert texts_of([times], [pa.timestamp("us", "UTC")]) == [b"1:0", b"7:1000000"]
 
 
 def test_text_of_earlier_versions_is_the_same() -> None:

@@ -33,8 +33,9 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.tableflow import keys as module
 from topicberg.tableflow.key_files import Keys, in_order, newest_of_partitions
+from topicberg.tableflow.key_hashing import hash_decoded, times_of
 from topicberg.tableflow.key_values import KeyShape, key_text
-from topicberg.tableflow.keys import KeyIndex, hash_decoded, times_of
+from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.upsert_key import UpsertKey
 
 ID = NestedField(1, "id", LongType(), required=False)
@@ -251,7 +252,10 @@ def test_key_files_of_other_definitions_are_not_read(catalog: SqlCatalog, tmp_pa
     assert one.read() == {1: "b"}
     assert len({path.parent for path in one.folder.rglob("*.keys")}) == 2
     wider = KeyIndex(one.folder, one.table, ("id", "value"), is_decoded=True)
-    assert len({wider.definition, raw_index.definition, one.index.definition}) == 3
+    assert (
+        len({wider.hasher.definition, raw_index.hasher.definition, one.index.hasher.definition})
+        == 3
+    )
 
 
 def test_hash_of_a_decoded_key_keeps_its_order() -> None:

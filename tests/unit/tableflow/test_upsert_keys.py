@@ -43,7 +43,7 @@ from topicberg.iceberg.position_deletes import (
 )
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.vectors import read_vectors
-from topicberg.tableflow import keys as key_index
+from topicberg.tableflow import key_hashing, key_store
 from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, merged
 from topicberg.tableflow.key_lookup import passing
 from topicberg.tableflow.keys import KeyIndex
@@ -102,7 +102,7 @@ class Upserted:
             replace(self.table, located, arrow(added))
         self.table.refresh()
         self.rows = {key: v for key, v in self.rows.items() if key not in changes} | added
-        self.index.share(self.table)
+        self.index.store.share(self.table)
 
     def key_files_lost(self) -> None:
         for path in self.folder.rglob("*.keys"):
@@ -322,7 +322,7 @@ def test_key_files_of_deleted_data_files_are_deleted(
         one.batch({(b"%d" % value, 0): value})
     one.batch({(b"0", 0): 9})
     one.compaction()
-    monkeypatch.setattr(key_index, "_UNUSED_SECONDS", -1.0)
+    monkeypatch.setattr(key_store, "_UNUSED_SECONDS", -1.0)
     one.restart()
     one.batch({(b"1", 0): 9})
     assert len(list(one.folder.rglob("*.keys"))) == 1
@@ -348,7 +348,7 @@ def test_key_files_of_other_hashes_are_not_read(
     one = make(catalog, tmp_path)
     one.batch({(b"%d" % n, 0): n for n in range(20)})
     one.batch({(b"1", 0): 7})
-    monkeypatch.setattr(key_index, "_SPREAD", np.uint64(3))
+    monkeypatch.setattr(key_hashing, "_SPREAD", np.uint64(3))
     monkeypatch.setattr(pd.util, "hash_array", another_hash_array)
     one.restart()
     one.batch({(b"%d" % n, 0): n for n in range(10)})
@@ -498,7 +498,7 @@ def test_a_commit_in_between_is_a_conflict(
 
 @pytest.fixture
 def _shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_index, "SHARED_ROWS", 1)
+    monkeypatch.setattr(key_store, "SHARED_ROWS", 1)
 
 
 def shared_files(one: Upserted) -> set[str]:
@@ -528,7 +528,7 @@ def test_another_engine_copies_key_files(
     one.folder = tmp_path / "another"
     one.restart()
     with monkeypatch.context() as patched:
-        patched.setattr(key_index, "_key_columns", no_computation)
+        patched.setattr(key_hashing, "_key_columns", no_computation)
         one.batch({(b"%d" % n, 0): -n for n in range(0, 20, 2)})
     one.check()
 
@@ -592,17 +592,17 @@ def test_key_files_of_replaced_data_files_are_not_shared(
 ) -> None:
     one = make(catalog, tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(KeyIndex, "share", lambda *_: None)
+        patched.setattr(key_store.KeyStore, "share", lambda *_: None)
         for value in range(3):
             one.batch({(b"%d" % value, 0): value})
         one.batch({(b"none", 0): None})
-        assert one.index._unshared
+        assert one.index.store._unshared
         one.compaction()
         one.batch({(b"none", 0): None})
         assert not shared_files(one)
-    one.index.share(one.table)
+    one.index.store.share(one.table)
     assert shared_files(one) == names_of_data_files(one)
-    assert not one.index._unshared
+    assert not one.index.store._unshared
 
 
 @pytest.mark.usefixtures("_shared")
