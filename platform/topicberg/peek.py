@@ -27,8 +27,10 @@ from pyiceberg.types import (
 
 from topicberg import kafka
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.formats import Pairing, format_of, protobuf
+from topicberg.formats import Pairing, format_of
 from topicberg.formats.framing import Framed, framed, header_of, payload
+from topicberg.formats.protobuf import indexes_of_record
+from topicberg.formats.protobuf.schema import file_of, index_prefixes
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema, SubjectReader
 from topicberg.kafka import discovery
@@ -310,14 +312,14 @@ def _protobuf(writer: RegisteredSchema, payload: bytes) -> Any:
     from google.protobuf.json_format import MessageToDict
     from google.protobuf.message_factory import GetMessageClass
 
-    file = protobuf._file("the schema", writer)
-    indexes = protobuf._indexes(payload) or [0]
+    file = file_of("the schema", writer)
+    indexes = indexes_of_record(payload) or [0]
     types = list(file.message_types_by_name.values())
     message = None
     for index in indexes:
         message = types[index]
         types = list(message.nested_types)
-    start = max(len(prefix) for prefix in protobuf._prefixes(indexes) if payload.startswith(prefix))
+    start = max(len(prefix) for prefix in index_prefixes(indexes) if payload.startswith(prefix))
     parsed = GetMessageClass(message)()
     parsed.ParseFromString(payload[start:])
     return MessageToDict(parsed, preserving_proto_field_name=True, descriptor_pool=file.pool)

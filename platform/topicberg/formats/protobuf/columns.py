@@ -1,0 +1,163 @@
+"""The columns of a message, as the package says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+from pyiceberg import types as T
+
+from topicberg.errors import TableflowError
+from topicberg.formats import limits
+from topicberg.formats.protobuf import protoc, wire
+
+SCALARS: dict[str, Callable[[], T.IcebergType]] = {
+    "double": T.DoubleType,
+    "float": T.FloatType,
+    "int32": T.IntegerType,
+    "sint32": T.IntegerType,
+    "sfixed32": T.IntegerType,
+    "int64": T.LongType,
+    "sint64": T.LongType,
+    "sfixed64": T.LongType,
+    "uint32": T.LongType,
+    "fixed32": T.LongType,
+    "uint64": lambda: T.DecimalType(20, 0),
+    "fixed64": lambda: T.DecimalType(20, 0),
+    "bool": T.BooleanType,
+    "string": T.StringType,
+    "bytes": T.BinaryType,
+    "enum": T.StringType,
+}
+_WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+_DECIMAL = "confluent.type.Decimal"
+_SPECIAL: dict[str, tuple[str, Callable[[], T.IcebergType]]] = {
+    "google.protobuf.Timestamp": ("timestamp", T.TimestamptzType),
+    "google.type.Date": ("date", T.DateType),
+    "google.type.TimeOfDay": ("time", T.LongType),
+    **{f"google.protobuf.{name}Value": ("wrapper", SCALARS[name.lower()]) for name in _WRAPPED},
+}
+"""Well-known messages, but for :data:`_DECIMAL`: the kind, and the column."""
+
+
+def message_fields(
+    where: str, message: Any, ids: Iterator[int], above: tuple[str, ...] = ()
+) -> list[T.NestedField]:
+    """Return the columns of a message (a descriptor); ``above``: the messages that contain it."""
+    inside = (*above, message.full_name)
+    limits.check_depth(where, len(inside))
+    columns = []
+    for field in message.fields:
+        limits.check_name(where, field.name)
+        number = next(ids)
+        kind = _column_type(where, field, ids, inside)
+        columns.append(T.NestedField(number, field.name, kind, required=False))
+    return columns
+
+
+def _column_type(
+    where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]
+) -> T.IcebergType:
+    """Return the type of a field's column."""
+    if is_map(field):
+        key, value = field.message_type.fields
+        key_id, value_id = next(ids), next(ids)
+        key_type = SCALARS[kind_of(key)]()
+        kind = value_type(where, value, ids, above)
+        return T.MapType(key_id, key_type, value_id, kind, value_required=False)
+    if field.is_repeated:
+        element_id = next(ids)
+        element = value_type(where, field, ids, above)
+        return T.ListType(element_id, element, element_required=False)
+    return value_type(where, field, ids, above)
+
+
+def value_type(where: str, field: Any, ids: Iterator[int], above: tuple[str, ...]) -> T.IcebergType:
+    message = field.message_type
+    if message is None:
+        return SCALARS[kind_of(field)]()
+    if special_kind(where, message) == "decimal":
+        return _decimal(where, field)
+    if message.full_name in _SPECIAL:
+        return _SPECIAL[message.full_name][1]()
+    if message.full_name in above:
+        raise TableflowError(
+            f"{where}: field {field.full_name} refers to {message.full_name}, which contains it",
+            hint="break the cycle: a recursive schema cannot become a table",
+        )
+    inner = message_fields(where, message, ids, above)
+    if not inner:
+        inner = [T.NestedField(next(ids), wire.PRESENT, T.BooleanType(), required=False)]
+    return T.StructType(*inner)
+
+
+def special_kind(where: str, message: Any) -> str | None:
+    """Return the kind of a well-known message; None: it is another one.
+
+    :raises TableflowError: it has the name of a well-known message, but other fields
+    """
+    name = message.full_name
+    if name not in _SPECIAL and name != _DECIMAL:
+        return None
+    if _layout(message) != _layout(known_message(name)):
+        raise TableflowError(
+            f"{where}: {name} is not defined as in its library",
+            hint="import the library's file, or give the message a name of your own",
+        )
+    return "decimal" if name == _DECIMAL else _SPECIAL[name][0]
+
+
+@cache
+def known_message(name: str) -> Any:
+    """Return the descriptor of a well-known message, as its library defines it."""
+    from google.protobuf import descriptor_pool, timestamp_pb2, wrappers_pb2
+    from google.type import date_pb2, timeofday_pb2
+
+    if name == _DECIMAL:
+        pool = descriptor_pool.DescriptorPool()
+        pool.Add(protoc.decimal_file())
+        return pool.FindMessageTypeByName(name)
+    files = (timestamp_pb2, wrappers_pb2, date_pb2, timeofday_pb2)
+    messages: Any = (m for f in files for m in f.DESCRIPTOR.message_types_by_name.values())
+    return next(one for one in messages if one.full_name == name)
+
+
+def _layout(message: Any) -> list[tuple[Any, ...]]:
+    return sorted(
+        (one.number, one.name, one.type, one.is_repeated, one.has_presence)
+        for one in message.fields
+    )
+
+
+def _decimal(where: str, field: Any) -> T.DecimalType:
+    from confluent_kafka.schema_registry.confluent import meta_pb2
+
+    owner = field.containing_type
+    if owner.GetOptions().map_entry:  # a map's options are on the field of the map's type
+        owner_fields = owner.containing_type.fields
+        field = next(one for one in owner_fields if one.message_type is owner)
+    params = field.GetOptions().Extensions[meta_pb2.field_meta].params  # type: ignore[attr-defined]
+    try:
+        precision, scale = int(params["precision"]), int(params["scale"] or 0)
+    except ValueError:
+        precision, scale = 0, 0
+    if not 1 <= precision <= 38 or not 0 <= scale <= precision:
+        raise TableflowError(
+            f"{where}: field {field.full_name} is a decimal without a precision from 1 to 38 and "
+            "a scale up to it",
+            hint='declare (confluent.field_meta) = {params: [{key: "precision", value: "10"}, '
+            '{key: "scale", value: "2"}]}',
+        )
+    return T.DecimalType(precision, scale)
+
+
+def is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def kind_of(field: Any) -> str:
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+    name: str = FieldDescriptorProto.Type.Name(field.type)
+    return name.removeprefix("TYPE_").lower()

@@ -1,0 +1,206 @@
+"""How the records of a writer's message become the columns of the latest one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg import types as T
+
+from topicberg.formats.columnar.columns import arrow_type
+from topicberg.formats.protobuf import wire
+from topicberg.formats.protobuf.columns import (
+    SCALARS,
+    is_map,
+    kind_of,
+    known_message,
+    message_fields,
+    special_kind,
+    value_type,
+)
+
+_WHOLE = (T.IntegerType, T.LongType, T.DecimalType)
+_TEXT = {"string", "bytes"}
+
+
+class MisfitError(Exception):
+    """A field's values cannot be in this column."""
+
+    def __init__(self, field: Any, problem: str) -> None:
+        super().__init__(problem)
+        self.field: str = field.full_name
+        self.message = field.containing_type
+
+    def of_inner(self, field: Any) -> MisfitError:
+        """Return the problem as that of the user's field, not of a message that stands for it."""
+        if self.message is not field.message_type:
+            return self
+        part = self.field.rpartition(".")[2]
+        return MisfitError(field, f"has a {part} that {self}" if is_map(field) else str(self))
+
+
+def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> wire.Message:
+    """Return how the writer's message becomes these columns.
+
+    :param target: the latest schema's message, which names the fields; None: it has none
+    :raises MisfitError: a field's values fit no column, or its column has another field's values
+    """
+    places = {column.name: place for place, column in enumerate(columns)}
+    latest = {} if target is None else target.fields_by_number
+    namesakes = {} if target is None else target.fields_by_name
+    taken: set[str] = set()
+    read: list[wire.Field] = []
+    rest: list[Any] = []
+    for field in source.fields:
+        twin = latest.get(field.number)
+        if twin is None or twin.name not in places:
+            rest.append(field)
+            continue
+        try:
+            read.append(_field_plan(field, twin, columns[places[twin.name]], places[twin.name]))
+            taken.add(twin.name)
+        except MisfitError:
+            if twin.name == field.name or field.name not in places:
+                raise
+            rest.append(field)
+    for field in rest:
+        if field.name in taken:
+            raise MisfitError(field, "has no column: its name is that of a later field")
+        place = places.get(field.name)
+        column = None if place is None else columns[place]
+        # The fields inside are named as in the latest field of that name, whatever its number is.
+        read.append(_field_plan(field, namesakes.get(field.name), column, place))
+    return wire.Message(
+        fields=tuple(read),
+        names=tuple(column.name for column in columns),
+        types=tuple(arrow_type(column.field_type) for column in columns),
+    )
+
+
+def _field_plan(
+    field: Any, twin: Any, column: T.NestedField | None, place: int | None
+) -> wire.Field:
+    oneof = field.containing_oneof
+    facts: dict[str, Any] = {
+        "name": field.name,
+        "number": field.number,
+        "kind": kind_of(field),
+        "column": place,
+        "repeated": field.is_repeated,
+        "required": field.is_required,
+        "oneof": None if oneof is None else oneof.index,
+        "symbols": _symbols(field),
+        "is_closed": field.enum_type is not None and field.enum_type.is_closed,
+    }
+    if column is None:
+        return wire.Field(type=None, **facts)
+    kind = column.field_type
+    if is_map(field):
+        if not isinstance(kind, T.MapType):
+            raise MisfitError(field, f"is a map, its column a {kind}")
+        entry = [
+            T.NestedField(kind.key_id, "key", kind.key_type, required=False),
+            T.NestedField(kind.value_id, "value", kind.value_type, required=False),
+        ]
+        twin_entry = twin.message_type if twin is not None and is_map(twin) else None
+        try:
+            inner = message_plan(field.message_type, twin_entry, entry)
+        except MisfitError as misfit:
+            raise misfit.of_inner(field) from None
+        return wire.Field(type=arrow_type(kind), is_map=True, message=inner, **facts)
+    element = kind
+    if field.is_repeated:
+        if not isinstance(kind, T.ListType):
+            raise MisfitError(field, f"is repeated, its column a {kind}")
+        element = kind.element_type
+    message, special = None, None
+    if field.message_type is not None:
+        message, special = _inner(field, twin, element)
+    else:
+        _check_fits(field, SCALARS[facts["kind"]](), element)
+    absent = _absent(field)
+    if field.message_type is None and absent is not None:
+        try:
+            pa.scalar(absent, arrow_type(element))
+        except (pa.ArrowException, OverflowError, UnicodeDecodeError):
+            raise MisfitError(
+                field, f"has a default that its column, a {kind}, cannot hold"
+            ) from None
+    return wire.Field(
+        type=arrow_type(kind), message=message, special=special, absent=absent, **facts
+    )
+
+
+def _inner(field: Any, twin: Any, column: T.IcebergType) -> tuple[wire.Message, str | None]:
+    """Return how a message's values are read, and the kind of a well-known message."""
+    inner = field.message_type
+    special = special_kind("the writer's schema", inner)
+    if special == "wrapper":
+        own = [T.NestedField(1, "value", column, required=False)]
+        try:
+            return message_plan(inner, None, own), special
+        except MisfitError as misfit:
+            raise misfit.of_inner(field) from None
+    if special is not None:
+        natural = value_type("the writer's schema", field, itertools.count(1), ())
+        _check_fits(field, natural, column)
+        parts = {one.name: one for one in message_fields("", inner, itertools.count(1))}
+        names = ("value", "scale")
+        if special != "decimal":
+            names = tuple(known_message(inner.full_name).fields_by_name)
+        return message_plan(inner, None, [parts[name] for name in names]), special
+    if not isinstance(column, T.StructType):
+        raise MisfitError(field, f"is a message, its column a {column}")
+    twin_message = None if twin is None else twin.message_type
+    is_marked = not inner.fields and any(one.name == wire.PRESENT for one in column.fields)
+    return message_plan(inner, twin_message, column.fields), "empty" if is_marked else None
+
+
+def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> None:
+    """Check that the column can hold such values: all of them, or those that it holds exactly.
+
+    Integers can go to each other's columns and to decimals, decimals to decimals, and text to bytes
+    and back; a value that the column does not hold exactly makes its record malformed.
+    """
+    whole = isinstance(natural, _WHOLE) and getattr(natural, "scale", 0) == 0
+    fits = natural == column or (
+        (whole and isinstance(column, _WHOLE))
+        or (isinstance(natural, T.DecimalType) and isinstance(column, T.DecimalType))
+        or (isinstance(natural, T.FloatType) and isinstance(column, T.DoubleType))
+        or (kind_of(field) in _TEXT and isinstance(column, T.StringType | T.BinaryType))
+    )
+    if not fits:
+        raise MisfitError(field, f"is a {natural}, its column a {column}")
+
+
+def _symbols(field: Any) -> dict[int, str] | None:
+    if field.enum_type is None:
+        return None
+    values = reversed(list(field.enum_type.values))  # the first of several names is used
+    return {value.number: value.name for value in values}
+
+
+def _absent(field: Any) -> Any:
+    """Return the value in a record that lacks the field; None: null."""
+    in_map = field.containing_type.GetOptions().map_entry
+    if field.is_repeated or (field.has_presence and not field.has_default_value and not in_map):
+        return None
+    if field.message_type is not None:
+        return True
+    if field.enum_type is not None:
+        return _symbols(field)[field.default_value]  # type: ignore[index]
+    return field.default_value
+
+
+def absent_of_message(message: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for field in message.fields:
+        if field.is_repeated:
+            continue
+        if field.message_type is None:
+            values[field.name] = _absent(field)
+        elif special_kind("the key's schema", field.message_type) is None:
+            values[field.name] = absent_of_message(field.message_type)
+    return values

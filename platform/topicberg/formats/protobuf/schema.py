@@ -1,0 +1,105 @@
+"""Files of Protobuf: their messages, and the message that a table has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topicberg.errors import TableflowError
+from topicberg.formats import limits
+from topicberg.formats.protobuf import protoc
+from topicberg.formats.subjects import RegisteredSchema
+
+_FILE = "schema.proto"
+
+
+def file_of(where: str, schema: RegisteredSchema) -> Any:
+    limits.check_size(where, schema)
+    names = {name for name, _ in schema.references}
+    file = next(name for name in (_FILE, f"topicberg/{_FILE}") if name not in names)
+    try:
+        return protoc.compiled(file, schema.text, schema.references)
+    except TableflowError as error:
+        raise TableflowError(f"{where} is not Protobuf: {error.message}", hint=error.hint) from None
+
+
+def root_message(where: str, schema: RegisteredSchema, message: str | None) -> Any:
+    """Return the descriptor of the message that defines the table."""
+    file = file_of(where, schema)
+    types = list(file.message_types_by_name.values())
+    if not types:
+        raise TableflowError(
+            f"{where} defines no message", hint="define a message: its fields become columns"
+        )
+    if message is None:
+        return types[0]
+    found = _named(file, message.removeprefix(f"{file.package}."))
+    if found is None:
+        names = ", ".join(one.name for one in types)
+        raise TableflowError(f"{where} has no message {message}; there are {names}")
+    return found
+
+
+def target_message(schema: RegisteredSchema, message: str | None) -> Any:
+    return root_message(f"schema {schema.schema_id}", schema, message)
+
+
+def _named(file: Any, name: str) -> Any:
+    """Return a message by its name in the file (``Outer.Inner``), or None."""
+    first, *inner = name.split(".")
+    found = file.message_types_by_name.get(first)
+    for part in inner:
+        found = found and found.nested_types_by_name.get(part)
+    return found
+
+
+def same_message(where: str, file: Any, message: Any) -> Any:
+    """Return the message of that name in another version of the file, or the renamed message.
+
+    A renamed message is the one in the same place, if each of the two names is in only one of the
+    versions: a message that both versions have was moved, and is another type.
+
+    :raises TableflowError: there is neither
+    """
+    name = message.full_name.removeprefix(f"{message.file.package}.")
+    if found := _named(file, name):
+        return found
+    types: Any = list(file.message_types_by_name.values())
+    found = None
+    for index in indexes_of(message):
+        found = types[index] if index < len(types) else None
+        if found is None:
+            break
+        types = found.nested_types
+    if found is None or _named(message.file, found.full_name.removeprefix(f"{file.package}.")):
+        raise TableflowError(
+            f"{where} has no message {name}",
+            hint="name the topic's message type in its spec, or produce with a schema that has it",
+        )
+    return found
+
+
+def indexes_of(message: Any) -> list[int]:
+    """Return the message indexes: the message's place in its parent, after the parent's indexes."""
+    path: list[int] = []
+    while message is not None:
+        around = message.containing_type
+        beside = (
+            message.file.message_types_by_name.values() if around is None else (around.nested_types)
+        )
+        path.insert(0, [one.full_name for one in beside].index(message.full_name))
+        message = around
+    return path
+
+
+def index_prefixes(path: list[int]) -> tuple[bytes, ...]:
+    """Return the encodings of message indexes: zig-zag varints after their count; [0] also as 0."""
+
+    def varint(number: int) -> bytes:
+        rest, encoded = number * 2, bytearray()
+        while rest > 0x7F:
+            encoded.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        return bytes([*encoded, rest])
+
+    full = b"".join(varint(number) for number in (len(path), *path))
+    return (b"\x00", full) if path == [0] else (full,)
