@@ -203,7 +203,7 @@ def _make_recorded(resource: Resource, context: DeployContext) -> bool:
     """Record it first: a process that is killed afterwards leaves nothing of unknown origin.
 
     What goes with something that is recorded needs no record of its own, nor does what no delete
-    takes. What was refused was not created, and whoever creates it now is somebody else.
+    takes. What was refused was not created, and whoever creates it now is another administrator.
     """
     if not context.ours.isdisjoint(resource.parents) or not resource.is_ours(context):
         return _make(resource, context)
@@ -468,7 +468,7 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
                     raise
                 reveal(error.key)
                 live = look(resource, context)
-            if live is None:  # who creates it from now on is somebody else
+            if live is None:  # who creates it from now on is another administrator
                 context.record.drop(resource.key)
             elif may_be_ours and owns(resource, context, live):
                 found[resource.key] = live

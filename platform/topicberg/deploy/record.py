@@ -76,7 +76,7 @@ class Record:
     def load(self) -> None:
         """Read it again: another process may have written it since.
 
-        :raises TopicbergError: somebody else changed it to what it cannot be
+        :raises TopicbergError: another administrator changed it to what it cannot be
         """
         pages: dict[int, dict[str, str]] = {}
         for number, text in self._kept.read().items():
