@@ -89,3 +89,8 @@ class Names:
     @property
     def lock(self) -> str:
         return f"/topicberg/{self.prefix}/deploy-lock"
+
+    @property
+    def record(self) -> str:
+        """Path of the parameters that say what ``deploy create`` has created."""
+        return f"/topicberg/{self.prefix}/created"

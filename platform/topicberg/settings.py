@@ -24,6 +24,7 @@ def derived_from(bucket: str) -> str:
 
 
 _BYTE = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
+_KMS_KEY = r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+$"
 IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}(/(3[0-2]|[12]?\d))?"
 ROLE_ARN = r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$"
 TAG = r"^[\w .:/=+@-]{1,128}$"
@@ -233,6 +234,12 @@ class Settings(EnvironmentSettings):
         "no shorter interval than 30, and charges for each; Confluent's Tableflow publishes about "
         "every five minutes",
     )
+    snowflake_owner_role: str | None = Field(
+        default=None,
+        pattern=r"^[A-Z_][A-Z0-9_$]*$",
+        description="the role of Snowflake that creates and owns everything, in place of "
+        "ACCOUNTADMIN, SECURITYADMIN and SYSADMIN",
+    )
     snowflake_allowed_ips: str = Field(
         default="",
         pattern=rf"^({IPV4}(,{IPV4})*)?$",
@@ -315,9 +322,21 @@ class Settings(EnvironmentSettings):
     )
     bucket_kms_key_arn: str | None = Field(
         default=None,
-        pattern=r"^arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+$",
+        pattern=_KMS_KEY,
         description="a key of AWS KMS: `topicberg deploy` encrypts the buckets with it, and "
         "permits its use to the roles that it creates",
+    )
+    glue_kms_key_arn: str | None = Field(
+        default=None,
+        pattern=_KMS_KEY,
+        description="the key of AWS KMS with which the account encrypts Glue's catalog: `topicberg "
+        "deploy` permits its use to the roles that it creates",
+    )
+    secrets_kms_key_arn: str | None = Field(
+        default=None,
+        pattern=_KMS_KEY,
+        description="a key of AWS KMS: `topicberg deploy` encrypts the secrets that it creates "
+        "with it",
     )
     bucket_versioning: bool = Field(
         default=False,

@@ -421,7 +421,9 @@ def test_tableflow_runs_once_its_storage_can_be_entered(
         assert seen() == TopicStatus(topic=TOPIC, phase="RUNNING")
         shown = cloud.get(f"{path}/{TOPIC}{cloud.query}", cloud.tableflow)
         glue = cloud.stack.boto3("glue").get_table(DatabaseName=role, Name=TOPIC)["Table"]
-        assert glue["StorageDescriptor"]["Location"] == shown["spec"]["storage"]["table_path"]
+        place = shown["spec"]["storage"]["table_path"]
+        assert glue["StorageDescriptor"]["Location"] == glue["Parameters"]["metadata_location"]
+        assert glue["StorageDescriptor"]["Location"].startswith(f"{place}/metadata/")
         one = f"/tableflow/v1/catalog-integrations/{catalog['id']}{cloud.query}"
         wait_until(lambda: cloud.get(one, cloud.tableflow)["status"]["phase"] == "CONNECTED")
         change = {

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from topicberg_local.emulators.aws.athena import PRIMARY, Athena
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless
 from topicberg_local.emulators.confluent.account import Account as Organization
 from topicberg_local.emulators.confluent.account import Delays
+from topicberg_local.emulators.confluent.materialization import point_to_metadata
 from topicberg_local.emulators.snowflake.account import Account, Context
 from topicberg_local.emulators.snowflake.logins import Logins
 from topicberg_local.emulators.snowflake.refresher import Refresher
@@ -71,6 +73,16 @@ SNOWFLAKE_KINDS = (
     *("EXTERNAL VOLUME", "CATALOG INTEGRATION", "ICEBERG TABLE", "DATABASE", "SCHEMA"),
     *("USER", "ROLE", "WAREHOUSE", "GRANT"),
 )
+METADATA_COLUMNS: dict[str, list[Any]] = {
+    "$$topic": ["t"],
+    "$$partition": [0],
+    "$$offset": [7],
+    "$$timestamp": [datetime(2026, 1, 1, tzinfo=UTC)],
+}
+"""Of Confluent's tables, beside those of the schema.
+
+https://docs.confluent.io/cloud/current/topics/tableflow/concepts/overview.html
+"""
 AT_THE_START = {
     "USER ('DEPLOYER',)",
     "WAREHOUSE ('COMPUTE_WH',)",
@@ -134,8 +146,10 @@ class Vendors:
         steps = engine.plan(graph, context)
         return {step.resource.key: step for step in steps if step.action != "keep"}
 
-    def delete(self, *topics: str, **changes: Any) -> dict[str, str]:
+    def delete(self, *topics: str, also: bool = False, **changes: Any) -> dict[str, str]:
+        """:param also: what `create` found, too"""
         context, graph = self.open(*topics, **changes)
+        context.claimed = frozenset(one.key for one in graph if also)
         context.purge_secrets = True
         found = engine.existing(graph, context, lambda *_: None)
         return engine.delete(found, context, lambda *_: None)
@@ -196,13 +210,20 @@ class Vendors:
         spec = self.confluent.enabled[topic]
         cluster = self.confluent.account.config.cluster_id
         folder = f"s3://{spec['storage']['bucket_name']}/10011010/{topic}"
-        self.table((cluster, topic), folder)
+        if not self.glue.table_exists((cluster, topic)):
+            self.table((cluster, topic), folder, METADATA_COLUMNS)
+            point_to_metadata(self.client("glue"), cluster, topic)
 
-    def table(self, name: tuple[str, str], folder: str) -> None:
-        """An Iceberg table with a row; nothing when it is there."""
+    def table(
+        self, name: tuple[str, str], folder: str, more: dict[str, list[Any]] | None = None
+    ) -> None:
+        """An Iceberg table with a row; nothing when it is there.
+
+        :param more: further columns
+        """
         self.glue.create_namespace_if_not_exists(name[0])
         if not self.glue.table_exists(name):
-            rows = pa.table({"id": pa.array([1], pa.int64())})
+            rows = pa.table({"id": pa.array([1], pa.int64()), **(more or {})})
             self.glue.create_table(name, rows.schema, folder).append(rows)
 
 

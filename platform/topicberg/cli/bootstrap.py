@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +20,14 @@ def bootstrap_snowflake(
     user: Annotated[str, typer.Option("--user", help="of topicberg deploy")] = "TOPICBERG_ADMIN",
     secret: Annotated[
         str | None, typer.Option("--secret", help="Secrets Manager secret for its key pair")
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role",
+            help="a role of its own that is created, with the least that it needs of the account, "
+            "in place of ACCOUNTADMIN, SECURITYADMIN and SYSADMIN",
+        ),
     ] = None,
     run_as: Annotated[
         str | None, typer.Option("--run-as", help="log in as this user, and run the statements")
@@ -45,6 +54,11 @@ def bootstrap_snowflake(
             f"account {account!r}: expected ORGANIZATION-ACCOUNT, e.g. MYORG-AB12345",
             hint="run SELECT CURRENT_ORGANIZATION_NAME() || '-' || CURRENT_ACCOUNT_NAME()",
         )
+    if role is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_$]*", role):
+        raise TopicbergError(
+            f"role {role!r}: expected capital letters, digits and _, e.g. TOPICBERG_DEPLOYER",
+            hint="write it as Snowflake shows it",
+        )
     config, path = Settings(), secret or bootstrap.SECRET
     try:
         admin = bootstrap.ensure_secret(Secrets(_client(config, profile)), path, account, user)
@@ -53,6 +67,7 @@ def bootstrap_snowflake(
             f"AWS Secrets Manager, secret {path}: {error}",
             hint="log in to AWS (`aws sso login`) as a user who may manage this secret",
         ) from None
+    admin = replace(admin, role=role)
     echo(f"secret {path} has the key pair of {user}", err=True)
     if run_as is None:
         echo("run this as ACCOUNTADMIN:", err=True)
@@ -61,6 +76,8 @@ def bootstrap_snowflake(
         _run(config, admin, run_as, browser=browser)
         echo(f"{user} exists in {account}", err=True)
     echo(f"then: export TOPICBERG_ADMIN_USER_SECRETS_ROOT_PATH={path}", err=True)
+    if role:
+        echo(f"      export TOPICBERG_SNOWFLAKE_OWNER_ROLE={role}", err=True)
 
 
 def bootstrap_ci(

@@ -62,6 +62,16 @@ Target = Annotated[
 ]
 
 
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--also",
+        help="also this resource, or all whose key begins with it, which `deploy create` did not "
+        "create or whose record is lost; may be repeated",
+    ),
+]
+
+
 def _trace(debug: bool) -> bool:
     if debug:
         from topicberg.clients import trace
@@ -233,18 +243,24 @@ def delete(
         bool, typer.Option("--purge-secrets", help="delete secrets at once, without AWS's 30 days")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+    also: Also = None,
 ) -> None:
-    """Delete the platform with its data. Exit code 2 and a list when something is left."""
+    """Delete what `create` created, with its data. Exit code 2 and a list when something is left.
+
+    What existed before is not deleted, and listed.
+    """
     from topicberg.deploy import engine
     from topicberg.deploy.lock import exclusive
     from topicberg.deploy.note import forget_note
 
     context, graph = _open(flags)
     context.purge_secrets = purge_secrets
+    context.claimed = frozenset(one.key for one in _matching(graph, also or []))
     with exclusive(context):
         with _reporting() as report:
             found = engine.existing(graph, context, report)
         deleted = [resource for resource, _ in found]
+        _list_kept(context)
         if not deleted:
             echo("there is nothing to delete")
             return
@@ -266,6 +282,12 @@ def delete(
             typer.confirm(f"Delete these {len(deleted)} resources?", abort=True)
         with _reporting() as report:
             left = engine.delete(found, context, report)
+        gone = sorted(context.record.keys() - {resource.key for resource in graph})
+    if gone:
+        echo(
+            "`create` created these too. Their specs or settings are gone, so they stay: "
+            + ", ".join(gone)
+        )
     if left:
         lines = "\n  ".join(f"{title}: {reason}" for title, reason in left.items())
         raise TopicbergError(
@@ -366,6 +388,16 @@ def emr_image(
         f"wrote {folder}; build it with AWS's image of {config.emr_release} as BASE:\n"
         f"docker build --build-arg BASE=… -t topicberg-emr {folder}"
     )
+
+
+def _list_kept(context: DeployContext) -> None:
+    """List what exists and is not deleted, since nothing shows that it is topicberg's."""
+    if not context.kept:
+        return
+    echo("These resources stay: `create` did not create them, or the record of that is lost:")
+    for key, title in context.kept.items():
+        echo(f"    {title} ({key})")
+    echo("To delete one of them as well, add --also with its key.")
 
 
 def _tell_waiting(context: DeployContext) -> None:
@@ -511,10 +543,20 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
     :raises TopicbergError: there is no such resource
     """
     from topicberg.deploy.engine import with_needs
-    from topicberg.topics.rules import suggestion
 
     if not targets:
         return graph
+    found = {resource.key for resource in with_needs(_matching(graph, targets), graph)}
+    return [resource for resource in graph if resource.key in found]
+
+
+def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:
+    """The resources with these keys, or whose keys begin so.
+
+    :raises TopicbergError: there is no such resource
+    """
+    from topicberg.topics.rules import suggestion
+
     by_key = {resource.key: resource for resource in graph}
     chosen: list[Resource] = []
     for target in targets:
@@ -527,8 +569,7 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
                 hint="`topicberg deploy status` lists the keys of all resources",
             )
         chosen += [by_key[key] for key in meant]
-    found = {resource.key for resource in with_needs(chosen, graph)}
-    return [resource for resource in graph if resource.key in found]
+    return chosen
 
 
 _SIGNS = {

@@ -58,10 +58,12 @@ class Secrets:
     """
     :param client: boto3's ``secretsmanager``
     :param tags: of secrets that are created
+    :param kms_key: ARN of the key that encrypts them; None: that of the service
     """
 
     client: Any
     tags: Mapping[str, str] = field(default_factory=dict)
+    kms_key: str | None = None
     _added: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
     """Secret and version that this process stored → its label."""
 
@@ -118,7 +120,10 @@ class Secrets:
         if described is None:
             with suppress(self.client.exceptions.ResourceExistsException):  # a lost response
                 tags = [{"Key": key, "Value": value} for key, value in self.tags.items()]
-                self.client.create_secret(Name=name, Description="created by topicberg", Tags=tags)
+                key = {"KmsKeyId": self.kms_key} if self.kms_key else {}
+                self.client.create_secret(
+                    Name=name, Description="created by topicberg", Tags=tags, **key
+                )
         elif "DeletedDate" in described:
             self.client.restore_secret(SecretId=name)
         answer = self.client.put_secret_value(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topicberg.deploy.aws.iam import Document, document, split
-from topicberg.deploy.aws.permissions import Deployed, Purpose, policy
+from topicberg.deploy.aws.permissions import Deployed, Purpose, ci_role, policy
 from topicberg.errors import TopicbergError
 
 ISSUER = "token.actions.githubusercontent.com"
@@ -100,7 +100,7 @@ def identities(repository: Repository, of: Deployed) -> dict[Purpose, dict[str, 
     """
     return {
         purpose: {
-            "role": of.names.of(f"tableflow_ci_{purpose}"),
+            "role": ci_role(of, purpose),
             "environment": environment,
             "max_session_seconds": SESSION_SECONDS[purpose],
             "trust": trust(repository, of.account, environment),

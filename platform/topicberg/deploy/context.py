@@ -19,6 +19,7 @@ from topicberg.clients.aws import aws_session
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey, Secrets
 from topicberg.deploy.passing import broken
+from topicberg.deploy.record import Parameters, Record
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.endpoints import load_endpoints
@@ -71,6 +72,12 @@ class DeployContext:
     fresh: set[str] = field(default_factory=set)
     """Keys of resources that this process created or changed, or that need one of these: vendors
     may not know all of it everywhere yet."""
+    ours: set[str] = field(default_factory=set)
+    """Keys of resources that were looked at, and that ``deploy create`` has created."""
+    claimed: frozenset[str] = frozenset()
+    """Keys of resources that are taken for created by ``deploy``, whatever is recorded."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Key of a resource that exists and that a delete leaves → its title."""
     made: defaultdict[str, dict[str, datetime]] = field(
         default_factory=lambda: defaultdict(dict), repr=False
     )
@@ -84,6 +91,11 @@ class DeployContext:
     @cached_property
     def names(self) -> Names:
         return Names(self.config.prefix)
+
+    @cached_property
+    def record(self) -> Record:
+        """What ``deploy create`` has created."""
+        return Record(Parameters(self.aws("ssm"), self.names.record))
 
     def check_lease(self) -> None:
         """Ask before each change, if the deploy's lease is held.
@@ -273,7 +285,8 @@ class DeployContext:
 
     @cached_property
     def secrets(self) -> Secrets:
-        return Secrets(self.aws("secretsmanager"), self.tags)
+        key = self.config.secrets_kms_key_arn
+        return Secrets(self.aws("secretsmanager"), self.tags, key)
 
     # --- Snowflake ---
 

@@ -25,6 +25,7 @@ from topicberg.clients.aws import is_expired, login_hint
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.deploy.context import WORKERS, DeployContext
 from topicberg.deploy.passing import exists, gone, is_refusal, is_retryable, unanswered
+from topicberg.deploy.record import BEGUN, identity, may_own, owns
 from topicberg.deploy.resource import (
     Action,
     CannotChangeError,
@@ -53,6 +54,9 @@ UNCERTAIN_SECONDS = 60.0
 PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0, 60.0)
 """Seconds between attempts that were refused, about three minutes in all: permissions take about 90
 seconds to spread."""
+
+
+NOT_OURS = "`deploy create` did not create it"
 
 
 class DeployError(TopicbergError):
@@ -95,8 +99,11 @@ def examine(resource: Resource, context: DeployContext) -> Step:
         if key in resource.within:
             return Step(resource, Action.CREATE if resource.wanted else Action.KEEP)
         return Step(resource, Action.LOOK, reason=f"{key} comes first")
+    ours = live is not None and owns(resource, context, live)
     if not resource.wanted:
-        return Step(resource, Action.KEEP if live is None else Action.DELETE)
+        if live is not None and not ours:
+            return Step(resource, Action.KEEP, reason=NOT_OURS)
+        return Step(resource, Action.DELETE if ours else Action.KEEP)
     if live is None:
         with suppress(MissingError, CredentialsError, GoneError):  # created before it, then
             if reason := resource.waits(context):
@@ -133,6 +140,7 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
     """
     by_key = {resource.key: resource for resource in in_order(resources)}
     steps: dict[str, Step] = {}
+    context.record.load()
 
     def look_at(resource: Resource) -> None:
         steps[resource.key] = examine(resource, context)
@@ -167,11 +175,12 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
         if not resource.built_in:
             minutes = resource.usual_minutes
             report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
-            whole = _make(resource, context)
+            whole = _make_recorded(resource, context)
             context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
         live = until(lambda: look(resource, context), f"{resource.title} appears", seconds)
         report(resource, "created" if not resource.built_in else "is there")
+    _record(resource, context, live)
     if not whole and (changes := difference(resource, context, live)):
         live = _correct(resource, context, live, changes, report)
         context.fresh.add(resource.key)
@@ -182,6 +191,31 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     if remark := resource.remark(context, settled):
         report(resource, remark)
     return settled
+
+
+def _record(resource: Resource, context: DeployContext, live: Live) -> None:
+    """Record the id of what this process created, or one that was killed when it had."""
+    if owns(resource, context, live) and context.record.get(resource.key) == BEGUN:
+        context.record.put(resource.key, identity(resource, context, live))
+
+
+def _make_recorded(resource: Resource, context: DeployContext) -> bool:
+    """Record it first: a process that is killed afterwards leaves nothing of unknown origin.
+
+    What goes with something that is recorded needs no record of its own, nor does what no delete
+    takes. What was refused was not created, and whoever creates it now is another administrator.
+    """
+    if not context.ours.isdisjoint(resource.parents) or not resource.is_ours(context):
+        return _make(resource, context)
+    context.record.put(resource.key, BEGUN)
+    try:
+        return _make(resource, context)
+    except Exception as error:
+        if not unanswered(error):
+            with suppress(Exception):  # the error that made it fail is reported
+                if look(resource, context) is None:
+                    context.record.drop(resource.key)
+        raise
 
 
 def _make(resource: Resource, context: DeployContext) -> bool:
@@ -231,9 +265,12 @@ def _correct(
         )
     report(resource, "replacing")
     remove(resource, context, live)
-    _make(resource, context)
+    context.record.drop(resource.key)
+    _make_recorded(resource, context)
     report(resource, "replaced")
-    return until(lambda: look(resource, context), f"{resource.title} appears", 120)
+    live = until(lambda: look(resource, context), f"{resource.title} appears", 120)
+    _record(resource, context, live)
+    return live
 
 
 def _update(resource: Resource, context: DeployContext, live: Live, changes: Changes) -> None:
@@ -264,6 +301,7 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
     :raises DeployError: names what failed; what needs it was not tried
     """
     graph = list(resources)
+    context.record.load()
     _clear(graph, context, report)
     by_key = {resource.key: resource for resource in graph if resource.wanted}
     failed = _walk(by_key, lambda resource: _create(resource, context, report))
@@ -405,33 +443,46 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
     """What there is to delete, in the order of deletion.
 
     A key without which something cannot be read, and so not deleted, is created again, and deleted
-    with the rest. What is not ours to delete need not be seen.
+    with the rest. What is not ours to delete need not be seen; what ``deploy create`` did not
+    create is left, and is in :attr:`~.kept` of the context.
     """
+    context.record.load()
     by_key = {resource.key: resource for resource in in_order(resources)}
     found: dict[str, Live | str] = {}
     one_at_a_time = threading.Lock()
 
-    def reveal(resource: Resource) -> Live | None:
-        try:
-            return look(resource, context)
-        except MissingError as error:
-            if error.key in resource.within:
-                return None
-            with one_at_a_time:
-                if error.key not in context.live or not context.live[error.key].facts.get("key"):
-                    found[error.key] = converge(by_key[error.key], context, report)
-        return look(resource, context)
+    def reveal(missing: str) -> None:
+        with one_at_a_time:
+            if missing not in context.live or not context.live[missing].facts.get("key"):
+                found[missing] = converge(by_key[missing], context, report)
 
     def look_at(resource: Resource) -> None:
-        is_ours = resource.is_ours(context)
+        may_be_ours = resource.is_ours(context) and may_own(resource, context)
         try:
-            live = reveal(resource) if is_ours else look(resource, context)
-        except Exception as error:  # the others are still to be deleted
-            if is_ours or not isinstance(error, MissingError | CredentialsError | GoneError):
-                found[resource.key] = f"cannot be seen: {_reason(error)}"
-        else:
-            if live is not None and is_ours:
+            try:
+                live = look(resource, context)
+            except MissingError as error:
+                if error.key in resource.within:
+                    return
+                if not may_be_ours:
+                    raise
+                reveal(error.key)
+                live = look(resource, context)
+            if live is None:  # who creates it from now on is another administrator
+                context.record.drop(resource.key)
+            elif may_be_ours and owns(resource, context, live):
                 found[resource.key] = live
+            elif resource.is_ours(context):
+                context.kept[resource.key] = resource.title
+        except Exception as error:  # the others are still to be deleted
+            if may_be_ours:  # without its key's owner, it goes with what it is inside
+                goes_by_itself = isinstance(error, MissingError) and not context.ours.isdisjoint(
+                    resource.parents
+                )
+            else:
+                goes_by_itself = isinstance(error, MissingError | CredentialsError | GoneError)
+            if not goes_by_itself:
+                found[resource.key] = f"cannot be seen: {_reason(error)}"
 
     _walk(by_key, look_at)
     return [(by_key[key], found[key]) for key in reversed(by_key) if key in found]
@@ -498,6 +549,7 @@ def delete(found: list[Found], context: DeployContext, report: Report) -> dict[s
         try:
             with telling(lambda what, of=resource: report(of, what), 0):  # type: ignore[misc]
                 remove(resource, context, live)
+            context.record.drop(resource.key)
         except Exception as error:  # whatever it is, the others are still to be deleted
             left[resource.title] = _reason(error)
             keep_needs(resource)

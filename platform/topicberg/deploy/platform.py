@@ -339,6 +339,7 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     reader = config.snowflake_name("system_admin_role")
     manager = config.snowflake_name("security_admin_role")
     asker = config.snowflake_name(QUERY_ROLE)
+    owner = config.snowflake_owner_role or OWNER
     database: tuple[str, ...] = (called.database,)
     schema = (called.database, called.schema)
     roles = (
@@ -380,8 +381,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         yield RoleGrant(f"snowflake/role_grant/{key}", name, both, both, role=role, grantee=user)
     # What the owner of a derived table may do with it, the admin may do too, e.g. drop it.
     alone = ("snowflake/role/system_admin",)
-    name = f"{reader} to {OWNER}"
-    yield RoleGrant(ROLE_TO_SYSADMIN, name, alone, alone, role=reader, to="ROLE", grantee=OWNER)
+    name = f"{reader} to {owner}"
+    yield RoleGrant(ROLE_TO_SYSADMIN, name, alone, alone, role=reader, to="ROLE", grantee=owner)
 
     yield Volume("snowflake/volume", called.volume, (CLUSTER, "aws/bucket"))
     needs = (CLUSTER, "aws/derived_bucket")
@@ -433,20 +434,24 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
             yield _grant(asker, "USAGE", on, target, needed, "snowflake/role/query")
     # The user itself creates the derived tables; SYSADMIN creates the topics', which use the rest.
     yield _grant(reader, "CREATE ICEBERG TABLE", "SCHEMA", schema, "snowflake/schema", holder)
-    yield _grant(OWNER, "USAGE", *volume)
-    yield _grant(OWNER, "USAGE", *integration)
+    yield _grant(owner, "USAGE", *volume, who="sysadmin")
+    yield _grant(owner, "USAGE", *integration, who="sysadmin")
     other = ("INTEGRATION", (called.rest_integration,), "snowflake/rest_integration")
     yield replace(_grant(reader, "USAGE", *other, holder), wanted=rest)
-    yield replace(_grant(OWNER, "USAGE", *other), wanted=rest)
+    yield replace(_grant(owner, "USAGE", *other, who="sysadmin"), wanted=rest)
     for role, key in _readers(config):
         usage = _grant(role, "USAGE", "DATABASE", (called.linked_database,), LINKED_DATABASE, key)
         yield replace(usage, wanted=linked)
 
 
-def _grant(role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str) -> Grant:
-    """``needs`` begins with the key of what the privilege is on."""
+def _grant(
+    role: str, privilege: str, on: str, target: tuple[str, ...], *needs: str, who: str = "reader"
+) -> Grant:
+    """
+    :param needs: they begin with the key of what the privilege is on
+    :param who: the role's part of the key
+    """
     name = ".".join(target)
-    who = "sysadmin" if role == OWNER else "reader"
     if role.endswith(f"_{QUERY_ROLE}".upper()):
         who = "query"
     what = "create_tables_in_" if privilege.startswith("CREATE") else ""

@@ -9,6 +9,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg.clients.aws import login_hint
 from topicberg.deploy.aws.lake_formation import check_deployer
+from topicberg.deploy.aws.simulate import check_permissions
 from topicberg.deploy.confluent.organization import check_given, organization
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.snowflake.session import take_roles
@@ -29,10 +30,8 @@ def check_confluent(context: DeployContext, before: Command | None) -> None:
         check_given(context)
 
 
-def check_aws(context: DeployContext, before: Command | None) -> None:
-    """:raises TopicbergError: the account is of another partition, or lacks a grant without which
-    nothing can be created
-    """
+def check_aws(context: DeployContext) -> None:
+    """:raises TopicbergError: the account is of another partition"""
     arn = str(context.aws("sts").get_caller_identity()["Arn"])
     partition = arn.split(":")[1]
     if partition != PARTITION:
@@ -40,8 +39,6 @@ def check_aws(context: DeployContext, before: Command | None) -> None:
             f"the login {arn} is of the partition {partition}; topicberg supports {PARTITION} only",
             hint="log in to an account of another partition than China's and GovCloud's",
         )
-    if before == "create":  # who plans may only read
-        check_deployer(context)
 
 
 def check(context: DeployContext, before: Command | None = None) -> None:
@@ -52,9 +49,14 @@ def check(context: DeployContext, before: Command | None = None) -> None:
 
     requests: list[tuple[str, Callable[[], object]]] = [
         ("Confluent Cloud", lambda: check_confluent(context, before)),
-        ("AWS", lambda: check_aws(context, before)),
+        ("AWS", lambda: check_aws(context)),
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]
+    if before == "create" and context.deploy_on_aws:  # who plans may only read
+        requests += [
+            ("AWS Lake Formation", lambda: check_deployer(context)),
+            ("AWS IAM", lambda: check_permissions(context)),
+        ]
     problems = []
     hint = "see docs/cloud.md for what each account needs"
     for name, ask in requests:
@@ -62,6 +64,7 @@ def check(context: DeployContext, before: Command | None = None) -> None:
             ask()
         except TopicbergError as error:
             problems.append(f"{name}: {error.message}")
+            hint = error.hint or hint
         except (BotoCoreError, ClientError) as error:
             problems.append(f"{name}: {error}")
             hint = login_hint(error, context.deploy.profile) or hint

@@ -1,7 +1,8 @@
 """What a resource of the platform is, and how what is wanted is compared with what is there.
 
 There is no state file. A resource is found by its natural key, so that whatever exists under its
-name is adopted, and a second run sees exactly what the first one created.
+name is adopted, and a second run sees exactly what the first one created. What was created, and so
+may be deleted, is recorded: :mod:`topicberg.deploy.record`.
 """
 
 from __future__ import annotations
@@ -153,6 +154,15 @@ class Resource:
     def remark(self, context: DeployContext, live: Live) -> str:
         """Return what is unexpected of it and is left as it is; empty: nothing is."""
         return ""
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        """Keys of what it goes with: who created one of them has it, too."""
+        return ()
+
+    def lasting_id(self, live: Live) -> str:
+        """Return an id that it keeps for as long as it exists."""
+        return live.id
 
     @property
     def title(self) -> str:

@@ -133,6 +133,20 @@ def check_create(vendors: Vendors) -> None:
 
 
 def check_delete(vendors: Vendors) -> None:
-    """It leaves what deploy does not know."""
-    assert vendors.delete(*TOPICS, prefix=USER) == {}
+    """It leaves what Terraform created, and what deploy does not know at all costs."""
+    left = vendors.delete(*TOPICS, prefix=USER)
+    assert left == {}
+    name = USER.upper()
+    adopted = {
+        f"secret {SECRET}",
+        *(f"DATABASE ('{name}_DATABASE',)", f"USER ('{name}_USER',)"),
+        f"WAREHOUSE ('{name}_WAREHOUSE',)",
+    }
+    assert adopted <= vendors.left()
+    kinds = {one.partition(" ")[0] for one in vendors.left()}
+    assert {"environment", "cluster"} <= kinds
+    assert vendors.delete(*TOPICS, also=True, prefix=USER) == {}
+    assert not adopted & vendors.left()
+    kinds = {one.partition(" ")[0] for one in vendors.left()}
+    assert not {"environment", "cluster"} & kinds
     assert {f"bucket {USER}-c0ffee", "Glue database airlines"} <= vendors.left()

@@ -21,6 +21,8 @@ from topicberg.deploy.aws import emr, iam
 from topicberg.deploy.aws.bucket import UPLOAD_DAYS, VERSION_DAYS, Bucket
 from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.aws.parameters import Parameters
+from topicberg.deploy.aws.permissions import Deployed
+from topicberg.deploy.aws.permissions import policy as permissions
 from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.note import noting
 from topicberg.deploy.platform import resources
@@ -162,6 +164,37 @@ def test_bucket_with_a_key_and_versions(context: DeployContext) -> None:
     assert not any("kms:Decrypt" in one["Action"] for one in statements)
 
 
+def test_keys_of_the_catalog_and_of_secrets_are_used_by_way_of_their_services(
+    context: DeployContext,
+) -> None:
+    key = context.aws("kms").create_key()["KeyMetadata"]["Arn"]
+    found = {"glue_kms_key_arn": key, "secrets_kms_key_arn": key}
+    keyed = replace(context, config=context.config.model_copy(update=found))
+    for policy, actions in (
+        (iam.tableflow_policy(keyed), {"kms:Decrypt", "kms:GenerateDataKey", "kms:Encrypt"}),
+        (emr.emr_policy(keyed), {"kms:Decrypt", "kms:GenerateDataKey", "kms:Encrypt"}),
+        (iam.snowflake_policy(keyed), {"kms:Decrypt"}),
+    ):
+        (used,) = [one for one in policy["Statement"] if one["Resource"] == key]
+        assert set(used["Action"]) == actions
+        by_glue = {"kms:ViaService": f"glue.{REGION}.amazonaws.com"}
+        assert used["Condition"] == {"StringEquals": by_glue}
+    keyed.secrets.add("/c/demo/key", {"a": "b"}, "one")
+    secret = context.aws("secretsmanager").describe_secret(SecretId="/c/demo/key")
+    assert secret["KmsKeyId"] == key
+    of = Deployed(keyed.config, keyed.account, ())
+    expected = {"plan": {"glue", "secretsmanager"}, "rotate": {"secretsmanager"}}
+    expected["deploy"] = expected["plan"]
+    for purpose, services in expected.items():
+        users = list(permissions(cast(Any, purpose), of)["Statement"])
+        ways = {
+            one["Condition"]["StringEquals"]["kms:ViaService"].partition(".")[0]
+            for one in users
+            if one["Resource"] == key
+        }
+        assert ways == services
+
+
 def test_deleting_a_bucket_takes_versions_markers_and_uploads(context: DeployContext) -> None:
     make(context, BUCKET)
     name, s3 = context.bucket, context.aws("s3")
@@ -195,7 +228,7 @@ def _topics_database(context: DeployContext, name: str) -> Any:
     """A database with the table of a topic, and one of another team."""
     context.specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
     glue = context.aws("glue")
-    glue.create_database(DatabaseInput={"Name": name})
+    make(context, OF_TOPICS)
     for table in ("stock_trades", "ledger"):
         glue.create_table(DatabaseName=name, TableInput={"Name": table})
     return glue
@@ -306,7 +339,7 @@ def test_account_of_another_partition_is_refused(monkeypatch: pytest.MonkeyPatch
     sts = SimpleNamespace(get_caller_identity=lambda: {"Arn": arn})
     context = cast(DeployContext, SimpleNamespace(aws=lambda _: sts))
     with pytest.raises(TopicbergError, match="of the partition aws-us-gov; topicberg supports aws"):
-        preflight.check_aws(context, None)
+        preflight.check_aws(context)
 
 
 def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:

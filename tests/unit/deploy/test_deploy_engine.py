@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from botocore.exceptions import ClientError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from record_pages import InMemory
 
 from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
 from topicberg.deploy import engine, wait
@@ -17,9 +22,11 @@ from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg.deploy.lock import LockLostError
 from topicberg.deploy.platform import resources
+from topicberg.deploy.record import PAGE_CHARACTERS, Record
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
 from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
+from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topic, load_topics
@@ -61,6 +68,15 @@ class Thing(Resource):
 
 
 @dataclass(frozen=True)
+class Moved(Thing):
+    """Its vendor gives it an id."""
+
+    def find(self, context: DeployContext) -> Live | None:
+        live = super().find(context)
+        return live and replace(live, id=live.fields.get("id", "first"))
+
+
+@dataclass(frozen=True)
 class Precious(Thing):
     holds_data = True
 
@@ -87,6 +103,15 @@ class Toy:
         self.fresh: set[str] = set()
         self.vanishes: set[str] = set()
         self.deploy = SimpleNamespace(profile=None)
+        self.pages: dict[int, str] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """As another process finds it."""
+        self.record = Record(InMemory(self.pages))
+        self.ours: set[str] = set()
+        self.claimed: frozenset[str] = frozenset()
+        self.kept: dict[str, str] = {}
 
     def sleep(self, _: float) -> None:
         pass
@@ -330,7 +355,8 @@ class Borrowed(Locked):
 def test_delete_takes_the_key_that_it_created_to_see_the_rest(context: DeployContext) -> None:
     """E.g. after a delete that was killed when it had deleted the key."""
     graph = [KeyOfThings("key", "K"), Locked("a", "A", ("key",))]
-    _there(context)["a"] = {}
+    engine.create(graph, context, quiet)
+    del _there(context)["key"]
     assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
     assert _there(context) == {}
 
@@ -340,6 +366,122 @@ def test_delete_needs_no_key_to_see_what_it_leaves(context: DeployContext) -> No
     _there(context)["a"] = {}
     assert engine.existing(graph, context, quiet) == []
     assert _log(context) == []
+
+
+@dataclass(frozen=True)
+class Inside(Thing):
+    """Goes with what it is within."""
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
+
+
+def deleted(context: DeployContext, graph: list[Thing] = GRAPH, *claimed: str) -> set[str]:
+    """Delete as another process does; return what is left."""
+    cast(Any, context).forget()
+    context.claimed = frozenset(claimed)
+    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
+    return set(_there(context))
+
+
+@pytest.mark.parametrize("existing", [set(), {"a"}, {"b"}, {"c"}, {"a", "b"}, {"a", "b", "c"}])
+def test_delete_leaves_what_existed_before(context: DeployContext, existing: set[str]) -> None:
+    graph = [Thing("c", "C", ("b",)), Thing("a", "A"), Thing("b", "B", ("a",))]
+    for key in existing:
+        _there(context)[key] = {"size": 7, "color": "blue"}
+    engine.create(graph, context, quiet)
+    cast(Any, context).forget()
+    engine.create(graph, context, quiet)
+    assert deleted(context, graph) == existing
+    assert set(context.kept) == existing
+    assert cast(Any, context).pages == {}
+    assert deleted(context, graph, *existing) == set()
+
+
+def test_delete_without_the_record_deletes_nothing(context: DeployContext) -> None:
+    engine.create(GRAPH, context, quiet)
+    cast(Any, context).pages.clear()
+    assert deleted(context) == {"a", "b", "c"}
+    assert deleted(context, GRAPH, "b", "c") == {"a"}
+
+
+def test_delete_takes_what_goes_with_something_that_was_created(context: DeployContext) -> None:
+    graph = [Thing("a", "A"), Inside("b", "B", ("a",), ("a",)), Inside("c", "C", ("b",), ("b",))]
+    engine.create(graph[:1], context, quiet)
+    _there(context)["b"] = {"size": 1, "color": "blue"}
+    engine.create(graph, context, quiet)
+    assert [*json.loads(cast(Any, context).pages[0])] == ["a"]
+    assert deleted(context, graph) == set()
+
+
+def test_delete_leaves_what_another_one_created_again(context: DeployContext) -> None:
+    """Its id is another one, or that of what it is inside."""
+    graph = [Moved("a", "A"), Inside("b", "B", ("a",), ("a",))]
+    engine.create(graph, context, quiet)
+    _there(context)["a"]["id"] = "other"
+    assert deleted(context, graph) == {"a", "b"}
+
+
+def test_what_another_one_creates_after_a_refusal_is_left(context: DeployContext) -> None:
+    graph: list[Thing] = [Refused("a", "A")]
+    cast(Any, context).trouble = {"a": [REFUSED]}
+    with pytest.raises(engine.DeployError):
+        engine.create(graph, context, quiet)
+    _there(context)["a"] = {"size": 1, "color": "blue"}
+    engine.create(graph, context, quiet)
+    assert deleted(context, graph) == {"a"}
+
+
+@pytest.mark.parametrize("kind", [Thing, TwoParts])
+def test_what_a_killed_process_created_is_deleted(
+    context: DeployContext, kind: type[Thing]
+) -> None:
+    graph = [kind("a", "A")]
+    cast(Any, context).trouble = {"a": [cast(Any, KeyboardInterrupt())]}
+    with pytest.raises(KeyboardInterrupt):
+        engine.create(graph, context, quiet)
+    assert deleted(context, graph) == set()
+
+
+def test_what_a_spec_turns_off_is_left_if_it_existed_before(context: DeployContext) -> None:
+    graph = [Thing("a", "A", wanted=False), Thing("b", "B", wanted=False)]
+    engine.create([Thing("b", "B")], context, quiet)
+    _there(context)["a"] = {"size": 1}
+    cast(Any, context).forget()
+    assert actions(context, graph) == {"a": "keep", "b": "delete"}
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a"}
+
+
+def test_what_is_replaced_is_created_and_so_deleted(context: DeployContext) -> None:
+    _there(context)["a"] = {"size": 1, "color": "red"}
+    engine.create([Thing("a", "A")], context, quiet)
+    assert deleted(context, [Thing("a", "A")]) == set()
+
+
+entries = st.dictionaries(st.text("abcé/", max_size=9), st.text(max_size=300), max_size=80)
+
+
+@settings(deadline=None)
+@given(entries, st.data())
+def test_record_has_what_was_put_and_not_dropped(entries: dict[str, str], data: Any) -> None:
+    pages: dict[int, str] = {}
+    with ThreadPoolExecutor(4) as pool:
+        record = Record(InMemory(pages))
+        list(pool.map(record.put, entries, entries.values()))
+        dropped = data.draw(st.sets(st.sampled_from([*entries]))) if entries else set()
+        list(pool.map(record.drop, dropped))
+    read = Record(InMemory(pages))
+    for key, identity in entries.items():
+        assert read.get(key) == (None if key in dropped else identity)
+    assert all(len(text) <= 8192 for text in pages.values())
+    assert len(pages) <= 1 + 2 * sum(map(len, pages.values())) // PAGE_CHARACTERS or dropped
+
+
+def test_record_that_somebody_broke_is_reported() -> None:
+    with pytest.raises(TopicbergError, match=r"page 3 of the record .* is not a JSON object: 'x'"):
+        Record(InMemory({3: "x"})).get("a")
 
 
 @dataclass(frozen=True)

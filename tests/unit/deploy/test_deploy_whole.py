@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
+from aws_requests import Watch
 from botocore.exceptions import ClientError
 from pydantic import SecretStr
 from snowflake.connector import SnowflakeConnection
@@ -24,6 +24,7 @@ from snowflake.connector.errors import ProgrammingError
 from vendors import ADMIN_SECRET, Vendors, in_this_process
 
 from topicberg.catalogs import snowflake
+from topicberg.clients import trace
 from topicberg.clients.confluent import Api
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.aws.athena import Workgroup
@@ -40,6 +41,7 @@ from topicberg.orchestration.assets.platform import asset_key, deployed_assets
 from topicberg.query import QueryError, run_query
 from topicberg.topics import load_topics
 from topicberg_local.emulators.confluent.faults import Fault
+from topicberg_local.emulators.policies import Policies
 
 TOPICS = ("stock_trades", "airline.sunset")
 KEYS_SEEN = ("cloud", "tableflow", "kafka_app_manager")
@@ -248,6 +250,18 @@ def test_debug_shows_requests_without_secrets(
     assert not [line for line in lines for secret in secrets if secret in line]
 
 
+def test_tables_are_found_as_tableflow_writes_them(deployed: DeployContext) -> None:
+    """Glue says where the metadata file is, and columns have names that begin with $$."""
+    (database, name), folder = stock_trades(deployed)
+    table = deployed.aws("glue").get_table(DatabaseName=database, Name=name)["Table"]
+    assert table["StorageDescriptor"]["Location"].startswith(f"{folder}/metadata/")
+    path = snowflake.Names.of(deployed.config).table("STOCK_TRADES")
+    with logged_in(deployed) as connection:
+        asked = f'SELECT "$$offset", "$$timestamp" FROM {path}'
+        ((offset, time),) = snowflake.ask(connection, asked)[1]
+    assert (offset, time.isoformat()) == (7, "2026-01-01T00:00:00+00:00")
+
+
 def test_service_user_creates_derived_tables(deployed: DeployContext, derived: str) -> None:
     """With its own role: neither the topics' bucket nor an admin is needed."""
     seen = deployed.seen
@@ -311,56 +325,35 @@ def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
         assert snowflake.ask(connection, "SELECT 1")[1] == [(1,)]
 
 
-S3_ACTIONS = {
-    "DeleteObjects": "DeleteObject",
-    "GetBucketEncryption": "GetEncryptionConfiguration",
-    "GetBucketLifecycleConfiguration": "GetLifecycleConfiguration",
-    "GetPublicAccessBlock": "GetBucketPublicAccessBlock",
-    "HeadBucket": "ListBucket",
-    "ListMultipartUploads": "ListBucketMultipartUploads",
-    "ListObjectVersions": "ListBucketVersions",
-    "ListObjectsV2": "ListBucket",
-    "PutBucketEncryption": "PutEncryptionConfiguration",
-    "PutBucketLifecycleConfiguration": "PutLifecycleConfiguration",
-    "PutPublicAccessBlock": "PutBucketPublicAccessBlock",
-}
-"""Operation of S3 → the action that a policy allows it by, where the names differ."""
-
-
-def requested_actions(caplog: pytest.LogCaptureFixture) -> set[str]:
-    """Return the actions of AWS that were requested since the last call."""
-    found = set()
-    for record in caplog.records:
-        if asked := re.match(r"AWS: (.+) (\w+): ", record.getMessage()):
-            service, operation = asked[1].lower().replace(" ", "-"), asked[2]
-            if service == "s3":
-                operation = S3_ACTIONS.get(operation, operation)
-            found.add(f"{service.replace('secrets-manager', 'secretsmanager')}:{operation}")
-    caplog.clear()
-    return found - {"sts:GetCallerIdentity"}  # no policy can deny it
-
-
 def test_policies_of_ci_allow_every_request(
-    complete: Deployment, caplog: pytest.LogCaptureFixture
+    complete: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, graph = complete.vendors.open(*TOPICS)
+    """With its resource: on another deployment's resources they allow nothing."""
+    context, _ = complete.vendors.open(*TOPICS)
     of = Deployed(context.config, context.account, tuple(context.specs), (ADMIN_SECRET,))
+    watch = Watch(context.account, context.region)
+    monkeypatch.setattr(trace, "aws", watch.client)
 
     def check_allowed(purpose: Purpose) -> None:
-        asked = requested_actions(caplog)
-        statements = policy(purpose, of)["Statement"]
-        assert asked
-        assert asked <= {action for one in statements for action in one["Action"]}, purpose
+        requests = watch.take()
+        found = Policies(tuple(policy(purpose, of)["Statement"]))
+        assert requests
+        assert not {f"{purpose}: {one}" for one in requests if found.denial(one)}
+        others = [one for one in requests if "demo" in one.resource]
+        assert others
+        for one in others:
+            other = replace(one, resource=one.resource.replace("demo", "other"))
+            assert found.denial(other), f"{purpose}: {other}"
 
-    with caplog.at_level("DEBUG", "topicberg.requests"):
-        complete.plan()
-        check_allowed("plan")
-        complete.changed()
-        rotate(graph, context, lambda *_: None, force=True)
-        check_allowed("rotate")
-        assert complete.delete() == {}
-        complete.create()
-        check_allowed("deploy")
+    complete.plan()
+    check_allowed("plan")
+    complete.changed()
+    context, graph = complete.vendors.open(*TOPICS)
+    rotate(graph, context, lambda *_: None, force=True)
+    check_allowed("rotate")
+    assert complete.delete() == {}
+    complete.create()
+    check_allowed("deploy")
 
 
 NEW = {

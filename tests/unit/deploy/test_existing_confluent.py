@@ -85,6 +85,52 @@ def test_cluster_of_any_type_is_used_and_survives_delete(server: Stackless, kind
         assert len(server.account.store.all(kind_)) == 1
 
 
+def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackless) -> None:
+    """A topic and its table with the names of a spec that is not external, and roles, users and a
+    database with the names of the deployment.
+    """
+    given = theirs(server, "Dedicated")
+    context, graph = opened(server, **given)
+    cloud, names, s3 = context.cloud, context.names, context.aws("s3")
+    cluster = given["existing_cluster"]
+    configs = {"cleanup.policy": "delete", "retention.ms": "-1"}
+    server.topics["stock_trades"] = {"partitions_count": 6, "configs": configs}
+    user = {"display_name": names.service_account("app_consumer"), "description": "theirs"}
+    cloud.create("/iam/v2/service-accounts", user)
+    role = {"RoleName": names.tableflow_role, "AssumeRolePolicyDocument": "{}"}
+    context.aws("iam").create_role(**role)
+    s3.create_bucket(Bucket=context.bucket)
+    s3.put_object(Bucket=context.bucket, Key="theirs", Body=b"x")
+    context.aws("glue").create_database(DatabaseInput={"Name": cluster})
+    secret = names.confluent_secret("cloud")
+    context.aws("secretsmanager").create_secret(Name=secret, SecretString="{}")
+    engine.create(graph, context, quiet)
+    assert server.enabled
+    context, graph = opened(server, **given)
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    context, graph = opened(server, **given)
+    context.purge_secrets = True
+    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
+    assert server.topics["stock_trades"]["partitions_count"] >= 6
+    assert not server.enabled
+    users = server.account.store.all("service account")
+    assert [one.properties["display_name"] for one in users] == [user["display_name"]]
+    (left,) = context.aws("iam").list_roles()["Roles"]
+    assert left["RoleName"] == names.tableflow_role
+    assert [one["Name"] for one in s3.list_buckets()["Buckets"]] == [context.bucket]
+    s3.delete_bucket_policy(Bucket=context.bucket)  # moto evaluates none of its conditions
+    assert s3.get_object(Bucket=context.bucket, Key="theirs")["Body"].read() == b"x"
+    (database,) = context.aws("glue").get_databases()["DatabaseList"]
+    assert database["Name"] == cluster
+    (kept,) = context.aws("secretsmanager").list_secrets()["SecretList"]
+    assert kept["Name"] == secret
+    assert context.aws("ssm").describe_parameters()["Parameters"] == []
+    assert set(context.kept) == {
+        *("confluent/topic/stock_trades", "confluent/service_account/app_consumer"),
+        *("aws/role/tableflow", "aws/bucket", "aws/glue_database", "key/cloud"),
+    }
+
+
 def test_missing_environment_or_cluster_is_reported_before_anything_changes(
     server: Stackless,
 ) -> None:

@@ -2,137 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
-import boto3
 import pytest
-from moto import mock_aws
-from werkzeug.serving import make_server
+from strict_aws import ACCOUNT, Account, strict_aws
+from test_expiring_session import GRAPH, left, opened
 
 from topicberg.catalogs.glue import get_table
-from topicberg.clients.aws import aws_session
-from topicberg.deploy import preflight
+from topicberg.deploy import engine
 from topicberg.deploy.aws import lake_formation
 from topicberg.deploy.aws.glue import GlueDatabase
-from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Live
 from topicberg.errors import TopicbergError
-from topicberg.naming import Names
-from topicberg.settings import Settings
-from topicberg.topics import load_topics
-from topicberg_local.emulators.aws.__main__ import Application
-
-ACCOUNT = "123456789012"
-ADMIN = f"arn:aws:iam::{ACCOUNT}:role/lake_admin"
-REGION = "us-east-1"
-IAM_ONLY = [
-    {
-        "Principal": {"DataLakePrincipalIdentifier": "IAM_ALLOWED_PRINCIPALS"},
-        "Permissions": ["ALL"],
-    }
-]
-GOVERNED = {
-    "DataLakeAdmins": [{"DataLakePrincipalIdentifier": ADMIN}],
-    "CreateDatabaseDefaultPermissions": [],
-    "CreateTableDefaultPermissions": [],
-}
-
-
-class Unsaved:
-    """The state of an emulator that is not restarted."""
-
-    def save(self) -> None:
-        """Nothing."""
-
-
-class Account:
-    """The emulator's account, and roles that use it."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.root = boto3.Session("LOCAL", "local", region_name=REGION)
-        self.roles: dict[str, str] = {}
-
-    def session(self, role: str) -> Any:
-        """Log in as a role, by a boto3 session that checks answers."""
-        iam, sts = (self.client(name) for name in ("iam", "sts"))
-        if role not in self.roles:
-            trust = json.dumps({"Version": "2012-10-17", "Statement": []})
-            made = iam.create_role(RoleName=role, AssumeRolePolicyDocument=trust)
-            self.roles[role] = made["Role"]["Arn"]
-        key = sts.assume_role(RoleArn=self.roles[role], RoleSessionName="one")["Credentials"]
-        return aws_session(
-            aws_access_key_id=key["AccessKeyId"],
-            aws_secret_access_key=key["SecretAccessKey"],
-            aws_session_token=key["SessionToken"],
-            region_name=REGION,
-        )
-
-    def client(self, service: str) -> Any:
-        return self.root.client(service, endpoint_url=self.url)
-
-    def govern(self) -> None:
-        self.client("lakeformation").put_data_lake_settings(DataLakeSettings=GOVERNED)
-
-    def run(self, command: str) -> None:
-        """Run a printed command as the data lake administrator."""
-        words = shlex.split(command)
-        assert words[:3] == ["aws", "lakeformation", "grant-permissions"]
-        at = {name: words.index(name) for name in ("--principal", "--permissions", "--resource")}
-        name, _, principal = words[at["--principal"] + 1].partition("=")
-        self.client("lakeformation").grant_permissions(
-            Principal={name: principal},
-            Permissions=words[at["--permissions"] + 1 : at["--resource"]],
-            Resource=json.loads(words[at["--resource"] + 1]),
-        )
-
-    def context(self, role: str) -> DeployContext:
-        """Return the part of a deploy context that reads AWS."""
-        session = self.session(role)
-        config = Settings.model_validate({"deployment": "cloud", "prefix": "demo"})
-        specs = [one for one in load_topics(config) if one.name == "stock_trades"]
-        context = SimpleNamespace(
-            aws=lambda service: session.client(service, endpoint_url=self.url),
-            config=config,
-            specs=specs,
-            names=Names("demo"),
-            tags={"topicberg": "demo"},
-            live={},
-            namespace="lkc-1",
-            bucket="lake",
-            derived_bucket="lake-derived",
-            role_arn=lambda name: f"arn:aws:iam::{ACCOUNT}:role/{name}",
-        )
-        return cast(DeployContext, context)
 
 
 @pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "LOCAL")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
-    monkeypatch.setenv("MOTO_ACCOUNT_ID", ACCOUNT)
-    with mock_aws():
-        pass  # forgets what other tests made
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-    moto = DomainDispatcherApplication(create_backend_app)
-    application = Application(moto, cast(Any, Unsaved()))
-    server = make_server("127.0.0.1", 0, application, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield Account(f"http://127.0.0.1:{server.server_port}")
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        with mock_aws():
-            pass
+def account() -> Iterator[Account]:
+    with strict_aws() as account:
+        yield account
 
 
 DATABASE = GlueDatabase("aws/glue_database", "of the cluster")
@@ -147,9 +36,8 @@ def test_account_that_iam_governs_needs_no_grant(account: Account) -> None:
 def test_deployer_without_a_grant_is_told_the_command(account: Account) -> None:
     account.govern()
     context = account.context("deployer")
-    preflight.check_aws(context, "plan")  # who plans may only read
     with pytest.raises(TopicbergError, match="role/deployer may not create a database") as caught:
-        preflight.check_aws(context, "create")
+        lake_formation.check_deployer(context)
     account.run(caught.value.message.partition(" runs: ")[2])
     lake_formation.check_deployer(context)
     assert DATABASE.find(context) is None
@@ -195,6 +83,49 @@ def test_printed_grants_let_the_roles_work(account: Account) -> None:
     found = get_table(reader, "lkc-1", "stock_trades")
     assert found is not None
     assert found["Name"] == "stock_trades"
+
+
+def test_part_in_aws_is_created_planned_and_deleted_with_the_grants_alone(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.session("deployer")
+    account.govern()
+    grant = lake_formation.LakeGrant(
+        account.roles["deployer"], ("CREATE_DATABASE",), {"Catalog": {}}
+    )
+    with pytest.raises(engine.DeployError, match="AccessDenied"):
+        engine.create(GRAPH, opened(account, tmp_path, monkeypatch), lambda *_: None)
+    account.run(grant.command())
+    engine.create(GRAPH, opened(account, tmp_path, monkeypatch), lambda *_: None)
+    context = opened(account, tmp_path, monkeypatch)
+    assert {step.action for step in engine.plan(GRAPH, context)} == {"keep"}
+    found = engine.existing(GRAPH, context, lambda *_: None)
+    assert engine.delete(found, context, lambda *_: None) == {}
+    assert left(account) == set()
+
+
+def test_table_that_may_not_be_dropped_is_reported(account: Account) -> None:
+    """It is listed for who may see it, and Glue answers 200 with an error in it."""
+    account.govern()
+    context = account.context("deployer")
+    root = account.client("glue")
+    account.run(
+        lake_formation.LakeGrant(
+            account.roles["deployer"], ("CREATE_DATABASE",), {"Catalog": {}}
+        ).command()
+    )
+    DATABASE.create(context)
+    for name, principal in (("CREATE_TABLE", "root"), ("DROP", "root")):
+        arn = f"arn:aws:iam::{ACCOUNT}:{principal}"
+        account.run(
+            lake_formation.LakeGrant(arn, (name,), {"Database": {"Name": "lkc-1"}}).command()
+        )
+    root.create_table(DatabaseName="lkc-1", TableInput={"Name": "stock_trades"})
+    table = {"Table": {"DatabaseName": "lkc-1", "Name": "stock_trades"}}
+    account.run(lake_formation.LakeGrant(account.roles["deployer"], ("DESCRIBE",), table).command())
+    with pytest.raises(TopicbergError, match=r"1 table of Glue database lkc-1 .*AccessDenied"):
+        DATABASE.delete(context, Live("lkc-1"))
+    assert root.get_table(DatabaseName="lkc-1", Name="stock_trades")
 
 
 def test_table_that_is_missing_is_not_denied(account: Account) -> None:

@@ -11,11 +11,13 @@ import pytest
 from botocore.exceptions import ClientError
 from hypothesis import given
 from hypothesis import strategies as st
+from record_pages import InMemory
 
 from topicberg.clients.secrets import active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.record import Record
 from topicberg.deploy.resource import Live, Resource
 from topicberg.deploy.rotate import Aged, decide, rotate
 from topicberg.errors import TopicbergError
@@ -110,7 +112,9 @@ class Absent(RotatingKey):
 
 
 def test_each_key_depends_on_its_own_needs_only() -> None:
-    context: Any = SimpleNamespace(live={}, waiting={}, deploy=SimpleNamespace(profile=None))
+    context: Any = SimpleNamespace(
+        live={}, waiting={}, deploy=SimpleNamespace(profile=None), record=Record(InMemory())
+    )
     graph = [
         Denied("aws/athena_workgroup", "A"),
         Denied("confluent/cluster", "C"),

@@ -32,7 +32,7 @@ def client() -> Iterator[Any]:
 def refused(client: Any, *statements: dict[str, Any]) -> bool:
     trust = json.dumps(document(*statements))
     client.create_role(RoleName="reader", AssumeRolePolicyDocument=trust)
-    return iam.problem(client, ROLE, USER, "ext-1") is not None
+    return iam.problem(client, ROLE, USER, "ext-1", s3=None) is not None
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,22 @@ def test_the_emulator_runs_no_queries() -> None:
         refused = r"(?s)UnsupportedOperation.*runs no queries"
         with pytest.raises(ClientError, match=refused):
             client.start_query_execution(QueryString="SELECT 1")
+        for sql in (
+            'SELECT "$$offset" FROM "lkc-1"."a.b" LIMIT 1',
+            "SHOW TABLES",
+            "EXPLAIN SELECT 1",
+        ):
+            with pytest.raises(ClientError, match=refused):
+                client.start_query_execution(QueryString=sql)
+        for sql in (
+            "SELECT FROM WHERE",
+            "SELECT 'a",
+            "FROBNICATE t",
+            "SELECT 1; SELECT 2",
+            "-- none",
+        ):
+            with pytest.raises(ClientError, match="InvalidRequestException"):
+                client.start_query_execution(QueryString=sql)
         with pytest.raises(ClientError, match=refused):
             client.get_query_results(QueryExecutionId=QUERY)
         with pytest.raises(ClientError, match="WorkGroup other is not found"):

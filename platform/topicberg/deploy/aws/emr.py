@@ -79,7 +79,7 @@ def emr_policy(context: DeployContext) -> Document:
         allow(["s3:PutObject"], f"{compute}/{JOBS}*"),
         *allow_glue(context, GLUE_READS, context.namespace),
         *allow_glue(context, [*GLUE_READS, "glue:CreateTable", "glue:UpdateTable"], *databases),
-        *key_use(context, *WRITES_KEY),
+        *key_use(context, WRITES_KEY),
     )
 
 
@@ -126,6 +126,14 @@ class Code(Resource):
     """What a job run executes: this project and its dependencies, in a folder named by its hash."""
 
     kind = "code of the EMR Serverless jobs"
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
+
+    def lasting_id(self, live: Live) -> str:
+        """Return nothing but its bucket's id: each version has another folder."""
+        return self.key
 
     def find(self, context: DeployContext) -> Live | None:
         """Return the newest one that is complete: the entry point is uploaded last."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from topicberg.clients.aws import every
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Live, Resource
 from topicberg.errors import TopicbergError
 from topicberg.topics import TopicSpec
+from topicberg.wording import count
+
+
+def tableflow_key(spec: TopicSpec) -> str:
+    """Return the resource key of Tableflow on a topic."""
+    return f"confluent/tableflow/{spec.asset_name}"
 
 
 def pipelines(specs: Iterable[TopicSpec]) -> list[str]:
@@ -74,7 +81,8 @@ class GlueDatabase(Resource):
             names = [name for name in names if name in topics]
         for start in range(0, len(names), 100):
             some = names[start : start + 100]
-            glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
+            answer = glue.batch_delete_table(DatabaseName=live.id, TablesToDelete=some)
+            _check_deleted(live.id, answer.get("Errors", []))
         if others:
             raise TopicbergError(
                 f"{live.id} has {len(others)} tables that are of no topic here, e.g. {others[0]}",
@@ -91,8 +99,25 @@ class GlueDatabase(Resource):
         return not self.database and is_chosen
 
     def _topics(self, context: DeployContext) -> set[str]:
-        """Return the names of the topics' tables, if it is their database."""
-        return set() if self.database else {spec.glue_name for spec in context.specs}
+        """Return the names of the topics' tables, if it is their database; without those that
+        Tableflow wrote before ``deploy``.
+        """
+        if self.database:
+            return set()
+        ours = (one for one in context.specs if tableflow_key(one) not in context.kept)
+        return {spec.glue_name for spec in ours}
+
+
+def _check_deleted(database: str, errors: list[Any]) -> None:
+    """:raises TopicbergError: Glue answers that a table is left, e.g. by AWS Lake Formation"""
+    left = [one for one in errors if one["ErrorDetail"]["ErrorCode"] != "EntityNotFoundException"]
+    if left:
+        name, reason = left[0]["TableName"], left[0]["ErrorDetail"]
+        raise TopicbergError(
+            f"{count(len(left), 'table')} of Glue database {database} cannot be deleted, e.g. "
+            f"{name}: {reason['ErrorCode']}: {reason.get('ErrorMessage', '')}",
+            hint="grant DROP on them in AWS Lake Formation, or delete them as who created them",
+        )
 
 
 def tables(context: DeployContext, database: str) -> list[str]:

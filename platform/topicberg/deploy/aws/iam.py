@@ -105,13 +105,22 @@ def allow_glue(context: DeployContext, actions: Iterable[str], *databases: str) 
     ]
 
 
-def key_use(context: DeployContext, *actions: str) -> list[Document]:
-    """Return what a role needs of the buckets' key, if they have one: only by way of S3."""
-    key = context.config.bucket_kms_key_arn
-    if key is None:
-        return []
-    by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{context.region}.amazonaws.com"}}
-    return [{**allow(actions, key), "Condition": by_s3}]
+def key_use(context: DeployContext, actions: Iterable[str]) -> list[Document]:
+    """Return what a role needs of the keys that encrypt what it reads: of each one only by way of
+    the service that has it.
+    """
+    config = context.config
+    keys = {"s3": config.bucket_kms_key_arn, "glue": config.glue_kms_key_arn}
+    used = [(service, key) for service, key in keys.items() if key]
+    return [by_way_of(service, context.region, actions, key) for service, key in used]
+
+
+def by_way_of(service: str, region: str, actions: Iterable[str], key: str) -> Document:
+    """Return a statement that allows the use of a key by a service only."""
+    condition = {"StringEquals": {"kms:ViaService": f"{service}.{region}.amazonaws.com"}}
+    # Glue's catalog also encrypts: https://docs.aws.amazon.com/glue/latest/dg/encrypt-glue-data-catalog.html
+    writes = ("kms:Encrypt",) if service == "glue" and "kms:GenerateDataKey" in actions else ()
+    return {**allow([*actions, *writes], key), "Condition": condition}
 
 
 READS_KEY, WRITES_KEY = ("kms:Decrypt",), ("kms:Decrypt", "kms:GenerateDataKey")
@@ -139,7 +148,7 @@ def tableflow_policy(context: DeployContext) -> Document:
         allow(on_bucket, bucket),
         allow(on_objects, f"{bucket}/*"),
         allow(in_glue, f"arn:aws:glue:{context.region}:{context.account}:*"),
-        *key_use(context, *WRITES_KEY),
+        *key_use(context, WRITES_KEY),
     )
 
 
@@ -164,7 +173,7 @@ def snowflake_policy(context: DeployContext) -> Document:
         allow(["s3:GetBucketLocation", "s3:ListBucket"], buckets),
         allow(["s3:GetObject", "s3:GetObjectVersion"], [f"{bucket}/*" for bucket in buckets]),
         *allow_glue(context, GLUE_READS, context.namespace, *derived),
-        *key_use(context, *READS_KEY),
+        *key_use(context, READS_KEY),
     )
 
 
@@ -413,6 +422,15 @@ class Role(Resource):
         for name in _inline(iam, self.name):
             iam.delete_role_policy(RoleName=self.name, PolicyName=name)
         iam.delete_role(RoleName=self.name)
+
+
+def caller(context: DeployContext) -> str:
+    """Return the user or role that deploys; a session is one of its role."""
+    arn = str(context.aws("sts").get_caller_identity()["Arn"])
+    if ":assumed-role/" not in arn:
+        return arn
+    name = arn.split("/")[1]
+    return str(context.aws("iam").get_role(RoleName=name)["Role"]["Arn"])
 
 
 def listed(value: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from topicberg.deploy.aws.glue import pipelines
-from topicberg.deploy.aws.iam import Document
+from topicberg.deploy.aws.iam import Document, caller
 from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.passing import code
 from topicberg.errors import TopicbergError
@@ -145,7 +145,7 @@ def check_deployer(context: DeployContext) -> None:
     lake = read_data_lake(context)
     if not lake.is_governed:
         return
-    deployer = _principal(context)
+    deployer = caller(context)
     grant = LakeGrant(deployer, ("CREATE_DATABASE",), {"Catalog": {}})
     if deployer not in lake.admins and not lake.holds(grant):
         raise TopicbergError(
@@ -215,12 +215,3 @@ def _database(name: str) -> Document:
 
 def _tables(database: str) -> Document:
     return {"Table": {"DatabaseName": database, "TableWildcard": {}}}
-
-
-def _principal(context: DeployContext) -> str:
-    """Return the user or role that deploys; a session is one of its role."""
-    arn = str(context.aws("sts").get_caller_identity()["Arn"])
-    if ":assumed-role/" not in arn:
-        return arn
-    name = arn.split("/")[1]
-    return str(context.aws("iam").get_role(RoleName=name)["Role"]["Arn"])

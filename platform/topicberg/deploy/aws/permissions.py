@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from topicberg.deploy.aws.glue import pipelines
-from topicberg.deploy.aws.iam import Document, allow, document
+from topicberg.deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, by_way_of, document
 from topicberg.naming import Names
 from topicberg.settings import Settings, derived_from
 from topicberg.topics import TopicSpec
@@ -59,6 +59,11 @@ class Deployed:
         found = [topics, derived, f"{topics[:55]}-compute"]
         return [f"arn:aws:s3:::{name}" for name in dict.fromkeys(found)]
 
+    @property
+    def own_buckets(self) -> list[str]:
+        """Those that no other administrator manages."""
+        return self.buckets[-1:] if self.config.existing_buckets else self.buckets
+
     def secret_arns(self, *names: str) -> list[str]:
         """Return patterns of secrets: AWS appends six characters to a name."""
         return [self.arn("secretsmanager", f"secret:{name}-??????") for name in names]
@@ -71,6 +76,12 @@ class Deployed:
     @property
     def lock(self) -> str:
         return self.arn("ssm", f"parameter{self.names.lock}")
+
+    @property
+    def record(self) -> list[str]:
+        """The path of the record of what `deploy` created, and its parameters."""
+        path = self.arn("ssm", f"parameter{self.names.record}")
+        return [path, f"{path}/*"]
 
     @property
     def glue(self) -> list[str]:
@@ -86,8 +97,9 @@ def policy(purpose: Purpose, of: Deployed) -> Document:
     """Return what the user of a purpose may do, and nothing else."""
     if purpose == "rotate":
         return document(*_rotating(of))
-    reading = _reading(of)
-    return document(*reading, *(_changing(of) if purpose == "deploy" else ()))
+    if purpose == "deploy":
+        return document(*_reading(of), *_changing(of))
+    return document(*_reading(of), *_with_keys(of, "glue", "secretsmanager", actions=READS_KEY))
 
 
 def _login(of: Deployed) -> list[Document]:
@@ -117,7 +129,7 @@ def _reading(of: Deployed) -> list[Document]:
         ),
         allow([f"glue:Get{one}" for one in ("Database", "Databases", "Table", "Tables")], of.glue),
         allow(["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"], of.own_secrets),
-        allow(["ssm:GetParametersByPath"], parameters),
+        allow(["ssm:GetParametersByPath"], [parameters, *of.record]),
         allow(["emr-serverless:ListApplications"], of.arn("emr-serverless", "/*")),
         allow(
             ["emr-serverless:GetApplication", "emr-serverless:ListJobRuns"],
@@ -136,20 +148,20 @@ def _reading(of: Deployed) -> list[Document]:
 
 def _changing(of: Deployed) -> list[Document]:
     names = of.names
-    objects = [f"{bucket}/*" for bucket in of.buckets]
+    objects = [f"{bucket}/*" for bucket in of.own_buckets]
     applications = of.arn("emr-serverless", "/applications/*")
-    roles = of.iam("role", names.emr_role)
     passed = {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
     linked = {"StringLike": {"iam:AWSServiceName": _SERVICE_LINKED}}
     return [
         *_locking(of),
+        allow(["ssm:PutParameter", "ssm:DeleteParameter"], of.record[-1:]),
         allow(
             [
                 *("s3:CreateBucket", "s3:DeleteBucket", "s3:ListBucketVersions"),
                 *("s3:ListBucketMultipartUploads",),
                 *(f"s3:Put{setting}" for setting in _BUCKET_SETTINGS),
             ],
-            of.buckets,
+            of.own_buckets,
         ),
         allow(
             [
@@ -164,7 +176,7 @@ def _changing(of: Deployed) -> list[Document]:
                 *("iam:AttachRolePolicy", "iam:DetachRolePolicy", "iam:DeleteRolePolicy"),
                 *("iam:PutRolePermissionsBoundary", "iam:DeleteRolePermissionsBoundary"),
             ],
-            _roles(of),
+            of.iam("role", *_own_roles(of)),
         ),
         allow(
             [
@@ -174,8 +186,11 @@ def _changing(of: Deployed) -> list[Document]:
             ],
             _policies(of),
         ),
-        {**allow(["iam:PassRole"], roles), "Condition": passed},
+        {**allow(["iam:PassRole"], _roles(of)[-1:]), "Condition": passed},
         {**allow(["iam:CreateServiceLinkedRole"], "*"), "Condition": linked},
+        allow(
+            ["iam:SimulatePrincipalPolicy", "iam:GetRole"], of.iam("role", ci_role(of, "deploy"))
+        ),
         allow(
             [
                 *("glue:CreateDatabase", "glue:DeleteDatabase", "glue:BatchDeleteTable"),
@@ -210,17 +225,22 @@ def _changing(of: Deployed) -> list[Document]:
             ],
             _workgroup(of),
         ),
-        *_with_key(of),
+        *_with_keys(of, "s3", "glue", "secretsmanager"),
     ]
 
 
-def _with_key(of: Deployed) -> list[Document]:
-    """Return what uploading code needs of the buckets' key, if they have one."""
-    key = of.config.bucket_kms_key_arn
-    if key is None:
-        return []
-    by_s3 = {"StringEquals": {"kms:ViaService": f"s3.{of.config.aws_region}.amazonaws.com"}}
-    return [{**allow(["kms:Decrypt", "kms:GenerateDataKey"], key), "Condition": by_s3}]
+def _with_keys(
+    of: Deployed, *services: str, actions: tuple[str, ...] = WRITES_KEY
+) -> list[Document]:
+    """Return what a user needs of the keys that encrypt what these services have."""
+    config = of.config
+    keys = {
+        "s3": config.bucket_kms_key_arn,
+        "glue": config.glue_kms_key_arn,
+        "secretsmanager": config.secrets_kms_key_arn,
+    }
+    used = [(service, key) for service in services if (key := keys[service])]
+    return [by_way_of(service, config.aws_region, actions, key) for service, key in used]
 
 
 def _rotating(of: Deployed) -> list[Document]:
@@ -229,7 +249,10 @@ def _rotating(of: Deployed) -> list[Document]:
     return [
         *_login(of),
         *_locking(of),
+        allow(["ssm:GetParametersByPath"], of.record),
+        allow(["ssm:PutParameter"], of.record[-1:]),  # of what a killed run created
         allow([*reads, *_secret_changes()], of.own_secrets),
+        *_with_keys(of, "secretsmanager"),
     ]
 
 
@@ -242,12 +265,24 @@ def _secret_changes(*more: str) -> Iterable[str]:
     return [f"secretsmanager:{change}" for change in changes]
 
 
+def ci_role(of: Deployed, purpose: Purpose) -> str:
+    """Return the name of the role of a purpose."""
+    return of.names.of(f"tableflow_ci_{purpose}")
+
+
+def _own_roles(of: Deployed) -> list[str]:
+    """Return the names of the roles that `deploy` creates, also of those that it created before
+    another one was given.
+    """
+    names = of.names
+    return [names.tableflow_role, names.snowflake_role, names.emr_role]
+
+
 def _roles(of: Deployed) -> list[str]:
     """Return the roles, also those of another administrator, which are only read."""
-    config, names = of.config, of.names
+    config = of.config
     given = (config.tableflow_role_arn, config.snowflake_role_arn, config.emr_role_arn)
-    own = (names.tableflow_role, names.snowflake_role, names.emr_role)
-    roles = of.iam("role", *own)
+    roles = of.iam("role", *_own_roles(of))
     return [arn or role for arn, role in zip(given, roles, strict=True)]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
-from topicberg.deploy.context import DeployContext
+from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 
@@ -41,6 +41,10 @@ class Connector(Resource):
 
     kind = "connector"
     usual_minutes = 3
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return (CLUSTER,)
 
     def _path(self, context: DeployContext, rest: str = "") -> str:
         return f"/connect/v1/environments/{context.environment}/clusters/{context.cluster}{rest}"

@@ -53,6 +53,10 @@ class RoleBinding(Resource):
 
     kind = "role binding"
 
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
+
     def _body(self, context: DeployContext) -> dict[str, str]:
         return {
             "principal": f"User:{context.need(self.account).id}",

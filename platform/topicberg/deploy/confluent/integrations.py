@@ -7,7 +7,7 @@ from typing import Any
 
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.organization import only
-from topicberg.deploy.context import DeployContext
+from topicberg.deploy.context import CLUSTER, ENVIRONMENT, DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 from topicberg.tableflow.confluent import where
@@ -30,6 +30,10 @@ class ProviderIntegration(Resource):
 
     kind = "provider integration"
     replaced_for = frozenset({"role"})
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return (ENVIRONMENT,)
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.cloud.pages("/pim/v1/integrations", environment=context.environment)
@@ -75,6 +79,10 @@ class CatalogIntegration(Resource):
     kind = "catalog integration"
     usual_minutes = 5
     replaced_for = frozenset({"kind", "provider_integration", "failed"})
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return (CLUSTER,)
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.tableflow.pages(CATALOGS, **where(context.environment, context.cluster))

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ConflictError, if_found
-from topicberg.deploy.context import DeployContext
+from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.topics import TopicSpec
 from topicberg.topics.refusals import refusal
@@ -26,6 +26,10 @@ class Topic(Resource):
 
     def _path(self, context: DeployContext, rest: str = "") -> str:
         return f"/kafka/v3/clusters/{context.cluster}/topics/{quote(self.name, safe='')}{rest}"
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return (CLUSTER,)
 
     def find(self, context: DeployContext) -> Live | None:
         topic = if_found(context.kafka.get, self._path(context))
@@ -99,6 +103,10 @@ class Acl(Resource):
             "operation": self.operation,
             "permission": "ALLOW",
         }
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
 
     def find(self, context: DeployContext) -> Live | None:
         found = context.kafka.get(self._path(context), **self._body(context))["data"]

@@ -51,6 +51,10 @@ class RotatingKey(Resource):
 
     # --- what is there ---
 
+    def lasting_id(self, live: Live) -> str:
+        """Return the name of its secret: what is in there rotates."""
+        return self.name
+
     def find(self, context: DeployContext) -> Live | None:
         stored = context.secrets.versions(self.name)
         alive = self.alive(context, stored)

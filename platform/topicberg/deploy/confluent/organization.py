@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
-from topicberg.deploy.context import DeployContext
+from topicberg.deploy.context import ENVIRONMENT, DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
@@ -149,6 +149,10 @@ class Cluster(Resource):
     holds_data = True
     unique = False
     replaced_for = frozenset({"cloud", "region", "availability"})
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return (ENVIRONMENT,)
 
     def find(self, context: DeployContext) -> Live | None:
         if self.given:

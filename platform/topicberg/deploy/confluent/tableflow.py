@@ -7,7 +7,7 @@ from typing import Any
 
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
-from topicberg.deploy.context import DeployContext
+from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
 from topicberg.deploy.wait import until
 from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
@@ -50,6 +50,10 @@ class TableflowTopic(Resource):
     usual_minutes = 10
     holds_data = True
     replaced_for = frozenset({"storage", "write_mode"})
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return (CLUSTER,)
 
     def find(self, context: DeployContext) -> Live | None:
         found = read_topic(context.tableflow, self.name, context.environment, context.cluster)

@@ -19,6 +19,11 @@ from topicberg.errors import TopicbergError
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
 USER = "TOPICBERG_ADMIN"
+PRIVILEGES = (
+    *("CREATE DATABASE", "CREATE WAREHOUSE", "CREATE EXTERNAL VOLUME", "CREATE INTEGRATION"),
+    *("CREATE ROLE", "CREATE USER", "CREATE NETWORK POLICY"),
+)
+"""What a role other than the system's needs of the account: it owns what it creates."""
 _ACCOUNT, _USER = "snowflake_account_identifier", "admin_service_user"
 
 
@@ -27,21 +32,39 @@ class Admin:
     """
     :param account: identifier, ``organization-account``
     :param public: the active public key, as ``RSA_PUBLIC_KEY`` takes it
+    :param role: its only role, which is created; None: the system roles
     """
 
     account: str
     user: str
     public: str
+    role: str | None = None
 
     def statements(self) -> list[str]:
         """Return what creates the user; run again, they change nothing."""
-        user = quote(self.user)
+        user, default = quote(self.user), self.role or "SYSADMIN"
         return [
             "USE ROLE ACCOUNTADMIN",
-            f"CREATE USER IF NOT EXISTS {user} TYPE = SERVICE DEFAULT_ROLE = SYSADMIN "
+            *self._role(),
+            f"CREATE USER IF NOT EXISTS {user} TYPE = SERVICE DEFAULT_ROLE = {default} "
             "COMMENT = 'topicberg deploy'",
             f"ALTER USER {user} SET RSA_PUBLIC_KEY = {text(self.public)}",
-            *(f"GRANT ROLE {role} TO USER {user}" for role in ROLES),
+            *(
+                f"GRANT ROLE {role} TO USER {user}"
+                for role in ((self.role,) if self.role else ROLES)
+            ),
+        ]
+
+    def _role(self) -> list[str]:
+        """Return what creates the role of its own, with what it needs of the account.
+
+        https://docs.snowflake.com/en/user-guide/security-access-control-privileges
+        """
+        if self.role is None:
+            return []
+        return [
+            f"CREATE ROLE IF NOT EXISTS {self.role} COMMENT = 'topicberg deploy'",
+            f"GRANT {', '.join(PRIVILEGES)} ON ACCOUNT TO ROLE {self.role}",
         ]
 
 

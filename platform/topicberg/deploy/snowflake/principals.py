@@ -29,6 +29,10 @@ class UserKeys(Resource):
 
     kind = "RSA key pairs"
 
+    def lasting_id(self, live: Live) -> str:
+        """Return the name of its secret: what is in there rotates."""
+        return self.name
+
     def find(self, context: DeployContext) -> Live | None:
         versions = context.secrets.versions(self.name)
         if not versions:
@@ -186,6 +190,10 @@ class UserPolicy(Resource):
 
     kind = "network policy of user"
 
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
+
     def find(self, context: DeployContext) -> Live | None:
         show = f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}"
         rows = find(context, show, OWNER)
@@ -241,6 +249,10 @@ class RoleGrant(Resource):
 
     kind = "grant of role"
 
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
+
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
         granted = any(
@@ -274,6 +286,10 @@ class Grant(Resource):
     target: tuple[str, ...] = ()
 
     kind = "grant"
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
 
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)

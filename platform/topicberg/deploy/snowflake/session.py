@@ -148,7 +148,7 @@ def open_session(context: DeployContext) -> Session:
             hint="store the base64 of its PEM file, without a password; "
             "`topicberg deploy bootstrap-snowflake` creates such a secret",
         ) from None
-    role = context.deploy.snowflake_role
+    role = context.deploy.snowflake_role or context.config.snowflake_owner_role
     return Session(connection, check_lease=context.check_lease, only_role=role)
 
 
@@ -239,7 +239,7 @@ def take_roles(context: DeployContext) -> None:
 
     problems = []
     with context.snowflake() as session:
-        for role in ROLES:
+        for role in (session.only_role,) if session.only_role else ROLES:
             try:
                 session.take(role)
             except ProgrammingError as error:

@@ -88,6 +88,10 @@ class Container(Resource):
 
     kind = "Snowflake"
 
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return self.within
+
     def find(self, context: DeployContext) -> Live | None:
         within = f" IN DATABASE {quote(self.path[0])}" if self.of == "SCHEMA" else ""
         found = show(context, f"{self.of}S", self.path[-1], OWNER, within)
@@ -522,6 +526,10 @@ class IcebergTable(Resource):
 
     kind = "Snowflake Iceberg table"
     replaced_for = frozenset({"catalog", "volume", "glue_table"})
+
+    @property
+    def parents(self) -> tuple[str, ...]:
+        return ("snowflake/schema",)
 
     def find(self, context: DeployContext) -> Live | None:
         names = Names.of(context.config)

@@ -9,6 +9,7 @@ moto lacks:
   that a kill -9 loses nothing that was reported to a client;
 * requests are signed by a known key: the stack's own (``AWS_ACCESS_KEY_ID`` and
   ``AWS_SECRET_ACCESS_KEY``), one made through IAM's CreateAccessKey, or one of STS;
+* IAM simulates the policies of a user or a role (:mod:`topicberg_local.emulators.aws.simulator`);
 * Lake Formation is before Glue, if the data lake settings say so
   (:mod:`topicberg_local.emulators.aws.lake_formation`);
 * Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
@@ -38,7 +39,7 @@ from topicberg.errors import StackError
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import guarded
 from topicberg_local.emulators import process
-from topicberg_local.emulators.aws import athena, emr_serverless
+from topicberg_local.emulators.aws import athena, emr_serverless, simulator
 from topicberg_local.emulators.aws.auth import authenticate, principal_of, speaks_json
 from topicberg_local.emulators.aws.lake_formation import LISTS, LakeFormation
 from topicberg_local.emulators.aws.own import ATHENA, EMR
@@ -109,6 +110,10 @@ class Application:
                 if is_governed:
                     principal = principal_of(environ)
                     lake.check(action, body, principal)
+                    if action == "BatchDeleteTable" and (
+                        errors := lake.undroppable(body, principal)
+                    ):
+                        return _json({"Errors": errors})
                 answer = self._forward(environ, body, service, region)
                 if is_governed and answer.ok:
                     lake.remember_creator(action, body, principal)
@@ -148,6 +153,10 @@ class Application:
         if service == athena.SERVICE:
             workgroups = ATHENA.of(os.environ["MOTO_ACCOUNT_ID"], region)
             return _json(workgroups.answer(_action(environ, body, service), body))
+        if service == "iam" and _action(environ, body, service) == simulator.ACTION:
+            principal = principal_of(environ)
+            found = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
+            return Answer("200 OK", [("Content-Type", "text/xml")], found)
         status: list[Any] = []
 
         def start_response(*args: Any) -> Callable[[bytes], None]:

@@ -1,4 +1,5 @@
-"""Athena's workgroups, as AWS documents them. It runs no queries: requests for them are refused.
+"""Athena's workgroups, as AWS documents them. It runs no queries: requests for them are refused,
+those that Athena could not parse with its own error.
 
 moto would answer a query with rows that it was given before, or with none.
 https://docs.aws.amazon.com/athena/latest/APIReference/
@@ -21,6 +22,11 @@ PRIMARY = "primary"
 """Each account has this one, and cannot delete it."""
 INVALID = "InvalidRequestException"
 _ENGINE = {"SelectedEngineVersion": "AUTO", "EffectiveEngineVersion": "Athena engine version 3"}
+_COMMANDS = (
+    *("SHOW", "EXPLAIN", "MSCK", "PREPARE", "EXECUTE", "DEALLOCATE", "UNLOAD", "VACUUM"),
+    "OPTIMIZE",
+)
+"""Beginnings of statements that Athena has and sqlglot does not parse."""
 
 
 @dataclass
@@ -52,6 +58,8 @@ class Athena:
             raise _invalid(f"there is no operation {action}")
         given = json.loads(body or b"{}")
         operation = model.operation_model(action)
+        if action == "StartQueryExecution":
+            _check_sql(given.get("QueryString", ""))
         return serve(self, operation, given, INVALID, "it runs no queries of Athena")
 
     def _create_work_group(
@@ -126,6 +134,23 @@ class Athena:
         if name not in self.workgroups:
             raise _invalid(f"WorkGroup {name} is not found.")
         return self.workgroups[name]
+
+
+def _check_sql(sql: str) -> None:
+    """:raises Refusal: it is not one statement of Athena's SQL: Trino's, or Hive's for DDL"""
+    import sqlglot
+    from sqlglot.errors import SqlglotError
+
+    try:
+        parsed = sqlglot.parse(sql, read=SERVICE)
+    except SqlglotError as error:
+        raise _invalid(f"line 1:1: {str(error).splitlines()[0]}") from None
+    if len(parsed) != 1 or parsed[0] is None:
+        raise _invalid("Only one sql statement is allowed.")
+    statement, word = parsed[0], sql.split()[0].upper()
+    is_unknown = isinstance(statement, sqlglot.exp.Command) and word not in _COMMANDS
+    if is_unknown or isinstance(statement, sqlglot.exp.Alias | sqlglot.exp.Condition):
+        raise _invalid(f"line 1:1: mismatched input '{word}'")
 
 
 def _invalid(message: str) -> Refusal:

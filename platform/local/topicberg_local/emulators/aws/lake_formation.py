@@ -71,6 +71,23 @@ class LakeFormation:
                 f"Insufficient Lake Formation permission(s): Required {permissions[0]} on {what}",
             )
 
+    def undroppable(self, body: bytes, principal: str) -> list[Document]:
+        """Return the errors of BatchDeleteTable about what the principal may not drop."""
+        request = json.loads(body)
+        database, names = request["DatabaseName"], request["TablesToDelete"]
+        reason = "Insufficient Lake Formation permission(s): Required Drop on"
+        return [
+            {
+                "TableName": name,
+                "ErrorDetail": {
+                    "ErrorCode": "AccessDeniedException",
+                    "ErrorMessage": f"{reason} {name}",
+                },
+            }
+            for name in names
+            if not self._may(principal, "table", (database, name), _NEEDS["DeleteTable"][1])
+        ]
+
     def visible(self, action: str, request: bytes, answer: Document, principal: str) -> Document:
         """Return the answer of a list without what the principal may not see."""
         if action not in LISTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -16,6 +16,9 @@ from topicberg.tableflow.status import read_status
 from topicberg_local.emulators import iam
 from topicberg_local.emulators.confluent.account import CATALOG, INTEGRATION, TABLE, Account
 from topicberg_local.emulators.store import Stored
+
+if TYPE_CHECKING:
+    from mypy_boto3_glue import GlueClient
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +106,21 @@ class Tables(threading.Thread):
             raise TopicbergError(problem)
         spec = control.find_topic(account.config, topic)
         table = account.catalog().load_table(spec.table_identifier(account.config))
-        glue.register(account.aws("glue"), table, database, spec.glue_name)
+        if glue.register(account.aws("glue"), table, database, spec.glue_name):
+            point_to_metadata(account.aws("glue"), database, spec.glue_name)
+
+
+def point_to_metadata(client: GlueClient, database: str, name: str) -> None:
+    """Give a table in Glue the location that Confluent's Tableflow gives it: that of its metadata
+    file, not of its folder.
+    """
+    table = client.get_table(DatabaseName=database, Name=name)["Table"]
+    body: Any = {
+        key: table[key] for key in ("Name", "TableType", "Parameters", "StorageDescriptor")
+    }
+    body["StorageDescriptor"]["Location"] = glue.metadata_location(table)
+    version: dict[str, Any] = {"VersionId": table["VersionId"]} if "VersionId" in table else {}
+    client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)
 
 
 def database_of(account: Account, catalog: Stored) -> str:
@@ -140,4 +157,5 @@ def trust_problem(
         changes = ("GetTable", "CreateTable", "UpdateTable", "DeleteTable")
         needs += [(f"glue:{action}", f"{here}:table/{database}/*") for action in changes]
     principal, external_id = config["iam_role_arn"], config["external_id"]
-    return iam.problem(account.aws("iam"), arn, principal, external_id, *needs)
+    clients = account.aws("iam"), account.aws("s3")
+    return iam.problem(clients[0], arn, principal, external_id, *needs, s3=clients[1])

@@ -147,7 +147,7 @@ class Sources:
                 return None
         except BotoCoreError as error:
             return f"IAM does not answer: {error}"
-        return iam.problem(client, arn, principal, external_id, *needs)
+        return iam.problem(client, arn, principal, external_id, *needs, s3=self._client("s3"))
 
     def check(self, base_url: str) -> dict[str, str]:
         """Whether objects there can be listed, read, written and deleted, as ``PASSED`` or the

@@ -1,0 +1,154 @@
+"""Whether policies of IAM allow a request: the evaluation of AWS within one account.
+
+A Deny wins, wherever it is. Else a policy of the identity has to allow the request, or the
+resource's own policy has to name the identity; and the permissions boundary, if there is one, has
+to allow it as well.
+
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """
+    :param action: e.g. ``s3:GetObject``
+    :param resource: its ARN
+    :param context: condition keys in lower case → values; others are not known here
+    """
+
+    action: str
+    resource: str
+    context: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.action} on {self.resource}"
+
+
+@dataclass(frozen=True)
+class Policies:
+    """All that decides on the requests of one identity.
+
+    :param identity: statements of the policies that are attached to it, and of inline ones
+    :param boundary: statements of its permissions boundary; None: it has none
+    :param resource: statements of the resource's policy
+    :param principal: ARN of the identity
+    """
+
+    identity: tuple[Document, ...]
+    boundary: tuple[Document, ...] | None = None
+    resource: tuple[Document, ...] = ()
+    principal: str = ""
+
+    def denial(self, request: Request) -> str | None:
+        """Return why a request is denied, as AWS words it; None: it is allowed."""
+        named = [one for one in self.resource if is_principal(one, self.principal)]
+        kinds: dict[str, Iterable[Document]] = {
+            "identity-based policy": self.identity,
+            "resource-based policy": named,
+            "permissions boundary": self.boundary or (),
+        }
+        for kind, statements in kinds.items():
+            if any(_applies(one, "Deny", request) for one in statements):
+                return f"with an explicit deny in {_a(kind)}"
+        if not any(_applies(one, "Allow", request) for one in (*self.identity, *named)):
+            return "because no identity-based policy allows it"
+        if self.boundary is not None and not any(
+            _applies(one, "Allow", request) for one in self.boundary
+        ):
+            return "because no permissions boundary allows it"
+        return None
+
+
+def _a(kind: str) -> str:
+    return f"{'an' if kind.startswith('i') else 'a'} {kind}"
+
+
+def statements(document: Any) -> list[Document]:
+    """Return the statements of a document, which may be text."""
+    policy = json.loads(document) if isinstance(document, str) else document
+    return many(policy.get("Statement"))
+
+
+def many(value: Any) -> list[Any]:
+    """In policies, one may stand for a list of one."""
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def is_principal(statement: Document, principal: str) -> bool:
+    """Whether a statement is about the principal: itself, its whole account, or everybody."""
+    account = principal.split(":")[4]
+    of_principal = {principal, account, f"arn:aws:iam::{account}:root", "*"}
+    if "NotPrincipal" in statement:
+        return not of_principal & set(_named(statement["NotPrincipal"]))
+    return bool(of_principal & set(_named(statement.get("Principal", {}))))
+
+
+def _named(principals: Any) -> list[str]:
+    return many(principals.get("AWS") if isinstance(principals, dict) else principals)
+
+
+def is_about(statement: Document, request: Request) -> bool:
+    """Return whether a statement names the action and the resource, whatever its conditions."""
+    return _names(statement, "Action", request.action.lower(), str.lower) and _names(
+        statement, "Resource", request.resource
+    )
+
+
+def _applies(statement: Document, effect: str, request: Request) -> bool:
+    return (
+        statement.get("Effect") == effect
+        and is_about(statement, request)
+        and holds(statement.get("Condition", {}), request.context, unknown=effect == "Deny")
+    )
+
+
+def _names(statement: Document, element: str, value: str, fold: Callable[[str], str] = str) -> bool:
+    if f"Not{element}" in statement:
+        excluded = many(statement[f"Not{element}"])
+        return not any(fnmatchcase(value, fold(one)) for one in excluded)
+    return any(fnmatchcase(value, fold(one)) for one in many(statement.get(element)))
+
+
+def holds(conditions: Document, context: Mapping[str, str], *, unknown: bool) -> bool:
+    """Return whether all conditions hold.
+
+    :param unknown: what a condition counts for whose operator or key is not known here
+    """
+    for operator, tests in conditions.items():
+        kind = operator.removesuffix("IfExists")
+        negated = kind.startswith(("StringNot", "ArnNot"))
+        matches = _OPERATORS.get(kind.replace("Not", "", 1) if negated else kind)
+        for key, values in tests.items():
+            value = context.get(key.lower())
+            if matches is None or value is None:
+                if not unknown:
+                    return False
+            elif negated == any(matches(value, str(one)) for one in many(values)):
+                return False
+    return True
+
+
+def _equals_ignoring_case(value: str, wanted: str) -> bool:
+    return value.lower() == wanted.lower()
+
+
+_OPERATORS: dict[str, Callable[[str, str], bool]] = {
+    "StringEquals": str.__eq__,
+    "StringEqualsIgnoreCase": _equals_ignoring_case,
+    "StringLike": fnmatchcase,
+    "ArnEquals": fnmatchcase,
+    "ArnLike": fnmatchcase,
+    "Bool": _equals_ignoring_case,
+}

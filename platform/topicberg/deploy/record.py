@@ -1,0 +1,187 @@
+"""What ``deploy create`` has created, so that ``deploy delete`` deletes nothing else.
+
+Names do not tell: a topic, a role or a user of that name may have existed before. So each resource
+is recorded before it is created, and by its id once it exists. What has no record, or the record of
+another id, is never deleted; whoever lost the records names what to delete all the same.
+
+The record is in SSM Parameter Store, beside the lease, so that every machine has it. A parameter
+takes 4,096 characters, so there are several; only the holder of the lease writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from topicberg.clients.aws import every
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from topicberg.deploy.context import DeployContext
+    from topicberg.deploy.resource import Live, Resource
+
+PAGE_CHARACTERS = 3500
+"""Of a parameter, before another one begins: less than AWS takes, since an entry gets its id
+later."""
+BEGUN = ""
+"""In place of the id of what may have been created."""
+
+
+class Pages(Protocol):
+    """Where the record is kept: texts by their numbers."""
+
+    def read(self) -> dict[int, str]: ...
+
+    def write(self, number: int, text: str) -> None: ...
+
+    def delete(self, number: int) -> None: ...
+
+
+class Parameters:
+    """The pages as parameters of AWS.
+
+    :param client: boto3's ``ssm``
+    """
+
+    def __init__(self, client: Any, path: str) -> None:
+        self._client = client
+        self._path = path
+
+    def read(self) -> dict[int, str]:
+        listed = every(self._client, "get_parameters_by_path", "Parameters", Path=self._path)
+        return {int(one["Name"].rpartition("/")[2]): one["Value"] for one in listed}
+
+    def write(self, number: int, text: str) -> None:
+        name = f"{self._path}/{number}"
+        tier = "Intelligent-Tiering"  # a page with long ids may pass the 4,096 characters
+        self._client.put_parameter(Name=name, Value=text, Type="String", Overwrite=True, Tier=tier)
+
+    def delete(self, number: int) -> None:
+        with suppress(self._client.exceptions.ParameterNotFound):
+            self._client.delete_parameter(Name=f"{self._path}/{number}")
+
+
+class Record:
+    """Key of a resource → the identity of what was created; :data:`BEGUN`: it is being created."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._kept = pages
+        self._pages: dict[int, dict[str, str]] | None = None
+        self._changed: set[int] = set()
+        self._lock = threading.Lock()
+        self._writing = threading.Lock()
+
+    def load(self) -> None:
+        """Read it again: another process may have written it since.
+
+        :raises TopicbergError: another administrator changed it to what it cannot be
+        """
+        pages: dict[int, dict[str, str]] = {}
+        for number, text in self._kept.read().items():
+            try:
+                page = json.loads(text)
+            except ValueError:
+                page = None
+            if not isinstance(page, dict):
+                raise TopicbergError(
+                    f"page {number} of the record of what `deploy` created is not a JSON object: "
+                    f"{text[:40]!r}",
+                    hint="restore an earlier version of the parameter, or delete it: without it, "
+                    "`deploy delete` keeps what it was about",
+                )
+            pages[number] = page
+        with self._lock:
+            self._pages = pages
+
+    def get(self, key: str) -> str | None:
+        """Return the identity of what was created; None: nothing was."""
+        if self._pages is None:
+            self.load()
+        with self._lock:
+            return next((page[key] for page in (self._pages or {}).values() if key in page), None)
+
+    def keys(self) -> set[str]:
+        """Return the keys of all that was created."""
+        if self._pages is None:
+            self.load()
+        with self._lock:
+            return {key for page in (self._pages or {}).values() for key in page}
+
+    def put(self, key: str, identity: str) -> None:
+        """It is kept when this returns."""
+        if self.get(key) == identity:
+            return
+        with self._lock:
+            pages = self._pages or {}
+            number = self._number(pages, key, identity)
+            pages.setdefault(number, {})[key] = identity
+            self._changed.add(number)
+            self._pages = pages
+        self._write()
+
+    def drop(self, key: str) -> None:
+        if self.get(key) is None:
+            return
+        with self._lock:
+            for number, page in (self._pages or {}).items():
+                if page.pop(key, None) is not None:
+                    self._changed.add(number)
+        self._write()
+
+    @staticmethod
+    def _number(pages: dict[int, dict[str, str]], key: str, identity: str) -> int:
+        """Return the page that has the key, or the first one with room for it."""
+        for number, page in sorted(pages.items()):
+            if key in page:
+                return number
+        length = len(json.dumps({key: identity}))
+        for number, page in sorted(pages.items()):
+            if len(json.dumps(page)) + length <= PAGE_CHARACTERS:
+                return number
+        return next(number for number in range(len(pages) + 1) if number not in pages)
+
+    def _write(self) -> None:
+        """Write what changed, also what other threads changed meanwhile: one request for all."""
+        with self._writing:
+            with self._lock:
+                pages = self._pages or {}
+                texts = {one: json.dumps(pages[one]) for one in self._changed if pages[one]}
+                empty = self._changed - texts.keys()
+                self._changed = set()
+            try:
+                for number, text in texts.items():
+                    self._kept.write(number, text)
+                for number in empty:
+                    self._kept.delete(number)
+            except Exception:
+                with self._lock:
+                    self._changed |= {*texts, *empty}
+                raise
+
+
+def identity(resource: Resource, context: DeployContext, live: Live) -> str:
+    """Return which one it is, as far as vendors tell: its id, and those of what it is inside."""
+    around = [context.live[key].id for key in resource.parents if key in context.live]
+    return " ".join([*around, resource.lasting_id(live)])
+
+
+def may_own(resource: Resource, context: DeployContext) -> bool:
+    """Return whether ``deploy`` may have created a resource, before it is looked at."""
+    inside = not context.ours.isdisjoint(resource.parents)
+    return inside or resource.key in context.claimed or context.record.get(resource.key) is not None
+
+
+def owns(resource: Resource, context: DeployContext, live: Live) -> bool:
+    """Return whether ``deploy`` created a resource, or what it goes with; :attr:`~.ours` of the
+    context then has it.
+    """
+    recorded = context.record.get(resource.key)
+    created = recorded is not None and recorded in (BEGUN, identity(resource, context, live))
+    inside = not context.ours.isdisjoint(resource.parents)
+    if created or inside or resource.key in context.claimed:
+        context.ours.add(resource.key)
+        return True
+    context.ours.discard(resource.key)
+    return False
