@@ -81,7 +81,7 @@ def reading(rng: random.Random, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ["auto", "spark"])
 def test_plain_json_is_what_json_reads(make: Make, engine: str) -> None:
-    topic = make(tableflow={"engine": engine}, key={"format": "text"})
+    topic = make(tableflow={"engine": engine}, key={"format": "string"})
     rng = random.Random(46)
     sent = [text(reading(rng, number)) for number in range(3_000)]
     topic.send_raw(sent, key=lambda number: f"k{number}".encode())
@@ -167,7 +167,7 @@ def rows_by_key(topic: Topic) -> dict[int, str]:
 
 def test_text_keys_are_upserted_and_forgotten(make: Make) -> None:
     topic = make(
-        key={"format": "text"}, write_mode="upsert", topic_config={"cleanup.policy": "compact"}
+        key={"format": "string"}, write_mode="upsert", topic_config={"cleanup.policy": "compact"}
     )
     topic.send_raw(
         [text({"id": 1}), text({"id": 2}), text({"id": 3})],

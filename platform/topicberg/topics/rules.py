@@ -373,7 +373,7 @@ def _publishes(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         yield "publishes", "a topic has a generator or a derived table, not both"
     if spec.value_schema.format not in ("avro", "json"):
         yield "publishes", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
-    if spec.key.format in ("protobuf", "text", "bytes"):
+    if spec.key.format in ("protobuf", "bytes"):
         yield "publishes", f"writes keys as string, Avro or JSON; key.format is {spec.key.format}"
     if spec.key.format == "string" and spec.key.field is None:
         yield "key.field", "is required: this column of the published table becomes the key"

@@ -11,10 +11,11 @@ from topicberg.errors import SpecError
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
+    from topicberg.formats.subjects import JsonOptions
 
 Part = Literal["value", "key"]
 SchemaFormat = Literal["avro", "json", "protobuf", "text", "bytes", "none"]
-KeyFormat = Literal["avro", "json", "protobuf", "string", "text", "bytes", "none"]
+KeyFormat = Literal["avro", "json", "protobuf", "string", "bytes", "none"]
 Framing = Literal["confluent", "header", "none"]
 """As in :mod:`topicberg.formats.framing`, which takes long to import."""
 DECODED = frozenset({"avro", "json", "protobuf"})

@@ -34,6 +34,7 @@ from topicberg.topics.schema import (
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
+    from topicberg.formats.subjects import JsonOptions
 
 DAY_MS = 86_400_000
 MAX_NAME = 249
@@ -77,6 +78,7 @@ _METADATA_DESCRIPTIONS = {
     "LOG_APPEND_TIME (the broker's clock)",
     EVENT_TIME: "event time, from the field that the spec names",
     RAW_KEY: "bytes of the record's key, of an upsert table",
+    UNKNOWN_FIELDS: "JSON text of what the record has and the schema does not name",
     OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
     "(truncate)",
     SOURCE_TIMESTAMP: "time of the change in the source database",
@@ -207,10 +209,10 @@ def _owner(text: str) -> str:
     return text
 
 
-def _unique(formats: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(formats)) != len(formats):
-        raise ValueError("has a format more than once")
-    return formats
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("has a name more than once")
+    return names
 
 
 def _past(day: date) -> date:
@@ -257,6 +259,11 @@ class _WithSchema:
 class ValueSchema(_WithSchema, SpecModel):
     """The schema of the record value."""
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it has no schema and is text in UTF-8."""
+        return self.format in ("text", "string")
+
     format: SchemaFormat
     """``text``: UTF-8 in the column ``value``; ``bytes`` or ``none``: the value stays raw bytes."""
     file: str | None = None
@@ -280,8 +287,8 @@ class KeySpec(_WithSchema, SpecModel):
     """The record key."""
 
     format: KeyFormat = "none"
-    """``text``: UTF-8 in the column ``key``; ``bytes``: raw bytes; ``string``: UTF-8 that stays raw
-    bytes in the table; ``none``: records have no key."""
+    """``string``: UTF-8 in the column ``key``, which is text; ``bytes``: raw bytes; ``none``: no
+    keys. A table that an earlier version created keeps its column of raw bytes."""
     field: str | None = None
     """The value's field that the generator writes as the key (format string)."""
     file: str | None = None
@@ -435,11 +442,6 @@ class Checks(Rules):
 
     max_lag_records: int | None = Field(default=None, strict=True, ge=0)
     """The largest lag of the table behind Kafka's end offsets, in records."""
-
-
-def _raw_type(kind: str) -> str:
-    """Return the type of a column of keys or values that have no schema."""
-    return "string" if kind == "text" else "binary"
 
 
 def asset_name(topic: str) -> str:
@@ -705,8 +707,11 @@ class TopicSpec(SpecModel):
         :raises SpecError: a schema file is missing or invalid
         """
         key, value = self.known_schema("key", config), self.known_schema("value", config)
-        columns = dict(key.columns) if key else {"key": _raw_type(self.key.format)}
-        columns |= value.columns if value else {"value": _raw_type(self.value_schema.format)}
+        own_engine = (config or settings()).own_engine  # Confluent's has raw bytes
+        raw = "string" if self.key.is_text and own_engine else "binary"
+        columns = dict(key.columns) if key else {"key": raw}
+        raw = "string" if self.value_schema.is_text else "binary"
+        columns |= value.columns if value else {"value": raw}
         metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
         if self.payload_time is not None:
             metadata[self.metadata_column(EVENT_TIME)] = "timestamptz"
