@@ -189,11 +189,11 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
     value = None
     is_change = spec.changelog is not None
     if spec.value_schema.has_schema:
-        value = _parsing(_subject(spec, "value", subjects, config), spec.value_schema)
+        value = _with_options(spec, "value", _subject(spec, "value", subjects, config))
         value = _mapped(value, with_connect_types) if is_change else value
     key = None
     if spec.key.has_schema:
-        key = _parsing(_subject(spec, "key", subjects, config), spec.key)
+        key = _with_options(spec, "key", _subject(spec, "key", subjects, config))
         key = _mapped(key, with_connect_types) if is_change else key
         key = _mapped(key, lambda schema: as_record(schema, KEY))
     layout = Layout(
@@ -281,11 +281,10 @@ def _mapped(subject: Subject, change: Callable[[RegisteredSchema], RegisteredSch
     return replace(subject, latest=change(subject.latest), schemas=schemas)
 
 
-def _parsing(subject: Subject, half: ValueSchema | KeySpec) -> Subject:
+def _with_options(spec: TopicSpec, part: Part, subject: Subject) -> Subject:
     """Return the subject with the options of the spec."""
-    if half.date_times == "text":
-        return subject
-    return _mapped(subject, lambda schema: replace(schema, parses_times=True))
+    options = spec.json_options(part)
+    return _mapped(subject, lambda schema: replace(schema, options=options))
 
 
 def _of_one_type(subject: Subject | None) -> Subject | None:

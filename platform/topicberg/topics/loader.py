@@ -356,8 +356,8 @@ def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
         found = found[part]
     if not parents and last in _FILLER:
         document[last] = _FILLER[str(last)]
-    elif isinstance(found, dict) and last not in found:
-        return _remove(document, parents)
+    elif not isinstance(found, list) and not (isinstance(found, dict) and last in found):
+        return _remove(document, parents)  # also of a value that stands for a list of one
     else:
         del found[last]
     return True

@@ -43,6 +43,7 @@ PARTITION = "partition"
 OFFSET = "offset"
 RAW_KEY = "raw-key"
 EVENT_TIME = "event-time"
+UNKNOWN_FIELDS = "unknown-fields"
 OP = "op"
 SOURCE_TIMESTAMP = "source-timestamp"
 SOURCE_POSITION = "source-position"
@@ -77,8 +78,8 @@ _METADATA_DESCRIPTIONS = {
     "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
     "LOG_APPEND_TIME (the broker's clock)",
     EVENT_TIME: "event time, from the field that the spec names",
-    RAW_KEY: "bytes of the record's key, of an upsert table",
     UNKNOWN_FIELDS: "JSON text of what the record has and the schema does not name",
+    RAW_KEY: "bytes of the record's key, of an upsert table",
     OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
     "(truncate)",
     SOURCE_TIMESTAMP: "time of the change in the source database",
@@ -227,6 +228,14 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+Conversion = Literal["number_from_text", "text_from_any", "epoch_from_text", "null_from_empty"]
+"""As in :mod:`topicberg.formats.json.conversions`, which takes long to import."""
+Conversions = Annotated[
+    tuple[Conversion, ...],
+    Field(min_length=1),
+    AfterValidator(_unique),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 Compatibility = Literal[
     "BACKWARD",
     "BACKWARD_TRANSITIVE",
@@ -251,6 +260,11 @@ class _WithSchema:
         return self.format in DECODED
 
     @property
+    def is_text(self) -> bool:
+        """Whether it has no schema and is text in UTF-8."""
+        return self.format in ("text", "string")
+
+    @property
     def is_registered(self) -> bool:
         """Whether the schema is in the registry, and is not only a file."""
         return self.has_schema and (self.framing != "none" or self.file is None)
@@ -258,11 +272,6 @@ class _WithSchema:
 
 class ValueSchema(_WithSchema, SpecModel):
     """The schema of the record value."""
-
-    @property
-    def is_text(self) -> bool:
-        """Whether it has no schema and is text in UTF-8."""
-        return self.format in ("text", "string")
 
     format: SchemaFormat
     """``text``: UTF-8 in the column ``value``; ``bytes`` or ``none``: the value stays raw bytes."""
@@ -281,6 +290,11 @@ class ValueSchema(_WithSchema, SpecModel):
     in a header; ``none``: not at all, so all records have one schema."""
     version: Literal["newest"] | PositiveInt = "newest"
     """Framing ``none`` without a schema file: the version of the subject that records have."""
+    unknown_fields: Literal["ignore", "keep"] = "ignore"
+    """JSON only: ``keep`` adds the column ``$$unknown-fields`` with the JSON text of what a record
+    has and the schema does not name."""
+    conversions: dict[str, Conversions] = {}
+    """JSON only: path of a field → how values of other types become values of it."""
 
 
 class KeySpec(_WithSchema, SpecModel):
@@ -610,7 +624,20 @@ class TopicSpec(SpecModel):
         if path is None:
             return None
         as_registered = part if is_read or is_key else None
-        return read_schema(path, one.format, one.message, one.date_times, changes, as_registered)
+        return read_schema(
+            path, one.format, one.message, self.json_options(part), changes, as_registered
+        )
+
+    def json_options(self, part: Part) -> JsonOptions:
+        """Return what the spec says of JSON keys or values besides their schema."""
+        from topicberg.formats.subjects import JsonOptions
+
+        if part == "key":
+            return JsonOptions(self.key.date_times == "timestamp")
+        own = self.value_schema
+        unknown = self.metadata_column(UNKNOWN_FIELDS) if own.unknown_fields == "keep" else None
+        conversions = tuple(own.conversions.items())
+        return JsonOptions(own.date_times == "timestamp", unknown, conversions)
 
     def unknown_schemas(self, config: Settings) -> list[str]:
         """Return the subjects whose schemas only the registry has, and that are not known here.

@@ -62,6 +62,7 @@ _OBJECT, _ARRAY, _MAP, _ENTRIES, _UNION, _CHOICE = (int(JsonOp(n)) for n in rang
 _TEXT, _LONG, _INT, _BOOLEAN, _DOUBLE = (int(JsonOp(n)) for n in range(6, 11))
 _FLOAT, _WIDER, _WHOLE_DOUBLE = (int(JsonOp(n)) for n in range(11, 14))
 _BINARY, _DECIMAL, _TIME, _WHOLE_DECIMAL, _JSON = (int(JsonOp(n)) for n in range(15, 20))
+_QUOTED, _EMPTY = (int(JsonOp(n)) for n in range(20, 22))
 _DECIMAL_BYTES = 16
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
 """The names that a record's names are compared with, at most."""
@@ -142,7 +143,7 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
         byte = at_byte(at, end)
         has_content = False
         if pc < 0:  # it is not declared
-            at = skipped(at, end)
+            at = skipped(at, end) if pc == -1 else -1
         elif byte == 110:
             # The record itself is not null.
             is_null = get(it, 1) >= 0 and is_word(at, end, b"null")
@@ -414,6 +415,16 @@ def _scalar(at, end, it, columns, targets, scratch):  # type: ignore[no-untyped-
     :returns: the address after it, or -1
     """
     values, valids, used, counts, text_rooms, _ = columns
+    if get(it, 0) == _EMPTY:
+        if at_byte(at, end) == 34 and at_byte(at + 1, end) == 34:
+            return at + 2
+        it += _BYTES
+    is_quoted = False
+    if get(it, 0) == _QUOTED:
+        it += _BYTES
+        is_quoted = at_byte(at, end) == 34
+        if is_quoted:
+            at += 1
     op, slot, row = get(it, 0), get(it, 1), get(counts, get(it, 2))
     low, high = get(it, 3), get(it, 4)
     target = get(values, slot)
@@ -476,6 +487,8 @@ def _scalar(at, end, it, columns, targets, scratch):  # type: ignore[no-untyped-
     else:  # _WHOLE_FLOAT
         found, at = numbers.whole(at, end, low, high)
         store_float(target + 4 * row, np.float32(found))
+    if is_quoted and at >= 0:
+        return at + 1 if at_byte(at, end) == 34 else -1
     return at
 
 

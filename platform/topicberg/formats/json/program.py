@@ -13,6 +13,7 @@ from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
 
 from topicberg.formats.columnar.program import Code, JsonOp, NotCoveredError, Place
 from topicberg.formats.json.columns import Kind, Node
+from topicberg.formats.json.conversions import NULL_FROM_EMPTY, NUMBER_FROM_TEXT
 from topicberg.formats.json.plan import COMPARED, RANGES, SCALARS, Member, Plan
 
 _SIMPLE: dict[Kind, JsonOp] = {
@@ -62,6 +63,11 @@ def emit(code: Code, plan: Plan, place: Place) -> None:
     :raises NotCoveredError: there are none
     """
     kind, column = plan.kind, plan.column
+    # Other conversions are left to the reference decoder: the instructions refuse such values.
+    if NULL_FROM_EMPTY in plan.node.conversions:
+        code.emit(JsonOp.EMPTY, place)
+    if NUMBER_FROM_TEXT in plan.node.conversions:
+        code.emit(JsonOp.QUOTED, place)
     match kind:
         case "struct":
             _object(code, plan, place, {inner.name: inner for inner in place.inside})
@@ -102,7 +108,7 @@ def _object(
     """:param domain: of an object that has no place of its own"""
     names = list(plan.children)
     first = len(code.targets)
-    code.targets += [-1] * (len(names) + 1)
+    code.targets += [-1] * len(names) + [-2 if code.refuses_unknown else -1]
     at = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
     if place is None:
         code.instructions[at][2] = domain

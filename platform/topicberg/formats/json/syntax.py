@@ -209,6 +209,8 @@ def type_of(value: Any) -> str:
             return "integer"
         case float():
             return "number"
+        case Number():
+            return "number" if any(mark in value for mark in ".eE") else "integer"
         case str():
             return "string"
         case list():
