@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft7Validator
 from plain_topics import plain_topic
 from pyiceberg import types as T
 
@@ -86,6 +87,60 @@ def test_topic_of_published_json_has_every_value(tmp_path: Path, path: Path) -> 
     names = [one.name for one in topic.fields]
     reference = [row and {name: _plain(row[name]) for name in names} for row in topic.reference]
     assert reference == [{name: _plain(row[name]) for name in names} for row in topic.rows]
+
+
+@pytest.mark.parametrize("path", SETS, ids=lambda path: path.stem)
+def test_topic_of_a_sample_has_or_skips_every_other_record(tmp_path: Path, path: Path) -> None:
+    """Nothing of a row's record is lost; a record is skipped only if it does not fit the schema."""
+    records = path.read_bytes().splitlines()
+    topic = plain_topic(tmp_path, records, records[::3])
+    assert len(topic.rows) + len(topic.rejected) == len(records)
+    schema = json.loads((tmp_path / "schemas" / "readings.json").read_text())
+    validator = Draft7Validator(schema)
+    kept = []
+    for number, record in enumerate(records):
+        value = json.loads(record, parse_float=Decimal)
+        if number not in topic.rejected:
+            kept.append(value)
+            continue
+        reason = topic.rejected[number]
+        if "date-time" not in reason and " exceeds " not in reason:
+            assert not validator.is_valid(json.loads(record)), reason
+    others = [row.get(UNKNOWN) for row in topic.rows]
+    columns = T.StructType(*(one for one in topic.fields if one.name != UNKNOWN))
+    known = [
+        value if rest is None else without(value, _json(rest), columns)
+        for value, rest in zip(kept, others, strict=True)
+    ]
+    compare(path.stem, known, topic.rows, columns)
+
+
+def without(value: Any, rest: Any, kind: T.IcebergType) -> Any:
+    """Return a value without what no column has.
+
+    :param rest: that, at its place in the value
+    """
+    match kind:
+        case T.StructType():
+            columns = {one.name: one.field_type for one in kind.fields}
+        case T.MapType():
+            columns = dict.fromkeys(value, kind.value_type)
+        case T.ListType():
+            assert len(rest) == len(value)
+            pairs = zip(value, rest, strict=True)
+            return [a if b is None else without(a, b, kind.element_type) for a, b in pairs]
+        case _:
+            raise AssertionError(kind)
+    found = {}
+    for name, one in value.items():
+        if name not in rest:
+            found[name] = one
+        elif name in columns:
+            found[name] = without(one, rest[name], columns[name])
+        else:
+            assert one == rest[name], name
+    assert rest.keys() <= value.keys()
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import stored_values
+import yaml
 from plans import plan_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.types import NestedField
@@ -43,13 +44,20 @@ def plain_topic(
 ) -> PlainTopic:
     """Return the topic of records without keys.
 
-    :param sample: the records that the spec is written of; None: all of them
+    :param sample: the records that the spec is written of, and their table keeps unknown fields;
+        None: all of them
     """
     project = Project(folder)
     read = [(None, value) for value in (values if sample is None else sample)]
-    _, notes = new_topic_from_kafka(
+    paths, notes = new_topic_from_kafka(
         "readings", read, "shop", project.config, FoundTopic(partitions=3), is_enabled=False
     )
+    if sample is not None:
+        document = yaml.safe_load(paths[0].read_text())
+        document["schema"]["unknown_fields"] = "keep"
+        document.pop("event_time", None)
+        document["table"] = {"partitioning": ["hour($$timestamp)"]}
+        paths[0].write_text(yaml.safe_dump(document))
     spec = load_topic("readings", project.config)
     layout = read_layout(spec, cast("Any", None), project.config)
     catalog = InMemoryCatalog("test")
