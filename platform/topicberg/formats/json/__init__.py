@@ -71,8 +71,8 @@ def _check_unknown(subject: str, root: Node, unknown_as: str) -> None:
     if (path := _choice_of_objects(root)) is not None:
         place = f"field {path}" if path else "the record"
         raise TableflowError(
-            f"subject {subject}: {place} is an object of one of several types, so what is unknown "
-            "in it cannot be told",
+            f"subject {subject}: {place} is an object of one of several types, and unknown_fields "
+            "keep needs one type of each object",
             hint="set schema.unknown_fields to ignore, or give the field one type",
         )
 
