@@ -132,6 +132,7 @@ class _Decoder:
             own["key"] = [field for field in fields if field.name in keys]
             own["value"] = envelope(self._spec, layout, fields)
         self._event_time = EventTime.of(self._spec, fields)
+        self._names_schemas = bool(layout.value.subject) and layout.value.framing != "none"
         self._writers = {
             name: Writers(half, self._foreign[name], own[name])
             for name, half in self._halves.items()
@@ -161,7 +162,7 @@ class _Decoder:
             key=shown["key"],
             value=shown["value"],
             headers=headers,
-            schema_id=ids["value"] if self._halves["value"].subject else None,
+            schema_id=ids["value"] if self._names_schemas else None,
             problem="; ".join(problems) or None,
         )
 
