@@ -325,9 +325,10 @@ def test_what_the_schema_does_not_name_is_kept_where_it_is(records: list[dict[st
         assert row == own
 
 
-def test_records_without_others_need_no_reference_decoder() -> None:
-    KEPT.decoded([b'{"a": 1, "o": {"b": 2}}', b'{"a": 1, "x": 2}'])
-    assert KEPT.accepted == [True, False]
+def test_others_of_the_record_itself_need_no_reference_decoder() -> None:
+    records = [{"a": 1, "o": {"b": 2}}, {"a": 1, "x": [2, {"b": None, "a": "é"}]}, {"o": {"x": 2}}]
+    KEPT.decoded([json.dumps(one, ensure_ascii=False).encode() for one in records])
+    assert KEPT.accepted == [True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -73,8 +73,9 @@ class JsonOp(IntEnum):
 
     OBJECT = 0
     """[first of the targets, properties, first of their names]. After the targets of the properties
-    follows that of all others: -1 skips their values, -2 refuses the record. The names follow
-    twice: as JSON text has them, and without escapes."""
+    follows that of all others: -1 skips their values, -2 refuses the record, and -3 keeps names and
+    values as text in the slot that follows. The names follow twice: as JSON text has them, and
+    without escapes."""
     ARRAY = 1
     """[domain of the items]; the instruction of an item follows."""
     MAP = 2
@@ -327,8 +328,8 @@ class Code:
     """Where the branches of unions begin."""
     texts: list[bytes] = field(default_factory=list)
     """Constant texts, such as symbols of enums."""
-    refuses_unknown: bool = False
-    """Whether a record of JSON with properties that are not declared is left to the reference."""
+    unknown: Place | None = None
+    """Where the properties of a record of JSON go that are not declared."""
 
     @property
     def at(self) -> int:

@@ -111,7 +111,7 @@ def filled(pairing: Pairing) -> frozenset[str]:
 def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
-    code.refuses_unknown = pairing.writer.options.unknown_as is not None
+    code.unknown = places.get(pairing.writer.options.unknown_as or "")
     if wrapped_as is None:
         emit_record(code, plan, places)
     else:  # the record is the value of the only property

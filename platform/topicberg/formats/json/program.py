@@ -51,7 +51,7 @@ def emit_record(code: Code, plan: Plan, places: Mapping[str, Place]) -> None:
     match plan.kind:
         case "struct":
             _object(code, plan, None, places)
-        case "union":
+        case "union" if code.unknown is None:
             _union(code, plan, None, places)
         case kind:
             raise NotCoveredError(f"a record is a {kind}")
@@ -108,7 +108,12 @@ def _object(
     """:param domain: of an object that has no place of its own"""
     names = list(plan.children)
     first = len(code.targets)
-    code.targets += [-1] * len(names) + [-2 if code.refuses_unknown else -1]
+    code.targets += [-1] * len(names)
+    if code.unknown is None:
+        code.targets.append(-1)
+    else:
+        is_record = place is None and domain == 0
+        code.targets += [-3, code.unknown.slot] if is_record else [-2]
     at = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
     if place is None:
         code.instructions[at][2] = domain

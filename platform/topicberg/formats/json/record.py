@@ -20,7 +20,7 @@ from topicberg.formats.json.columns import Node
 from topicberg.formats.json.conversions import converting
 from topicberg.formats.json.plan import COMPARED, Member, Plan, columns_of
 from topicberg.formats.json.scalars import MisfitError, Read, scalar, unexpected_in
-from topicberg.formats.json.syntax import parsed, rendered
+from topicberg.formats.json.syntax import members, parsed, rendered
 from topicberg.formats.reasons import MalformedError, shortened
 
 _OPENED = {"{": "an object", "[": "an array", "n": "null"}
@@ -64,7 +64,7 @@ def decoder(plan: Plan, wrapped_as: str | None, unknown_as: str | None = None) -
                 assert read is not None  # noqa: S101  there is a plan
                 row: dict[str, Any] = read(value)
                 if unknown_as is not None and (rest := unknown(plan, value)) is not None:
-                    row[unknown_as] = rendered(rest)
+                    row[unknown_as] = members(rest)
                 return row
             return {} if value is None or read is None else {wrapped_as: read(value)}
         except MisfitError as misfit:
