@@ -37,7 +37,7 @@ def trades_by_region(trades: DataFrame, users: DataFrame) -> DataFrame:
     )
     versions = users.select(
         since.alias("trade_timestamp"),
-        F.decode("key", "utf-8").alias("userid"),
+        F.col("key").cast("string").alias("userid"),
         F.lit(0).alias("order"),
         F.col("`$$offset`").alias("kafka_offset"),
         F.struct("regionid", "gender", since.alias("user_valid_from")).alias("user"),

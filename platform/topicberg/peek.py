@@ -40,7 +40,7 @@ from topicberg.tableflow.control import find_topic
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
-from topicberg.tableflow.layout import Half, read_layout, table_schema
+from topicberg.tableflow.layout import Half, raw_columns, read_layout, table_schema
 from topicberg.tableflow.metadata import NO_TIMESTAMP
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
@@ -127,12 +127,14 @@ class _Decoder:
         fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
         if (held := _columns(self._spec, endpoints, config)) is not None:
             fields = held
+        self._texts = raw_columns(layout, fields)[1]
         own = {"key": fields, "value": fields}
         if self._spec.changelog is not None:
             keys = key_names(layout)
             own["key"] = [field for field in fields if field.name in keys]
             own["value"] = envelope(self._spec, layout, fields)
         self._event_time = EventTime.of(self._spec, fields)
+        self._names_schemas = bool(layout.value.subject) and layout.value.framing != "none"
         self._writers = {
             name: Writers(half, self._foreign[name], own[name])
             for name, half in self._halves.items()
@@ -162,7 +164,7 @@ class _Decoder:
             key=shown["key"],
             value=shown["value"],
             headers=headers,
-            schema_id=ids["value"] if self._halves["value"].subject else None,
+            schema_id=ids["value"] if self._names_schemas else None,
             problem="; ".join(problems) or None,
         )
 
@@ -173,7 +175,7 @@ class _Decoder:
         if raw is None:
             return None, None, None
         if half.subject is None and not self._schema_of(name).has_schema:
-            return _bytes(raw), not_text(name, raw) if half.is_text else None, None
+            return _bytes(raw), not_text(name, raw) if name in self._texts else None, None
         own = raw if self._framing is None or header is not None else self._wire(half, raw)
         if half.subject is None:
             record = framed(name, own, header)

@@ -171,7 +171,7 @@ class History:
         self.confluent = Registry()
         self.stages, self.rounds = rng.randint(2, stages), rounds
         self.partitions = rng.randint(1, 2)
-        keyed = ("string", "string") + (() if only else ("schema",))
+        keyed = ("bytes", "bytes") + (() if only else ("schema",))
         self.keys = rng.choice(keyed if self.upsert else (*keyed, "none"))
         self.family: Family = OneVersion(only) if only else FAMILIES[self.kind](rng)
         name = f"conformance_{seed}_{random.SystemRandom().getrandbits(32):08x}"

@@ -86,7 +86,7 @@ class Topic:
                 "name": "random",
                 "pipeline": "conformance",
                 "schema": {"format": self.kind.lower(), "file": "from-the-registry"},
-                "key": {"format": self.kind.lower() if self.has_key else "string"},
+                "key": {"format": self.kind.lower() if self.has_key else "bytes"},
             }
         )
         key = None if self.judge.key is None else _subject("k", self.judge.key)

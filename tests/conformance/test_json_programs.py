@@ -31,7 +31,7 @@ from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.program import NotCoveredError
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
 DECIMAL = {
     "type": "number",
@@ -44,7 +44,11 @@ TIME = {"type": "string", "format": "date-time"}
 class Decoder(ProgramRunner):
     def __init__(self, schema: Any, *, wrapped_as: str | None = None) -> None:
         registered = RegisteredSchema(
-            NUMBER, "JSON", json.dumps(schema), wrapped_as=wrapped_as, parses_times=True
+            NUMBER,
+            "JSON",
+            json.dumps(schema),
+            wrapped_as=wrapped_as,
+            options=JsonOptions(parses_times=True),
         )
         super().__init__(cast("Format", json_schema), registered)
 

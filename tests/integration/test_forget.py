@@ -128,14 +128,14 @@ def test_forget_upsert_key_with_history_leaves_no_file(make_topic: Make) -> None
     for table in tables(job):
         assert files_with(table, SECRET, topic.endpoints) == []
         assert [key for key in table.properties if key.startswith(FORGOTTEN)]
-    assert {row["key"] for row in topic.rows("key")} == {b"bob0", b"bob1", b"bob2"}
+    assert {row["key"] for row in topic.rows("key")} == {"bob0", "bob1", "bob2"}
     assert newest(topic)[SECRET.encode()] is None
     assert job.records().pending == []
     # The engine continues where it was, and its key index is right.
     orders(topic, "bob0", SECRET, note="later")
     assert topic.ingest() > 0
     rows = {row["key"]: row["note"] for row in topic.rows("key", "note")}
-    assert rows == {b"bob0": "later", b"bob1": "b1", b"bob2": "b2", SECRET.encode(): "later"}
+    assert rows == {"bob0": "later", "bob1": "b1", "bob2": "b2", SECRET: "later"}
     assert len(ingest_history(topic.spec, topic.endpoints, topic.config).scan().to_arrow()) == 5
     spark = run_query(
         f"SELECT count(*) FROM lake.`{topic.config.cluster_id}`.{topic.spec.name}",
@@ -253,7 +253,7 @@ def test_forget_value_deletes_only_keys_whose_newest_row_has_it(make_topic: Make
     for table in tables(job):
         assert files_with(table, SECRET, topic.endpoints) == []
     held = {row["key"]: row["person"] for row in topic.rows("key", "person")}
-    assert held == {b"k2": "carol", b"k3": "bob"}
+    assert held == {"k2": "carol", "k3": "bob"}
     deleted = {key for key, value in newest(topic).items() if value is None}
     assert deleted == {b"k1", b"k4"}
     assert job.records().pending == []
@@ -444,13 +444,13 @@ def test_forget_while_another_engine_rewrites_files(
     assert left == [0]
     monkeypatch.undo()
     assert files_with(topic.table(), SECRET, endpoints) == []
-    expected = {f"k{b}{n}".encode() for b in range(3) for n in range(5)} - {b"k01"}
+    expected = {f"k{b}{n}" for b in range(3) for n in range(5)} - {"k01"}
     assert {row["key"] for row in topic.rows("key")} == expected
     orders(topic, "k01", "k02", note="later")
     topic.ingest()
     rows = {row["key"]: row["note"] for row in topic.rows("key", "note")}
-    assert rows.keys() == expected | {b"k01"}
-    assert rows[b"k02"] == "later"
+    assert rows.keys() == expected | {"k01"}
+    assert rows["k02"] == "later"
 
 
 class Killed(BaseException):
@@ -488,7 +488,7 @@ def test_forget_killed_at_any_commit_is_completed(
         raise AssertionError("it never ended")
     assert step > 1
     assert files_with(topic.table(), SECRET, topic.endpoints) == []
-    assert {row["key"] for row in topic.rows("key")} == {b"bob", b"carol"}
+    assert {row["key"] for row in topic.rows("key")} == {"bob", "carol"}
 
 
 @pytest.fixture
@@ -536,7 +536,7 @@ def test_forget_waits_for_a_batch_that_began_before(
     forget(topic, SECRET)
     second.join()
     assert files_with(topic.table(), SECRET, topic.endpoints) == []
-    assert [row["key"] for row in topic.rows("key")] == [b"bob"]
+    assert [row["key"] for row in topic.rows("key")] == ["bob"]
 
 
 def test_forget_command_beside_the_running_engine(running: Topic) -> None:
@@ -557,7 +557,7 @@ def test_forget_command_beside_the_running_engine(running: Topic) -> None:
     assert (json.loads(note)["rows"], json.loads(note)["reason"]) == (3, "a letter")
     orders(topic, "carol")
     assert wait_for(topic.table(), _ends(topic), 60)
-    assert {row["key"] for row in topic.rows("key")} == {b"bob0", b"bob1", b"bob2", b"carol"}
+    assert {row["key"] for row in topic.rows("key")} == {"bob0", "bob1", "bob2", "carol"}
     code, output = run("forget", name, SECRET, "--yes")
     assert code == 1, output
     code, output = run("forget", name, "nobody", "--dry-run")

@@ -84,7 +84,7 @@ def read(topic: Topic) -> Rows:
         found = run_query(sql, engine, topic.endpoints, topic.config).rows
         assert sorted(map(tuple, found)) == sorted(rows), engine
     assert len(dict(rows)) == len(rows), "a key has two rows"
-    return {key.decode() if isinstance(key, bytes) else key: number for key, number in rows}
+    return dict(rows)
 
 
 def in_snowflake(topic: Topic) -> list[int]:

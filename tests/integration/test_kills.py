@@ -137,7 +137,7 @@ def _record(random: Random, source: str) -> Row:
         user = random.choice(["User_1", "User_2", None])
         return record | {
             "userid": user,
-            "key": user and user.encode(),
+            "key": user,
             "regionid": random.choice(["Region_1", "Region_2", None]),
             "gender": random.choice(["MALE", None]),
         }

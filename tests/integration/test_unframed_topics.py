@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,15 @@ import pytest
 import yaml
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic
+from pyiceberg.catalog import Catalog
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from topicberg import kafka, peek
 from topicberg.checks.topic import check_unknown_fields
 from topicberg.errors import TableflowError
+from topicberg.iceberg.snapshots import affected_hours
+from topicberg.iceberg.summaries import ancestry
 from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
 from topicberg.tableflow.deadletters import DeadLetters
@@ -30,7 +35,10 @@ from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.forgetting.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout import read_layout
 from topicberg.tableflow.reread import reread
+from topicberg.testing import spark_session
 from topicberg.topics import load_topic
+from topicberg.transforms.derived import Derivation, Source, write_window
+from topicberg.transforms.windows import Window
 
 pytestmark = pytest.mark.integration
 
@@ -81,7 +89,7 @@ def reading(rng: random.Random, number: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ["auto", "spark"])
 def test_plain_json_is_what_json_reads(make: Make, engine: str) -> None:
-    topic = make(tableflow={"engine": engine}, key={"format": "text"})
+    topic = make(tableflow={"engine": engine}, key={"format": "string"})
     rng = random.Random(46)
     sent = [text(reading(rng, number)) for number in range(3_000)]
     topic.send_raw(sent, key=lambda number: f"k{number}".encode())
@@ -167,7 +175,7 @@ def rows_by_key(topic: Topic) -> dict[int, str]:
 
 def test_text_keys_are_upserted_and_forgotten(make: Make) -> None:
     topic = make(
-        key={"format": "text"}, write_mode="upsert", topic_config={"cleanup.policy": "compact"}
+        key={"format": "string"}, write_mode="upsert", topic_config={"cleanup.policy": "compact"}
     )
     topic.send_raw(
         [text({"id": 1}), text({"id": 2}), text({"id": 3})],
@@ -264,6 +272,66 @@ def test_event_time_of_a_field_partitions_the_table(make: Make, engine: str) -> 
     hour = "`$$event-time` < '2026-01-31T06:00:00+00:00'".replace("`", '"')
     files = [task.file for task in table.scan(row_filter=hour).plan_files()]
     assert sum(file.record_count for file in files) == 8
+
+
+def counted(readings: DataFrame) -> DataFrame:
+    """How many readings each minute has, and their sum."""
+    minute = F.date_trunc("minute", "`$$event-time`").alias("at")
+    return readings.groupBy(minute).agg(F.count("*").alias("n"), F.sum("id").alias("ids"))
+
+
+def test_late_records_are_computed_in_the_hours_of_their_own_time(make: Make) -> None:
+    """Records arrive days after their time, and in any order; only their hours are computed."""
+    topic = make(
+        event_time={"field": "note", "format": "iso", "otherwise": "kafka"},
+        table={"partitioning": ["hour($$event-time)"]},
+        schema={**PLAIN, "unknown_fields": "keep"},
+    )
+    begin, rng = datetime(2026, 1, 31, tzinfo=UTC), random.Random(6)
+    arrived_ms = int((begin + timedelta(days=3)).timestamp() * 1000)
+    catalog = topic.endpoints.catalog(topic.config)
+    catalog.create_namespace_if_not_exists("late")
+    derivation = Derivation(
+        sources=(Source(topic.spec.table_identifier(topic.config), topic.spec.event_time),),
+        target=("late", f"counted_{uuid.uuid4().hex[:8]}"),
+        transform=counted,
+        target_time="at",
+    )
+    minutes: dict[datetime, list[int]] = {}
+    seen: int | None = None
+    with spark_session() as spark:
+        for batch in range(4):
+            values = []
+            for number in range(20):
+                at = begin + timedelta(minutes=rng.randrange(5) * 60 + rng.choice((0, 59)))
+                note: str | None = (at + timedelta(seconds=59.9)).isoformat()
+                if number == 0:  # without a time: Kafka's
+                    at, note = datetime.fromtimestamp(arrived_ms / 1000, UTC), None
+                minutes.setdefault(at, []).append(number)
+                values.append({"id": number, "note": note, "batch": batch})
+            topic.send_raw([text(one) for one in values], timestamp=lambda _: arrived_ms)
+            topic.ingest()
+            table, hours = topic.table(), set[int]()
+            for snapshot in ancestry(table):
+                if snapshot.snapshot_id == seen:
+                    break
+                for some in affected_hours(table, snapshot, topic.spec.event_time):
+                    hours |= set(some)
+            wanted = {datetime.fromisoformat(one["note"]) for one in values if one["note"]}
+            assert len(hours) <= len({one.replace(minute=0, second=0) for one in wanted}) + 1
+            for hour in sorted(hours):
+                start = datetime.fromtimestamp(hour * 3600, UTC)
+                window = Window(start, start + timedelta(hours=1))
+                write_window(spark, catalog, derivation, window)
+            head = table.current_snapshot()
+            assert head is not None
+            seen = head.snapshot_id
+        found = {row["at"]: (row["n"], row["ids"]) for row in _rows(catalog, derivation)}
+    assert found == {at: (len(ids), sum(ids)) for at, ids in minutes.items()}
+
+
+def _rows(catalog: Catalog, derivation: Derivation) -> list[dict[str, Any]]:
+    return catalog.load_table(derivation.target).scan().to_arrow().to_pylist()
 
 
 def test_event_time_that_is_missing_is_malformed_as_peek_says(make: Make) -> None:

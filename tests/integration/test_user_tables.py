@@ -94,7 +94,7 @@ def reference(trades: list[Row], users: list[Row]) -> list[Row]:
 )
 def test_trades_by_region(spark: SparkSession, trades: list[Row], users: list[Row]) -> None:
     users = [user | {"$$offset": offset} for offset, user in enumerate(users)]
-    keyed = [user | {"key": user["userid"] and user["userid"].encode()} for user in users]
+    keyed = [user | {"key": user["userid"]} for user in users]
     history = topic_frame(spark, "sample_data_users", keyed)
     frame = topic_frame(spark, "stock_trades", trades)
     found = rows(trades_by_region.transform(frame, history))

@@ -13,7 +13,7 @@ from topicberg.iceberg.data_files import Target
 from topicberg.tableflow.columns import buffers_of, chunks
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.layout import KEY, VALUE, Layout, holds_raw_key
+from topicberg.tableflow.layout import KEY, VALUE, Layout, raw_columns
 from topicberg.tableflow.plan import METADATA, Plan, message_decoders
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
@@ -28,9 +28,7 @@ def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, Upsert
     decoded = message_decoders(spec, layout, table, {KEY: none, VALUE: none}, key)
     names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key", "event-time")}
     event_time = EventTime.of(spec, fields)
-    raw = frozenset({KEY} if holds_raw_key(layout, fields) else ())
-    raw |= {VALUE} if layout.value.subject is None else set()
-    text = raw & {half.column for half in (layout.key, layout.value) if half.is_text}
+    raw, text = raw_columns(layout, fields)
     upserts = None if key is None else table.metadata.table_uuid
     target = Target.of(table)
     made = Plan(

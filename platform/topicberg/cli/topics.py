@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -361,8 +362,8 @@ def infer(
         )
     for one in found.unknown:
         echo(
-            f"the schema lacks the field {one.name}, which {count(one.records, 'record')} have, "
-            f"the first one of {one.since or 'an unknown time'}: add {one.schema}",
+            f"the schema lacks the field {one.name}, in {count(one.records, 'record')}, the first "
+            f"one of {one.since or 'an unknown time'}: add {json.dumps(one.schema)}",
             fg="yellow",
         )
     if found.unseen:

@@ -37,14 +37,27 @@ DEFAULT_CONTEXT = "."
 
 
 @dataclass(frozen=True)
+class JsonOptions:
+    """What the spec of a topic says of its JSON values, besides their schema.
+
+    ``parses_times``: strings with ``format: date-time`` are times. ``unknown_as``: the column with
+    the JSON text of what the schema does not name; None: there is none. ``conversions``: see
+    :mod:`topicberg.formats.json.conversions`.
+    """
+
+    parses_times: bool = False
+    unknown_as: str | None = None
+    conversions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True)
 class RegisteredSchema:
     """A schema as the registry holds it.
 
     ``references``: (name, text) of every schema that it refers to, directly or indirectly, each
     after those that it needs itself. ``wrapped_as``: records are JSON values that become a property
-    of an object. ``parses_times``: JSON strings with ``format: date-time`` are times.
-    ``has_connect_types``: the titles of JSON types are those of Kafka Connect and Debezium.
-    ``problem``: why it cannot be read; it then has no text.
+    of an object. ``options``: of JSON. ``has_connect_types``: the titles of JSON types are those of
+    Kafka Connect and Debezium. ``problem``: why it cannot be read; it then has no text.
     """
 
     schema_id: int
@@ -52,7 +65,7 @@ class RegisteredSchema:
     text: str
     references: tuple[tuple[str, str], ...] = ()
     wrapped_as: str | None = None
-    parses_times: bool = False
+    options: JsonOptions = JsonOptions()
     has_connect_types: bool = False
     problem: str | None = None
 

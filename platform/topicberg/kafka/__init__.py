@@ -157,10 +157,11 @@ def ensure_topic(
             logger.warning("%s; %s", drift.message, drift.hint)
         _converge_config(spec, endpoints, found)
     ids = {
-        schema: register_schema(endpoints, subject, schema, path)
+        id(schema): register_schema(endpoints, subject, schema, path)
         for subject, schema, path in spec.schema_files(config)
     }
-    return EnsuredTopic(created, partitions, ids.get(spec.value_schema), ids.get(spec.key))
+    value, key = ids.get(id(spec.value_schema)), ids.get(id(spec.key))
+    return EnsuredTopic(created, partitions, value, key)
 
 
 def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None) -> None:

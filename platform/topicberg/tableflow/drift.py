@@ -11,11 +11,12 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 from topicberg.errors import SpecError
 from topicberg.formats import Pairing, format_of
+from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.kafka.samples import RECORDS, sampled_messages
 from topicberg.tableflow.layout import read_layout
-from topicberg.topics.inference import infer, parsed
+from topicberg.topics.inference import infer
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -107,7 +108,8 @@ def compare(
             seen.setdefault(path, []).append(message)
     found.malformed = sorted(reasons.values(), key=lambda one: -one.count)
     found.unknown = [*_unknown(seen, columns)]
-    found.unseen = [column.name for column in columns if (column.name,) not in seen]
+    names = [one.name for one in columns if one.name != latest.options.unknown_as]
+    found.unseen = [name for name in names if (name,) not in seen]
     return found
 
 
@@ -115,7 +117,7 @@ def _paths(raw: bytes) -> set[Path]:
     """Return the fields of a record at every depth; items and values of maps count as their own."""
     try:
         value = parsed(raw)
-    except (ValueError, RecursionError):
+    except MalformedError:
         return set()
     return set(_inner(value, ()))
 

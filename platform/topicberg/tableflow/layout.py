@@ -189,11 +189,11 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
     value = None
     is_change = spec.changelog is not None
     if spec.value_schema.has_schema:
-        value = _parsing(_subject(spec, "value", subjects, config), spec.value_schema)
+        value = _with_options(spec, "value", _subject(spec, "value", subjects, config))
         value = _mapped(value, with_connect_types) if is_change else value
     key = None
     if spec.key.has_schema:
-        key = _parsing(_subject(spec, "key", subjects, config), spec.key)
+        key = _with_options(spec, "key", _subject(spec, "key", subjects, config))
         key = _mapped(key, with_connect_types) if is_change else key
         key = _mapped(key, lambda schema: as_record(schema, KEY))
     layout = Layout(
@@ -204,7 +204,7 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
             None,
             is_change,
             spec.key.framing,
-            spec.key.format == "text",
+            spec.key.is_text,
         ),
         value=Half(
             VALUE,
@@ -213,7 +213,7 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
             spec.changes,
             is_change,
             spec.value_schema.framing,
-            spec.value_schema.format == "text",
+            spec.value_schema.is_text,
         ),
     )
     for half, section in ((layout.key, "key"), (layout.value, "schema")):
@@ -281,27 +281,35 @@ def _mapped(subject: Subject, change: Callable[[RegisteredSchema], RegisteredSch
     return replace(subject, latest=change(subject.latest), schemas=schemas)
 
 
-def _parsing(subject: Subject, half: ValueSchema | KeySpec) -> Subject:
+def _with_options(spec: TopicSpec, part: Part, subject: Subject) -> Subject:
     """Return the subject with the options of the spec."""
-    if half.date_times == "text":
-        return subject
-    return _mapped(subject, lambda schema: replace(schema, parses_times=True))
+    options = spec.json_options(part)
+    return _mapped(subject, lambda schema: replace(schema, options=options))
 
 
 def _of_one_type(subject: Subject | None) -> Subject | None:
     return None if subject is None or is_union(subject.latest) else subject
 
 
-def holds_raw_key(layout: Layout, fields: Iterable[NestedField]) -> bool:
-    """Return whether the column ``key`` holds keys that have no schema.
+def raw_columns(
+    layout: Layout, fields: Iterable[NestedField]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Return which of ``key`` and ``value`` are columns as they are, and which of these are text.
 
-    It does not if it is a field of the value with another type.
+    The column ``key`` holds no keys if it is a field of the value with another type. Keys that are
+    text stay raw bytes in the table of an earlier version.
 
     :param fields: of the table
     """
     types = {field.name: field.field_type for field in fields}
-    own = StringType if layout.key.is_text else BinaryType
-    return layout.key.subject is None and isinstance(types.get(KEY), own)
+    raw = {VALUE} if layout.value.subject is None else set[str]()
+    own = (BinaryType, StringType) if layout.key.is_text else BinaryType
+    if layout.key.subject is None and isinstance(types.get(KEY), own):
+        raw.add(KEY)
+    texts = {half.column for half in (layout.key, layout.value) if half.is_text}
+    return frozenset(raw), frozenset(
+        name for name in raw & texts if isinstance(types.get(name), StringType)
+    )
 
 
 def table_schema(spec: TopicSpec, layout: Layout) -> Schema:

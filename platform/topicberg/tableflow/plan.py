@@ -24,7 +24,7 @@ from topicberg.tableflow.changes import (
 from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, holds_raw_key
+from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, raw_columns
 from topicberg.tableflow.rejections import ErrorMode
 from topicberg.tableflow.upsert_key import UpsertKey
 from topicberg.tableflow.writers import (
@@ -150,16 +150,13 @@ class Planner:
             column: decoder.without(foreign[column].missing)
             for column, decoder in self._found.items()
         }
-        raw = {VALUE} if layout.value.subject is None else set[str]()
-        if holds_raw_key(layout, table.schema().fields):
-            raw.add(KEY)
-        texts = {half.column for half in (layout.key, layout.value) if half.is_text}
+        raw, texts = raw_columns(layout, table.schema().fields)
         consumer = kafka | CONSUMER
         own = self._spec.name, target, files, consumer, found
         inline = {} if framing is None else framing.inline_schemas(layout)
         event_time = EventTime.of(self._spec, table.schema().fields)
         of_rows_too = upserts, of_rows, self._changes, inline, event_time
-        return Plan(*own, frozenset(raw), frozenset(raw & texts), names, mode, *of_rows_too)
+        return Plan(*own, raw, texts, names, mode, *of_rows_too)
 
 
 METADATA = (

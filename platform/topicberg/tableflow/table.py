@@ -20,6 +20,7 @@ from pyiceberg.types import (
     IcebergType,
     ListType,
     MapType,
+    NestedField,
     StringType,
     StructType,
 )
@@ -32,7 +33,7 @@ from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import METADATA_COLUMNS, sameness, twins
+from topicberg.tableflow.layout import KEY, METADATA_COLUMNS, sameness, twins
 from topicberg.tableflow.waiting import (
     EVENT_TIME_RULE,
     KEYS_NAME_SCHEMAS,
@@ -137,7 +138,7 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
         return _create(catalog, identifier, schema, spec, config)
     require_spark(table)
     check_table(table, spec)
-    _evolve(table, schema)
+    _evolve(table, _with_held_key(spec, schema, table.schema()))
     keep_bounds(table, _bounded_columns(spec))
     _keep_formats(table, spec)
     for change in unapplied(table, spec):
@@ -225,6 +226,16 @@ def _create(
         )
     except TableAlreadyExistsError:  # another engine was faster
         return catalog.load_table(identifier)
+
+
+def _with_held_key(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
+    """Return the columns with those raw bytes of keys that a table of an earlier version has."""
+    if spec.key.format != "string" or KEY not in held.column_names:
+        return schema
+    if not isinstance(held.find_field(KEY).field_type, BinaryType):
+        return schema
+    raw = NestedField(schema.find_field(KEY).field_id, KEY, BinaryType(), required=False)
+    return Schema(*(raw if field.name == KEY else field for field in schema.fields))
 
 
 def _evolve(table: Table, schema: Schema) -> None:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import BinaryType
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka import partition_drift
 from topicberg.kafka.discovery import list_topics
+from topicberg.tableflow.layout import KEY
 from topicberg.topics.spec import PARTITION, partition_field_text
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
         )
     for field, key in (("schema.format", VALUE_FORMAT), ("key.format", KEY_FORMAT)):
         before, now = table.properties.get(key), formats(spec)[key]
-        if before is not None and _bytes(before) != _bytes(now):
+        if before not in (None, now) and _column(before, table) != _column(now):
             yield WaitingChange(
                 spec.name,
                 f"its table was created with {field} {before}, the spec says {now}: rows before "
@@ -155,9 +157,15 @@ def _listed(fields: Sequence[str]) -> str:
     return ", ".join(fields) or "nothing"
 
 
-def _bytes(kind: str) -> str:
-    """Return a format; those of raw bytes are the same column."""
-    return "none" if kind in ("string", "bytes") else kind
+def _column(kind: str, table: Table | None = None) -> str:
+    """Return a format; those of raw bytes are the same column.
+
+    :param table: with that format; keys that are text are raw bytes in one of an earlier version
+    """
+    is_bytes = kind == "bytes"
+    if kind == "string" and table is not None and KEY in table.schema().column_names:
+        is_bytes = isinstance(table.schema().find_field(KEY).field_type, BinaryType)
+    return "none" if is_bytes else kind
 
 
 def find_waiting(

@@ -233,7 +233,7 @@ def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
     for number, schema in writers.foreign.schemas.items():
         if number in own:
             continue
-        schema = replace(schema, parses_times=latest.parses_times)
+        schema = replace(schema, options=latest.options)
         if writers.half.has_connect_types:
             schema = with_connect_types(schema)
         writer = as_record(schema, KEY) if writers.half.column == KEY else schema

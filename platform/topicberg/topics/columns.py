@@ -20,7 +20,7 @@ from topicberg.formats import as_record, is_union
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import Changes, changed_columns
 from topicberg.formats.limits import refused
-from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
 if TYPE_CHECKING:
     from topicberg.topics.schema import Part
@@ -127,22 +127,27 @@ def json_columns(
     text: str,
     changes: Changes | Literal["key"] | None = None,
     part: Part | None = None,
-    *,
-    parses_times: bool = False,
+    options: JsonOptions | None = None,
 ) -> Columns:
     """Return top-level columns of a JSON Schema.
 
     :param changes: the records are changes of a database's table, or their keys
     :param part: see :func:`topicberg.topics.schema.read_schema`
-    :param parses_times: strings with ``format: date-time`` are times
-    :raises SpecError: not JSON Schema, not an object with properties, recursive
+    :param options: what the spec says besides the schema
+    :raises SpecError: not JSON Schema, not an object with properties, recursive, or without a field
+        that has conversions
     """
     from topicberg.formats import json as json_schema
+    from topicberg.formats.json.columns import read_node
+    from topicberg.formats.json.conversions import check_conversions
 
     _check_format(name, text, "json")
     _json(name, text)
-    schema = RegisteredSchema(0, "JSON", text, parses_times=parses_times)
-    return _columns(name, schema, json_schema.fields, changes, part)
+    schema = RegisteredSchema(0, "JSON", text, options=options or JsonOptions())
+    found = _columns(name, schema, json_schema.fields, changes, part)
+    if schema.options.conversions:
+        check_conversions(name, read_node(name, schema), schema.options.conversions)
+    return found
 
 
 @_refusing

@@ -21,7 +21,7 @@ def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
             "pipeline": spec.pipeline,
             "description": "Records that could not be materialized, with the reason of each.",
             "schema": {"format": "avro", "file": ERROR_LOG_SCHEMA},
-            "key": {"format": "string"},
+            "key": {"format": "bytes"},
             "partitions": 1,
             "tableflow": TableflowSpec(
                 commit_interval_seconds=spec.tableflow.commit_interval_seconds

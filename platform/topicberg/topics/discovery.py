@@ -20,8 +20,8 @@ from topicberg.topics.schema import Part
 
 logger = logging.getLogger(__name__)
 
-RAW = frozenset({"none", "text", "bytes"})
-"""Formats of values without a schema."""
+RAW = frozenset({"none", "text", "string", "bytes"})
+"""Formats of keys and values without a schema."""
 SUFFIXES = {"avro": "avsc", "json": "json", "protobuf": "proto"}
 
 
@@ -88,7 +88,7 @@ def found_document(
         document["changelog"] = {"format": "debezium"}
     is_change = bool(document.get("changelog"))
     # Bytes without a schema; the keys of changes have one, or a table has no primary key.
-    own_key: dict[str, Any] = {"format": "none" if is_change else "string"}
+    own_key: dict[str, Any] = {"format": "none" if is_change else "bytes"}
     if found.key is not None and key.get("format") not in RAW:
         own_key = {"format": found.key.format}
         if found.key.subject is not None:

@@ -8,43 +8,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from math import inf
 from typing import Any
 
-from topicberg.formats.json.syntax import type_of
+from topicberg.errors import TableflowError
+from topicberg.formats.json.scalars import date_time_micros
+from topicberg.formats.json.syntax import parsed, type_of
+from topicberg.formats.limits import check_name
+from topicberg.formats.reasons import MalformedError
+from topicberg.topics.event_time import EPOCHS
 from topicberg.wording import count
 
-_DATE_TIME = re.compile(
-    r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:[Zz]|[+-]\d\d:\d\d)", re.ASCII
-)
-"""RFC 3339, with no more digits than a timestamp has."""
+_FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")
 _LONG, _EXACT = 2**63, 2**53
 _DIGITS = 17
 """Significant digits that a double keeps."""
 _MAP_NAMES, _MAP_FACTOR = 20, 4
 """From so many different names, of which a record has few, an object is a map."""
 _TIME_NAME = re.compile(r"(^|[^a-z])(time|timestamp|ts|at|date|datetime|when|occurred)([^a-z]|$)")
-_UNITS = (
-    ("seconds", 1_000_000_000, 4_000_000_000),
-    ("milliseconds", 10**12, 4 * 10**12),
-    ("microseconds", 10**15, 4 * 10**15),
-    ("nanoseconds", 10**18, 4 * 10**18),
-)
-"""Units of an epoch, and what numbers of the years 2001 to 2096 are."""
+_FIRST_EPOCH = 1_000_000_000
+"""Seconds since 1970 in the year 2001: smaller numbers are none."""
 _MAX_NAMED = 8
-
-
-class _Number(float):
-    """A number with a fraction or an exponent, and its text."""
-
-    text: str
-
-    def __new__(cls, text: str) -> _Number:
-        made = super().__new__(cls, text)
-        made.text = text
-        return made
 
 
 @dataclass(frozen=True)
@@ -72,6 +60,8 @@ class Inference:
     date_times: list[str] = field(default_factory=list)
     """Fields that have a time in every record."""
     maps: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    """Fields of the record whose names no column can have beside the others."""
     times: list[TimeField] = field(default_factory=list)
     """The best one first."""
 
@@ -90,6 +80,7 @@ class Inference:
             ("columns with the JSON text", self.untyped),
             ("times, by their form", self.date_times),
             ("maps, as their names differ between records", self.maps),
+            ("in the column of unknown fields, as no column can have their names", self.left_out),
         ):
             if names:
                 more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
@@ -98,19 +89,6 @@ class Inference:
             others = ", ".join(one.name for one in self.times[1:])
             found.append(f"event_time is {self.times[0].name}; it could also be {others}")
         return found
-
-
-def parsed(raw: bytes) -> Any:
-    """Return the value of JSON; numbers keep their text.
-
-    :raises ValueError: it is no JSON
-    :raises RecursionError: it is nested too deeply
-    """
-    return json.loads(raw, parse_float=_Number, parse_constant=_refuse)
-
-
-def _refuse(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
 
 
 def infer(records: Sequence[bytes], title: str) -> Inference:
@@ -122,13 +100,14 @@ def infer(records: Sequence[bytes], title: str) -> Inference:
     for raw in records:
         try:
             value = parsed(raw)
-        except (ValueError, RecursionError):
+        except MalformedError:
             continue
         if isinstance(value, dict):
             values.append(value)
     if not values:
         raise ValueError("none of the records is a JSON object")
     found = Inference({}, len(values), len(records) - len(values))
+    found.left_out = _unusable({name: None for value in values for name in value})
     properties = _properties(values, (), found)
     found.schema = {"title": title, "type": "object", "properties": properties}
     always = [name for name in properties if all(one.get(name) is not None for one in values)]
@@ -140,9 +119,27 @@ def _properties(
     values: Sequence[dict[str, Any]], path: tuple[str, ...], found: Inference
 ) -> dict[str, Any]:
     names = dict.fromkeys(name for value in values for name in value)
+    left_out = () if path else found.left_out
     return {
-        name: _schema([one.get(name) for one in values], (*path, name), found) for name in names
+        name: _schema([one.get(name) for one in values], (*path, name), found)
+        for name in names
+        if name not in left_out
     }
+
+
+def _unusable(names: Iterable[str]) -> list[str]:
+    """Return the names that no column can have, or only without another one of them."""
+    found, folded = list[str](), set[str]()
+    for name in names:
+        try:
+            check_name("", name)
+        except TableflowError:
+            found.append(name)
+            continue
+        if not name or name.casefold() in folded:
+            found.append(name)
+        folded.add(name.casefold())
+    return found
 
 
 def _schema(values: Sequence[Any], path: tuple[str, ...], found: Inference) -> dict[str, Any]:
@@ -202,60 +199,81 @@ def _object(
             return "objects with different names and types"
         found.maps.append(".".join(path))
         return {"type": "object", "additionalProperties": inner}
+    if _unusable(sorted(names)):
+        return "objects with names that no columns can have"
     return {"type": "object", "properties": _properties(values, path, found)}
 
 
 def _number(values: Sequence[Any], kinds: set[str]) -> dict[str, Any] | str:
-    whole = [value for value in values if isinstance(value, int)]
+    fractions = [value for value in values if type_of(value) == "number"]
+    try:
+        whole = [int(value) for value in values if type_of(value) == "integer"]
+    except ValueError:  # more digits than Python converts
+        whole = [2 * _LONG]
     if kinds == {"integer"}:
         if all(-_LONG <= value < _LONG for value in whole):
             return {"type": "integer"}
         return "integers of more than 64 bits"
-    if any(abs(value) > _EXACT for value in whole):
+    is_rounded = any(abs(value) > _EXACT for value in whole)
+    if is_rounded or any(len(value.parts()[0]) > _DIGITS for value in fractions):
         return "numbers that a double rounds"
-    texts = (value.text for value in values if isinstance(value, _Number))
-    if any(_significant(text) > _DIGITS for text in texts):
-        return "numbers that a double rounds"
+    if any(abs(float(value)) == inf for value in fractions):
+        return "numbers that no double holds"
     return {"type": "number"}
 
 
-def _significant(text: str) -> int:
-    digits = re.split("[eE]", text)[0].replace(".", "").lstrip("-0")
-    return len(digits)
-
-
 def _is_date_time(text: str) -> bool:
-    if not _DATE_TIME.fullmatch(text):
-        return False
-    try:
-        datetime.fromisoformat(text.upper())
-    except ValueError:
-        return False
-    return True
+    return date_time_micros(text) is not None and not _FINER_THAN_MICROSECONDS.search(text)
 
 
 def _times(
     values: Sequence[dict[str, Any]], properties: dict[str, Any], always: Sequence[str]
 ) -> Iterator[TimeField]:
-    """Yield the fields that may be the event time: those that every record has, the best first."""
+    """Yield the fields that may be the event time: those that every record has, the best first.
+
+    Times that are still to come are none.
+    """
+    today = datetime.now(UTC).date()
     found: list[tuple[bool, bool, TimeField]] = []
     for name in always:
         schema, those = properties[name], [value[name] for value in values]
         is_named = bool(_TIME_NAME.search(_words(name)))
-        if schema.get("format") == "date-time":
-            moments = [datetime.fromisoformat(one.upper()) for one in those]
-            try:
-                first = min(moments).astimezone(UTC).date()
-            except OverflowError:
-                continue
-            found.append((is_named, True, TimeField(name, "time", first)))
-        elif schema.get("type") == "integer" and is_named:
-            for unit, low, high in _UNITS:
-                if all(low <= one < high for one in those):
-                    first = datetime.fromtimestamp(min(those) // (low // 10**9), UTC).date()
-                    found.append((True, False, TimeField(name, unit, first)))
+        if (days := _days_of_texts(those)) is not None:
+            kind = "time" if schema.get("format") == "date-time" else "iso"
+        elif is_named and "type" in schema and (epoch := _days_of_epochs(those)) is not None:
+            kind, days = epoch
+        else:
+            continue
+        if max(days) <= today + timedelta(days=1):
+            is_text = kind in ("time", "iso")
+            found.append((is_named, is_text, TimeField(name, kind, min(*days, today))))
     found.sort(key=lambda one: one[:2], reverse=True)
     yield from (one for _, _, one in found)
+
+
+def _days_of_texts(values: Sequence[Any]) -> list[date] | None:
+    """Return the days of times of ISO 8601 with an offset from UTC; None: a value is none."""
+    try:
+        moments = [datetime.fromisoformat(value) for value in values]
+        if any(one.tzinfo is None for one in moments):
+            return None
+        return [one.astimezone(UTC).date() for one in moments]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _days_of_epochs(values: Sequence[Any]) -> tuple[str, list[date]] | None:
+    """Return the unit of numbers since 1970, and their days; None: they are none."""
+    try:
+        numbers = [Decimal(value) for value in values if not isinstance(value, bool)]
+        for unit, micros in EPOCHS.items():
+            seconds = [number * micros / 1_000_000 for number in numbers]
+            if all(_FIRST_EPOCH <= one < 4 * _FIRST_EPOCH for one in seconds):
+                days = [datetime.fromtimestamp(int(one), UTC).date() for one in seconds]
+                return (unit, days) if len(days) == len(values) else None
+    except (TypeError, ValueError, ArithmeticError):
+        pass
+    return None
 
 
 def _words(name: str) -> str:

@@ -356,10 +356,10 @@ def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
         found = found[part]
     if not parents and last in _FILLER:
         document[last] = _FILLER[str(last)]
-    elif isinstance(found, dict) and last not in found:
-        return _remove(document, parents)
+    elif isinstance(found, list) or (isinstance(found, dict) and last in found):
+        del found[last]  # type: ignore[arg-type]  # of a list, it is a number
     else:
-        del found[last]
+        return _remove(document, parents)  # also of a value that stands for a list of one
     return True
 
 

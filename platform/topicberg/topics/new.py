@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
 
+_MAX_HOURLY_DAYS = 730
+"""Older records get daily partitions: Dagster would list more than 17,520 hours."""
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
@@ -206,7 +208,12 @@ def _new_plain(
     :return: the paths, and what was guessed
     :raises SpecError: a file exists already, or the spec is invalid
     """
-    found = infer(values, name)
+    try:
+        found = infer(values, name)
+    except ValueError as error:
+        raise _unreadable(name, str(error)) from None
+    if not found.schema["properties"]:
+        raise _unreadable(name, "none of the records has a field that can be a column")
     notes = found.notes()
     own = {"format": "json", "framing": "none"}
     document: dict[str, Any] = {"name": name, "pipeline": pipeline}
@@ -214,6 +221,8 @@ def _new_plain(
     document["schema"] = {**own, "file": f"{name}.json"}
     if any("format" in one for one in _inner_schemas(found.schema)):
         document["schema"]["date_times"] = "timestamp"
+    if found.left_out:
+        document["schema"]["unknown_fields"] = "keep"
     texts = {config.schemas_dir / f"{name}.json": f"{found.text}\n"}
     key, key_text = _plain_key(name, keys)
     if key_text is not None:
@@ -221,6 +230,8 @@ def _new_plain(
         texts[config.schemas_dir / f"{name}-key.json"] = f"{key_text}\n"
     document["key"] = key
     notes.append(f"keys: {'none in these records' if not keys else key['format']}")
+    if keys and key_text is None and "key" in found.schema["properties"]:
+        notes.append("the values have a field key, so no column has Kafka's keys")
     is_upsert = has.is_compacted and bool(keys)
     document |= {"external": True, "partitions": has.partitions}
     document["write_mode"] = "upsert" if is_upsert else "append"
@@ -231,12 +242,24 @@ def _new_plain(
     else:
         notes.append("event_time: Kafka's time, as no field has a time in every record")
     if not is_upsert:
-        column = "$$event-time" if found.times else "$$timestamp"
-        start = found.times[0].first if found.times else datetime.now(UTC).date()
-        document["table"] = {"partitioning": [f"hour({column})"]}
-        document["derived_partitions"] = {"granularity": "hourly", "start": start}
+        column, today = "$$timestamp", datetime.now(UTC).date()
+        start = today
+        if found.times:
+            column, start = "$$event-time", found.times[0].first
+        unit, granularity = "hour", "hourly"
+        if (today - start).days > _MAX_HOURLY_DAYS:
+            unit, granularity = "day", "daily"
+        document["table"] = {"partitioning": [f"{unit}({column})"]}
+        document["derived_partitions"] = {"granularity": granularity, "start": start}
     document |= _reviewed(is_enabled)
     return _write_spec(document, texts, config), notes
+
+
+def _unreadable(name: str, reason: str) -> SpecError:
+    return SpecError(
+        f"topic {name}: {reason}",
+        hint="write the spec manually, with schema.format text or bytes: docs/add-a-topic.md",
+    )
 
 
 def _plain_key(name: str, keys: Sequence[bytes]) -> tuple[dict[str, Any], str | None]:
@@ -245,14 +268,14 @@ def _plain_key(name: str, keys: Sequence[bytes]) -> tuple[dict[str, Any], str | 
         return {"format": "bytes"}, None
     with suppress(ValueError):
         found = infer(keys, f"{name}-key")
-        if not found.others and not found.untyped:
+        if not (found.others or found.untyped or found.left_out):
             return {}, found.text
     try:
         for key in keys:
             key.decode()
     except UnicodeDecodeError:
         return {"format": "bytes"}, None
-    return {"format": "text"}, None
+    return {"format": "string"}, None
 
 
 def _inner_schemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -138,7 +138,8 @@ def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
         if schema.file and not found:
             try:
                 path = schema_path(config.schemas_dir, schema.file)
-                read_schema(path, schema.format, schema.message, changes=changes, part=part)
+                options = spec.json_options(part or "value")
+                read_schema(path, schema.format, schema.message, options, changes, part)
             except SpecError as error:
                 yield f"{section}.file", error.message
 
@@ -180,8 +181,18 @@ def _schema_reference(
         yield f"{section}.message", "is only for format protobuf"
     if schema.date_times != "text" and schema.format != "json":
         yield f"{section}.date_times", "is only for format json"
+    for field in _json_options(schema) if schema.format != "json" else ():
+        yield f"{section}.{field}", "is only for format json"
     if schema.compatibility is not None and not needs_file:
         yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
+
+
+def _json_options(schema: ValueSchema | KeySpec) -> list[str]:
+    """Return the fields by which the engine reads JSON values otherwise than by their schema."""
+    if isinstance(schema, KeySpec):
+        return []
+    is_set = {"unknown_fields": schema.unknown_fields == "keep", "conversions": schema.conversions}
+    return [name for name, one in is_set.items() if one]
 
 
 def _own_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
@@ -207,6 +218,8 @@ def _framing(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
             yield f"{section}.framing", f"is {own.framing}, but {reason}"
         if config.own_engine:
             continue
+        for field in _json_options(own):
+            yield f"{section}.{field}", "is only for topicberg's engine"
         if own.framing == "none" or own.format == "text":
             field = "format" if own.format == "text" else "framing"
             yield (
@@ -260,6 +273,13 @@ def _changelog(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
             "upsert of a changelog needs key.format avro or json; a source table without a primary "
             "key has no keys: use write_mode append",
         )
+
+
+@_rule("changelog", "schema.unknown_fields", "schema.conversions")
+def _changelog_values(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    for field in _json_options(spec.value_schema) if spec.changelog is not None else ():
+        reason = "is not for a changelog, whose columns are those of the source's table"
+        yield f"schema.{field}", reason
 
 
 @_rule("changelog", "generator", "publishes")
@@ -373,7 +393,7 @@ def _publishes(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         yield "publishes", "a topic has a generator or a derived table, not both"
     if spec.value_schema.format not in ("avro", "json"):
         yield "publishes", f"writes Avro or JSON; schema.format is {spec.value_schema.format}"
-    if spec.key.format in ("protobuf", "text", "bytes"):
+    if spec.key.format in ("protobuf", "bytes"):
         yield "publishes", f"writes keys as string, Avro or JSON; key.format is {spec.key.format}"
     if spec.key.format == "string" and spec.key.field is None:
         yield "key.field", "is required: this column of the published table becomes the key"

@@ -11,10 +11,11 @@ from topicberg.errors import SpecError
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
+    from topicberg.formats.subjects import JsonOptions
 
 Part = Literal["value", "key"]
 SchemaFormat = Literal["avro", "json", "protobuf", "text", "bytes", "none"]
-KeyFormat = Literal["avro", "json", "protobuf", "string", "text", "bytes", "none"]
+KeyFormat = Literal["avro", "json", "protobuf", "string", "bytes", "none"]
 Framing = Literal["confluent", "header", "none"]
 """As in :mod:`topicberg.formats.framing`, which takes long to import."""
 DECODED = frozenset({"avro", "json", "protobuf"})
@@ -64,7 +65,7 @@ def read_schema(
     path: Path,
     kind: str,
     message: str | None = None,
-    date_times: str = "text",
+    options: JsonOptions | None = None,
     changes: Changes | Literal["key"] | None = None,
     part: Part | None = None,
 ) -> SchemaFile:
@@ -72,7 +73,7 @@ def read_schema(
 
     :param kind: avro, json or protobuf
     :param message: protobuf only: the message type; None: the first one of the file
-    :param date_times: JSON Schema only: ``timestamp`` reads ``format: date-time`` as times
+    :param options: JSON Schema only: what the spec says besides it
     :param changes: the records are changes, see :class:`topicberg.topics.spec.ChangelogSpec`
     :param part: also accept what the engine accepts as the schema of keys, or of values: keys that
         are no records, several event types; None: a record only
@@ -82,7 +83,7 @@ def read_schema(
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise SpecError(f"{path.name} cannot be read: {error.strerror}") from None
-    return _read(path, changed, kind, message, date_times, changes, part)
+    return _read(path, changed, kind, message, options, changes, part)
 
 
 @lru_cache(maxsize=8192)
@@ -91,7 +92,7 @@ def _read(
     _changed: int,
     kind: str,
     message: str | None,
-    date_times: str,
+    options: JsonOptions | None,
     changes: Changes | Literal["key"] | None,
     part: Part | None,
 ) -> SchemaFile:
@@ -105,8 +106,7 @@ def _read(
         case "avro":
             found = columns.avro_columns(path.name, text, changes, part)
         case "json":
-            parses_times = date_times == "timestamp"
-            found = columns.json_columns(path.name, text, changes, part, parses_times=parses_times)
+            found = columns.json_columns(path.name, text, changes, part, options)
         case _:
             found = columns.protobuf_columns(path.name, text, message)
     if not found:

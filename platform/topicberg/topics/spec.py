@@ -34,6 +34,7 @@ from topicberg.topics.schema import (
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
+    from topicberg.formats.subjects import JsonOptions
 
 DAY_MS = 86_400_000
 MAX_NAME = 249
@@ -42,6 +43,7 @@ PARTITION = "partition"
 OFFSET = "offset"
 RAW_KEY = "raw-key"
 EVENT_TIME = "event-time"
+UNKNOWN_FIELDS = "unknown-fields"
 OP = "op"
 SOURCE_TIMESTAMP = "source-timestamp"
 SOURCE_POSITION = "source-position"
@@ -76,6 +78,7 @@ _METADATA_DESCRIPTIONS = {
     "timestamp-type": "type of the timestamp: CREATE_TIME (the producer's clock) or "
     "LOG_APPEND_TIME (the broker's clock)",
     EVENT_TIME: "event time, from the field that the spec names",
+    UNKNOWN_FIELDS: "JSON text of what the record has and the schema does not name",
     RAW_KEY: "bytes of the record's key, of an upsert table",
     OP: "change in the source: c (create), u (update), r (read by a snapshot), d (delete) or t "
     "(truncate)",
@@ -207,10 +210,10 @@ def _owner(text: str) -> str:
     return text
 
 
-def _unique(formats: tuple[str, ...]) -> tuple[str, ...]:
-    if len(set(formats)) != len(formats):
-        raise ValueError("has a format more than once")
-    return formats
+def _unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise ValueError("has a name more than once")
+    return names
 
 
 def _past(day: date) -> date:
@@ -225,6 +228,14 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+Conversion = Literal["number_from_text", "text_from_any", "epoch_from_text", "null_from_empty"]
+"""As in :mod:`topicberg.formats.json.conversions`, which takes long to import."""
+Conversions = Annotated[
+    tuple[Conversion, ...],
+    Field(min_length=1),
+    AfterValidator(_unique),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 Compatibility = Literal[
     "BACKWARD",
     "BACKWARD_TRANSITIVE",
@@ -247,6 +258,11 @@ class _WithSchema:
     @property
     def has_schema(self) -> bool:
         return self.format in DECODED
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it has no schema and is text in UTF-8."""
+        return self.format in ("text", "string")
 
     @property
     def is_registered(self) -> bool:
@@ -274,14 +290,19 @@ class ValueSchema(_WithSchema, SpecModel):
     in a header; ``none``: not at all, so all records have one schema."""
     version: Literal["newest"] | PositiveInt = "newest"
     """Framing ``none`` without a schema file: the version of the subject that records have."""
+    unknown_fields: Literal["ignore", "keep"] = "ignore"
+    """JSON only: ``keep`` adds the column ``$$unknown-fields`` with the JSON text of what a record
+    has and the schema does not name."""
+    conversions: dict[str, Conversions] = {}
+    """JSON only: path of a field → how values of other types become values of it."""
 
 
 class KeySpec(_WithSchema, SpecModel):
     """The record key."""
 
     format: KeyFormat = "none"
-    """``text``: UTF-8 in the column ``key``; ``bytes``: raw bytes; ``string``: UTF-8 that stays raw
-    bytes in the table; ``none``: records have no key."""
+    """``string``: UTF-8 in the column ``key``, which is text; ``bytes``: raw bytes; ``none``: no
+    keys. A table that an earlier version created keeps its column of raw bytes."""
     field: str | None = None
     """The value's field that the generator writes as the key (format string)."""
     file: str | None = None
@@ -435,11 +456,6 @@ class Checks(Rules):
 
     max_lag_records: int | None = Field(default=None, strict=True, ge=0)
     """The largest lag of the table behind Kafka's end offsets, in records."""
-
-
-def _raw_type(kind: str) -> str:
-    """Return the type of a column of keys or values that have no schema."""
-    return "string" if kind == "text" else "binary"
 
 
 def asset_name(topic: str) -> str:
@@ -608,7 +624,20 @@ class TopicSpec(SpecModel):
         if path is None:
             return None
         as_registered = part if is_read or is_key else None
-        return read_schema(path, one.format, one.message, one.date_times, changes, as_registered)
+        return read_schema(
+            path, one.format, one.message, self.json_options(part), changes, as_registered
+        )
+
+    def json_options(self, part: Part) -> JsonOptions:
+        """Return what the spec says of JSON keys or values besides their schema."""
+        from topicberg.formats.subjects import JsonOptions
+
+        if part == "key":
+            return JsonOptions(self.key.date_times == "timestamp")
+        own = self.value_schema
+        unknown = self.metadata_column(UNKNOWN_FIELDS) if own.unknown_fields == "keep" else None
+        conversions = tuple(own.conversions.items())
+        return JsonOptions(own.date_times == "timestamp", unknown, conversions)
 
     def unknown_schemas(self, config: Settings) -> list[str]:
         """Return the subjects whose schemas only the registry has, and that are not known here.
@@ -705,8 +734,11 @@ class TopicSpec(SpecModel):
         :raises SpecError: a schema file is missing or invalid
         """
         key, value = self.known_schema("key", config), self.known_schema("value", config)
-        columns = dict(key.columns) if key else {"key": _raw_type(self.key.format)}
-        columns |= value.columns if value else {"value": _raw_type(self.value_schema.format)}
+        own_engine = (config or settings()).own_engine  # Confluent's has raw bytes
+        raw = "string" if self.key.is_text and own_engine else "binary"
+        columns = dict(key.columns) if key else {"key": raw}
+        raw = "string" if self.value_schema.is_text else "binary"
+        columns |= value.columns if value else {"value": raw}
         metadata = {self.metadata_column(name): kind for name, kind in METADATA_TYPES.items()}
         if self.payload_time is not None:
             metadata[self.metadata_column(EVENT_TIME)] = "timestamptz"

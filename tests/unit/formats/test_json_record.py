@@ -19,7 +19,7 @@ from topicberg.formats.json.columns import Node
 from topicberg.formats.json.plan import Plan
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."
 TEXT: dict[str, Any] = {"type": "string"}
@@ -199,7 +199,10 @@ def test_record_decoder_json_text_has_one_form(text: str, expected: str) -> None
 )
 def test_record_decoder_date_time_is_that_of_rfc_3339(text: str, expected: int | None) -> None:
     schema = RegisteredSchema(
-        1, "JSON", json.dumps(properties(f={**TEXT, "format": "date-time"})), parses_times=True
+        1,
+        "JSON",
+        json.dumps(properties(f={**TEXT, "format": "date-time"})),
+        options=JsonOptions(parses_times=True),
     )
     columns = json_schema.fields("s", schema, itertools.count(1))
     decode = json_schema.record_decoder(Pairing(schema, schema, columns))
@@ -226,7 +229,10 @@ def test_record_decoder_union_has_the_member_that_it_had(
     members: list[Any], text: str, place: int
 ) -> None:
     schema = RegisteredSchema(
-        1, "JSON", json.dumps(properties(f={"oneOf": members})), parses_times=True
+        1,
+        "JSON",
+        json.dumps(properties(f={"oneOf": members})),
+        options=JsonOptions(parses_times=True),
     )
     columns = json_schema.fields("s", schema, itertools.count(1))
     decode = json_schema.record_decoder(Pairing(schema, schema, columns))

@@ -23,7 +23,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats import Pairing
 from topicberg.formats import json as json_schema
 from topicberg.formats.json import fields
-from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
 SCHEMAS, AT_ONCE = int(os.environ.get("TOPICBERG_TEST_FUZZ", 20)), 20
 CONNECT = "org.apache.kafka.connect.data."
@@ -428,7 +428,7 @@ BAD_TIMES = (
 
 
 def timed(schema: Any, number: int = 1) -> RegisteredSchema:
-    return replace(registered(schema, number), parses_times=True)
+    return replace(registered(schema, number), options=JsonOptions(parses_times=True))
 
 
 def test_date_times_are_times_at_every_depth() -> None:

@@ -197,7 +197,7 @@ def test_spec_from_another_subject_names_it_and_the_subject_of_the_keys(
     spec = load_topic("shipments", config)
     assert (spec.external, spec.tableflow.enabled) == (True, False)
     assert spec.value_subject == subject
-    assert spec.key.format == ("string" if expected is None else "avro")
+    assert spec.key.format == ("bytes" if expected is None else "avro")
     assert expected in (None, spec.key_subject)
     discover(cast(Any, services), config)
     assert spec.unknown_schemas(config) == []

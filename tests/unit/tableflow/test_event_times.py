@@ -198,7 +198,7 @@ def made(folder: str, **event_time: Any) -> tuple[TopicSpec, Any, Any]:
             "name": "readings",
             "pipeline": "shop",
             "schema": {"format": "json", "file": "s.json", "framing": "none"},
-            "key": {"format": "text"},
+            "key": {"format": "string"},
             "write_mode": "upsert",
             "event_time": {"field": "at", "format": "iso", **event_time},
         }

@@ -19,13 +19,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import plan_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
+from pyiceberg.types import BinaryType, StringType
 from specs import Project
 
 from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import OWN_SCHEMA_ID, wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
+from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.layout import Layout, read_layout, table_schema
-from topicberg.tableflow.waiting import KEYS_NAME_SCHEMAS, check_table, names_schemas
+from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.waiting import (
+    KEY_FORMAT,
+    KEYS_NAME_SCHEMAS,
+    check_table,
+    names_schemas,
+    unapplied,
+)
 from topicberg.topics import TopicSpec, check_topics
 
 names = itertools.count()
@@ -280,7 +289,7 @@ def test_text_is_what_python_decodes(records: list[tuple[bytes | None, bytes | N
             return
 
     with TemporaryDirectory() as folder:
-        topic = Topic(Project(Path(folder)), key={"format": "text"}, schema={"format": "text"})
+        topic = Topic(Project(Path(folder)), key={"format": "string"}, schema={"format": "text"})
         found, rejected = topic.rows(records)
     expected = [(k, v) for key, value in records for k in text(key) for v in text(value)]
     assert [(one["key"], one["value"]) for one in found] == expected
@@ -296,6 +305,63 @@ def test_bytes_stay_as_they_are(project: Project) -> None:
     records = [(b"\xff", b"\0\0\0\0\1"), (b"", None)]
     found, _ = topic.rows(records)
     assert [(one["key"], one["value"]) for one in found] == records
+
+
+def test_keys_that_are_text_stay_bytes_in_an_earlier_table(project: Project) -> None:
+    """A new table has a string column; the engine goes on with the column that a table has."""
+    fields: dict[str, Any] = {"name": "orders", "pipeline": "shop", "schema": {"format": "bytes"}}
+    spec = TopicSpec.model_validate({**fields, "key": {"format": "string"}})
+    earlier = TopicSpec.model_validate({**fields, "key": {"format": "bytes"}})
+    catalog = InMemoryCatalog("test", **{LOCATIONS: "its own"})
+    layouts = {
+        one: read_layout(one_spec, cast("SubjectReader", None), project.config)
+        for one, one_spec in (("now", spec), ("then", earlier))
+    }
+    schema = table_schema(spec, layouts["now"])
+    assert isinstance(schema.find_field("key").field_type, StringType)
+    records = [(b"a", b"1"), (b"\xff", b"2")]
+    new = ensure_table(catalog, spec, project.config, schema)
+    rows, rejected = rows_of(plan_of(spec, layouts["now"], new)[0], records)
+    assert [row["key"] for row in rows] == ["a"]
+    assert rejected == {1: "the key is not text in UTF-8"}
+    catalog.drop_table(new.name())
+    ensure_table(catalog, earlier, project.config, table_schema(earlier, layouts["then"]))
+    held = catalog.load_table(new.name())
+    with held.transaction() as transaction:  # as an earlier version noted it
+        transaction.set_properties({KEY_FORMAT: "string"})
+    table = ensure_table(catalog, spec, project.config, schema)
+    assert isinstance(table.schema().find_field("key").field_type, BinaryType)
+    rows, rejected = rows_of(plan_of(spec, layouts["now"], table)[0], records)
+    assert [row["key"] for row in rows] == [b"a", b"\xff"]
+    assert not rejected
+    assert list(unapplied(table, spec)) == []
+    assert list(unapplied(table, earlier)) == [], "the same column"
+    assert [one.what for one in unapplied(new, earlier)] == [
+        "its table was created with key.format string, the spec says bytes: rows before the change "
+        "keep what they have"
+    ]
+
+
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_unknown_fields_and_conversions_are_of_every_table(
+    project: Project, write_mode: str
+) -> None:
+    more = {"unknown_fields": "keep", "conversions": {"id": "number_from_text"}}
+    topic = Topic(
+        project,
+        schema=bare("json", "order.json", **more),
+        key={"format": "string"},
+        write_mode=write_mode,
+    )
+    values = [b'{"id": "7", "note": "n", "x": {"y": [1]}}', b'{"id": 8}', b'{"id": ""}', None]
+    found, rejected = topic.rows([(b"k%d" % n, one) for n, one in enumerate(values)])
+    names = ("key", "id", "note", "$$unknown-fields")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ("k0", 7, "n", '{"x":{"y":[1]}}'),
+        ("k1", 8, None, None),
+        ("k3", None, None, None),
+    ]
+    assert rejected == {2: 'field id (long): a whole number expected, "" found'}
 
 
 # --- specs ---
@@ -323,6 +389,29 @@ def test_bytes_stay_as_they_are(project: Project) -> None:
             },
             {"schema.framing": "topicberg writes the topic"},
         ),
+        (
+            {"schema": {"format": "avro", "file": "trades.avsc", "unknown_fields": "keep"}},
+            {"schema.unknown_fields": "only for format json"},
+        ),
+        (
+            {"schema": bare("json", "order.json", conversions={"idd": "number_from_text"})},
+            {"schema.file": "the schema has no field idd"},
+        ),
+        (
+            {"schema": bare("json", "order.json", conversions={"id": ["text_from_any"]})},
+            {"schema.file": "text_from_any is for string"},
+        ),
+        (
+            {"schema": bare("json", "order.json", conversions={"id": "number_from_any"})},
+            {"schema.conversions.id.0": "number_from_text"},
+        ),
+        (
+            {
+                "schema": bare("json", "order.json", unknown_fields="keep"),
+                "changelog": {"format": "debezium"},
+            },
+            {"schema.unknown_fields": "not for a changelog"},
+        ),
         ({"schema": {"format": "json", "framing": "glue"}}, {"schema.framing": "'confluent'"}),
     ],
 )
@@ -341,7 +430,7 @@ def test_right_spec_knows_its_columns(project: Project, external: bool) -> None:
         "pipeline": "shop",
         "external": external,
         "schema": bare("json", "order.json"),
-        "key": {"format": "text"},
+        "key": {"format": "string"},
         "table": {"partitioning": ["truncate[4](note)", "bucket[4](key)"]},
     }
     project.topic(document)

@@ -139,6 +139,57 @@ def test_object_with_names_of_its_own_in_each_record_is_a_map() -> None:
     assert found.maps == ["v"]
 
 
+@pytest.mark.parametrize(
+    ("values", "time"),
+    [
+        (["2026-01-31 12:00:00+0100"], ("iso", date(2026, 1, 31))),
+        (["2026-01-31T12:00:00.123456789Z"], ("iso", date(2026, 1, 31))),
+        (["2026-01-31T12:00:00Z", "2013-01-01T00:00:00Z"], ("time", date(2013, 1, 1))),
+        (["2026-01-31T12:00:00"], None),
+        (["2999-01-31T12:00:00Z"], None),
+        ([1_767_225_600.25], ("seconds", date(2026, 1, 1))),
+        (["1767225600.000200", "1767225601"], ("seconds", date(2026, 1, 1))),
+        ([1_767_225_600_000], ("milliseconds", date(2026, 1, 1))),
+        ([1_767_225_600_000_000_000], ("nanoseconds", date(2026, 1, 1))),
+        ([1_767_225_600, 1_767_225_600_000], None),
+        ([3_000_000_000], None),
+        ([True], None),
+        ([7], None),
+    ],
+)
+def test_event_time_is_what_every_record_has(values: list[Any], time: Any) -> None:
+    found = infer([json.dumps({"ts": one}).encode() for one in values], "t")
+    assert [(one.format, one.first) for one in found.times] == ([time] if time else [])
+
+
+def test_old_event_times_have_daily_partitions(tmp_path: Path) -> None:
+    document, _ = new(Project(tmp_path), [{"at": "2013-05-01T10:00:00Z"}])
+    assert document["table"] == {"partitioning": ["day($$event-time)"]}
+    assert document["derived_partitions"] == {"granularity": "daily", "start": date(2013, 5, 1)}
+
+
+def test_records_that_the_engine_cannot_read_are_not_counted() -> None:
+    good = '{"v": 1}'
+    raws = [good.encode(), good.encode("utf-16"), b"\xef\xbb\xbf" + good.encode(), b'{"v": NaN}']
+    found = infer(raws, "t")
+    assert (found.records, found.others) == (1, 3)
+
+
+def test_names_that_no_column_can_have_are_kept_as_unknown_fields(tmp_path: Path) -> None:
+    value = {"id": 1, "ID": 2, "": 3, "o": {"a": 1, "A": 2}}
+    document, notes = new(Project(tmp_path), [value])
+    assert document["schema"]["unknown_fields"] == "keep"
+    assert "as no column can have their names: ID, \n" in notes
+    assert "o (objects with names that no columns can have)" in notes
+    with pytest.raises(SpecError, match="field that can be a column"):
+        new(Project(tmp_path / "other"), [{"": 1}])
+
+
+def test_field_key_of_the_values_is_told(tmp_path: Path) -> None:
+    _, notes = new(Project(tmp_path), [{"key": 1}])
+    assert "the values have a field key, so no column has Kafka's keys" in notes
+
+
 def new(project: Project, values: list[Any], key: bytes | None = b"k", **has: Any) -> Any:
     read = [(key, one if isinstance(one, bytes) else json.dumps(one).encode()) for one in values]
     of_kafka = FoundTopic(partitions=3, **has)
@@ -153,7 +204,7 @@ def test_new_topic_of_plain_json_is_a_right_spec(tmp_path: Path) -> None:
     values = [{"id": n, "createdAt": "2026-02-01T00:00:00Z", "ms": 5} for n in range(3)]
     document, notes = new(project, [*values, b"no"])
     assert document["schema"]["framing"] == "none"
-    assert document["key"] == {"format": "text"}
+    assert document["key"] == {"format": "string"}
     assert document["event_time"] == {"field": "createdAt", "format": "time"}
     assert document["table"] == {"partitioning": ["hour($$event-time)"]}
     assert document["derived_partitions"]["start"] == date(2026, 2, 1)
@@ -169,7 +220,7 @@ def test_new_topic_of_plain_json_is_a_right_spec(tmp_path: Path) -> None:
     [
         (None, {}, {"format": "bytes"}, "append"),
         (b"\xff", {}, {"format": "bytes"}, "append"),
-        (b"a", {"is_compacted": True}, {"format": "text"}, "upsert"),
+        (b"a", {"is_compacted": True}, {"format": "string"}, "upsert"),
         (
             b'{"id": 1}',
             {"is_compacted": True},

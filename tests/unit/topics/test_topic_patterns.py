@@ -73,7 +73,7 @@ def test_pattern_gives_a_spec_to_each_topic_that_matches(config: Settings) -> No
     assert (eu.pipeline, eu.partitions, eu.write_mode) == ("shop", 3, "append")
     assert (eu.external, eu.value_schema.format, eu.value_schema.file) == (True, "avro", None)
     assert eu.columns(config)["symbol"] == "string"
-    assert (now.write_mode, now.key.format) == ("upsert", "string")
+    assert (now.write_mode, now.key.format) == ("upsert", "bytes")
 
 
 def test_regular_expression_stands_between_slashes(config: Settings) -> None:

@@ -61,7 +61,7 @@ def test_topic_is_the_same_wherever_it_has_no_spec(
     value, key, is_compacted, is_envelope = case
     found = topic(*case)
     is_change_with_other_key = is_envelope and key not in (None, "avro", "json")
-    expected_key = key or ("none" if is_envelope else "string")
+    expected_key = key or ("none" if is_envelope else "bytes")
     is_upsert = key == value if is_envelope else is_compacted
 
     enabled = control.enable(config, "orders", found=found, command=True)

@@ -62,17 +62,20 @@ _OBJECT, _ARRAY, _MAP, _ENTRIES, _UNION, _CHOICE = (int(JsonOp(n)) for n in rang
 _TEXT, _LONG, _INT, _BOOLEAN, _DOUBLE = (int(JsonOp(n)) for n in range(6, 11))
 _FLOAT, _WIDER, _WHOLE_DOUBLE = (int(JsonOp(n)) for n in range(11, 14))
 _BINARY, _DECIMAL, _TIME, _WHOLE_DECIMAL, _JSON = (int(JsonOp(n)) for n in range(15, 20))
+_QUOTED, _EMPTY = (int(JsonOp(n)) for n in range(20, 22))
 _DECIMAL_BYTES = 16
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
 """The names that a record's names are compared with, at most."""
 _SCRATCH = 4096
+_KEPT = 64
+"""The most properties of a record that are kept though they are not declared."""
 _LONGEST_NAME = 12 * MAX_NAME
 """Bytes of a name whose characters are all written as pairs of escapes."""
 
 
 def words(targets: int) -> int:
     """Return how many words of memory :func:`execute` works in, all 0 when it is called."""
-    return 3 * MAX_DEPTH + 2 * targets + _SCRATCH // 8 + SCRATCH_WORDS
+    return 3 * MAX_DEPTH + 2 * targets + _SCRATCH // 8 + SCRATCH_WORDS + 2 * _KEPT
 
 
 @compiled
@@ -135,6 +138,7 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
     stack, seen, after, scratch = areas
     steps = _STEPS + _STEPS_OF_A_BYTE * (end - at)
     depth, pc = 0, start
+    opening, kept = at, np.int64(0)  # of the last name; the properties that are not declared
     while True:
         # A value, by an instruction.
         it = instructions + _BYTES * pc
@@ -142,7 +146,14 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
         byte = at_byte(at, end)
         has_content = False
         if pc < 0:  # it is not declared
-            at = skipped(at, end)
+            if pc == -1:
+                at = skipped(at, end)
+            elif pc == -3:
+                slot = _kept_slot(instructions, targets, start)
+                at = _keep(opening, at, end, slot, columns, scratch, kept)
+                kept += 1
+            else:
+                at = -1
         elif byte == 110:
             # The record itself is not null.
             is_null = get(it, 1) >= 0 and is_word(at, end, b"null")
@@ -180,6 +191,8 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
         # What follows a value: a comma, or the end of arrays and objects.
         while not has_content:
             if depth == 0:
+                if kept:
+                    _end_kept(_kept_slot(instructions, targets, start), columns)
                 return at, objects
             at = space(at, end)
             byte = at_byte(at, end)
@@ -221,6 +234,7 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
         this, last = get(stack, 3 * depth - 2), get(stack, 3 * depth - 1)
         offsets = names + 8 * get(container, 5)
         guess = get(after, first + last)
+        opening = at
         name, at, taken = _property(at + 1, end, texts, offsets, count, guess, last + 1, scratch)
         steps -= taken
         if at < 0 or steps < 0:
@@ -235,6 +249,59 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
         at = _colon(at, end)
         if at < 0:
             return -1, objects
+
+
+@compiled
+def _kept_slot(instructions, targets, start):  # type: ignore[no-untyped-def]
+    """Return where a record's properties go that are not declared."""
+    it = instructions + _BYTES * start
+    return get(targets, get(it, 3) + get(it, 4) + 1)
+
+
+@compiled
+def _keep(opening, at, end, slot, columns, scratch, kept):  # type: ignore[no-untyped-def]
+    """Append a property that is not declared to the text of a record.
+
+    :param opening: the address of its name
+    :param at: of its value
+    :param kept: how many the record had before
+    :returns: the address after the value, or -1
+    """
+    values, valids, used, counts, text_rooms, _ = columns
+    size, room = get(used, slot), get(text_rooms, slot)
+    if kept == _KEPT or end - opening + 2 * WORD > room - size:
+        return -1
+    names, length = scratch + _SCRATCH + 8 * SCRATCH_WORDS, np.int64(0)
+    target = get(values, slot) + size
+    limit = get(values, slot) + room
+    store_byte(get(valids, slot) + get(counts, 0), np.uint8(1))
+    store_byte(target, np.uint8(44 if kept else 123))
+    begin = target + 1
+    target, after = any_value(opening, end, begin, limit, scratch + _SCRATCH)
+    if after < 0:
+        return -1
+    length = target - begin
+    for number in range(kept):
+        if get(names, 2 * number + 1) == length:
+            other, place = get(names, 2 * number), np.int64(0)
+            while place < length and load_byte(other + place) == load_byte(begin + place):
+                place += 1
+            if place == length:
+                return -1  # it is repeated
+    put(names, 2 * kept, begin)
+    put(names, 2 * kept + 1, length)
+    store_byte(target, np.uint8(58))
+    target, at = any_value(at, end, target + 1, limit, scratch + _SCRATCH)
+    put(used, slot, target - get(values, slot))
+    return at
+
+
+@compiled
+def _end_kept(slot, columns):  # type: ignore[no-untyped-def]
+    """End the text of the properties that are not declared."""
+    values, _, used, _, _, _ = columns
+    store_byte(get(values, slot) + get(used, slot), np.uint8(125))
+    put(used, slot, get(used, slot) + 1)
 
 
 @compiled
@@ -414,6 +481,16 @@ def _scalar(at, end, it, columns, targets, scratch):  # type: ignore[no-untyped-
     :returns: the address after it, or -1
     """
     values, valids, used, counts, text_rooms, _ = columns
+    if get(it, 0) == _EMPTY:
+        if at_byte(at, end) == 34 and at_byte(at + 1, end) == 34:
+            return at + 2
+        it += _BYTES
+    is_quoted = False
+    if get(it, 0) == _QUOTED:
+        it += _BYTES
+        is_quoted = at_byte(at, end) == 34
+        if is_quoted:
+            at += 1
     op, slot, row = get(it, 0), get(it, 1), get(counts, get(it, 2))
     low, high = get(it, 3), get(it, 4)
     target = get(values, slot)
@@ -476,6 +553,8 @@ def _scalar(at, end, it, columns, targets, scratch):  # type: ignore[no-untyped-
     else:  # _WHOLE_FLOAT
         found, at = numbers.whole(at, end, low, high)
         store_float(target + 4 * row, np.float32(found))
+    if is_quoted and at >= 0:
+        return at + 1 if at_byte(at, end) == 34 else -1
     return at
 
 

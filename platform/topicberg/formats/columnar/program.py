@@ -73,8 +73,9 @@ class JsonOp(IntEnum):
 
     OBJECT = 0
     """[first of the targets, properties, first of their names]. After the targets of the properties
-    follows that of all others; it is negative, so that their values are skipped. The names follow
-    twice: as JSON text has them, and without escapes."""
+    follows that of all others: -1 skips their values, -2 refuses the record, and -3 keeps names and
+    values as text in the slot that follows. The names follow twice: as JSON text has them, and
+    without escapes."""
     ARRAY = 1
     """[domain of the items]; the instruction of an item follows."""
     MAP = 2
@@ -114,6 +115,10 @@ class JsonOp(IntEnum):
     """[least, most, scale]; a whole number."""
     JSON = 19
     """[sum of: 1, an object; 2, an array; 4, anything else]; as JSON text."""
+    QUOTED = 20
+    """The instruction of a number follows; the number may be in quotation marks."""
+    EMPTY = 21
+    """An instruction above, or ``QUOTED``, follows; the text without characters is null."""
 
 
 class ProtobufOp(IntEnum):
@@ -323,6 +328,8 @@ class Code:
     """Where the branches of unions begin."""
     texts: list[bytes] = field(default_factory=list)
     """Constant texts, such as symbols of enums."""
+    unknown: Place | None = None
+    """Where the properties of a record of JSON go that are not declared."""
 
     @property
     def at(self) -> int:

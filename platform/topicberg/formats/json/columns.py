@@ -75,6 +75,7 @@ class Node:
     only allowed values, none: any. ``name``: the title, or the name in a reference; distinguishes
     the members of a union. ``opening``: the first characters that the text of a ``json`` value may
     have: ``{`` for an object, ``[`` for an array, ``n`` for null; empty: any type.
+    ``conversions``: see :mod:`.conversions`.
     """
 
     kind: Kind
@@ -86,6 +87,7 @@ class Node:
     doc: str | None = None
     name: str | None = None
     opening: str = ""
+    conversions: tuple[str, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.kind, frozenset(self.children), self.required, tuple(self.texts)))
@@ -256,7 +258,7 @@ def _dialect(schema: Any) -> Specification[Any]:
 class _Reader:
     def __init__(self, subject: str, dialect: Specification[Any], schema: RegisteredSchema) -> None:
         self.subject = subject
-        self.parses_times = schema.parses_times
+        self.parses_times = schema.options.parses_times
         self.has_connect_types = schema.has_connect_types
         self.dialect = dialect
         self.size = 0

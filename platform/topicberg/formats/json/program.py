@@ -13,6 +13,7 @@ from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
 
 from topicberg.formats.columnar.program import Code, JsonOp, NotCoveredError, Place
 from topicberg.formats.json.columns import Kind, Node
+from topicberg.formats.json.conversions import NULL_FROM_EMPTY, NUMBER_FROM_TEXT
 from topicberg.formats.json.plan import COMPARED, RANGES, SCALARS, Member, Plan
 
 _SIMPLE: dict[Kind, JsonOp] = {
@@ -50,7 +51,7 @@ def emit_record(code: Code, plan: Plan, places: Mapping[str, Place]) -> None:
     match plan.kind:
         case "struct":
             _object(code, plan, None, places)
-        case "union":
+        case "union" if code.unknown is None:
             _union(code, plan, None, places)
         case kind:
             raise NotCoveredError(f"a record is a {kind}")
@@ -62,6 +63,11 @@ def emit(code: Code, plan: Plan, place: Place) -> None:
     :raises NotCoveredError: there are none
     """
     kind, column = plan.kind, plan.column
+    # Other conversions are left to the reference decoder: the instructions refuse such values.
+    if NULL_FROM_EMPTY in plan.node.conversions:
+        code.emit(JsonOp.EMPTY, place)
+    if NUMBER_FROM_TEXT in plan.node.conversions:
+        code.emit(JsonOp.QUOTED, place)
     match kind:
         case "struct":
             _object(code, plan, place, {inner.name: inner for inner in place.inside})
@@ -102,7 +108,12 @@ def _object(
     """:param domain: of an object that has no place of its own"""
     names = list(plan.children)
     first = len(code.targets)
-    code.targets += [-1] * (len(names) + 1)
+    code.targets += [-1] * len(names)
+    if code.unknown is None:
+        code.targets.append(-1)
+    else:
+        is_record = place is None and domain == 0
+        code.targets += [-3, code.unknown.slot] if is_record else [-2]
     at = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
     if place is None:
         code.instructions[at][2] = domain

@@ -10,16 +10,17 @@ that reads such a value, with all that can be known of it in advance.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyiceberg import types as T
 
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
+from topicberg.formats.json.conversions import converting
 from topicberg.formats.json.plan import COMPARED, Member, Plan, columns_of
 from topicberg.formats.json.scalars import MisfitError, Read, scalar, unexpected_in
-from topicberg.formats.json.syntax import parsed, rendered
+from topicberg.formats.json.syntax import members, parsed, rendered
 from topicberg.formats.reasons import MalformedError, shortened
 
 _OPENED = {"{": "an object", "[": "an array", "n": "null"}
@@ -41,10 +42,11 @@ class _Steps(threading.local):
 _steps = _Steps()
 
 
-def decoder(plan: Plan, wrapped_as: str | None) -> RecordDecoder:
+def decoder(plan: Plan, wrapped_as: str | None, unknown_as: str | None = None) -> RecordDecoder:
     """Return what decodes the records of a plan.
 
     :param wrapped_as: a record is the value of this property, of the only one
+    :param unknown_as: the column with the JSON text of what a record has and no other column
     """
     whole = plan if wrapped_as is None else plan.children.get(wrapped_as)
     if whole is None:
@@ -61,6 +63,8 @@ def decoder(plan: Plan, wrapped_as: str | None) -> RecordDecoder:
             if wrapped_as is None:
                 assert read is not None  # noqa: S101  there is a plan
                 row: dict[str, Any] = read(value)
+                if unknown_as is not None and (rest := unknown(plan, value)) is not None:
+                    row[unknown_as] = members(rest)
                 return row
             return {} if value is None or read is None else {wrapped_as: read(value)}
         except MisfitError as misfit:
@@ -69,6 +73,36 @@ def decoder(plan: Plan, wrapped_as: str | None) -> RecordDecoder:
             raise MalformedError(str(misfit)) from None
 
     return decode
+
+
+def unknown(plan: Plan, value: Any) -> Any:
+    """Return what of a value has no column, at the place that it has there; None: nothing.
+
+    :param value: one that the plan can read
+    """
+    children = plan.children
+    match plan.kind:
+        case "struct" if isinstance(value, dict):
+            return _rests(children, value)
+        case "list" if isinstance(value, list):
+            rests = [unknown(children["element"], one) for one in value]
+            return rests if any(rest is not None for rest in rests) else None
+        case "map" if isinstance(value, dict):
+            return _rests(dict.fromkeys(value, children["value"]), value)
+        case "entries" if isinstance(value, list):
+            entries = [_rests(children, one) for one in value]
+            return entries if any(rest is not None for rest in entries) else None
+    return None
+
+
+def _rests(children: Mapping[str, Plan], value: dict[str, Any]) -> dict[str, Any] | None:
+    found = {}
+    for name, inner in value.items():
+        if name not in children:
+            found[name] = inner
+        elif (rest := unknown(children[name], inner)) is not None:
+            found[name] = rest
+    return found or None
 
 
 # --- nested values ---
@@ -90,7 +124,7 @@ def _reader(plan: Plan, *, in_union: bool = False) -> Read:
         case "json":
             read = _json(plan, in_union)
         case _:
-            read = scalar(plan, in_union=in_union)
+            read = converting(scalar(plan, in_union=in_union), plan)
     return _counted(read) if in_union else read
 
 

@@ -48,6 +48,8 @@ _EXPECTED: dict[Kind, str] = {
 }
 _ROUNDED = 800
 """Digits that decide how a number is rounded to a float, and more."""
+_MAX_OFFSET = 24 * 60 - 1
+"""Minutes from UTC."""
 _OLD_OFFSET, _OLD_BASE64, _OLD_DIGITS = 18 * 60, 24, 15
 """Minutes, characters and digits of values that earlier versions read as a member of a union: with
 more, they read another member, whose column has such a value."""
@@ -143,34 +145,42 @@ def _base64(value: Any) -> bytes | None:
 
 def _date_time(plan: Plan, in_union: bool) -> Read:
     """Return what reads a time of RFC 3339; digits beyond microseconds are dropped."""
-    most = _OLD_OFFSET if in_union else 24 * 60 - 1
+    most = _OLD_OFFSET if in_union else _MAX_OFFSET
     unexpected = unexpected_in(plan)
-    low, high = (1000 * limit for limit in RANGES["timestamptz"])
 
     def read(value: Any) -> Any:
-        found = _DATE_TIME.fullmatch(value) if type(value) is str else None
+        found = date_time_micros(value, most) if type(value) is str else None
         if found is None:
             raise unexpected(value)
-        year, month, day, hour, minute, second = map(int, found.groups()[:6])
-        offset = 0
-        if found[8]:
-            hours, minutes = int(found[9]), int(found[10])
-            offset = (60 * hours + minutes) * (-1 if found[8] == "-" else 1)
-            if abs(offset) > most or minutes > 59:
-                raise unexpected(value)
-        try:
-            days = date(year, month, day).toordinal() - _EPOCH
-        except ValueError:
-            raise unexpected(value) from None
-        if hour > 23 or minute > 59 or second > 59:
-            raise unexpected(value)
-        seconds = ((24 * days + hour) * 60 + minute - offset) * 60 + second
-        micros = 1_000_000 * seconds + int(f"{found[7] or ''}000000"[:6])
-        if not low <= micros < high + 1000:
-            raise unexpected(value)
-        return micros
+        return found
 
     return read
+
+
+def date_time_micros(text: str, most: int = _MAX_OFFSET) -> int | None:
+    """Return a time of RFC 3339 in microseconds since 1970; None: it is none.
+
+    :param most: minutes of an offset from UTC
+    """
+    if (found := _DATE_TIME.fullmatch(text)) is None:
+        return None
+    year, month, day, hour, minute, second = map(int, found.groups()[:6])
+    offset = 0
+    if found[8]:
+        hours, minutes = int(found[9]), int(found[10])
+        offset = (60 * hours + minutes) * (-1 if found[8] == "-" else 1)
+        if abs(offset) > most or minutes > 59:
+            return None
+    try:
+        days = date(year, month, day).toordinal() - _EPOCH
+    except ValueError:
+        return None
+    if hour > 23 or minute > 59 or second > 59:
+        return None
+    seconds = ((24 * days + hour) * 60 + minute - offset) * 60 + second
+    micros = 1_000_000 * seconds + int(f"{found[7] or ''}000000"[:6])
+    low, high = (1000 * limit for limit in RANGES["timestamptz"])
+    return micros if low <= micros < high + 1000 else None
 
 
 def _text_of_kind(plan: Plan) -> Read:

@@ -145,6 +145,11 @@ def rendered(value: Any, most: float = math.inf) -> str:
     return f"{{{text}}}" if is_object else f"[{text}]"
 
 
+def members(value: dict[str, Any]) -> str:
+    """Return an object as JSON text, with its own names in their order."""
+    return f"{{{','.join(f'{_quoted(name)}:{rendered(one)}' for name, one in value.items())}}}"
+
+
 def _in_java(name: str) -> bytes:
     """Return what names are ordered by: UTF-16."""
     return name.encode("utf-16-be")
@@ -209,6 +214,8 @@ def type_of(value: Any) -> str:
             return "integer"
         case float():
             return "number"
+        case Number():
+            return "number" if any(mark in value for mark in ".eE") else "integer"
         case str():
             return "string"
         case list():

@@ -110,10 +110,10 @@ def _half(spec: TopicSpec, column: str, lake: Lake) -> Half:
     one = spec.key if column == KEY else spec.value_schema
     path = (spec.key_schema_path if column == KEY else spec.value_schema_path)(lake.config)
     if path is None:
-        return Half(column, None, is_text=one.format == "text")
+        return Half(column, None, is_text=one.is_text)
     text = read_schema(path, one.format, one.message).text
-    parses_times = one.date_times == "timestamp"
-    schema = RegisteredSchema(0, SCHEMA_TYPES[one.format], text, parses_times=parses_times)
+    options = spec.json_options("key" if column == KEY else "value")
+    schema = RegisteredSchema(0, SCHEMA_TYPES[one.format], text, options=options)
     return Half(column, Subject(path.name, {0: schema}, schema), one.message)
 
 

@@ -1,0 +1,166 @@
+"""What values of other types mean for a field, where the spec of a topic says that they may occur.
+
+| conversion | of a field that is | a value in the record | becomes |
+|---|---|---|---|
+| ``number_from_text`` | a number | text with a number as JSON writes it | that number |
+| ``text_from_any`` | a string | anything else than text | its JSON text |
+| ``epoch_from_text`` | a time | text with whole milliseconds since 1970, or RFC 3339 | that time |
+| ``null_from_empty`` | not nested | the text ``""`` | null |
+
+All other values are read as without conversions. A field is named by its path; items of arrays and
+values of maps have the path of these: ``lines.price`` is that of each line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from topicberg.errors import TableflowError
+from topicberg.formats.json.columns import Kind, Node
+from topicberg.formats.json.plan import RANGES, SCALARS, Plan
+from topicberg.formats.json.scalars import MisfitError, Read, date_time_micros, unexpected_in
+from topicberg.formats.json.syntax import Number, rendered
+
+NUMBER_FROM_TEXT, TEXT_FROM_ANY = "number_from_text", "text_from_any"
+EPOCH_FROM_TEXT, NULL_FROM_EMPTY = "epoch_from_text", "null_from_empty"
+_KINDS: Mapping[str, frozenset[Kind]] = {
+    NUMBER_FROM_TEXT: frozenset(("int", "long", "float", "double", "decimal")),
+    TEXT_FROM_ANY: frozenset(("string",)),
+    EPOCH_FROM_TEXT: frozenset(("date-time", "timestamptz")),
+    NULL_FROM_EMPTY: frozenset(SCALARS) - {"json"},
+}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MAX_DIGITS = 1_000
+"""Of a whole number in text; longer ones are beyond the range of each column."""
+
+Conversions = Sequence[tuple[str, tuple[str, ...]]]
+"""Paths of fields, and the names of their conversions."""
+
+
+def with_conversions(node: Node, conversions: Conversions) -> Node:
+    """Return the tree of a schema whose fields have their conversions.
+
+    Those of a field that this version of the schema lacks, or has of another type, are left out.
+    """
+    for path, names in conversions:
+        node = _with(node, path.split("."), names) or node
+    return node
+
+
+def check_conversions(where: str, node: Node, conversions: Conversions) -> None:
+    """Check the conversions of a schema.
+
+    :param where: the schema, for the error
+    :raises TableflowError: there is no such field, or it is of another type
+    """
+    for path, names in conversions:
+        leaf = _leaf(node, path.split("."))
+        if leaf is None:
+            raise TableflowError(
+                f"{where}: conversions: the schema has no field {path}",
+                hint="name a field by its path, such as `lines.price`",
+            )
+        for name in names:
+            if leaf.kind not in _KINDS[name]:
+                raise TableflowError(
+                    f"{where}: conversions: {path} is a {leaf.kind}, and {name} is for "
+                    f"{', '.join(sorted(_KINDS[name]))}",
+                    hint="correct the conversion, or the type of the field in the schema",
+                )
+
+
+def _inner(node: Node) -> str | None:
+    """Return which child of a node has its path: the items of a list, the values of a map."""
+    if node.kind == "list":
+        return "element"
+    return "value" if node.kind in ("map", "entries") else None
+
+
+def _leaf(node: Node, path: Sequence[str]) -> Node | None:
+    while (inner := _inner(node)) is not None:
+        node = node.children[inner]
+    if not path:
+        return node
+    # A name may have dots.
+    for size in range(len(path), 0, -1):
+        child = node.children.get(".".join(path[:size])) if node.kind == "struct" else None
+        if child is not None and (found := _leaf(child, path[size:])) is not None:
+            return found
+    return None
+
+
+def _with(node: Node, path: Sequence[str], names: tuple[str, ...]) -> Node | None:
+    """Return a node with the conversions of a field in it; None: it has no such field."""
+    if (inner := _inner(node)) is not None:
+        return _replaced(node, inner, _with(node.children[inner], path, names))
+    if not path:
+        allowed = tuple(name for name in names if node.kind in _KINDS[name])
+        return replace(node, conversions=allowed)
+    for size in range(len(path), 0, -1):
+        name = ".".join(path[:size])
+        if node.kind == "struct" and name in node.children:
+            child = _with(node.children[name], path[size:], names)
+            if (found := _replaced(node, name, child)) is not None:
+                return found
+    return None
+
+
+def _replaced(node: Node, name: str, child: Node | None) -> Node | None:
+    return None if child is None else replace(node, children={**node.children, name: child})
+
+
+def converting(read: Read, plan: Plan) -> Read:
+    """Return what reads a value with the conversions of its field."""
+    names = frozenset(plan.node.conversions)
+    if not names:
+        return read
+    unexpected = unexpected_in(plan)
+    reader = next((reader for name, reader in _of_text(plan, read) if name in names), None)
+
+    def converted(value: Any) -> Any:
+        if type(value) is not str:
+            return rendered(value) if TEXT_FROM_ANY in names else read(value)
+        if not value and NULL_FROM_EMPTY in names:
+            return None
+        if reader is None:
+            return read(value)
+        if (found := reader(value)) is None:
+            raise unexpected(value)
+        return found
+
+    return converted
+
+
+def _of_text(plan: Plan, read: Read) -> Iterator[tuple[str, Read]]:
+    """Yield what reads text by a conversion; None: it is not of that form."""
+
+    def number(text: str) -> Any:
+        found = _number(text)
+        return None if found is None else read(found)
+
+    def epoch(text: str) -> Any:
+        micros = date_time_micros(text)
+        if micros is not None:
+            return micros
+        if type(millis := _number(text)) is not int:
+            return None
+        low, high = RANGES["timestamptz"]
+        if not low <= millis <= high:
+            problem = " is not between the years 1 and 9999"
+            raise MisfitError(plan.column, "value ", text, problem)
+        return 1000 * millis
+
+    yield NUMBER_FROM_TEXT, number
+    yield EPOCH_FROM_TEXT, epoch
+
+
+def _number(text: str) -> int | Number | None:
+    """Return the number that text has, as JSON is read; None: it has none."""
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    is_whole = found[1] is None and found[2] is None and len(text) <= _MAX_DIGITS
+    return int(text) if is_whole else Number(text)
