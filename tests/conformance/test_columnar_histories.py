@@ -28,7 +28,7 @@ from versions import Family, Version
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, holds_raw_key, table_schema
+from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, raw_columns, table_schema
 from topicberg.tableflow.plan import METADATA, Plan, message_decoders
 from topicberg.topics import TopicSpec
 
@@ -98,9 +98,9 @@ class Topic:
             foreign.schemas[number] = _registered(number, version)
         decoded = message_decoders(spec, layout, table, {KEY: foreign, VALUE: foreign})
         names = {name: spec.metadata_column(name) for name in METADATA}
-        raw = frozenset({KEY} if holds_raw_key(layout, schema.fields) else ())
+        raw, texts = raw_columns(layout, schema.fields)
         target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC))
-        return Plan(spec.name, target, {}, {}, decoded, raw, frozenset(), names, "SKIP"), spec
+        return Plan(spec.name, target, {}, {}, decoded, raw, texts, names, "SKIP"), spec
 
     def record(self, *, is_good: bool) -> Pair:
         rng = self.rng

@@ -59,7 +59,7 @@ def compare(path: str, values: list[Any], found: list[Any], kind: T.IcebergType)
             times = [datetime.fromisoformat(value.upper()) for value in values]
             assert [one.astimezone(UTC) for one in times] == found, path
         case _:
-            types = {T.LongType: int, T.BooleanType: bool}
+            types: dict[type[T.IcebergType], type] = {T.LongType: int, T.BooleanType: bool}
             assert {type(value) for value in values} <= {types[type(kind)]}, path
             assert values == found, path
 

@@ -37,7 +37,8 @@ from topicberg.tableflow.layout import read_layout
 from topicberg.tableflow.reread import reread
 from topicberg.testing import spark_session
 from topicberg.topics import load_topic
-from topicberg.transforms.derived import Derivation, Source, write_window
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import write_window
 from topicberg.transforms.windows import Window
 
 pytestmark = pytest.mark.integration
@@ -301,7 +302,7 @@ def test_late_records_are_computed_in_the_hours_of_their_own_time(make: Make) ->
     seen: int | None = None
     with spark_session() as spark:
         for batch in range(4):
-            values = []
+            values: list[dict[str, Any]] = []
             for number in range(20):
                 at = begin + timedelta(minutes=rng.randrange(5) * 60 + rng.choice((0, 59)))
                 note: str | None = (at + timedelta(seconds=59.9)).isoformat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from snowflake.connector.errors import ProgrammingError
@@ -14,7 +15,7 @@ from topicberg.deploy.snowflake.bootstrap import Admin
 from topicberg.errors import TopicbergError
 
 OWNER = "TOPICBERG_DEPLOYER"
-OWN = {
+OWN: dict[str, Any] = {
     "snowflake_owner_role": OWNER,
     "snowflake_linked_database": True,
     "snowflake_refresh_seconds": 30,

@@ -33,7 +33,7 @@ class Account:
     """An account with a bucket, and a role that trusts Snowflake's user."""
 
     def __init__(self) -> None:
-        keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+        keys: dict[str, Any] = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
         self.iam: Any = boto3.client("iam", region_name="us-east-1", **keys)
         self.s3: Any = boto3.client("s3", region_name="us-east-1", **keys)
         self.s3.create_bucket(Bucket="lake")

@@ -173,7 +173,7 @@ ALL = decoders(PROPERTIES, CONVERSIONS)
     )
 )
 def test_value_is_what_its_conversions_say(given_values: list[tuple[str, str]]) -> None:
-    records, wanted = [], []
+    records, wanted = list[bytes](), list[tuple[Any, ...]]()
     for name, text in given_values:
         records.append(f'{{"{name}": {text}}}'.encode())
         try:
