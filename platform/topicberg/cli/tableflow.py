@@ -109,8 +109,8 @@ def enable(
 def described(spec: TopicSpec) -> str:
     """Return what the topic is taken for, by what Kafka and the registry have of it."""
     changes = "changes of a database's table (Debezium), " if spec.changelog else ""
-    keys, values = spec.key.format, spec.value_schema.format
-    return f"{changes}values {values}, keys {keys}, write mode {spec.write_mode}"
+    keys = "no key column" if spec.key.format == "none" else f"keys: {spec.key.described}"
+    return f"{changes}values: {spec.value_schema.described}, {keys}, write mode {spec.write_mode}"
 
 
 def _find(topic: str, config: Settings) -> FoundTopic | None:

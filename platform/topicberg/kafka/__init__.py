@@ -370,8 +370,7 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise NoSuchTopicError(
                 f"{what}: the topic does not exist on {endpoints.kafka_bootstrap}",
-                hint="check the name; a topic with a spec is created by the Tableflow engine, "
-                "`topicberg datagen start` and `topicberg topics register`",
+                hint="check the name; the Tableflow engine creates a topic that has a spec",
             ) from None
         if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
             raise _login_error(endpoints, what) or silent() from error
