@@ -335,8 +335,8 @@ class Settings(EnvironmentSettings):
     docs_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s]+$",
-        description="address of the published folder docs/: assets link to their page there; else "
-        "they show its path",
+        description="address of the published folder docs/: assets and alerts link to its pages; "
+        "else topicberg's web server has them",
     )
     ui_hosts: str = Field(
         default="",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -130,6 +130,8 @@ class Observation:
     check_runs: CheckRuns
     assets: frozenset[str] = frozenset()
     """All assets that exist."""
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Asset → its owners."""
     failed_checks: Sequence[FailedCheck] = ()
     stale_assets: Sequence[StaleAsset] = ()
     runs: Sequence[EndedRun] = ()

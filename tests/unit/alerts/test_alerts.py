@@ -35,12 +35,15 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 
 from topicberg.alerts.alert import Alert, AlertState, Notice, changes
-from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver, message_of
+from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
+from topicberg.alerts.decisions import Decisions, silence
 from topicberg.alerts.evaluation import UNCHECKED_TICKS, evaluate
+from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets.alerts import alerts_asset
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
@@ -525,9 +528,44 @@ def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
     watch.desk.ticked(InstigatorType.SCHEDULE, schedule, TickStatus.FAILURE, error=ERROR)
     now = watch.faults()
     assert list(now) == ["checks", f"tick {schedule}"]
-    assert [notice.alert.key for notice in changes(now, {}, datetime.now(UTC))] == [
-        f"tick {schedule}"
-    ]
+    notices = changes(AlertState(), now, Decisions(), datetime.now(UTC))
+    assert [notice.alert.key for notice in notices] == [f"tick {schedule}"]
+
+
+# --- the list ---
+
+
+def test_list_of_alerts_is_reported_when_it_changes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = dg.Definitions(
+        assets=[orders, invoices, alerts_asset(settings())],
+        asset_checks=[checks],
+        sensors=[alert_sensor()],
+    ).get_repository_def()
+    cursor: str | None = None
+
+    def tick() -> list[Any]:
+        nonlocal cursor
+        context = dg.build_sensor_context(
+            instance=desk.instance, cursor=cursor, repository_def=listed
+        )
+        data = listed.get_sensor_def("alerts").evaluate_tick(context)
+        cursor = data.cursor
+        return [event.metadata for event in data.asset_events]
+
+    (none,) = tick()
+    assert none["alerts"].value == "No active alerts."
+    assert tick() == []
+    verdicts["tableflow"] = bad("suspended", remediation="`resume it`")
+    desk.run()
+    (event,) = tick()
+    assert event["active_alerts"].value == event["errors"].value == 1
+    assert "suspended" in event["alerts"].value
+    assert tick() == []
+    silence(settings(), "orders", "a deploy", timedelta(hours=1))
+    (silenced,) = tick()
+    assert "silenced by" in silenced["alerts"].value
 
 
 # --- channels ---
@@ -613,14 +651,14 @@ def test_slack_message_of_any_fault_only_links_to_the_ui(
 def test_mail_of_any_fault_is_plain_text_to_the_team(what: str) -> None:
     fault = Alert(**{**FAULT.model_dump(), "title": what, "what": what})
     notice = Notice(state="firing", alert=fault, at=datetime.now(UTC))
-    mail = message_of(AlertSettings(email_to="team@example.org"), notice)
-    assert mail.get_content_type() == "text/plain"
-    assert mail["To"] == "team@example.org"
-    assert set(mail.keys()) == {
+    message = mail(AlertSettings(), "team@example.org", notice)
+    assert message.get_content_type() == "text/plain"
+    assert message["To"] == "team@example.org"
+    assert set(message.keys()) == {
         *("Subject", "From", "To", "MIME-Version"),
         *("Content-Type", "Content-Transfer-Encoding"),
     }
-    assert mail.as_bytes()
+    assert message.as_bytes()
 
 
 def test_slack_message_of_a_long_fault_is_short(tmp_path: Path, hook: Hook) -> None:
