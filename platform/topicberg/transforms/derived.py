@@ -18,7 +18,7 @@ import logging
 import re
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -124,6 +124,8 @@ class Derivation:
     """Iceberg's format version of a new table."""
     version: str | None = None
     """Of the function and its settings; None: it is not recorded."""
+    descriptions: tuple[tuple[str, str], ...] = ()
+    """Columns and what the table says of them; others have the sources' descriptions."""
 
     @property
     def name(self) -> str:
@@ -503,7 +505,9 @@ def _computed(
         rows = [each.filter(part.condition(time, kind)) for each, part in pairs]
     else:
         rows = [_refusing(each, time, kind, part) for each, part in pairs]
-    return reduce(lambda one, other: one.unionByName(other), rows), optional(described(results[0]))
+    return reduce(lambda one, other: one.unionByName(other), rows), optional(
+        described(results[0], derivation.descriptions)
+    )
 
 
 def _held(derivation: Derivation, sources: Mapping[str, Table]) -> list[Hours] | None:
@@ -570,14 +574,18 @@ def _check_places(
             raise _misplaced(derivation, row["partition"], row["time"])
 
 
-def described(frame: DataFrame) -> pa.Schema:
-    """Return a frame's columns, with the descriptions of the sources' columns that it keeps."""
+def described(frame: DataFrame, descriptions: Iterable[tuple[str, str]] = ()) -> pa.Schema:
+    """Return a frame's columns, with the descriptions of the sources' columns that it keeps.
+
+    :param descriptions: columns and their own descriptions
+    """
     import pyarrow as pa
     from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
     from pyspark.sql.pandas.types import to_arrow_schema
 
     columns = frame.schema
     comments = {one.name: (one.metadata or {}).get("comment") for one in columns}
+    comments |= dict(descriptions)
     return pa.schema(
         [
             field.with_metadata({PYARROW_FIELD_DOC_KEY: comment})

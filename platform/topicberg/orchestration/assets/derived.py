@@ -14,8 +14,9 @@ are in the graph, with partitions, backfills and checks.
 
 import inspect
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -54,6 +55,8 @@ from topicberg.transforms.windows import FOREVER
 from topicberg.wording import count
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
     from topicberg.orchestration.assets.lake import Lake
 
 T = TypeVar("T")
@@ -81,6 +84,30 @@ def source_file(function: Callable[..., Any]) -> str:
     if found is not None and Path(found).is_relative_to(root := settings().project_root):
         return str(Path(found).relative_to(root))
     return f"{function.__module__.replace('.', '/')}.py"
+
+
+def described_columns(docstring: str) -> dict[str, str]:
+    """Return column → its description, of the section ``Columns:`` of a docstring.
+
+    A line of the section is ``name: description``; lines that are indented further continue it.
+    """
+    found: dict[str, str] = {}
+    name, margin, begun = "", None, False
+    for line in docstring.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if not begun:
+            begun = line.strip() == "Columns:"
+        elif line.strip() and indent == 0:
+            break
+        elif line.strip():
+            margin = indent if margin is None else margin
+            column, colon, text = line.strip().partition(": ")
+            if indent <= margin and colon:
+                name = column.strip("`")
+                found[name] = text.strip()
+            elif name:
+                found[name] += f" {line.strip()}"
+    return found
 
 
 @dataclass(frozen=True)
@@ -269,6 +296,7 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         first=partitions.start.astimezone(UTC),
         format_version=derived.format_version,
         version=code_version(derived, lake),
+        descriptions=tuple(described_columns(derived.description).items()),
     )
     _check_retention(derived, plan)
     return plan
@@ -344,7 +372,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
     def compute(
         context: dg.AssetExecutionContext, topicberg_lakehouse: Lakehouse, topicberg_spark: Spark
     ) -> dg.MaterializeResult:
-        lakehouse = topicberg_lakehouse
+        lakehouse, began = topicberg_lakehouse, time.monotonic()
         time_window = context.partition_time_window
         asked = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
@@ -365,6 +393,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
         has_spark = bool(lakehouse.endpoints().spark_connect)
+        duration = round(time.monotonic() - began, 3)
         if derived.chart and written.rows and has_spark:
             # One for all: each partition would store it.
             unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
@@ -381,6 +410,9 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         return dg.MaterializeResult(
             metadata={
                 **metadata,
+                "rows_written": written.rows,
+                "duration_seconds": duration,
+                **_lag(catalog, [each.identifier for each in parents.values()], written),
                 "source_snapshots": {
                     name: str(snapshot) for name, snapshot in (written.sources or {}).items()
                 },
@@ -388,6 +420,22 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         )
 
     return compute
+
+
+def _lag(
+    catalog: "Catalog", parents: Iterable[tuple[str, str]], written: Written
+) -> dict[str, float]:
+    """Return the seconds from the newest commit of the sources that was read until now."""
+    read = []
+    for identifier in parents:
+        snapshot_id = (written.sources or {}).get(".".join(identifier))
+        if snapshot_id is None:
+            continue
+        if snapshot := catalog.load_table(identifier).snapshot_by_id(snapshot_id):
+            read.append(snapshot.timestamp_ms)
+    if not read:
+        return {}
+    return {"source_lag_seconds": round(max(0.0, time.time() - max(read) / 1000), 3)}
 
 
 def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[str]:
