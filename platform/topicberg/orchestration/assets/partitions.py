@@ -63,11 +63,8 @@ def described_range(first: str, last: str) -> str:
     if len(first) <= len("2026-03-01"):
         return first if first == last else f"{first} to {last}"
     begin, end = (datetime.strptime(key, "%Y-%m-%d-%H:%M") for key in (first, last))
-    end += timedelta(hours=1)
-    shown = (
-        f"{end:%H:%M}" if (end - timedelta(hours=1)).date() == begin.date() else f"{end:%F %H:%M}"
-    )
-    return f"{begin:%F %H:%M} to {shown}"
+    is_one_day, end = begin.date() == end.date(), end + timedelta(hours=1)
+    return f"{begin:%F %H:%M} to {end:{'%H:%M' if is_one_day else '%F %H:%M'}}"
 
 
 def asked_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:

@@ -97,8 +97,8 @@ def topic_spec(spec: TopicSpec, table: LakeTable) -> dg.AssetSpec:
         description=f"Iceberg table `{'.'.join(table.identifier)}` of the topic. Tableflow writes "
         f"it.\n\n{spec.description}\n\nIts sensor reports every snapshot. A materialization waits "
         "until the table has the records that the topic had at the start.\n\n"
-        f"Query it with `topicberg query 'SELECT * FROM \"{spec.name}\" LIMIT 10'`; see how far it "
-        f"is with `topicberg tableflow status {spec.name}`.",
+        f"See its rows with `topicberg query 'FROM \"{spec.name}\" LIMIT 10'`, and how far it is "
+        f"with `topicberg tableflow status {spec.name}`.",
         metadata={
             "dagster/table_name": ".".join(table.identifier),
             **documentation("tableflow.md"),

@@ -380,9 +380,7 @@ class _Evaluation:
                 asset_check_keys=[key for watch in chosen for key in watch.registration_checks],
                 tags={
                     KIND: REGISTRATION,
-                    TABLES: listed_tables(
-                        keys or [watch.origin.key("iceberg") for watch in chosen]
-                    ),
+                    TABLES: listed_tables([watch.origin.key("iceberg") for watch in chosen]),
                     "dagster/max_runtime": str(REGISTRATION_SECONDS),
                     **tags,
                 },
