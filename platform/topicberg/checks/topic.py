@@ -24,7 +24,7 @@ from topicberg.tableflow.control import as_requested
 from topicberg.tableflow.drift import Drift, is_plain
 from topicberg.tableflow.drift import compare as compare_records
 from topicberg.tableflow.fold_state import State
-from topicberg.tableflow.status import TopicStatus
+from topicberg.tableflow.status import COUNTERS, TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
 from topicberg.topics.deadletters import DEFAULT_TARGET
@@ -82,7 +82,12 @@ def engine_check(spec: TopicSpec) -> TableCheck:
 
 def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding:
     """Return whether Tableflow commits the topic: not suspended, and not failing for a minute."""
-    facts = {"phase": status.shown_phase, "commits": status.commits}
+    facts = {
+        "phase": status.shown_phase,
+        **{name: getattr(status, name) for name in COUNTERS},
+        "rows_skipped": status.rows_skipped,
+        "consumer_lag": sum(status.lag.values()),
+    }
     message, hint = split_hint(status.error_message or "")
     since = from_ms(status.failing_since_ms) if status.failing_since_ms else None
     hint = hint or (

@@ -103,7 +103,7 @@ class Ingestion:
             engine=engine,
             write_mode=spec.write_mode.upper(),
             error_handling=spec.tableflow.error_handling.mode,
-            **(counters or {}),
+            **{"counting_since_ms": int(time.time() * 1000), **(counters or {})},
         )
         self._unavailable: Unavailable | None = None
         self._written = self.status
@@ -385,6 +385,9 @@ class Ingestion:
                 lag={p: max(0, end - end_offsets.get(p, 0)) for p, end in high.items()},
                 rows_committed=status.rows_committed + commit.rows,
                 rows_skipped=commit.rows_skipped,
+                records_read=status.records_read + commit.records_read,
+                records_skipped=status.records_skipped + commit.records_skipped,
+                records_dead_lettered=status.records_dead_lettered + commit.records_dead_lettered,
                 skip_requests=commit.skip_requests,
                 missed_deletes=commit.missed_deletes,
                 keys=commit.keys,
