@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Literal
 
 from pydantic import ConfigDict, Field, SecretStr, ValidationError
@@ -10,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings, invalid, problems
+from topicberg.settings import EnvironmentSettings, as_environment, invalid, problems
 
 
 class Addresses(HoldsSecrets):
@@ -67,25 +66,7 @@ def alert_environment() -> dict[str, str]:
 
     :raises TopicbergError: a setting is wrong
     """
-    chosen = alert_settings()
-    return {
-        f"TOPICBERG_ALERT_{name.upper()}": _text(value)
-        for name in chosen.model_fields_set
-        if (value := getattr(chosen, name)) is not None
-    }
-
-
-def _text(value: object) -> str:
-    """Return a setting as a variable has it."""
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    if not isinstance(value, dict):
-        return str(value)
-    routes = {
-        owner: {name: _text(one) for name, one in addresses if one is not None}
-        for owner, addresses in value.items()
-    }
-    return json.dumps(routes)
+    return as_environment(alert_settings())
 
 
 def alert_settings() -> AlertSettings:

@@ -17,7 +17,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,14 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from topicberg.charts import markdown
+from topicberg.clients.lineage import (
+    DatasetName,
+    JobRun,
+    TableState,
+    is_on,
+    reported,
+    run_id,
+)
 from topicberg.errors import SpecError
 from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets.metadata import column_lineage, documentation, table_metadata
@@ -51,7 +59,7 @@ from topicberg.transforms.derived import (
     read_window,
     write_window,
 )
-from topicberg.transforms.windows import FOREVER
+from topicberg.transforms.windows import FOREVER, Window
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -380,15 +388,18 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             if not catalog.table_exists(origin.identifier):
                 context.log.info(f"there is no table of {name} yet: creating it")
                 lake.create(name, lakehouse)
-        if emr := emr_settings():
-            # Not above: dagster-aws takes as long to import as all that a run without it needs.
-            from topicberg.orchestration.emr.client import write_window_on_emr
+        with reported(_job_run(context, derived, asked, parents, catalog)) as outcome:
+            if emr := emr_settings():
+                # Not above: dagster-aws takes as long to import as all that a run without it needs.
+                from topicberg.orchestration.emr.client import write_window_on_emr
 
-            written = write_window_on_emr(
-                context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
-            )
-        else:
-            written = write_window(topicberg_spark.spark_session, catalog, plan, asked)
+                written = write_window_on_emr(
+                    context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
+                )
+            else:
+                written = write_window(topicberg_spark.spark_session, catalog, plan, asked)
+            target = catalog.load_table(table.identifier)
+            outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
@@ -406,7 +417,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 {"dagster/partition_row_count": rows[key]}, partition_key=key
             )
         # Every partition gets a copy of the metadata: no sample for a long backfill.
-        metadata = table_metadata(catalog.load_table(table.identifier), sample=len(keys) <= DAY)
+        metadata = table_metadata(target, sample=len(keys) <= DAY)
         return dg.MaterializeResult(
             metadata={
                 **metadata,
@@ -420,6 +431,39 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         )
 
     return compute
+
+
+def _job_run(
+    context: dg.AssetExecutionContext,
+    derived: DerivedTable,
+    asked: Window,
+    parents: Mapping[str, LakeTable],
+    catalog: "Catalog",
+) -> JobRun:
+    """Return what OpenLineage's events say of a run; nothing is read if lineage is off."""
+    name = f"{context.run.job_name}.{derived.name}"
+    run = JobRun(name, run_id(context.run.run_id, derived.name))
+    if not is_on():
+        return run
+    sources = {name: catalog.load_table(each.identifier) for name, each in parents.items()}
+    states = {name: TableState.of(each) for name, each in sources.items()}
+
+    def origins(columns: Iterable[str]) -> tuple[tuple[DatasetName, str], ...]:
+        found = []
+        for column in columns:
+            source, _, inner = column.rpartition(".")
+            known = (source,) if source in states else derived.sources
+            name = inner if source in states else column
+            found += [(states[each].dataset, name) for each in known]
+        return tuple(found)
+
+    return replace(
+        run,
+        inputs=tuple(states.values()),
+        origins={column: origins(of) for column, of in derived.lineage.items()},
+        parent=(context.run.run_id, context.run.job_name),
+        window=(asked.start, asked.end) if asked.start else None,
+    )
 
 
 def _lag(
