@@ -90,9 +90,7 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
     }
     message, hint = split_hint(status.error_message or "")
     since = from_ms(status.failing_since_ms) if status.failing_since_ms else None
-    hint = hint or (
-        f"`topicberg status` shows what runs, `topicberg tableflow status {spec.name}` the topic"
-    )
+    hint = hint or _see_engine()
     if status.suspended:
         return Finding(f"Tableflow is suspended: {message}", hint, since, facts=facts)
     lasting = since is None or now.timestamp() * 1000 - since.timestamp() * 1000 > PATIENCE_MS
@@ -229,9 +227,15 @@ def _catch_up(spec: TopicSpec) -> str:
         return f"inspect the Tableflow of topic {spec.name} in Confluent Cloud"
     return (
         f"`topicberg tableflow run {spec.name} --once` brings the table up to date; "
-        "`topicberg status` shows whether the engine runs (tableflow), "
-        f"`topicberg tableflow status {spec.name}` its last commit"
+        f"{_see_engine()}, and `topicberg tableflow status {spec.name}` its last commit"
     )
+
+
+def _see_engine() -> str:
+    """Return where to see whether the engine runs, and why it fails."""
+    if settings().deployment == "local":
+        return "`topicberg logs tableflow` shows what the engine does"
+    return "the log of `topicberg tableflow serve` shows what the engine does"
 
 
 def last_commit(table: Table) -> datetime | None:

@@ -25,7 +25,7 @@ from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings, see_whether_it_runs, settings
 from topicberg.topics.spec import asset_name
 
 if TYPE_CHECKING:
@@ -466,7 +466,7 @@ def _check_listening(what: str, url: str) -> None:
     except OSError as error:
         raise QueryError(
             f"{what} does not answer at {url}: {error}",
-            hint="run `topicberg status` to see what runs, `topicberg up` to start it",
+            hint=see_whether_it_runs(what, starts=True),
         ) from None
 
 
