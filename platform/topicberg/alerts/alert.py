@@ -117,6 +117,8 @@ class AlertState(BaseModel):
     """Runs that ended before this time (seconds since 1970) were evaluated."""
     pending: list[Work] = Field([], validation_alias=AliasChoices("pending", "undone"))
     """What failed runs had to do and no run has done since; the newest last."""
+    silent: dict[str, int] = {}
+    """Sensor → in how many evaluations in a row it has not ticked."""
     shown: str = ""
     """Digest of the list of alerts that the UI shows."""
     unchecked: int = 0

@@ -17,6 +17,7 @@ from topicberg.alerts.observation import (
     StaleAsset,
     StepError,
 )
+from topicberg.checks.finding import moment
 from topicberg.errors import split_hint
 
 MAX_PENDING = 100
@@ -24,6 +25,8 @@ MAX_PENDING = 100
 UNCHECKED_TICKS = 10
 """For how many evaluations more the checks may not run: one each minute. Evaluations are counted,
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
+SILENT_EVALUATIONS = 3
+"""In how many evaluations in a row a sensor has not ticked."""
 QUEUED_TOO_LONG = timedelta(minutes=30)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
@@ -41,6 +44,7 @@ def evaluate(
     ui = ui_url.rstrip("/")
     state, runs = _runs(state, seen, ui)
     state, unchecked = _unchecked(state, seen, ui)
+    state, silent = _silent(state, seen, ui)
     faults = [
         *_checks(seen, ui),
         *unchecked,
@@ -48,6 +52,7 @@ def evaluate(
         *runs,
         *_queue(seen, ui),
         *_automations(seen, ui),
+        *silent,
         *_specs(seen, ui),
         *_shared(seen, ui),
     ]
@@ -247,6 +252,31 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
             remediation=hint
             or f"see the error of its tick in the UI: Automation, {automation.name}",
         )
+
+
+def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The sensors that are on and do not tick, while this one does: their thread hangs.
+
+    After the daemon was down, every sensor needs a moment: evaluations are counted, not time.
+    """
+    silent = {one.name: one for one in seen.automations if one.is_silent(seen.at)}
+    counted = {name: state.silent.get(name, 0) + 1 for name in silent}
+    faults = [
+        Alert(
+            key=f"silent {name}",
+            title=f"sensor {name} does not tick",
+            what=f"the sensor {name} is on and has begun no tick since "
+            f"{moment(one.ticked_at or seen.at)}",
+            severity="error",
+            since=one.ticked_at or seen.at,
+            link=f"{ui}/automation",
+            remediation="see whether its last tick is in progress (Automation); restart Dagster's "
+            "daemon and the code location, locally: end `topicberg ui` and start it again",
+        )
+        for name, one in silent.items()
+        if counted[name] >= SILENT_EVALUATIONS
+    ]
+    return state.model_copy(update={"silent": counted}), faults
 
 
 def _specs(seen: Observation, ui: str) -> Iterator[Alert]:

@@ -409,6 +409,20 @@ def test_failing_sensor_is_a_fault_while_it_exists(desk: Desk) -> None:
     assert desk.tick() == [("resolved", "tick alerts")]
 
 
+def test_sensor_that_stopped_ticking_is_a_fault(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last tick hangs, as its code location was stopped by a signal, for instance."""
+    began = time.time() - 600
+    monkeypatch.setattr(time, "time", lambda: began)
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.STARTED)
+    monkeypatch.undo()
+    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(settings().state_dir))
+    assert [desk.tick() for _ in range(3)] == [[], [], [("firing", "silent alerts")]]
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED, skip_reason="none")
+    assert desk.tick() == [("resolved", "silent alerts")]
+
+
 def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
     broken.add("orders")
     desk.run()

@@ -57,6 +57,8 @@ MAX_RUNS = 200
 UNLOADED_SECONDS = 600
 """After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
 remembers the sensors of those that were renamed."""
+DEFAULT_INTERVAL_SECONDS = 30
+"""Dagster's, of a sensor that has none."""
 _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
 _SCHEDULE = schedule_name(CHECK)
@@ -361,9 +363,13 @@ class Reader:
                 if state.is_running
                 else ()
             )
+            ticked_at = datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None
+            interval = self._interval(name) if kind == "sensor" else None
             last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
             if last is None:
-                yield Automation(name, kind, state.is_running)
+                yield Automation(
+                    name, kind, state.is_running, ticked_at=ticked_at, interval=interval
+                )
                 continue
             failed, error = last.status.value == "FAILURE", last.error
             yield Automation(
@@ -373,7 +379,14 @@ class Reader:
                 failed_at=datetime.fromtimestamp(last.timestamp, UTC) if failed else None,
                 error=_step_error(error) if error else None,
                 skip_reason=last.skip_reason,
+                ticked_at=ticked_at,
+                interval=interval,
             )
+
+    def _interval(self, sensor: str) -> timedelta:
+        """Return how often a sensor ticks."""
+        seconds = self._repository.get_sensor_def(sensor).minimum_interval_seconds
+        return timedelta(seconds=seconds or DEFAULT_INTERVAL_SECONDS)
 
 
 def _kind(run: dg.DagsterRun) -> str:
