@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -333,18 +333,19 @@ class Sender(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="lineage", daemon=True)
-        self._waiting: queue.Queue[RunEvent] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[Callable[[], RunEvent]] = queue.Queue(MAX_WAITING)
         self._lost = 0
 
     def run(self) -> None:
         while True:
-            send(self._waiting.get)
+            make = self._waiting.get()
+            send(make)
             self._waiting.task_done()
 
-    def put(self, sent: RunEvent) -> None:
+    def put(self, make: Callable[[], RunEvent]) -> None:
         """Send an event soon, or lose it if too many wait."""
         try:
-            self._waiting.put_nowait(sent)
+            self._waiting.put_nowait(make)
         except queue.Full:
             self._lost += 1
             if self._lost.bit_count() == 1:  # 1, 2, 4, 8 …: a receiver may be down for days
@@ -390,8 +391,9 @@ class TopicLineage:
             inputs=(self._source,),
             origins={name: ((self._source, name),) for name in of_record},
         )
-        sender.put(event("START", run, namespace(), self._began))
-        sender.put(event("COMPLETE", run, namespace(), at, state, self._rows, self._bytes))
+        sender.put(partial(event, "START", run, namespace(), self._began))
+        written = state, self._rows, self._bytes
+        sender.put(partial(event, "COMPLETE", run, namespace(), at, *written))
         self._rows = self._bytes = 0
         self._began, self._sent_at = at, time.monotonic()
 

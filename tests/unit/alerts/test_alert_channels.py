@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import email
+import email.message
+import email.parser
 import email.policy
 import json
 import re
@@ -191,7 +192,7 @@ class MailServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
 
     def __init__(self) -> None:
-        self.got: list[tuple[str, list[str], email.message.Message]] = []
+        self.got: list[tuple[str, list[str], email.message.EmailMessage]] = []
         server = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -218,7 +219,8 @@ class MailServer(socketserver.ThreadingTCPServer):
                             body = b""
                             while (part := self.rfile.readline()) != b".\r\n":
                                 body += part.removeprefix(b".")
-                            message = email.message_from_bytes(body, policy=email.policy.default)
+                            parser = email.parser.BytesParser(policy=email.policy.default)
+                            message = parser.parsebytes(body)
                             server.got.append((sender, recipients, message))
                             answer("250 OK")
                         case "QUIT":
