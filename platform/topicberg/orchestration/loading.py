@@ -95,7 +95,7 @@ def _everything(lake: Lake) -> dg.Definitions:
         assets=[
             *lake_assets(lake),
             *platform_assets(lake.config, lake.topics),
-            alerts_asset(lake.config),
+            alerts_asset(lake),
         ],
         asset_checks=list(lake_checks(lake)),
         jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],

@@ -43,7 +43,7 @@ from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
-from topicberg.orchestration.assets.alerts import alerts_asset
+from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
@@ -553,7 +553,7 @@ def test_list_of_alerts_is_reported_when_it_changes(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = dg.Definitions(
-        assets=[orders, invoices, alerts_asset(settings())],
+        assets=[orders, invoices, dg.AssetSpec(alerts_key(settings()))],
         asset_checks=[checks],
         sensors=[alert_sensor()],
     ).get_repository_def()

@@ -13,6 +13,7 @@ from topicberg.settings import Settings
 
 if TYPE_CHECKING:
     from topicberg.alerts.active import ActiveAlert
+    from topicberg.orchestration.assets.lake import Lake
 
 GROUP = "operation"
 
@@ -22,12 +23,13 @@ def alerts_key(config: Settings) -> dg.AssetKey:
     return dg.AssetKey(["alerts", prefix_of(config.prefix)])
 
 
-def alerts_asset(config: Settings) -> dg.AssetSpec:
+def alerts_asset(lake: Lake) -> dg.AssetSpec:
     """Return the list of active alerts."""
     return dg.AssetSpec(
-        alerts_key(config),
+        alerts_key(lake.config),
         group_name=GROUP,
         kinds={"dashboard"},
+        owners=sorted({owner for spec in lake.topics for owner in spec.owners}),
         description="The active alerts: which tables, since when, the cause and the fix. Open the "
         "newest event to read the list; the sensor `alerts` reports one when the list changes.\n\n"
         "In the terminal: `topicberg alerts`; `topicberg alerts acknowledge KEY` and `topicberg "
