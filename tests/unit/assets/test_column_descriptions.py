@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ words = st.text("abcdefghij -()'", min_size=1).map(lambda text: " ".join(text.sp
 
 def test_section_of_the_docstring_describes_columns() -> None:
     @derived_table(source="orders", time_column="at")
-    def large(orders: object) -> object:
+    def large(orders: Any) -> Any:
         """Orders of at least 100 dollars.
 
         Columns:
