@@ -66,9 +66,10 @@ lock: $(BIN)/uv  ## compile requirements.lock, the images' own and the library's
 	  --extra dev --extra local --extra production \
 	  --no-emit-package topicberg --no-emit-package topicberg-local pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-	  --extra production --constraint requirements.lock pyproject.toml -o requirements-production.lock
+	  --extra production --extra lineage --constraint requirements.lock \
+	  pyproject.toml -o requirements-production.lock
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
-	  --extra local --extra production --constraint requirements.lock \
+	  --extra local --extra production --extra lineage --constraint requirements.lock \
 	  --no-emit-package topicberg --no-emit-package topicberg-local pyproject.toml \
 	  -o platform/topicberg/constraints.txt
 

@@ -8,6 +8,7 @@ import dagster as dg
 
 from topicberg.orchestration import (
     Lake,
+    alerts_asset,
     derived_assets,
     platform_assets,
     published_assets,
@@ -22,6 +23,7 @@ def assets(lake: Lake) -> Iterator[dg.AssetsDefinition | dg.AssetSpec]:
     yield from derived_assets(lake)  # what the functions of assets/pipelines compute
     yield from published_assets(lake)  # derived tables that are topics as well
     yield from platform_assets(lake.config, lake.topics)  # what `topicberg deploy` creates
+    yield alerts_asset(lake)  # the list of active alerts
 
 
 def checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:

@@ -76,8 +76,9 @@ def stock_trades_with_totals(trades: DataFrame) -> DataFrame:
 def stock_total_trades(trades: DataFrame) -> DataFrame:
     """The sum of the totals (pennies) of each user, side and symbol at each trade timestamp.
 
-    ``total_price`` has 38 digits: no number of rows that fits in a table overflows it. Trades
-    without a quantity or a price add nothing; the sum of only such trades is null.
+    Columns:
+        total_price: pennies. It has 38 digits: no number of rows that fits in a table overflows it.
+            Trades without a quantity or a price add nothing; the sum of only such trades is null.
     """
     total = F.col("quantity").cast("bigint") * F.col("price")
     return trades.groupBy(

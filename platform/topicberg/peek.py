@@ -5,6 +5,7 @@ A record counts as malformed if the engine's own search for a reason finds one.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +45,7 @@ from topicberg.tableflow.layout import Half, raw_columns, read_layout, table_sch
 from topicberg.tableflow.metadata import NO_TIMESTAMP
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
+from topicberg.topics.loader import check_topics
 from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
 
 if TYPE_CHECKING:
@@ -86,9 +88,25 @@ def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> l
     """
     if not 1 <= number <= MAX_RECORDS:
         raise SpecError(f"{number} records: from 1 to {MAX_RECORDS:,} can be shown")
-    found = newest_messages(topic, number, endpoints)
+    try:
+        found = newest_messages(topic, number, endpoints)
+    except kafka.NoSuchTopicError as error:
+        raise kafka.NoSuchTopicError(
+            error.message, hint=_how_to_find(topic, endpoints, config)
+        ) from None
     decoder = _Decoder(topic, endpoints, config)
     return [decoder.record(message) for message in found]
+
+
+def _how_to_find(topic: str, endpoints: Endpoints, config: Settings) -> str:
+    """Return what to do about a topic that Kafka does not have."""
+    spec = next((one for one in check_topics(config)[0] if one.name == topic), None)
+    if spec is not None and spec.external:
+        return "create it, or ask its owner: its spec says `external`, so topicberg does not"
+    if spec is not None:
+        return f"run `topicberg tableflow enable {topic}`: the engine then creates it by its spec"
+    close = difflib.get_close_matches(topic, discovery.list_topics(endpoints), n=1)
+    return f"write {close[0]}, if you mean that topic" if close else "check the name of the topic"
 
 
 def newest_messages(topic: str, number: int, endpoints: Endpoints) -> list[Message]:

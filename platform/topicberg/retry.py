@@ -37,6 +37,7 @@ from topicberg.errors import (
     causes,
     first_line,
 )
+from topicberg.settings import see_whether_it_runs
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -233,8 +234,8 @@ def unavailable_service(error: BaseException) -> str | None:
 def availability_hint(service: str | None) -> str:
     """Return the hint of an error about a service that does not answer."""
     if service == _CATALOG:  # it tries for minutes to read a table's metadata, without an error
-        return "`topicberg status` shows whether it runs, and the object store (s3) that it reads"
-    return f"`topicberg status` shows {'whether it runs' if service else 'which'}"
+        return see_whether_it_runs(f"{service}, with the object store (s3) that it reads,")
+    return see_whether_it_runs(service or "every service")
 
 
 def with_service(error: BaseException) -> BaseException:

@@ -89,6 +89,41 @@ class EnvironmentSettings(BaseSettings):
         super().__init__(**{"_env_file": env_file(), **given})
 
 
+def see_whether_it_runs(what: str, *, starts: bool = False) -> str:
+    """Return the hint about a service that does not answer.
+
+    Only the local stack knows its services: `topicberg status` says nothing of another deployment.
+
+    :param starts: also say how to start it
+    """
+    if settings().deployment == "local":
+        start = ", `topicberg up` to start it" if starts else ""
+        return f"run `topicberg status` to see whether {what} runs{start}"
+    return f"check that {what} runs, and that this machine reaches it: network, DNS and firewall"
+
+
+def as_environment(chosen: BaseSettings) -> dict[str, str]:
+    """Return the settings that are set as variables, secrets included."""
+    prefix = chosen.model_config.get("env_prefix") or ""
+    return {
+        f"{prefix}{name.upper()}": _as_text(value)
+        for name in chosen.model_fields_set
+        if (value := getattr(chosen, name)) is not None
+    }
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if not isinstance(value, dict):
+        return str(value)
+    models = {
+        key: {name: _as_text(one) for name, one in model if one is not None}
+        for key, model in value.items()
+    }
+    return json.dumps(models)
+
+
 class Settings(EnvironmentSettings):
     """The deployment and the names in it.
 
@@ -354,8 +389,8 @@ class Settings(EnvironmentSettings):
     docs_url: str | None = Field(
         default=None,
         pattern=r"^https?://[^\s]+$",
-        description="address of the published folder docs/: assets link to their page there; else "
-        "they show its path",
+        description="address of the published folder docs/: assets and alerts link to its pages; "
+        "else topicberg's web server has them",
     )
     ui_hosts: str = Field(
         default="",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from topicberg.errors import TopicbergError, UnreachableError
+from topicberg.settings import see_whether_it_runs
 
 if TYPE_CHECKING:
     import pyspark.sql.functions as F
@@ -81,7 +82,7 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     except OSError as error:
         raise UnreachableError(
             f"Spark does not answer at {without_token(remote)}: {error}",
-            hint="run `topicberg status` to see whether it runs, `topicberg up` to start it",
+            hint=see_whether_it_runs("Spark", starts=True),
         ) from None
 
 

@@ -76,7 +76,7 @@ FAULTS = (
     Lasting("confluent"),  # the control plane: deployments alone ask it
     Lasting(
         "tableflow",
-        {LAG: "records behind Kafka(?s:.*)shows whether the engine"},
+        {LAG: "records behind Kafka(?s:.*)shows what the engine does"},
         max_lag_records=100,
     ),
     # It takes connections, and does not answer.

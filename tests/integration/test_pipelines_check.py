@@ -179,6 +179,16 @@ def test_check_of_lineage_names_unknown_columns(
         assert re.search(problem, found.problem or ""), found.problem
 
 
+def test_docstring_describes_columns_of_the_table(config: Settings, spark: SparkSession) -> None:
+    described = replace(heavy, description="Heavy.\n\nColumns:\n    tons: metric tons\n")
+    (found,) = compiled(config, spark, described)
+    assert {one.name: one.description for one in found.columns}["tons"] == "metric tons"
+    wrong = replace(heavy, description="Columns:\n    tns: metric tons\n")
+    (found,) = compiled(config, spark, wrong)
+    assert "describes a column tns, " in (found.problem or "")
+    assert "did you mean tons?" in (found.problem or "")
+
+
 def test_descriptions_reach_the_derived_table(stack: Endpoints, spark: SparkSession) -> None:
     name, catalog = f"d{uuid.uuid4().hex[:8]}", stack.catalog(settings())
     catalog.create_namespace_if_not_exists("depot")
@@ -188,7 +198,13 @@ def test_descriptions_reach_the_derived_table(stack: Endpoints, spark: SparkSess
         "shipment bigint COMMENT 'number of the shipment', weight double COMMENT 'kilograms', "
         "target struct<city: string>) USING iceberg"
     )
-    derivation = Derivation((Source(source, "$$timestamp"),), target, heavy.transform, "at")
+    derivation = Derivation(
+        (Source(source, "$$timestamp"),),
+        target,
+        heavy.transform,
+        "at",
+        descriptions=(("tons", "metric tons"),),
+    )
     hour = Window(datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(2026, 1, 1, 11, tzinfo=UTC))
     at = "timestamp '2026-01-01 10:00:01+00:00'"
     spark.sql(f"INSERT INTO {spark_name(source)} VALUES ({at}, 1, 2000, struct('Bern'))")
@@ -196,4 +212,5 @@ def test_descriptions_reach_the_derived_table(stack: Endpoints, spark: SparkSess
         spark.sql(f"ALTER TABLE {spark_name(source)} ALTER COLUMN shipment COMMENT '{text}'")
         write_window(spark, catalog, derivation, hour)
         docs = {field.name: field.doc for field in catalog.load_table(target).schema().fields}
-        assert docs == dict.fromkeys(("at", "tons", "city")) | {"number": text, "shipment": text}
+        own = {"number": text, "shipment": text, "tons": "metric tons"}
+        assert docs == {"at": None, "city": None, **own}

@@ -5,13 +5,20 @@ from __future__ import annotations
 import io
 import itertools
 import json
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import fastavro
+import pytest
+from specs import Project, minimal
 
 from topicberg.formats import Pairing, avro
 from topicberg.formats.subjects import RegisteredSchema
-from topicberg.peek import _decoded
+from topicberg.kafka import discovery
+from topicberg.peek import _decoded, _how_to_find
+
+if TYPE_CHECKING:
+    from topicberg.endpoints import Endpoints
 
 DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
 FIELDS: dict[str, tuple[Any, Any, Any]] = {
@@ -46,3 +53,24 @@ def test_peek_avro_shows_stored_values() -> None:
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(plain), values)
     pairing = Pairing(writer, writer, avro.fields("s", writer, itertools.count(1)))
     assert _decoded(pairing, buffer.getvalue()) == {n: one for n, (_, _, one) in FIELDS.items()}
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        ("trades", "run `topicberg tableflow enable trades`: the engine then creates it"),
+        ("theirs", "create it, or ask its owner: its spec says `external`"),
+        ("order", "write orders, if you mean that topic"),
+        ("qqqq", "check the name of the topic"),
+    ],
+)
+def test_peek_of_a_missing_topic_says_who_creates_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str, expected: str
+) -> None:
+    project = Project(tmp_path)
+    project.topic(minimal())
+    project.topic(minimal(name="theirs", external=True, schema={"format": "none"}))
+    monkeypatch.setattr(discovery, "list_topics", lambda _: {"orders": 1, "clicks": 3})
+    found = _how_to_find(topic, cast("Endpoints", None), project.config)
+    assert found.startswith(expected)
+    assert "datagen" not in found

@@ -8,8 +8,10 @@ import sys
 import requests
 
 from topicberg.alerts.settings import alert_environment
+from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
+from topicberg.settings import as_environment
 from topicberg_local.service import SNOWFLAKE_USER, Context, Service
 
 
@@ -78,7 +80,11 @@ def tableflow(context: Context) -> Service:
     return Service(
         name="tableflow",
         command=[sys.executable, "-m", "topicberg_local.engine", "--metrics-port", str(port)],
-        environment={**_settings(context), **alert_environment()},
+        environment={
+            **_settings(context),
+            **alert_environment(),
+            **as_environment(lineage_settings()),
+        },
         url=f"{context.url('tableflow')}/metrics",
         port=port,
         start_order=40,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
+from topicberg.alerts.decisions import Acknowledgement, Decisions
 from topicberg.checks.finding import Severity, moment
 from topicberg.security.redaction import redact
 from topicberg.security.text import one_line
@@ -33,35 +34,46 @@ class Alert(BaseModel):
     """How to fix it. Its key was ``mend`` in cursors of earlier versions."""
     cause: str | None = None
     """Key of the fault that is the reason for this one, if that one exists."""
+    assets: tuple[str, ...] = ()
+    """The assets that it concerns, such as ``iceberg/orders``; none: all of them."""
+    owners: tuple[str, ...] = ()
+    """Those of these assets."""
+    runbook: str | None = None
+    """The page that says what to do."""
 
 
 State = Annotated[
-    Literal["firing", "resolved"],
+    Literal["firing", "acknowledged", "resolved"],
     # It was "recovered" in cursors of earlier versions.
     BeforeValidator(lambda value: "resolved" if value == "recovered" else value),
 ]
 
 
 class Notice(BaseModel, frozen=True):
-    """What is sent: a fault began, or is resolved."""
+    """What is sent: a fault began, someone works on it, or it is resolved."""
 
     state: State
     alert: Alert
     at: datetime
+    by: Line | None = None
+    """Who acknowledged it, and why."""
 
     @property
     def subject(self) -> str:
-        mark = "RESOLVED" if self.state == "resolved" else self.alert.severity.upper()
-        return f"[topicberg] {mark}: {self.alert.title}"
+        mark = self.alert.severity if self.state == "firing" else self.state
+        return f"[topicberg] {mark.upper()}: {self.alert.title}"
 
     @property
     def text(self) -> str:
         """For people; the last line is the link."""
-        if self.state == "resolved":
-            return f"resolved: {self.alert.title}\n{self.alert.link}"
+        if self.state != "firing":
+            by = f" by {self.by}" if self.by else ""
+            return f"{self.state}{by}: {self.alert.title}\n{self.alert.link}"
         lines = [self.alert.what, f"since {moment(self.alert.since)}"]
         if self.alert.remediation:
             lines.append(f"fix: {self.alert.remediation}")
+        if self.alert.runbook:
+            lines.append(f"runbook: {self.alert.runbook}")
         return "\n".join([*lines, self.alert.link])
 
 
@@ -93,12 +105,22 @@ class AlertState(BaseModel):
 
     alerts: dict[str, Alert] = {}
     """The faults that were reported and are not resolved yet, by key."""
+    unsent: dict[str, Alert] = {}
+    """The faults that exist and were not sent: consequences of others, and silenced ones."""
+    sent_at: dict[str, datetime] = {}
+    """When the faults in ``alerts`` were sent; those of earlier versions lack it."""
+    acknowledged: dict[str, datetime] = {}
+    """Key → time of its acknowledgement, of those that the channels know."""
     undelivered: list[tuple[str, Notice]] = []
     """Channel and notice, of notices that a channel did not accept."""
     runs_until: float | None = None
     """Runs that ended before this time (seconds since 1970) were evaluated."""
     pending: list[Work] = Field([], validation_alias=AliasChoices("pending", "undone"))
     """What failed runs had to do and no run has done since; the newest last."""
+    silent: dict[str, int] = {}
+    """Sensor → in how many evaluations in a row it has not ticked."""
+    shown: str = ""
+    """Digest of the list of alerts that the UI shows."""
     unchecked: int = 0
     """How many evaluations in a row found that no check was evaluated recently."""
 
@@ -106,35 +128,75 @@ class AlertState(BaseModel):
     def parse(text: str | None) -> AlertState:
         return AlertState.model_validate_json(text) if text else AlertState()
 
+    def acknowledgement_of(self, key: str, decisions: Decisions) -> Acknowledgement | None:
+        """Return the acknowledgement of a reported fault, also an expired one.
 
-def changes(now: Mapping[str, Alert], reported: Mapping[str, Alert], at: datetime) -> list[Notice]:
+        That of an earlier fault of the same key does not count.
+        """
+        given = decisions.acknowledged.get(key)
+        sent_at = self.sent_at.get(key)
+        return given if given and (sent_at is None or given.at >= sent_at) else None
+
+
+def changes(
+    state: AlertState, now: Mapping[str, Alert], decisions: Decisions, at: datetime
+) -> list[Notice]:
     """Return what is to be sent, resolved faults first.
 
-    A fault is sent once when it begins and once when it is resolved, and again when a warning
-    becomes an error. One whose cause is active is not sent: whoever is paged fixes the cause.
+    A fault is sent once when it begins and once when it is resolved; again when a warning becomes
+    an error, and when its acknowledgement expires. One whose cause is active is not sent: whoever
+    is paged fixes the cause. Neither is one that is silenced, until the silence expires.
     """
-    resolved = [alert for key, alert in reported.items() if key not in now]
-    worse = [
-        alert
-        for key, alert in now.items()
-        if key in reported and alert.severity == "error" and reported[key].severity == "warning"
+    notices = [
+        Notice(state="resolved", alert=alert, at=at)
+        for key, alert in state.alerts.items()
+        if key not in now
     ]
-    begun = [a for key, a in now.items() if key not in reported and not _is_consequence(a, now)]
-    return [
-        *(Notice(state="resolved", alert=alert, at=at) for alert in resolved),
-        *(Notice(state="firing", alert=alert, at=at) for alert in (*worse, *begun)),
-    ]
+    for key, alert in now.items():
+        if decisions.silence_of(alert, at) is not None:
+            continue
+        known = state.alerts.get(key)
+        acknowledgement = state.acknowledgement_of(key, decisions)
+        if known is None:
+            if not _is_consequence(alert, now):
+                notices.append(Notice(state="firing", alert=alert, at=at))
+        elif alert.severity == "error" and known.severity == "warning":
+            notices.append(Notice(state="firing", alert=alert, at=at))
+        elif acknowledgement is None:
+            continue
+        elif acknowledgement.until <= at:
+            notices.append(Notice(state="firing", alert=known, at=at))
+        elif state.acknowledged.get(key) != acknowledgement.at:
+            by = acknowledgement.by_whom
+            notices.append(Notice(state="acknowledged", alert=known, at=at, by=by))
+    return notices
 
 
-def after(reported: Mapping[str, Alert], notices: Iterable[Notice]) -> dict[str, Alert]:
-    """Return the faults that are reported once the notices are sent."""
-    alerts = dict(reported)
+def after(
+    state: AlertState, notices: Iterable[Notice], now: Mapping[str, Alert], decisions: Decisions
+) -> AlertState:
+    """Return the state once the notices are sent."""
+    alerts, sent_at, acknowledged = (
+        dict(state.alerts),
+        dict(state.sent_at),
+        dict(state.acknowledged),
+    )
     for notice in notices:
-        if notice.state == "resolved":
-            alerts.pop(notice.alert.key, None)
-        else:
-            alerts[notice.alert.key] = notice.alert
-    return alerts
+        key = notice.alert.key
+        if notice.state == "acknowledged":
+            acknowledged[key] = decisions.acknowledged[key].at
+            continue
+        for known in (alerts, sent_at, acknowledged):
+            known.pop(key, None)
+        if notice.state == "firing":
+            alerts[key], sent_at[key] = notice.alert, notice.at
+    update = {
+        "alerts": alerts,
+        "unsent": {key: alert for key, alert in now.items() if key not in alerts},
+        "sent_at": sent_at,
+        "acknowledged": acknowledged,
+    }
+    return state.model_copy(update=update)
 
 
 def _is_consequence(alert: Alert, now: Mapping[str, Alert]) -> bool:

@@ -1,33 +1,33 @@
-"""Where notices are sent: a file, a webhook, Slack, e-mail.
+"""Where notices are sent: a file, a webhook, Slack, Teams, PagerDuty, e-mail.
 
 Addresses are secrets: whoever has one can post to it. No error and no log shows them.
 
 No library does this: Apprise (150,000 lines) returns a bool where a delivery has to say why it
 failed, sends Slack messages without ``verbatim``, so that words of a record become links, and has
 one deduplication key per address, not per alert; dagster-slack needs a bot's token instead of a
-webhook, and dagster-pagerduty only wraps one POST. PagerDuty and the like take the webhook's JSON,
-whose ``alert.key`` and ``state`` are the deduplication key and the action.
+webhook, and dagster-pagerduty only wraps one POST. Others take the webhook's JSON, whose
+``alert.key`` and ``state`` are the deduplication key and the action.
 """
 
 from __future__ import annotations
 
-import re
 import smtplib
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from email.message import EmailMessage
+from functools import partial
 from pathlib import Path
 
 import requests
 from pydantic import SecretStr
 
 from topicberg.alerts.alert import Alert, AlertState, Notice, after, changes
-from topicberg.alerts.settings import AlertSettings
+from topicberg.alerts.decisions import Decisions
+from topicberg.alerts.payloads import mail, pagerduty_event, slack_message, teams_message
+from topicberg.alerts.settings import Addresses, AlertSettings
 from topicberg.checks.finding import Severity
 from topicberg.errors import TopicbergError
-from topicberg.security.text import slack
 from topicberg.settings import Settings
 
 TIMEOUT_SECONDS = 10
@@ -36,9 +36,6 @@ KEPT = timedelta(days=1)
 """How long a notice is kept for a channel that does not accept it."""
 MAX_WAITING = 200
 _REFUSALS = (400, 413, 422)
-_SLACK_LINE = 800
-"""Characters of a line: Slack refuses a section of more than 3,000. The longest notice has three
-long lines: the subject, what is wrong, and the fix."""
 MAX_FILE_BYTES = 5_000_000
 """A file of this size becomes ``alerts.jsonl.1``."""
 
@@ -55,6 +52,8 @@ class Channel:
     send: Callable[[Notice], None]
     least: Severity = "warning"
     """The least severity that is sent."""
+    takes: Callable[[Alert], bool] = lambda alert: True
+    """Whether an alert is sent there."""
 
 
 def alerts_file(config: Settings) -> Path:
@@ -62,7 +61,10 @@ def alerts_file(config: Settings) -> Path:
 
 
 def deliver(
-    state: AlertState, now: Mapping[str, Alert], to: Iterable[Channel]
+    state: AlertState,
+    now: Mapping[str, Alert],
+    to: Iterable[Channel],
+    decisions: Decisions = Decisions(),  # noqa: B008  immutable
 ) -> tuple[AlertState, list[str]]:
     """Send what changed to every channel; what one does not accept is sent again next time.
 
@@ -70,14 +72,15 @@ def deliver(
     :returns: the state afterwards, and why channels did not accept something
     """
     at = datetime.now(UTC)
-    fresh = changes(now, state.alerts, at)
+    fresh = changes(state, now, decisions, at)
     problems: list[str] = []
     undelivered: list[tuple[str, Notice]] = []
     for channel in to:
         waiting = [notice for name, notice in state.undelivered if name == channel.name]
         is_down = False
         for notice in [*waiting, *fresh]:
-            if channel.least == "error" and notice.alert.severity == "warning":
+            is_minor = channel.least == "error" and notice.alert.severity == "warning"
+            if is_minor or not channel.takes(notice.alert):
                 continue
             if not is_down:
                 try:
@@ -93,27 +96,59 @@ def deliver(
                 is_down = True
             if at - notice.at < KEPT:
                 undelivered.append((channel.name, notice))
-    update = {"alerts": after(state.alerts, fresh), "undelivered": undelivered[-MAX_WAITING:]}
-    return state.model_copy(update=update), problems
+    state = after(state, fresh, now, decisions)
+    return state.model_copy(update={"undelivered": undelivered[-MAX_WAITING:]}), problems
 
 
 def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
-    """Return the channels that are configured."""
+    """Return the channels that are configured.
+
+    Alerts go to the routes of their owners, and those without one to the other channels.
+    """
     yield Channel("file", lambda notice: _to_file(alerts_file(config), notice))
-    if chosen.webhook_url:
-        url = chosen.webhook_url
-        yield Channel(
-            "webhook",
-            lambda notice: _post("webhook", url, notice, notice.model_dump(mode="json")),
-            chosen.least,
+
+    def is_routed(alert: Alert) -> bool:
+        return any(owner in chosen.routes for owner in alert.owners)
+
+    for name, send in _senders(config, chosen, chosen):
+        yield Channel(name, partial(send, name), chosen.least, lambda alert: not is_routed(alert))
+    for owner, addresses in chosen.routes.items():
+        for name, send in _senders(config, chosen, addresses):
+            routed = f"{name} of {owner}"
+            yield Channel(routed, partial(send, routed), chosen.least, partial(_is_of_owner, owner))
+
+
+def _is_of_owner(owner: str, alert: Alert) -> bool:
+    return owner in alert.owners
+
+
+def _senders(
+    config: Settings, chosen: AlertSettings, to: Addresses
+) -> Iterator[tuple[str, Callable[[str, Notice], None]]]:
+    """Yield each kind of channel that has an address, and what sends a notice there.
+
+    That gets the name of the channel, for messages.
+    """
+    posts: tuple[tuple[str, SecretStr | None, Callable[[Notice], object]], ...] = (
+        ("webhook", to.webhook_url, lambda notice: notice.model_dump(mode="json")),
+        ("slack", to.slack_url, slack_message),
+        ("teams", to.teams_url, teams_message),
+    )
+    for kind, url, body in posts:
+        if url is not None:
+            yield kind, partial(_post_as, url, body)
+    if to.pagerduty_key is not None:
+        key = to.pagerduty_key.get_secret_value()
+        yield (
+            "pagerduty",
+            partial(
+                _post_as,
+                SecretStr(chosen.pagerduty_url),
+                lambda notice: pagerduty_event(notice, key, config.prefix),
+            ),
         )
-    if chosen.slack_url:
-        hook = chosen.slack_url
-        yield Channel(
-            "slack", lambda notice: _post("slack", hook, notice, _for_slack(notice)), chosen.least
-        )
-    if chosen.email_to:
-        yield Channel("email", lambda notice: _mail(chosen, notice), chosen.least)
+    if to.email_to is not None:
+        yield "email", partial(_mail, chosen, to.email_to)
 
 
 def _to_file(path: Path, notice: Notice) -> None:
@@ -130,9 +165,9 @@ def _to_file(path: Path, notice: Notice) -> None:
         ) from None
 
 
-def _post(name: str, url: SecretStr, notice: Notice, body: object) -> None:
+def _post_as(url: SecretStr, body: Callable[[Notice], object], name: str, notice: Notice) -> None:
     try:
-        response = requests.post(url.get_secret_value(), json=body, timeout=TIMEOUT_SECONDS)
+        response = requests.post(url.get_secret_value(), json=body(notice), timeout=TIMEOUT_SECONDS)
     except requests.RequestException as error:  # its text contains the address
         raise _undelivered(name, type(error).__name__) from None
     if response.status_code in _REFUSALS:
@@ -145,36 +180,8 @@ def _post(name: str, url: SecretStr, notice: Notice, body: object) -> None:
         raise _undelivered(name, f"HTTP status {response.status_code}")
 
 
-def _for_slack(notice: Notice) -> dict[str, object]:
-    """Return a message in which only the last line, the link to the UI, is active.
-
-    Source: Slack, "Composition objects", ``verbatim``: no word becomes a link or a mention.
-    """
-    subject, *lines = map(_shortened, slack(f"{notice.subject}\n{notice.text}").splitlines())
-    if re.fullmatch(r"https?://[^\s<>|]+", notice.alert.link):
-        lines[-1] = f"<{lines[-1]}>"
-    text = "\n".join([f"*{subject}*", *lines])
-    section = {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
-    return {"text": text, "blocks": [section], "unfurl_links": False, "unfurl_media": False}
-
-
-def _shortened(line: str) -> str:
-    if len(line) <= _SLACK_LINE:
-        return line
-    return re.sub("&[a-z]*$", "", line[:_SLACK_LINE]) + " […]"  # no part of an entity is left
-
-
-def message_of(chosen: AlertSettings, notice: Notice) -> EmailMessage:
-    """Return a notice as an e-mail, which is plain text."""
-    message = EmailMessage()
-    message["Subject"] = notice.subject
-    message["From"], message["To"] = chosen.email_from, chosen.email_to
-    message.set_content(notice.text)
-    return message
-
-
-def _mail(chosen: AlertSettings, notice: Notice) -> None:
-    message = message_of(chosen, notice)
+def _mail(chosen: AlertSettings, to: str, name: str, notice: Notice) -> None:
+    message = mail(chosen, to, notice)
     try:
         with smtplib.SMTP(chosen.smtp_host, chosen.smtp_port, timeout=TIMEOUT_SECONDS) as server:
             if chosen.smtp_tls:
@@ -183,7 +190,7 @@ def _mail(chosen: AlertSettings, notice: Notice) -> None:
                 server.login(chosen.smtp_user, chosen.smtp_password.get_secret_value())
             server.send_message(message)
     except (OSError, smtplib.SMTPException) as error:
-        raise _undelivered("email", type(error).__name__) from None
+        raise _undelivered(name, type(error).__name__) from None
 
 
 def _undelivered(name: str, why: str) -> TopicbergError:

@@ -17,6 +17,7 @@ from topicberg.alerts.observation import (
     StaleAsset,
     StepError,
 )
+from topicberg.checks.finding import moment
 from topicberg.errors import split_hint
 
 MAX_PENDING = 100
@@ -24,6 +25,8 @@ MAX_PENDING = 100
 UNCHECKED_TICKS = 10
 """For how many evaluations more the checks may not run: one each minute. Evaluations are counted,
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
+SILENT_EVALUATIONS = 3
+"""In how many evaluations in a row a sensor has not ticked."""
 QUEUED_TOO_LONG = timedelta(minutes=30)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
@@ -31,15 +34,17 @@ MAX_SHOWN = 5
 
 
 def evaluate(
-    state: AlertState, seen: Observation, ui_url: str
+    state: AlertState, seen: Observation, ui_url: str, runbook: str | None = None
 ) -> tuple[AlertState, dict[str, Alert]]:
     """Return the state with what was seen now, and key → fault.
 
     :param ui_url: address of the Dagster UI, for the links
+    :param runbook: address of the page that says what to do
     """
     ui = ui_url.rstrip("/")
     state, runs = _runs(state, seen, ui)
     state, unchecked = _unchecked(state, seen, ui)
+    state, silent = _silent(state, seen, ui)
     faults = [
         *_checks(seen, ui),
         *unchecked,
@@ -47,10 +52,17 @@ def evaluate(
         *runs,
         *_queue(seen, ui),
         *_automations(seen, ui),
+        *silent,
         *_specs(seen, ui),
         *_shared(seen, ui),
     ]
-    return state, {alert.key: alert for alert in faults}
+    return state, {alert.key: _completed(alert, seen, runbook) for alert in faults}
+
+
+def _completed(alert: Alert, seen: Observation, runbook: str | None) -> Alert:
+    """Return an alert with the owners of its assets."""
+    owners = {owner for asset in alert.assets for owner in seen.owners.get(asset, ())}
+    return alert.model_copy(update={"owners": tuple(sorted(owners)), "runbook": runbook})
 
 
 # --- checks ---
@@ -68,6 +80,7 @@ def _checks(seen: Observation, ui: str) -> Iterator[Alert]:
             link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
             remediation=finding.remediation,
             cause=f"check {finding.cause}" if finding.cause else None,
+            assets=(check.asset,),
         )
 
 
@@ -124,6 +137,7 @@ def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
             link=_asset(ui, stale.asset),
             remediation="inspect its checks, and find out why the last run of "
             f"{seen.check_runs.job} did not evaluate them",
+            assets=(stale.asset,),
         )
 
 
@@ -145,7 +159,8 @@ def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
 
 def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
     """The kinds of runs that failed, until what they had to do is done."""
-    alerts = {key: alert for key, alert in state.alerts.items() if key.startswith("run ")}
+    known_alerts = {**state.unsent, **state.alerts}
+    alerts = {key: alert for key, alert in known_alerts.items() if key.startswith("run ")}
     without_work = alerts.keys() - {work.kind for work in state.pending}
     known = [work for work in state.pending if not work.assets or work.assets & seen.assets]
     pending = [*(Work(kind=key) for key in sorted(without_work)), *known]
@@ -195,6 +210,7 @@ def _failure(run: EndedRun, key: str, ui: str) -> Alert:
         since=run.ended_at,
         link=f"{ui}/runs/{run.id}",
         remediation=hint or "see on the page of the run what failed; re-execute it from failure",
+        assets=tuple(sorted(run.planned - run.materialized)),
     )
 
 
@@ -238,6 +254,31 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
         )
 
 
+def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The sensors that are on and do not tick, while this one does: their thread hangs.
+
+    After the daemon was down, every sensor needs a moment: evaluations are counted, not time.
+    """
+    silent = {one.name: one for one in seen.automations if one.is_silent(seen.at)}
+    counted = {name: state.silent.get(name, 0) + 1 for name in silent}
+    faults = [
+        Alert(
+            key=f"silent {name}",
+            title=f"sensor {name} does not tick",
+            what=f"the sensor {name} is on and has begun no tick since "
+            f"{moment(one.ticked_at or seen.at)}",
+            severity="error",
+            since=one.ticked_at or seen.at,
+            link=f"{ui}/automation",
+            remediation="see whether its last tick is in progress (Automation); restart Dagster's "
+            "daemon and the code location, locally: end `topicberg ui` and start it again",
+        )
+        for name, one in silent.items()
+        if counted[name] >= SILENT_EVALUATIONS
+    ]
+    return state.model_copy(update={"silent": counted}), faults
+
+
 def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
     errors = seen.spec_errors or seen.spec_errors_at_load
     if not errors:
@@ -245,7 +286,9 @@ def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
     yield Alert(
         key="specs",
         title="a topic spec is wrong",
-        what=f"the last valid topic specs stay in use: {errors}",
+        what=errors
+        if seen.spec_errors
+        else f"the code location was loaded while a spec was wrong: {errors}",
         severity="error",
         since=seen.at,
         link=f"{ui}/deployment/locations",
@@ -270,6 +313,7 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
             link=f"{ui}/deployment/locations",
             remediation="rename the topics of one project, or load it into another instance of "
             "Dagster",
+            assets=one.tables,
         )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -11,6 +11,8 @@ from topicberg.checks.finding import Finding, Severity
 
 CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule requests an evaluation of the checks every five minutes."""
+SILENT_AFTER, SILENT_INTERVALS = timedelta(minutes=3), 5
+"""For how long a sensor may begin no tick: a tick of a busy daemon may take a minute."""
 CHECKS_REST = 9
 """After a run of the checks, the schedule waits for this many times as long as the run took, so
 that the checks of very many tables take at most a tenth of the time."""
@@ -111,6 +113,16 @@ class Automation:
     """When its last tick ended, if that failed."""
     error: StepError | None = None
     skip_reason: str | None = None
+    ticked_at: datetime | None = None
+    """When its last tick began, whether or not that has ended."""
+    interval: timedelta | None = None
+    """How often a sensor ticks; None: a schedule."""
+
+    def is_silent(self, now: datetime) -> bool:
+        """Return whether a sensor that is on should have begun a tick, and did not."""
+        if not self.running or self.ticked_at is None or self.interval is None:
+            return False
+        return now - self.ticked_at > max(SILENT_AFTER, SILENT_INTERVALS * self.interval)
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,8 @@ class Observation:
     check_runs: CheckRuns
     assets: frozenset[str] = frozenset()
     """All assets that exist."""
+    owners: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Asset → its owners."""
     failed_checks: Sequence[FailedCheck] = ()
     stale_assets: Sequence[StaleAsset] = ()
     runs: Sequence[EndedRun] = ()

@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings, invalid, problems
+from topicberg.settings import EnvironmentSettings, as_environment, invalid, problems
 
 
-class AlertSettings(HoldsSecrets, EnvironmentSettings):
+class Addresses(HoldsSecrets):
+    """Where alerts are sent: each channel is on when its address is set."""
+
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+    webhook_url: SecretStr | None = None
+    """Gets each notice as JSON by POST."""
+    slack_url: SecretStr | None = None
+    """A Slack incoming webhook."""
+    teams_url: SecretStr | None = None
+    """A workflow of Microsoft Teams: "When a Teams webhook request is received"."""
+    pagerduty_key: SecretStr | None = None
+    """The integration key of a PagerDuty service (Events API v2)."""
+    email_to: str | None = None
+    """Addresses, with commas between them."""
+
+
+class AlertSettings(Addresses, EnvironmentSettings):
     """Each channel is on when its address is set; the file in the state directory always is."""
 
     model_config = SettingsConfigDict(
@@ -25,12 +42,11 @@ class AlertSettings(HoldsSecrets, EnvironmentSettings):
     """The Dagster UI, for links."""
     least: Literal["warning", "error"] = "warning"
     """The lowest severity that is sent; the file has every alert."""
-    webhook_url: SecretStr | None = None
-    """Gets each notice as JSON by POST."""
-    slack_url: SecretStr | None = None
-    """A Slack incoming webhook."""
-    email_to: str | None = None
-    """Addresses, with commas between them."""
+    routes: dict[str, Addresses] = Field(default={}, repr=False)
+    """JSON, owner → addresses: ``{"team:data": {"slack_url": "…"}}``. Alerts of assets of these
+    owners are sent there, and all others to the addresses of these settings."""
+    pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"
+    """PagerDuty's Events API; in the EU ``https://events.eu.pagerduty.com/v2/enqueue``."""
     email_from: str = "topicberg@localhost"
     """Who sends the e-mails."""
     smtp_host: str = "localhost"
@@ -50,14 +66,7 @@ def alert_environment() -> dict[str, str]:
 
     :raises TopicbergError: a setting is wrong
     """
-    chosen = alert_settings()
-    return {
-        f"TOPICBERG_ALERT_{name.upper()}": value.get_secret_value()
-        if isinstance(value := getattr(chosen, name), SecretStr)
-        else str(value)
-        for name in chosen.model_fields_set
-        if getattr(chosen, name) is not None
-    }
+    return as_environment(alert_settings())
 
 
 def alert_settings() -> AlertSettings:

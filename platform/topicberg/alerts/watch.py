@@ -23,8 +23,10 @@ from pydantic import ValidationError
 
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.channels import channels, deliver
+from topicberg.alerts.decisions import read_decisions
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.clients.liveness import SECONDS, Check
+from topicberg.documents import RUNBOOK, address_of
 from topicberg.errors import TopicbergError
 from topicberg.files import replace_file
 from topicberg.settings import Settings
@@ -148,6 +150,7 @@ class Watcher(threading.Thread):
         super().__init__(name="watch", daemon=True)
         self._config = config
         self._chosen = alert_settings()
+        self._runbook = address_of(RUNBOOK, self._chosen.ui_url)
         self._watch = Watch(watched)
         self._report, self._is_healthy = report, is_healthy
         self._heartbeat_at = -HEARTBEAT_SECONDS
@@ -165,17 +168,17 @@ class Watcher(threading.Thread):
     def look(self) -> None:
         """Look once, send what changed, and the heartbeat if it is due."""
         faults = {
-            key: alert.model_copy(update={"link": self._chosen.ui_url})
+            key: alert.model_copy(update={"link": self._chosen.ui_url, "runbook": self._runbook})
             for key, alert in self._watch.look().items()
         }
         self._report(faults)
         path = self._config.state_dir / STATE_FILE
-        state = known = _read(path)
-        if faults.keys() != state.alerts.keys() or state.undelivered:
-            state, problems = deliver(state, faults, channels(self._config, self._chosen))
-            for problem in {*problems} - self._complaints:
-                logger.warning("%s", problem)
-            self._complaints = {*problems}
+        known = read_state(path)
+        decisions = read_decisions(self._config)
+        state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
+        for problem in {*problems} - self._complaints:
+            logger.warning("%s", problem)
+        self._complaints = {*problems}
         if state != known:
             replace_file(path, state.model_dump_json())
         now = time.monotonic()
@@ -185,7 +188,7 @@ class Watcher(threading.Thread):
                 send_heartbeat(self._chosen)
 
 
-def _read(path: Path) -> AlertState:
+def read_state(path: Path) -> AlertState:
     """Return what was sent before."""
     try:
         return AlertState.parse(path.read_text())

@@ -21,8 +21,12 @@ from topicberg.iceberg.summaries import ancestry
 from topicberg.wording import count
 
 HISTORY = timedelta(days=7)
-MIN_HISTORY = 6
-"""How many periods are needed to know what is usual."""
+MIN_HISTORY = {timedelta(days=1): 6, timedelta(hours=1): 24}
+"""How many periods are needed to know what is usual: of hours a day of them, as many topics have
+fewer records at night."""
+MIN_HISTORY_OF_OTHERS = 12
+MIN_ROWS = 100
+"""A period with fewer rows than this, where fewer are usual, differs by chance."""
 GRACE = timedelta(minutes=10)
 """How long after the end of a period its rows may still be added."""
 SLOT = timedelta(minutes=10)
@@ -140,9 +144,10 @@ def judge_volume(
     """Return whether the last of the periods, which began at ``start``, is like those before it."""
     minutes = f"{period.total_seconds() / 60:.0f} minutes"
     unit = {timedelta(hours=1): "hour", timedelta(days=1): "day"}.get(period, minutes)
-    if len(series) <= MIN_HISTORY:
-        few = f"too little history to know what is usual: {len(series)} full periods ({unit})"
-        return good(few)
+    needed = MIN_HISTORY.get(period, MIN_HISTORY_OF_OTHERS)
+    if len(series) <= needed:
+        few = f"too little history to know what is usual: {len(series)} full periods ({unit}); "
+        return good(f"{few}more than {needed} are needed")
     last, usual = series[-1], statistics.median(series[:-1])
     low, high = usual_range(series[:-1], factor)
     facts = {"rows": last, "usual_rows": usual, "least": round(low), "most": round(high)}
@@ -150,6 +155,8 @@ def judge_volume(
     text += f"usual are {usual:,.0f}"
     if not any(series[:-1]):
         return good(f"{text}: too little history to know what is usual", **facts)
+    if max(last, usual) < MIN_ROWS:
+        return good(f"{text}: fewer than {MIN_ROWS} are not compared", **facts)
     if low <= last <= high:
         return good(text, **facts)
     return Finding(

@@ -24,7 +24,7 @@ from topicberg.tableflow.control import as_requested
 from topicberg.tableflow.drift import Drift, is_plain
 from topicberg.tableflow.drift import compare as compare_records
 from topicberg.tableflow.fold_state import State
-from topicberg.tableflow.status import TopicStatus
+from topicberg.tableflow.status import COUNTERS, TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
 from topicberg.topics.deadletters import DEFAULT_TARGET
@@ -82,12 +82,15 @@ def engine_check(spec: TopicSpec) -> TableCheck:
 
 def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding:
     """Return whether Tableflow commits the topic: not suspended, and not failing for a minute."""
-    facts = {"phase": status.shown_phase, "commits": status.commits}
+    facts = {
+        "phase": status.shown_phase,
+        **{name: getattr(status, name) for name in COUNTERS},
+        "rows_skipped": status.rows_skipped,
+        "consumer_lag": sum(status.lag.values()),
+    }
     message, hint = split_hint(status.error_message or "")
     since = from_ms(status.failing_since_ms) if status.failing_since_ms else None
-    hint = hint or (
-        f"`topicberg status` shows what runs, `topicberg tableflow status {spec.name}` the topic"
-    )
+    hint = hint or _see_engine()
     if status.suspended:
         return Finding(f"Tableflow is suspended: {message}", hint, since, facts=facts)
     lasting = since is None or now.timestamp() * 1000 - since.timestamp() * 1000 > PATIENCE_MS
@@ -224,9 +227,15 @@ def _catch_up(spec: TopicSpec) -> str:
         return f"inspect the Tableflow of topic {spec.name} in Confluent Cloud"
     return (
         f"`topicberg tableflow run {spec.name} --once` brings the table up to date; "
-        "`topicberg status` shows whether the engine runs (tableflow), "
-        f"`topicberg tableflow status {spec.name}` its last commit"
+        f"{_see_engine()}, and `topicberg tableflow status {spec.name}` its last commit"
     )
+
+
+def _see_engine() -> str:
+    """Return where to see whether the engine runs, and why it fails."""
+    if settings().deployment == "local":
+        return "`topicberg logs tableflow` shows what the engine does"
+    return "the log of `topicberg tableflow serve` shows what the engine does"
 
 
 def last_commit(table: Table) -> datetime | None:

@@ -46,7 +46,8 @@ def _main(
 
 
 for _module in (
-    *("stack", "topics", "peek", "datagen", "tableflow", "pipelines", "checks", "sync", "query"),
+    *("stack", "topics", "peek", "datagen", "tableflow", "pipelines", "checks", "alerts"),
+    *("sync", "query"),
     *("forget", "deploy", "ui", "init", "settings", "constraints"),
 ):
     import_module(f"topicberg.cli.{_module}").register(app)

@@ -109,8 +109,8 @@ def enable(
 def described(spec: TopicSpec) -> str:
     """Return what the topic is taken for, by what Kafka and the registry have of it."""
     changes = "changes of a database's table (Debezium), " if spec.changelog else ""
-    keys, values = spec.key.format, spec.value_schema.format
-    return f"{changes}values {values}, keys {keys}, write mode {spec.write_mode}"
+    keys = "no key column" if spec.key.format == "none" else f"keys: {spec.key.described}"
+    return f"{changes}values: {spec.value_schema.described}, {keys}, write mode {spec.write_mode}"
 
 
 def _find(topic: str, config: Settings) -> FoundTopic | None:
@@ -444,11 +444,9 @@ def status(
     # A terminal of 80 columns must show what matters; the snapshot is in --json.
     several = len({state.engine for state in states if state.engine}) > 1
     table = Table(
-        *("topic", "phase", "errors", "rows", "skipped", "waiting", "commits"),
+        *("topic", "phase", "errors", "read", "written", "skipped", "dead-lettered", "waiting"),
         *(["engine"] if several else []),
-        caption="errors: how malformed records are handled; "
-        "rows, commits: since the engine was started; "
-        "skipped: records since the table was created; waiting: offsets",
+        caption=_caption(states),
         box=None,
         pad_edge=False,
     )
@@ -460,10 +458,11 @@ def status(
             cell(state.topic),
             phases[state.topic],
             state.error_handling or "",
+            f"{state.records_read:,}",
             f"{state.rows_committed:,}",
-            f"{state.rows_skipped:,}",
+            f"{state.records_skipped:,}",
+            f"{state.records_dead_lettered:,}",
             f"{sum(state.lag.values()):,}",
-            str(state.commits),
             *([cell(state.engine or "")] if several else []),
         )
     Console().print(table)
@@ -483,6 +482,21 @@ def status(
     report_waiting(waiting, not_compared)
     if unknown:
         echo(f"the schema files are not compared with the registry: {unknown}", err=True)
+
+
+def _caption(states: list[TopicStatus]) -> str:
+    """Return what the columns are, and since when they count."""
+    from topicberg.checks.finding import from_ms, moment
+
+    times = [state.counting_since_ms for state in states if state.counting_since_ms is not None]
+    since = f"since {moment(from_ms(min(times)))}" if times else "since the engine got the topic"
+    if len({time // 60_000 for time in times}) > 1:
+        since += " (the first topic; counting_since_ms of --json has each)"
+    return (
+        f"{since}: records read; rows written; records skipped, and records dead-lettered, which "
+        "are not in the table. waiting: offsets in Kafka that are not committed. errors: how "
+        "malformed records are handled"
+    )
 
 
 def _engines(names: list[str], config: Settings) -> dict[str, str]:
@@ -529,6 +543,11 @@ def _notes(state: TopicStatus) -> Iterator[str]:
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))
 
+    if state.rows_skipped:
+        yield (
+            f"{count(state.rows_skipped, 'record')} skipped or dead-lettered since the table was "
+            "created; the check skipped_rows says which are not acknowledged"
+        )
     for partition, transaction in state.open_transactions.items():
         yield (
             f"partition {partition}: records from offset {transaction.offset} on wait for the end "

@@ -408,9 +408,10 @@ def register_schemas(name: Name) -> None:
     """Register the schema files of a topic, if their subjects' compatibility levels allow it."""
     from topicberg.kafka import registration
 
-    states = registration.register(*_topic(name))
+    spec, endpoints, config = _topic(name)
+    states = registration.register(spec, endpoints, config)
     if not states:
-        echo(f"{name}: the spec names no schema file")
+        echo(f"{name}: nothing to register: {registration.why_no_files(spec)}")
     for state in states:
         echo(f"{name}: {state.what}")
 
@@ -425,7 +426,7 @@ def pull(name: Name) -> None:
     for path in written:
         echo(f"{name}: wrote {path}")
     if not any(spec.schema_files(config)):
-        echo(f"{name}: the spec names no schema file; the engine reads the registry")
+        echo(f"{name}: nothing to write: {registration.why_no_files(spec)}")
     elif not written:
         echo(f"{name}: the schema files are the newest registered versions")
 

@@ -16,6 +16,7 @@ PREFIX = "TOPICBERG_"
 _MODULES = (
     *("settings", "logins.kafka", "logins.registry", "logins.catalog"),
     *("endpoints.addresses", "endpoints.cloud", "deploy.settings", "alerts.settings"),
+    "clients.lineage",
 )
 """Modules of the library with models of settings."""
 _OTHERS = frozenset(

@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 from topicberg.clients.answers import answered
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.logins.registry import PREFIX
+from topicberg.settings import see_whether_it_runs
 
 NOT_FOUND, CONFLICT = 404, 409
 
@@ -53,14 +54,14 @@ def registry_errors(what: str) -> Iterator[None]:
         if status in _GATEWAY:
             raise UnreachableError(
                 f"the schema registry does not answer ({what}): {status} from the proxy before it",
-                hint="run `topicberg status` to see whether it runs",
+                hint=see_whether_it_runs("the schema registry"),
             ) from error
         kind = IncompatibleSchemaError if status == CONFLICT else TopicbergError
         raise kind(f"the schema registry refused {what}: {reason}") from error
     except (HTTPError, OSError) as error:
         raise UnreachableError(
             f"the schema registry does not answer ({what}): {error}",
-            hint="run `topicberg status` to see whether it runs",
+            hint=see_whether_it_runs("the schema registry"),
         ) from error
 
 

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs
 
 from starlette.middleware import Middleware
 
+from topicberg.dagster import documents
 from topicberg.errors import TopicbergError
 from topicberg.security.asgi import GuardMiddleware, Scope
 from topicberg.security.guard import LOOPBACK, Guard
@@ -61,6 +62,7 @@ def guard_webservers(config: Settings, *, same_user: bool) -> None:
         outermost = next(iter(getattr(app, "user_middleware", ())), None)
         if getattr(outermost, "cls", None) is not GuardMiddleware:
             raise _unguarded("its application has no middleware of topicberg")
+        app.router.routes.insert(0, documents.route())  # before Dagster's, which takes every path
         return app
 
     if same_user:

@@ -43,7 +43,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, if_found, registry_errors
 from topicberg.endpoints import Endpoints
 from topicberg.errors import LoginError, SpecError, TopicbergError, UnreachableError
-from topicberg.settings import settings
+from topicberg.settings import see_whether_it_runs, settings
 from topicberg.topics import requests
 from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
@@ -358,7 +358,7 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
         server = endpoints.kafka_login.token_uri if endpoints.kafka_login.auth == "oidc" else None
         return UnreachableError(
             f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
-            hint="run `topicberg status` to see whether Kafka runs"
+            hint=see_whether_it_runs("Kafka")
             + (f", and check that the OAuth server {server} gives out tokens" if server else ""),
         )
 
@@ -371,8 +371,7 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise NoSuchTopicError(
                 f"{what}: the topic does not exist on {endpoints.kafka_bootstrap}",
-                hint="check the name; a topic with a spec is created by the Tableflow engine, "
-                "`topicberg datagen start` and `topicberg topics register`",
+                hint="check the name; the Tableflow engine creates a topic that has a spec",
             ) from None
         if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
             raise _login_error(endpoints, what) or silent() from error

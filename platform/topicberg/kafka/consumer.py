@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka import NO_ANSWER
+from topicberg.settings import see_whether_it_runs
 
 READ_SECONDS = 60.0
 """A read that gets no record for this time fails."""
@@ -88,7 +89,7 @@ def messages(
                 raise UnreachableError(
                     f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
                     f"{seconds:.0f} s",
-                    hint="run `topicberg status` to see whether Kafka runs",
+                    hint=see_whether_it_runs("Kafka"),
                 )
 
 
@@ -121,8 +122,7 @@ def first_times(
         raise UnreachableError(
             f"topic {topic}: partition {min(waiting)} cannot be read: no record within "
             f"{seconds:.0f} s",
-            hint="run `topicberg status` to see whether Kafka runs, and see whether the partition "
-            "has a leader",
+            hint=f"{see_whether_it_runs('Kafka')}; see whether the partition has a leader",
         )
     return found
 

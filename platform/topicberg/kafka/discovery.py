@@ -16,6 +16,7 @@ from topicberg import kafka
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import SpecError, TopicbergError, UnreachableError
 from topicberg.files import update_file
+from topicberg.settings import see_whether_it_runs
 from topicberg.topics.discovery import (
     Discovery,
     FoundSchema,
@@ -53,7 +54,7 @@ def list_topics(endpoints: Endpoints) -> dict[str, int]:
     except KafkaException as error:
         raise UnreachableError(
             f"Kafka at {endpoints.kafka_bootstrap} does not list its topics: {error.args[0].str()}",
-            hint="run `topicberg status` to see whether Kafka runs",
+            hint=see_whether_it_runs("Kafka"),
         ) from error
     return {name: len(one.partitions) for name, one in listed.topics.items() if one.error is None}
 

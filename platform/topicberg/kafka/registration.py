@@ -148,6 +148,18 @@ def _compare(
     return FileState(topic, subject, path.name, None, latest.version, acceptable, level)
 
 
+def why_no_files(spec: TopicSpec) -> str:
+    """Return why no schema file of a topic belongs into the registry."""
+    if own := [one.file for one in (spec.value_schema, spec.key) if one.file]:
+        return (
+            f"{' and '.join(own)} is not for the registry: the topic's records name no schema "
+            "(`framing: none`)"
+        )
+    if spec.external:
+        return "the topic is external, so its schemas are read from the registry, not from files"
+    return "neither its values nor its keys have a schema"
+
+
 def register(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[FileState]:
     """Register the schema files of a topic that no version of their subjects has.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from topicberg.orchestration.assets import (
     Lake,
+    alerts_asset,
     derived_assets,
     published_assets,
     topic_assets,
@@ -36,6 +37,7 @@ __all__ = [
     "Snowflake",
     "Spark",
     "alert_sensor",
+    "alerts_asset",
     "build",
     "catalog_sensor",
     "check_job",

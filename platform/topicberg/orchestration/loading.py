@@ -11,7 +11,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from topicberg.orchestration.assets import lake_assets
+from topicberg.orchestration.assets import alerts_asset, lake_assets
 from topicberg.orchestration.assets.lake import Lake, lake_of
 from topicberg.orchestration.assets.platform import platform_assets
 from topicberg.orchestration.checks.adapter import lake_checks
@@ -92,7 +92,11 @@ def _quick() -> Iterator[None]:
 
 def _everything(lake: Lake) -> dg.Definitions:
     return dg.Definitions(
-        assets=[*lake_assets(lake), *platform_assets(lake.config, lake.topics)],
+        assets=[
+            *lake_assets(lake),
+            *platform_assets(lake.config, lake.topics),
+            alerts_asset(lake),
+        ],
         asset_checks=list(lake_checks(lake)),
         jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
         schedules=[

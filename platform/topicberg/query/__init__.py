@@ -25,12 +25,14 @@ from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings, see_whether_it_runs, settings
+from topicberg.topics.spec import asset_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from duckdb import DuckDBPyConnection
     from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
     from pyiceberg.typedef import Identifier
     from snowflake.connector import SnowflakeConnection
 
@@ -110,7 +112,12 @@ def explained(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) 
         help_ = (
             unquoted(sql, engine)
             or _unreadable(sql, engine, endpoints, config)
-            or hint(str(error), engine, lambda: _known_columns(sql, endpoints, config))
+            or hint(
+                str(error),
+                engine,
+                lambda: _known_columns(sql, endpoints, config),
+                lambda table: _commits_behind(table, sql, endpoints, config),
+            )
         )
         raise QueryError(f"{engine}: {_one_line(error)}", hint=help_) from None
 
@@ -247,9 +254,8 @@ def _ask_spark(sql: str, endpoints: Endpoints, config: Settings, max_rows: int |
         session.stop()
 
 
-def _ask_snowflake(
-    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
-) -> Answer:
+def _snowflake_connection(endpoints: Endpoints, config: Settings) -> SnowflakeConnection:
+    """Return a connection that can only read."""
     import snowflake.connector
 
     from topicberg.catalogs.snowflake import QUERY_ROLE, ask, logging_in
@@ -272,9 +278,17 @@ def _ask_snowflake(
             login_timeout=LOGIN_SECONDS,
             **{name: value for name, value in address.items() if value is not None},
         )
-    with connection:
-        if deployed:  # by default a session has the privileges of all roles of its user
-            ask(connection, "USE SECONDARY ROLES NONE")
+    if deployed:  # by default a session has the privileges of all roles of its user
+        ask(connection, "USE SECONDARY ROLES NONE")
+    return connection
+
+
+def _ask_snowflake(
+    sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
+) -> Answer:
+    from topicberg.catalogs.snowflake import ask
+
+    with _snowflake_connection(endpoints, config) as connection:
         if config.snowflake_linked_database:
             sql = _in_linked_database(sql, connection, config)
         return ask(connection, sql, None if max_rows is None else max_rows + 1)
@@ -360,6 +374,32 @@ def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str
     return found
 
 
+def _commits_behind(name: str, sql: str, endpoints: Endpoints, config: Settings) -> int | None:
+    """Return by how many commits Snowflake's state of a table is older; None: it is not known."""
+    from topicberg.catalogs.snowflake import find_table_path, read_back
+
+    with suppress(Exception):  # this is only a hint for a query that failed already
+        catalog = endpoints.catalog(config)
+        (identifier,) = (
+            each for each, named in _tables(sql, catalog) if named and each[-1] == name
+        )
+        table = catalog.load_table(identifier)
+        source = (identifier[0], identifier[-1].lower())
+        with _snowflake_connection(endpoints, config) as connection:
+            path = find_table_path(connection, config, asset_name(name).upper(), source)
+            return commits_since(table, read_back(connection, path).metadata_location)
+    return None
+
+
+def commits_since(table: Table, location: str) -> int | None:
+    """Return how many commits a table has after a state of it; None: that is no longer logged.
+
+    :param location: the metadata file of the state
+    """
+    log = [*(entry.metadata_file for entry in table.metadata.metadata_log), table.metadata_location]
+    return len(log) - 1 - log.index(location) if location in log else None
+
+
 def _from_arrow(table: pa.Table) -> Answer:
     rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
     return tuple(table.column_names), rows
@@ -426,7 +466,7 @@ def _check_listening(what: str, url: str) -> None:
     except OSError as error:
         raise QueryError(
             f"{what} does not answer at {url}: {error}",
-            hint="run `topicberg status` to see what runs, `topicberg up` to start it",
+            hint=see_whether_it_runs(what, starts=True),
         ) from None
 
 

@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
+from topicberg.topics.spec import asset_name
+from topicberg.wording import count
+
 Columns = Callable[[], Mapping[str, Sequence[str]]]
 """Tables of the lake with their columns; tables that a query does not name may lack them."""
 
@@ -52,34 +55,64 @@ def unquoted(sql: str, engine: str) -> str | None:
     return f"write {quoted(found[0], engine)}" if found else None
 
 
-def hint(text: str, engine: str, columns: Columns) -> str | None:
+def hint(
+    text: str, engine: str, columns: Columns, behind: Callable[[str], int | None] = lambda _: None
+) -> str | None:
     """Return the hint for an error, or None if there is nothing to add to the engine's message.
 
     :param text: the engine's own message
+    :param behind: by how many commits Snowflake's state of a table is older than the table; None:
+        it is not known
     """
     if _NO_DATABASE.search(text):
         return "materialize a snowflake/… asset first: it creates the database and the tables"
     if match := _TABLE.search(text):
-        known = list(columns())
-        if engine == "snowflake":
-            known = [re.sub(r"\W", "_", name).upper() for name in known]
-        name = _name(match)
-        if engine == "snowflake" and name.upper() in known:
-            return (
-                f"{name.upper()} is not registered in Snowflake yet: run `topicberg sync TABLE`, "
-                "or materialize its asset snowflake/…"
-            )
-        return _suggestion("table", name, known, engine)
+        return _of_table(_name(match), engine, list(columns()))
     if match := _COLUMN.search(text):
-        known = [column for named in columns().values() for column in named]
-        known = [column for column in known if not _IN_LISTS.search(column)]
-        if engine == "snowflake" and _name(match).upper() in map(str.upper, known):
-            return (
-                "the Iceberg table has this column, and Snowflake reads an older state of it: run "
-                "`topicberg sync TABLE`; `topicberg checks TABLE` says how old it is"
-            )
-        return _suggestion("column", _name(match), known, engine)
+        return _of_column(_name(match), engine, columns(), behind)
     return None
+
+
+def _of_table(name: str, engine: str, known: Sequence[str]) -> str | None:
+    if engine == "snowflake":
+        known = [asset_name(each).upper() for each in known]
+    if name.lower() not in map(str.lower, known):
+        return _suggestion("table", name, known, engine)
+    if engine == "snowflake":
+        table = name.lower() if name.upper() == name else name
+        return (
+            f"run `topicberg sync {table}`, or materialize snowflake/{table}: the table is not "
+            "registered in Snowflake yet"
+        )
+    return (
+        f"write {quoted(name, engine)} without what stands before it, if anything does: the "
+        "catalog has a table of this name"
+    )
+
+
+def _of_column(
+    name: str,
+    engine: str,
+    columns: Mapping[str, Sequence[str]],
+    behind: Callable[[str], int | None],
+) -> str | None:
+    known = [each for named in columns.values() for each in named if not _IN_LISTS.search(each)]
+    having = [table for table, named in columns.items() if name.lower() in map(str.lower, named)]
+    if not having:
+        return _suggestion("column", name, known, engine)
+    if engine == "snowflake":
+        table = having[0]
+        commits = behind(table)
+        if commits != 0:
+            older = "an older state of it"
+            if commits is not None:
+                older = f"a state that is {count(commits, 'commit')} older"
+            return (
+                f"run `topicberg sync {asset_name(table)}`: the Iceberg table {table} has this "
+                f"column, and Snowflake reads {older}"
+            )
+    tables = " and ".join(quoted(table, engine) for table in having)
+    return f"check which table the column is taken from: {tables} has it"
 
 
 def _name(match: re.Match[str]) -> str:

@@ -35,6 +35,12 @@ class Commit:
     """Rows that the step added to the table."""
     rows_skipped: int = 0
     """Records that were left out since the table was created."""
+    records_read: int = 0
+    """Records that the batch read."""
+    records_skipped: int = 0
+    """Of these, and of those that a user requested to skip: left out without a dead letter."""
+    records_dead_lettered: int = 0
+    """Of these: left out, and in the dead-letter topic."""
     bytes: int = 0
     """Size of the files that the step added."""
     data_files: int = 0

@@ -417,6 +417,10 @@ class Ingestor:
                 files, keys = self._files_of(plan, found.rows)
                 written = replace(written, files=files, keys=keys)
             changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
+            dead_lettered = 0
+            if self.spec.tableflow.error_handling.mode == "LOG":
+                failing = plan.failing.keys() & batch.skipped
+                dead_lettered = written.rejections.count + refused + len(failing)
             if left_out := written.rejections.count + refused + len(batch.skipped):
                 changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
             if kafka_times := written.rejections.kafka_times:
@@ -436,7 +440,12 @@ class Ingestor:
         snapshot = commit.add_files(
             table, plan.planned_on, written.files, replaced, summary, changed, dropped
         )
-        return self._committed(plan, snapshot, changed, written)
+        return replace(
+            self._committed(plan, snapshot, changed, written),
+            records_read=written.records,
+            records_skipped=left_out - dead_lettered,
+            records_dead_lettered=dead_lettered,
+        )
 
     def _handle_rejected(self, plan: BatchPlan, rejections: Rejections) -> None:
         """Treat malformed records as the topic's error mode says.

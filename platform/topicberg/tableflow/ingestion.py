@@ -16,8 +16,9 @@ import zlib
 from typing import TYPE_CHECKING
 
 from topicberg import kafka
+from topicberg.clients.lineage import TopicLineage
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableflowError, TopicbergError
+from topicberg.errors import TableflowError, TopicbergError, safe
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
@@ -37,6 +38,7 @@ from topicberg.tableflow.status import (
     write_status,
 )
 from topicberg.topics import TopicSpec, check_topics
+from topicberg.topics.spec import metadata_description
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -103,8 +105,9 @@ class Ingestion:
             engine=engine,
             write_mode=spec.write_mode.upper(),
             error_handling=spec.tableflow.error_handling.mode,
-            **(counters or {}),
+            **{"counting_since_ms": int(time.time() * 1000), **(counters or {})},
         )
+        self._lineage: TopicLineage | None = None
         self._unavailable: Unavailable | None = None
         self._written = self.status
         self._written_at = -math.inf
@@ -325,6 +328,7 @@ class Ingestion:
         if commit.records or self.status.phase != "RUNNING" or self._differs(commit):
             self._committed(commit)
             self._sync_delta(ingestor)
+            self._report_lineage(commit, ingestor)
         if commit.records:
             self._committed_at = time.monotonic()
         return commit
@@ -349,6 +353,22 @@ class Ingestion:
         """Return whether the table differs from the status although there are no new records."""
         fields = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys")
         return any(getattr(commit, name) != getattr(self.status, name) for name in fields)
+
+    def _report_lineage(self, commit: Commit, ingestor: Ingestor) -> None:
+        """Report a commit to the receiver of lineage, if there is one; nothing of it may fail."""
+        if not commit.records:
+            return
+        try:
+            if self._lineage is None:
+                self._lineage = TopicLineage(self.spec.name, self._endpoints.kafka_bootstrap)
+            if not self._lineage.is_due(commit.rows, commit.bytes):
+                return
+            table = ingestor.table()
+            names = [each.name for each in table.schema().fields]
+            of_record = [name for name in names if metadata_description(name) is None]
+            self._lineage.report(table, of_record)
+        except Exception as error:  # the batch is committed
+            logger.warning("topic %s: its lineage is not reported: %s", self.spec.name, safe(error))
 
     def _sync_delta(self, ingestor: Ingestor) -> None:
         """Update the Delta log, if the topic has one; its failure does not stop Iceberg.
@@ -385,6 +405,9 @@ class Ingestion:
                 lag={p: max(0, end - end_offsets.get(p, 0)) for p, end in high.items()},
                 rows_committed=status.rows_committed + commit.rows,
                 rows_skipped=commit.rows_skipped,
+                records_read=status.records_read + commit.records_read,
+                records_skipped=status.records_skipped + commit.records_skipped,
+                records_dead_lettered=status.records_dead_lettered + commit.records_dead_lettered,
                 skip_requests=commit.skip_requests,
                 missed_deletes=commit.missed_deletes,
                 keys=commit.keys,

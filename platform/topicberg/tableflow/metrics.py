@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 _PREFIX = "topicberg_tableflow_"
 _COUNTERS = {
+    "records_read": "records that committed batches read",
     "rows_committed": "rows that commits added to the table",
+    "records_skipped": "records left out without a dead letter",
+    "records_dead_lettered": "records left out, and sent to the dead-letter topic",
     "rows_skipped": "records left out since the table was created: malformed ones, and those that "
     "a user requested to skip",
     "bytes_committed": "bytes of the files that commits added",

@@ -26,6 +26,11 @@ _LASTING = (
     *("topic", "write_mode", "error_handling", "snapshot_id", "committed_at_ms", "end_offsets"),
     *("rows_skipped", "skip_requests", "missed_deletes", "data_files", "keys", "reader"),
 )
+COUNTERS = (
+    *("records_read", "rows_committed", "records_skipped", "records_dead_lettered"),
+    *("bytes_committed", "commits", "failures"),
+)
+"""Since the engine got the topic. Metrics and the check ``tableflow`` have the same names."""
 FLEET = 20_000
 """Topics whose snapshots are kept in memory."""
 
@@ -80,7 +85,18 @@ class TopicStatus(BaseModel):
         default_factory=dict, description="by partition; records after them cannot be read yet"
     )
     rows_committed: int = Field(default=0, description="rows that commits added to the table")
-    rows_skipped: int = Field(default=0, description="records left out since the table was created")
+    rows_skipped: int = Field(
+        default=0,
+        description="records left out since the table was created, skipped or dead-lettered",
+    )
+    records_read: int = Field(default=0, description="records that committed batches read")
+    records_skipped: int = Field(default=0, description="records left out without a dead letter")
+    records_dead_lettered: int = Field(
+        default=0, description="records left out, and sent to the dead-letter topic"
+    )
+    counting_since_ms: int | None = Field(
+        default=None, description="when the counters began: the engine got the topic"
+    )
     skip_requests: list[Skip] = Field(
         default_factory=list, description="records that users requested to leave out"
     )
@@ -124,7 +140,7 @@ class TopicStatus(BaseModel):
 
     def counters(self) -> dict[str, int]:
         """Return the counters that a worker that replaces this one starts from."""
-        return self._some(("rows_committed", "bytes_committed", "commits", "failures"))
+        return self._some((*COUNTERS, "counting_since_ms"))
 
     def _some(self, fields: Iterable[str]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in fields}

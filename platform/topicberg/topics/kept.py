@@ -40,6 +40,17 @@ class KnownSpecs:
     """Topics whose spec is invalid and was never valid."""
     problem: str | None = None
     """The errors of the files, in one line."""
+    kept: frozenset[str] = frozenset()
+    """Topics whose last valid spec stays in use."""
+
+    @property
+    def consequence(self) -> str:
+        """What follows for the topics, to add to the problem."""
+        parts = (
+            ("the last valid specs stay in use of", self.kept),
+            ("left out, as they were never valid:", self.left_out),
+        )
+        return "".join(f"; {what} {_named(names)}" for what, names in parts if names)
 
 
 def build_with_kept(
@@ -57,12 +68,7 @@ def build_with_kept(
     :raises SpecError: it cannot be built, and there is no earlier version to use
     """
     specs, problems = check_topics(config)
-    known = KnownSpecs(specs)
-    if problems:
-        wrong = {name for problem in problems for name in problem.names}
-        specs = _completed(specs, [spec for n, spec in _read(config).items() if n in wrong])
-        left_out = frozenset(wrong - {spec.name for spec in specs})
-        known = KnownSpecs(specs, left_out, _joined(problems))
+    known = _with_kept(config, specs, problems) if problems else KnownSpecs(specs)
     try:
         built = build(known)
         if keeps:
@@ -72,25 +78,42 @@ def build_with_kept(
         if not kept:
             raise
         reason = "; ".join(filter(None, (known.problem, error.message)))
-        known = KnownSpecs(_completed([], list(kept.values())), known.left_out, reason)
+        specs = _completed([], list(kept.values()))
+        known = KnownSpecs(specs, known.left_out, reason, frozenset(kept))
         try:
             built = build(known)
         except TopicbergError:
             raise error from None
     if known.problem is not None:
-        lost = ", ".join(sorted(known.left_out))
-        never = f"; left out, as they were never valid: {lost}" if lost else ""
-        report(f"the last valid topic specs stay in use: {known.problem}{never}")
+        report(f"{known.problem}{known.consequence}")
     return built
 
 
 def wrong_specs(config: Settings) -> str | None:
-    """Return the errors of the spec files, or None if there are none."""
+    """Return the errors of the spec files and what follows, or None if there are none."""
     try:
-        problems = check_topics(config)[1]
+        specs, problems = check_topics(config)
     except TopicbergError as error:
         return str(error)
-    return _joined(problems) or None
+    if not problems:
+        return None
+    known = _with_kept(config, specs, problems)
+    return f"{known.problem}{known.consequence}"
+
+
+def _with_kept(config: Settings, specs: list[TopicSpec], problems: Sequence[Problem]) -> KnownSpecs:
+    """Return the valid specs, with the last valid ones of the topics that have problems."""
+    wrong = {name for problem in problems for name in problem.names}
+    valid = {spec.name for spec in specs}
+    specs = _completed(specs, [spec for n, spec in _read(config).items() if n in wrong])
+    kept = frozenset(wrong & ({spec.name for spec in specs} - valid))
+    return KnownSpecs(specs, frozenset(wrong - kept - valid), _joined(problems), kept)
+
+
+def _named(names: frozenset[str]) -> str:
+    """Return the first of the names, where a fleet has many."""
+    shown, more = sorted(names)[:MAX_SHOWN], len(names) - MAX_SHOWN
+    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _joined(problems: Sequence[Problem]) -> str:

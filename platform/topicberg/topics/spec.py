@@ -269,6 +269,11 @@ class _WithSchema:
         """Whether the schema is in the registry, and is not only a file."""
         return self.has_schema and (self.framing != "none" or self.file is None)
 
+    @property
+    def described(self) -> str:
+        """The format in words."""
+        return str(self.format) if self.format not in ("none", "bytes") else "raw bytes"
+
 
 class ValueSchema(_WithSchema, SpecModel):
     """The schema of the record value."""

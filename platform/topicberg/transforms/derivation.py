@@ -65,6 +65,8 @@ class Derivation:
     """Iceberg's format version of a new table."""
     version: str | None = None
     """Of the function and its settings; None: it is not recorded."""
+    descriptions: tuple[tuple[str, str], ...] = ()
+    """Columns and what the table says of them; others have the sources' descriptions."""
 
     @property
     def name(self) -> str:

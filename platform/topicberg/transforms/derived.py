@@ -306,7 +306,8 @@ def _computed(
         rows = [each.filter(part.condition(time, kind)) for each, part in pairs]
     else:
         rows = [refusing(each, time, kind, part) for each, part in pairs]
-    return reduce(lambda one, other: one.unionByName(other), rows), optional(described(results[0]))
+    columns = optional(described(results[0], derivation.descriptions))
+    return reduce(lambda one, other: one.unionByName(other), rows), columns
 
 
 def _held(derivation: Derivation, sources: Mapping[str, Table]) -> list[Hours] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -167,14 +168,18 @@ def _create(
     return catalog.load_table(name)
 
 
-def described(frame: DataFrame) -> pa.Schema:
-    """Return a frame's columns, with the descriptions of the sources' columns that it keeps."""
+def described(frame: DataFrame, descriptions: Iterable[tuple[str, str]] = ()) -> pa.Schema:
+    """Return a frame's columns, with the descriptions of the sources' columns that it keeps.
+
+    :param descriptions: columns and their own descriptions
+    """
     import pyarrow as pa
     from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
     from pyspark.sql.pandas.types import to_arrow_schema
 
     columns = frame.schema
     comments = {one.name: (one.metadata or {}).get("comment") for one in columns}
+    comments |= dict(descriptions)
     return pa.schema(
         [
             field.with_metadata({PYARROW_FIELD_DOC_KEY: comment})

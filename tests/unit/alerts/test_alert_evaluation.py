@@ -173,3 +173,25 @@ def test_state_of_an_older_version_is_read() -> None:
 @pytest.mark.parametrize("hint", [None, "`fix it`"])
 def test_split_hint_is_the_inverse_of_the_text(hint: str | None) -> None:
     assert split_hint(str(TopicbergError("a: b", hint=hint))) == ("a: b", hint)
+
+
+def test_sensor_that_does_not_tick_is_a_fault_after_some_evaluations() -> None:
+    """After the daemon was down, the first evaluation finds all of them so."""
+    minute = timedelta(minutes=1)
+    hangs = Automation("snapshots", "sensor", True, ticked_at=NOW, interval=minute / 2)
+    rare = Automation("rare", "sensor", True, ticked_at=NOW, interval=10 * minute)
+    off = Automation("off", "sensor", False, ticked_at=NOW, interval=minute)
+    nightly = Automation("nightly", "schedule", True, ticked_at=NOW)
+    state, found = AlertState(), list[list[str]]()
+    for passed in range(1, 8):
+        seen = Observation(
+            at=NOW + passed * minute, check_runs=RUNNING, automations=(hangs, rare, off, nightly)
+        )
+        state, now = evaluate(AlertState.parse(state.model_dump_json()), seen, "http://ui")
+        found.append(list(now))
+    assert found == [[]] * 5 + [["silent snapshots"]] * 2
+    assert "2026" in now["silent snapshots"].what
+    ticks = replace(hangs, ticked_at=seen.at)
+    state, now = evaluate(state, replace(seen, automations=(ticks,)), "http://ui")
+    assert now == {}
+    assert state.silent == {}

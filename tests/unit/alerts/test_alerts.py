@@ -35,12 +35,15 @@ from memory_instance import memory_instance
 from security.corpus import TEXTS
 
 from topicberg.alerts.alert import Alert, AlertState, Notice, changes
-from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver, message_of
+from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
+from topicberg.alerts.decisions import Decisions, silence
 from topicberg.alerts.evaluation import UNCHECKED_TICKS, evaluate
+from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
@@ -406,6 +409,20 @@ def test_failing_sensor_is_a_fault_while_it_exists(desk: Desk) -> None:
     assert desk.tick() == [("resolved", "tick alerts")]
 
 
+def test_sensor_that_stopped_ticking_is_a_fault(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last tick hangs, as its code location was stopped by a signal, for instance."""
+    began = time.time() - 600
+    monkeypatch.setattr(time, "time", lambda: began)
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.STARTED)
+    monkeypatch.undo()
+    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(settings().state_dir))
+    assert [desk.tick() for _ in range(3)] == [[], [], [("firing", "silent alerts")]]
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED, skip_reason="none")
+    assert desk.tick() == [("resolved", "silent alerts")]
+
+
 def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
     broken.add("orders")
     desk.run()
@@ -525,9 +542,44 @@ def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
     watch.desk.ticked(InstigatorType.SCHEDULE, schedule, TickStatus.FAILURE, error=ERROR)
     now = watch.faults()
     assert list(now) == ["checks", f"tick {schedule}"]
-    assert [notice.alert.key for notice in changes(now, {}, datetime.now(UTC))] == [
-        f"tick {schedule}"
-    ]
+    notices = changes(AlertState(), now, Decisions(), datetime.now(UTC))
+    assert [notice.alert.key for notice in notices] == [f"tick {schedule}"]
+
+
+# --- the list ---
+
+
+def test_list_of_alerts_is_reported_when_it_changes(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = dg.Definitions(
+        assets=[orders, invoices, dg.AssetSpec(alerts_key(settings()))],
+        asset_checks=[checks],
+        sensors=[alert_sensor()],
+    ).get_repository_def()
+    cursor: str | None = None
+
+    def tick() -> list[Any]:
+        nonlocal cursor
+        context = dg.build_sensor_context(
+            instance=desk.instance, cursor=cursor, repository_def=listed
+        )
+        data = listed.get_sensor_def("alerts").evaluate_tick(context)
+        cursor = data.cursor
+        return [event.metadata for event in data.asset_events]
+
+    (none,) = tick()
+    assert none["alerts"].value == "No active alerts."
+    assert tick() == []
+    verdicts["tableflow"] = bad("suspended", remediation="`resume it`")
+    desk.run()
+    (event,) = tick()
+    assert event["active_alerts"].value == event["errors"].value == 1
+    assert "suspended" in event["alerts"].value
+    assert tick() == []
+    silence(settings(), "orders", "a deploy", timedelta(hours=1))
+    (silenced,) = tick()
+    assert "silenced by" in silenced["alerts"].value
 
 
 # --- channels ---
@@ -613,14 +665,14 @@ def test_slack_message_of_any_fault_only_links_to_the_ui(
 def test_mail_of_any_fault_is_plain_text_to_the_team(what: str) -> None:
     fault = Alert(**{**FAULT.model_dump(), "title": what, "what": what})
     notice = Notice(state="firing", alert=fault, at=datetime.now(UTC))
-    mail = message_of(AlertSettings(email_to="team@example.org"), notice)
-    assert mail.get_content_type() == "text/plain"
-    assert mail["To"] == "team@example.org"
-    assert set(mail.keys()) == {
+    message = mail(AlertSettings(), "team@example.org", notice)
+    assert message.get_content_type() == "text/plain"
+    assert message["To"] == "team@example.org"
+    assert set(message.keys()) == {
         *("Subject", "From", "To", "MIME-Version"),
         *("Content-Type", "Content-Transfer-Encoding"),
     }
-    assert mail.as_bytes()
+    assert message.as_bytes()
 
 
 def test_slack_message_of_a_long_fault_is_short(tmp_path: Path, hook: Hook) -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from topicberg.alerts.dagster_ui import (
     running_ui,
     watched_dagster,
 )
+from topicberg.alerts.decisions import end_silence, silence
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, Watch, Watched, Watcher
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
@@ -158,9 +160,22 @@ def test_fault_is_sent_once_and_resolved_also_by_the_next_process(config: Settin
     kafka.why = proxy.why = None
     second.look()
     assert notices(config)[1:] == [("service kafka", "resolved")]
+
     (config.state_dir / watch.STATE_FILE).write_text("half of")
     second.look()
     assert len(notices(config)) == 2
+
+
+def test_silenced_service_is_not_sent(config: Settings) -> None:
+    kafka = Service()
+    kafka.why = "frozen"
+    first, _ = watcher(config, Watched("kafka", kafka, "end it", patience=0))
+    silence(config, "service kafka", "an upgrade", timedelta(hours=1))
+    first.look()
+    assert notices(config) == []
+    assert end_silence(config, "service kafka")
+    first.look()
+    assert notices(config) == [("service kafka", "firing")]
 
 
 class _Recorded(BaseHTTPRequestHandler):

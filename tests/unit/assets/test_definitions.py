@@ -16,6 +16,7 @@ from pyiceberg.exceptions import ServerError
 
 from definitions import defs
 from topicberg.deploy.platform import resources
+from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
@@ -50,6 +51,7 @@ def test_asset_keys() -> None:
     }
     assert keys == (
         platform
+        | {f"alerts/{settings().prefix}"}
         | {f"kafka/{spec.asset_name}" for spec in load_topics()}
         | {f"{s}/{name}" for name in table_names() for s in ("iceberg", "glue", "snowflake")}
     )
@@ -83,11 +85,14 @@ def test_platform_is_executable_only_where_it_is_deployed(
 def test_every_asset_explains_itself(key: dg.AssetKey) -> None:
     node = GRAPH.get(key)
     assert node.description
-    assert Path(str(node.metadata["documentation"].value)).is_file()
+    page = str(node.metadata["documentation"].value).removeprefix(f"{ROUTE}/")
+    folder = docs_folder()
+    assert folder is not None
+    assert (folder / page).is_file()
     assert node.group_name != "default"
     assert node.kinds
     assert node.owners
-    assert node.group_name == "platform" or "dagster/table_name" in node.metadata
+    assert node.group_name in ("platform", "operation") or "dagster/table_name" in node.metadata
 
 
 def test_the_graph_reads_from_kafka_to_snowflake() -> None:

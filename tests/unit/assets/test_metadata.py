@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, StringType
+from specs import Project, minimal
 
 from topicberg.charts import markdown_table
-from topicberg.orchestration.assets.metadata import column_schema, documentation
-from topicberg.settings import settings
+from topicberg.orchestration.assets.metadata import column_schema
+from topicberg.orchestration.assets.topics import kafka_spec
 from topicberg.tableflow.layout import METADATA_COLUMNS
+from topicberg.topics import load_topic
 
 
 @pytest.mark.parametrize("name", [*METADATA_COLUMNS, "headers"])
@@ -29,28 +31,29 @@ def test_metadata_columns_have_descriptions(name: str, scheme: str) -> None:
     assert own_column.description is None
 
 
-def test_documentation_is_a_link_where_it_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOPICBERG_DOCS_URL", "https://docs.example.org/topicberg/")
-    settings.cache_clear()
-    try:
-        page = documentation("tableflow.md")["documentation"]
-    finally:
-        monkeypatch.undo()
-        settings.cache_clear()
-    assert page.value == "https://docs.example.org/topicberg/tableflow.md"
-
-
-def test_documentation_is_left_out_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({"format": "none"}, "1 partition, values: raw bytes."),
+        ({"format": "bytes"}, "1 partition, values: raw bytes."),
+        ({"format": "text"}, "1 partition, values: text."),
+        (
+            {"format": "avro", "file": "trades.avsc"},
+            "1 partition, values: avro (subject `trades-value`).",
+        ),
+        (
+            {"format": "avro", "file": "trades.avsc", "framing": "none"},
+            "1 partition, values: avro (schema file `trades.avsc`).",
+        ),
+    ],
+)
+def test_topic_description_says_what_the_values_are(
+    tmp_path: Path, schema: dict[str, str], values: str
 ) -> None:
-    assert documentation("tableflow.md")["documentation"].value
-    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
-    settings.cache_clear()
-    try:
-        assert documentation("tableflow.md") == {}
-    finally:
-        monkeypatch.undo()
-        settings.cache_clear()
+    project = Project(tmp_path)
+    project.topic(minimal(schema=schema, partitions=1))
+    described = kafka_spec(load_topic("trades", project.config)).description or ""
+    assert described.startswith(f"Kafka topic `trades`, {values}")
 
 
 def cells(text: str) -> list[str]:

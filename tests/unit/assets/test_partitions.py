@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from topicberg.iceberg.hours import EVERYTHING
 from topicberg.orchestration.assets.partitions import (
     TimePartitions,
+    described_range,
+    partition_key,
     partition_keys,
     spans,
     time_partitions,
@@ -45,6 +47,31 @@ def partitions(granularity: str) -> TimePartitions:
 def test_keys(granularity: str, first: str, now: str) -> None:
     requested = [range(0, 1), range(HOUR_NOW, HOUR_NOW + 1), range(10**9, 10**9 + 1)]
     assert partition_keys(partitions(granularity), requested, NOW) == [first, now]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [
+        ("2026-03-01-03:00", "2026-03-01-03:00", "2026-03-01 03:00 to 04:00"),
+        ("2026-03-01-03:00", "2026-03-01-04:00", "2026-03-01 03:00 to 05:00"),
+        ("2026-03-01-23:00", "2026-03-01-23:00", "2026-03-01 23:00 to 00:00"),
+        ("2026-03-01-03:00", "2026-03-02-04:00", "2026-03-01 03:00 to 2026-03-02 05:00"),
+        ("2026-03-01", "2026-03-01", "2026-03-01"),
+        ("2026-03-01", "2026-03-04", "2026-03-01 to 2026-03-04"),
+    ],
+)
+def test_range_of_partitions_is_described_in_hours(first: str, last: str, expected: str) -> None:
+    assert described_range(first, last) == expected
+
+
+@given(st.sampled_from(["hourly", "daily"]), st.integers(0, 5000), st.integers(0, 50))
+def test_any_range_of_partitions_is_described(granularity: str, begin: int, more: int) -> None:
+    own, start = partitions(granularity), HOUR_NOW - 24 * 59
+    first, last = (
+        partition_key(own, datetime.fromtimestamp((start + hour) * 3600, UTC))
+        for hour in (begin, begin + more)
+    )
+    assert described_range(first, last).startswith(first[:10])
 
 
 @given(st.integers(-(2**62), 2**62), st.integers(1, 100))

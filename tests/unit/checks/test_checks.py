@@ -54,7 +54,6 @@ from topicberg.checks.rules import (
     repeated,
 )
 from topicberg.checks.table import (
-    MIN_HISTORY,
     check_equality_deletes,
     check_readable_by,
     check_volume,
@@ -353,23 +352,30 @@ def test_equality_deletes_of_a_topic_block_if_topicberg_writes_it(tableflow: str
     assert blocking == {True: tableflow == "topicberg", False: True}
 
 
+DAY = 24
+
+
 @pytest.mark.parametrize(
     ("counts", "good"),
     [
-        ([10] * MIN_HISTORY, True),  # too little to judge
-        ([0] * (MIN_HISTORY + 1), True),
-        ([10] * (MIN_HISTORY + 1) + [10], True),
-        ([10] * (MIN_HISTORY + 1) + [41], False),
-        ([10] * (MIN_HISTORY + 1) + [2], False),
-        ([10] * (MIN_HISTORY + 1) + [0], False),
-        ([1, 30, 2, 25, 40, 3, 28, 60], True),  # it varies a lot
+        ([1000] * DAY, True),  # too little to judge
+        ([1000] * (DAY - 1) + [0], True),
+        ([0] * (DAY + 1), True),
+        ([1000] * (DAY + 1) + [1000], True),
+        ([1000] * (DAY + 1) + [4100], False),
+        ([1000] * (DAY + 1) + [200], False),
+        ([1000] * (DAY + 1) + [0], False),
+        ([10] * (DAY + 1) + [0], True),  # so few say nothing
+        ([10] * (DAY + 1) + [99], True),
+        ([10] * (DAY + 1) + [100], False),
+        ([100, 3000, 200, 2500, 4000, 300, 2800] * 5 + [6000], True),  # it varies a lot
         ([*[0] * 160, 1, 0, 0, 1], True),  # a rare topic
         ([*[0] * 160, 50, 0, 0, 51], True),  # that has bursts
         ([*[0] * 160, 1, 0, 0, 1000], False),
-        ([0] * (MIN_HISTORY + 1) + [7], True),  # its first rows
+        ([0] * (DAY + 1) + [700], True),  # its first rows
         ([*[1, 1, 0] * 30, 0], True),  # a third of the hours has none
-        ([*[5] * 100, 0, 5], True),
-        ([*[5] * 100, 0, 0], False),
+        ([*[500] * 100, 0, 500], True),
+        ([*[500] * 100, 0, 0], False),
         ([*[5, 5, 5, 5, 400] * 20, 400], True),  # a job every five hours
     ],
 )
@@ -377,7 +383,7 @@ def test_volume(counts: list[int], good: bool) -> None:
     finding = judge_volume(counts, timedelta(hours=1), NOW, 4)
     assert finding.passed == good, finding.what
     rows = f"{counts[-1]:,} row{'' if counts[-1] == 1 else 's'} in the hour"
-    assert rows in finding.what or len(counts) == MIN_HISTORY
+    assert rows in finding.what or len(counts) == DAY
 
 
 @pytest.mark.parametrize(
@@ -389,7 +395,18 @@ def test_volume(counts: list[int], good: bool) -> None:
     ],
 )
 def test_volume_names_the_period(period: timedelta, text: str) -> None:
-    assert text in judge_volume([10] * (MIN_HISTORY + 2), period, NOW, 4).what
+    assert text in judge_volume([10] * (DAY + 2), period, NOW, 4).what
+
+
+@pytest.mark.parametrize(
+    ("period", "periods"),
+    [(timedelta(days=1), 6), (timedelta(hours=1), 24), (timedelta(minutes=10), 12)],
+)
+def test_volume_needs_enough_history_before_it_fails(period: timedelta, periods: int) -> None:
+    short = judge_volume([1000] * (periods - 1) + [0], period, NOW, 4)
+    assert short.passed
+    assert f"more than {periods} are needed" in short.what
+    assert not judge_volume([1000] * periods + [0], period, NOW, 4).passed
 
 
 def test_volume_of_a_table_without_partitions(table: Table) -> None:

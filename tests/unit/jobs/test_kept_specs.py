@@ -77,7 +77,25 @@ def test_many_invalid_specs_are_named_in_part(config: Settings) -> None:
     reason = built(config)[1] or ""
     assert reason.count("must be a valid integer") == 5
     assert reason.endswith("and 4 more: run `topicberg topics validate`")
-    assert wrong_specs(config) == reason
+    assert (wrong_specs(config) or "").startswith(f"{reason}; left out, as they were never valid:")
+
+
+def test_invalid_spec_that_was_never_valid_does_not_stay_in_use(config: Settings) -> None:
+    """The message says of each topic what becomes of it."""
+    reports: list[str] = []
+    write(config, "new", "none")
+
+    def report() -> str:
+        build_with_kept(config, lambda known: known, report=reports.append)
+        return reports[-1]
+
+    assert "stay in use" not in report()
+    assert report().endswith("; left out, as they were never valid: new")
+    write(config, "orders", "many")
+    assert report().endswith(
+        "; the last valid specs stay in use of orders; left out, as they were never valid: new"
+    )
+    assert wrong_specs(config) == report()
 
 
 def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:

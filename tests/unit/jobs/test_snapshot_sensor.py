@@ -31,7 +31,7 @@ from topicberg.orchestration.jobs.sensors import (
     snapshot_sensor,
 )
 from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, load
-from topicberg.orchestration.jobs.watches import watches
+from topicberg.orchestration.jobs.watches import TABLES, listed_tables, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 from topicberg.settings import Settings
@@ -228,12 +228,20 @@ def test_run_registers_what_a_tick_cannot(fleet: Fleet) -> None:
     tick = fleet.tick()
     (registration, checks) = tick.run_requests
     assert tables(registration) == names(2)
+    assert registration.tags[TABLES] == "t02"
+    assert checks.tags[TABLES] == "t01"
     assert checked(checks) == names(1)
     fleet.failing = set()
     fleet.keep(tick)
     assert fleet.live(2) == []
     fleet.commit(2)
     assert set().union(*fleet.live(1)) == set(), "a tick registers it again"
+
+
+def test_tag_of_a_run_names_its_first_tables() -> None:
+    keys = [dg.AssetKey([system, f"t{n}"]) for n in range(7) for system in ("glue", "snowflake")]
+    assert listed_tables(keys) == "t0, t1, t2, t3, t4 and 2 more"
+    assert listed_tables(keys[:4]) == "t0, t1"
 
 
 def test_failed_run_leaves_the_table_to_runs(fleet: Fleet) -> None:

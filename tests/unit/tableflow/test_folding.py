@@ -209,6 +209,7 @@ def test_changes_with_schemas_of_their_own_are_rows(
     done = ingestor.step()
     ingestor.close()
     assert done.rows_skipped == 1
+    assert (done.records_read, done.records_skipped, done.records_dead_lettered) == (5, 1, 0)
     assert rows_of(topic) == {2: {"id": 2, "big": "x", "more": 5}}
 
 

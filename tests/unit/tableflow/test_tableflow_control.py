@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from topicberg.checks.topic import check_engine
 from topicberg.cli import tableflow as cli
 from topicberg.cli.query import deleted_topics
 from topicberg.errors import SpecError, TopicbergError
@@ -17,6 +19,7 @@ from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.skips import Skip
 from topicberg.tableflow.status import (
+    COUNTERS,
     OpenTransaction,
     TopicStatus,
     read_status,
@@ -226,6 +229,7 @@ def test_status_is_read_back_and_half_of_one_is_none(config: Settings) -> None:
 def test_metrics_are_the_statuses() -> None:
     status = TopicStatus(
         topic="orders", phase="RUNNING", rows_committed=10, rows_skipped=2, lag={0: 3, 1: 0},
+        records_read=13, records_skipped=1, records_dead_lettered=2,
         committed_at_ms=1, data_files=4,
         open_transactions={0: OpenTransaction(offset=7, since_ms=0)},
     )  # fmt: skip
@@ -235,6 +239,9 @@ def test_metrics_are_the_statuses() -> None:
     for line in (
         'topicberg_tableflow_rows_committed_total{topic="orders"} 10.0',
         'topicberg_tableflow_rows_skipped_total{topic="orders"} 2.0',
+        'topicberg_tableflow_records_read_total{topic="orders"} 13.0',
+        'topicberg_tableflow_records_skipped_total{topic="orders"} 1.0',
+        'topicberg_tableflow_records_dead_lettered_total{topic="orders"} 2.0',
         'topicberg_tableflow_consumer_lag_records{partition="0",topic="orders"} 3.0',
         'topicberg_tableflow_data_files{topic="orders"} 4.0',
         'topicberg_tableflow_phase{phase="RUNNING",topic="orders"} 1.0',
@@ -244,6 +251,42 @@ def test_metrics_are_the_statuses() -> None:
     ):
         assert line in text
     assert 'topicberg_tableflow_commit_lag_seconds{topic="orders"} 0.0' not in text
+
+
+def test_status_metrics_and_check_have_the_same_numbers(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Read, written, skipped, dead-lettered and waiting are different numbers everywhere."""
+    numbers = {
+        "records_read": 1001, "rows_committed": 902, "records_skipped": 83,
+        "records_dead_lettered": 16, "bytes_committed": 5005, "commits": 6, "failures": 7,
+    }  # fmt: skip
+    assert {*COUNTERS} == {*numbers}
+    status = TopicStatus(
+        topic="orders", phase="RUNNING", lag={0: 300, 1: 4}, rows_skipped=150,
+        counting_since_ms=1_767_225_600_000, **numbers,
+    )  # fmt: skip
+    write_status(config, status)
+    monkeypatch.setattr("topicberg.settings.settings", lambda: config)
+    cli.status("orders")
+    shown = capsys.readouterr()
+    words = shown.out.split()
+    for column in ("read", "written", "skipped", "dead-lettered", "waiting"):
+        assert column in words
+    assert {"1,001", "902", "83", "16", "304"} <= set(words)
+    assert "since 2026-01-01 00:00:00 UTC" in " ".join(words)
+    assert "150 records skipped or dead-lettered since the table was created" in shown.err
+    cli.status("orders", as_json=True)
+    (document,) = json.loads(capsys.readouterr().out)
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: [status]))
+    spec = control.find_topic(config, "orders")
+    facts = check_engine(spec, status, datetime.now(UTC)).facts
+    for name, number in numbers.items():
+        metric = registry.get_sample_value(f"topicberg_tableflow_{name}_total", {"topic": "orders"})
+        assert document[name] == metric == facts[name] == number
+    assert facts["rows_skipped"] == document["rows_skipped"] == 150
+    assert facts["consumer_lag"] == sum(document["lag"].values()) == 304
 
 
 def test_a_message_is_shown_as_it_is(

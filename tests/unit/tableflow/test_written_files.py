@@ -70,4 +70,5 @@ def test_value_that_cannot_be_truncated_is_malformed(
     done = ingestor.step()
     ingestor.close()
     assert done.rows_skipped == 1
+    assert (done.records_read, done.records_skipped, done.rows) == (4, 1, 3)
     assert sorted(row["id"] for row in topic.rows()) == [-(2**63) + 8, 5, 6]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from topicberg.orchestration.assets.alerts import alerts_asset
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.orchestration.assets.publishing import publishing_asset
 from topicberg.orchestration.assets.registry import ComputedTable, Table
@@ -15,6 +16,7 @@ from topicberg.orchestration.checks.adapter import lake_checks
 
 __all__ = [
     "Lake",
+    "alerts_asset",
     "derived_assets",
     "find_derived",
     "lake_assets",

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from topicberg.errors import SpecError, TopicbergError, line_in
 from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, Subject
-from topicberg.orchestration.assets.derived import DerivedTable, derivation, with_parameters
+from topicberg.orchestration.assets.derived import (
+    DerivedTable,
+    derivation,
+    described_columns,
+    with_parameters,
+)
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.query.help import hint as similar_names
 from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
@@ -68,8 +73,13 @@ def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
             yield _failed(derived, error.message, error.hint)
             continue
         schemas[derived.name] = found
+        own = described_columns(derived.description)
         columns = (
-            Column(one.name, one.dataType.simpleString(), (one.metadata or {}).get("comment"))
+            Column(
+                one.name,
+                one.dataType.simpleString(),
+                own.get(one.name) or (one.metadata or {}).get("comment"),
+            )
             for one in found
         )
         yield Compiled(derived.name, derived.file, tuple(columns))
@@ -187,6 +197,13 @@ def _check(
                 f"its rules name a column {column}, which its function does not return"
                 f"{suggestion(column, names)}",
                 hint="correct `rules=Rules(…)` or the function",
+            )
+    for column in described_columns(derived.description):
+        if column not in names:
+            raise SpecError(
+                f"its docstring describes a column {column}, which its function does not return"
+                f"{suggestion(column, names)}",
+                hint="correct the section `Columns:` of the docstring, or the function",
             )
     _check_lineage(derived, names, schemas)
     for spec in lake.published(derived):

@@ -14,9 +14,10 @@ are in the graph, with partitions, backfills and checks.
 
 import inspect
 import re
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,14 @@ import dagster as dg
 from pydantic import BaseModel, ValidationError
 
 from topicberg.charts import markdown
+from topicberg.clients.lineage import (
+    DatasetName,
+    JobRun,
+    TableState,
+    is_on,
+    reported,
+    run_id,
+)
 from topicberg.errors import SpecError
 from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets.metadata import column_lineage, documentation, table_metadata
@@ -44,10 +53,12 @@ from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
 from topicberg.transforms.derived import Written, write_window
 from topicberg.transforms.spark_tables import read_window
-from topicberg.transforms.windows import FOREVER
+from topicberg.transforms.windows import FOREVER, Window
 from topicberg.wording import count
 
 if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
     from topicberg.orchestration.assets.lake import Lake
 
 T = TypeVar("T")
@@ -75,6 +86,30 @@ def source_file(function: Callable[..., Any]) -> str:
     if found is not None and Path(found).is_relative_to(root := settings().project_root):
         return str(Path(found).relative_to(root))
     return f"{function.__module__.replace('.', '/')}.py"
+
+
+def described_columns(docstring: str) -> dict[str, str]:
+    """Return column → its description, of the section ``Columns:`` of a docstring.
+
+    A line of the section is ``name: description``; lines that are indented further continue it.
+    """
+    found: dict[str, str] = {}
+    name, margin, begun = "", None, False
+    for line in docstring.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if not begun:
+            begun = line.strip() == "Columns:"
+        elif line.strip() and indent == 0:
+            break
+        elif line.strip():
+            margin = indent if margin is None else margin
+            column, colon, text = line.strip().partition(": ")
+            if indent <= margin and colon:
+                name = column.strip("`")
+                found[name] = text.strip()
+            elif name:
+                found[name] += f" {line.strip()}"
+    return found
 
 
 @dataclass(frozen=True)
@@ -263,6 +298,7 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         first=partitions.start.astimezone(UTC),
         format_version=derived.format_version,
         version=code_version(derived, lake),
+        descriptions=tuple(described_columns(derived.description).items()),
     )
     _check_retention(derived, plan)
     return plan
@@ -338,7 +374,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
     def compute(
         context: dg.AssetExecutionContext, topicberg_lakehouse: Lakehouse, topicberg_spark: Spark
     ) -> dg.MaterializeResult:
-        lakehouse = topicberg_lakehouse
+        lakehouse, began = topicberg_lakehouse, time.monotonic()
         time_window = context.partition_time_window
         asked = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
@@ -346,19 +382,23 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             if not catalog.table_exists(origin.identifier):
                 context.log.info(f"there is no table of {name} yet: creating it")
                 lake.create(name, lakehouse)
-        if emr := emr_settings():
-            # Not above: dagster-aws takes as long to import as all that a run without it needs.
-            from topicberg.orchestration.emr.client import write_window_on_emr
+        with reported(_job_run(context, derived, asked, parents, catalog)) as outcome:
+            if emr := emr_settings():
+                # Not above: dagster-aws takes as long to import as all that a run without it needs.
+                from topicberg.orchestration.emr.client import write_window_on_emr
 
-            written = write_window_on_emr(
-                context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
-            )
-        else:
-            written = write_window(topicberg_spark.spark_session, catalog, plan, asked)
+                written = write_window_on_emr(
+                    context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
+                )
+            else:
+                written = write_window(topicberg_spark.spark_session, catalog, plan, asked)
+            target = catalog.load_table(table.identifier)
+            outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
         rows = _rows_by_partition(partitions, written)
         keys = context.partition_keys
         has_spark = bool(lakehouse.endpoints().spark_connect)
+        duration = round(time.monotonic() - began, 3)
         if derived.chart and written.rows and has_spark:
             # One for all: each partition would store it.
             unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
@@ -371,10 +411,13 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 {"dagster/partition_row_count": rows[key]}, partition_key=key
             )
         # Every partition gets a copy of the metadata: no sample for a long backfill.
-        metadata = table_metadata(catalog.load_table(table.identifier), sample=len(keys) <= DAY)
+        metadata = table_metadata(target, sample=len(keys) <= DAY)
         return dg.MaterializeResult(
             metadata={
                 **metadata,
+                "rows_written": written.rows,
+                "duration_seconds": duration,
+                **_lag(catalog, [each.identifier for each in parents.values()], written),
                 "source_snapshots": {
                     name: str(snapshot) for name, snapshot in (written.sources or {}).items()
                 },
@@ -382,6 +425,55 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         )
 
     return compute
+
+
+def _job_run(
+    context: dg.AssetExecutionContext,
+    derived: DerivedTable,
+    asked: Window,
+    parents: Mapping[str, LakeTable],
+    catalog: "Catalog",
+) -> JobRun:
+    """Return what OpenLineage's events say of a run; nothing is read if lineage is off."""
+    name = f"{context.run.job_name}.{derived.name}"
+    run = JobRun(name, run_id(context.run.run_id, derived.name))
+    if not is_on():
+        return run
+    sources = {name: catalog.load_table(each.identifier) for name, each in parents.items()}
+    states = {name: TableState.of(each) for name, each in sources.items()}
+
+    def origins(columns: Iterable[str]) -> tuple[tuple[DatasetName, str], ...]:
+        found = []
+        for column in columns:
+            source, _, inner = column.rpartition(".")
+            known = (source,) if source in states else derived.sources
+            name = inner if source in states else column
+            found += [(states[each].dataset, name) for each in known]
+        return tuple(found)
+
+    return replace(
+        run,
+        inputs=tuple(states.values()),
+        origins={column: origins(of) for column, of in derived.lineage.items()},
+        parent=(context.run.run_id, context.run.job_name),
+        window=(asked.start, asked.end) if asked.start else None,
+    )
+
+
+def _lag(
+    catalog: "Catalog", parents: Iterable[tuple[str, str]], written: Written
+) -> dict[str, float]:
+    """Return the seconds from the newest commit of the sources that was read until now."""
+    read = []
+    for identifier in parents:
+        snapshot_id = (written.sources or {}).get(".".join(identifier))
+        if snapshot_id is None:
+            continue
+        if snapshot := catalog.load_table(identifier).snapshot_by_id(snapshot_id):
+            read.append(snapshot.timestamp_ms)
+    if not read:
+        return {}
+    return {"source_lag_seconds": round(max(0.0, time.time() - max(read) / 1000), 3)}
 
 
 def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[str]:

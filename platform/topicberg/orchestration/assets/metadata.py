@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -18,10 +17,10 @@ from dagster import (
 )
 
 from topicberg.charts import markdown_table
+from topicberg.documents import address_of
 from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_record, report
 from topicberg.iceberg.summaries import END_OFFSETS, KAFKA_TIMES, ROWS_SKIPPED, summary
 from topicberg.security.text import markdown_line
-from topicberg.settings import settings
 from topicberg.topics.spec import metadata_description
 
 if TYPE_CHECKING:
@@ -35,21 +34,16 @@ SAMPLE_ROWS = 10
 def documentation(page: str) -> dict[str, MetadataValue[Any]]:
     """Return metadata that leads to a page of ``docs/``, such as ``tableflow.md``.
 
-    A link if ``TOPICBERG_DOCS_URL`` is set, else the page's path in a clone; in another project,
-    nothing.
+    To ``TOPICBERG_DOCS_URL`` if it is set, else to topicberg's web server.
     """
-    config = settings()
-    found = _document(page, config.docs_url, config.project_root)
-    return {"documentation": found} if found is not None else {}
+    address = address_of(page)
+    return {"documentation": _link(address)} if address is not None else {}
 
 
 @lru_cache
-def _document(page: str, docs_url: str | None, project_root: Path) -> MetadataValue[Any] | None:
+def _link(address: str) -> MetadataValue[Any]:
     """Return the same object for every asset of a fleet."""
-    if docs_url:
-        return MetadataValue.url(f"{docs_url.rstrip('/')}/{page}")
-    path = project_root / "docs" / page
-    return MetadataValue.path(path) if path.is_file() else None
+    return MetadataValue.url(address)
 
 
 def column_schema(schema: Schema) -> TableSchema:

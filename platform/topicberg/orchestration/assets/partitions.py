@@ -55,6 +55,18 @@ def asked_range(tags: Mapping[str, str]) -> tuple[str, str] | None:
     return (first, last) if first and last else None
 
 
+def described_range(first: str, last: str) -> str:
+    """Return a range of partitions for people: ``2026-03-01 03:00 to 05:00``, the end excluded.
+
+    A range of days names its first and its last day.
+    """
+    if len(first) <= len("2026-03-01"):
+        return first if first == last else f"{first} to {last}"
+    begin, end = (datetime.strptime(key, "%Y-%m-%d-%H:%M") for key in (first, last))
+    is_one_day, end = begin.date() == end.date(), end + timedelta(hours=1)
+    return f"{begin:%F %H:%M} to {end:{'%H:%M' if is_one_day else '%F %H:%M'}}"
+
+
 def asked_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:
     """The window of the same partitions."""
     asked = asked_range(tags)

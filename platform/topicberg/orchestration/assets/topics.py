@@ -28,11 +28,20 @@ def observe(spec: TopicSpec, lakehouse: Lakehouse) -> dg.ObserveResult:
     )
 
 
-def _schema(spec: TopicSpec) -> str:
-    """Return where the schema of the values is, in brackets; nothing if they have none."""
-    if spec.value_schema.is_registered:
-        return f" (subject `{spec.value_subject}`)"
-    return f" (schema file `{spec.value_schema.file}`)" if spec.value_schema.file else ""
+def _values(spec: TopicSpec) -> str:
+    """Return what the values are, and where their schema is."""
+    own = spec.value_schema
+    if own.is_registered:
+        return f"{own.described} (subject `{spec.value_subject}`)"
+    return f"{own.described} (schema file `{own.file}`)" if own.file else own.described
+
+
+def _next_step(spec: TopicSpec) -> str:
+    """Return what to do first with a topic."""
+    look = f"See its newest records with `topicberg peek {spec.name}`"
+    if spec.generator is None:
+        return f"{look}."
+    return f"{look}; produce some with `topicberg datagen start {spec.name}`."
 
 
 def kafka_spec(spec: TopicSpec) -> dg.AssetSpec:
@@ -41,8 +50,8 @@ def kafka_spec(spec: TopicSpec) -> dg.AssetSpec:
         kafka_key(spec),
         group_name=spec.pipeline,
         description=f"Kafka topic `{spec.name}`, {count(spec.partitions, 'partition')}, "
-        f"{spec.value_schema.format} values{_schema(spec)}.\n\n"
-        f"{spec.description}",
+        f"values: {_values(spec)}.\n\n"
+        f"{spec.description}\n\n{_next_step(spec)}",
         kinds={"kafka"},
         owners=list(spec.owners),
         metadata={
@@ -87,7 +96,9 @@ def topic_spec(spec: TopicSpec, table: LakeTable) -> dg.AssetSpec:
         freshness_policy=freshness(spec),
         description=f"Iceberg table `{'.'.join(table.identifier)}` of the topic. Tableflow writes "
         f"it.\n\n{spec.description}\n\nIts sensor reports every snapshot. A materialization waits "
-        "until the table has the records that the topic had at the start.",
+        "until the table has the records that the topic had at the start.\n\n"
+        f"See its rows with `topicberg query 'FROM \"{spec.name}\" LIMIT 10'`, and how far it is "
+        f"with `topicberg tableflow status {spec.name}`.",
         metadata={
             "dagster/table_name": ".".join(table.identifier),
             **documentation("tableflow.md"),

@@ -5,12 +5,15 @@ Which faults there are, and what is sent, is decided in :mod:`topicberg.alerts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 import dagster as dg
+from pydantic import ValidationError
 
 from topicberg.alerts.observation import (
     Automation,
@@ -30,6 +33,7 @@ from topicberg.dagster.locations import (
     location_tags,
 )
 from topicberg.dagster.run_assets import assets_of_run
+from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.partitions import asked_range
 from topicberg.orchestration.checks.evaluations import last_evaluations
@@ -37,20 +41,24 @@ from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
 from topicberg.orchestration.jobs.snapshot_store import known_names
-from topicberg.settings import settings
+from topicberg.settings import Settings, settings
 from topicberg.topics.kept import wrong_specs
 
 if TYPE_CHECKING:
     from dagster_shared.error import SerializableErrorInfo
 
+    from topicberg.alerts.active import ActiveAlert
     from topicberg.alerts.alert import AlertState
 
 INTERVAL_SECONDS = 60
+SENSOR, ENGINE_SENSOR = "alerts", "engine"
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
 UNLOADED_SECONDS = 600
 """After so long without a tick of its snapshot sensor, a code location counts as removed: Dagster
 remembers the sensors of those that were renamed."""
+DEFAULT_INTERVAL_SECONDS = 30
+"""Dagster's, of a sensor that has none."""
 _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
 _SCHEDULE = schedule_name(CHECK)
@@ -67,33 +75,85 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
     """
 
     @dg.sensor(
-        name="alerts",
+        name=SENSOR,
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Reports failing checks, stale tables, failing runs, sensors and schedules: "
         "once when a fault begins and once when it is resolved. Always to `alerts.jsonl` in the "
-        "state directory; to a webhook, to Slack or by e-mail if TOPICBERG_ALERT_… is set.",
+        "state directory; to a webhook, Slack, Teams, PagerDuty or by e-mail if TOPICBERG_ALERT_… "
+        "is set. The asset `alerts/…` lists the active ones, and so does `topicberg alerts`.",
     )
-    def alerts(context: dg.SensorEvaluationContext) -> dg.SkipReason:
+    def alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         # They are read by the daemon only, and take a while to import.
+        from topicberg.alerts.active import active_alerts
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.evaluation import evaluate
         from topicberg.alerts.settings import alert_settings
+        from topicberg.orchestration.assets.alerts import alerts_event
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
-        chosen, state = alert_settings(), AlertState.parse(context.cursor)
+        config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
         location = location_of_sensor(context)
         seen = Reader(context.instance, context.repository_def, wrong, location).observe(state)
-        state, faults = evaluate(state, seen, chosen.ui_url)
-        state, problems = deliver(state, faults, channels(settings(), chosen))
+        state, faults = evaluate(state, seen, chosen.ui_url, address_of(RUNBOOK, chosen.ui_url))
+        decisions = read_decisions(config)
+        state, problems = deliver(state, faults, channels(config, chosen), decisions)
         for problem in problems:
             context.log.warning(problem)
-        context.update_cursor(state.model_dump_json())
+        others = stored_states(context.instance, config, location)
+        states = [state, *(one for name, one in others.items() if name != SENSOR)]
+        listed = active_alerts(states, decisions, datetime.now(UTC))
+        event, shown = alerts_event(config, listed), _digest(listed)
+        has_list = event.asset_key in context.repository_def.asset_graph.get_all_asset_keys()
+        events = [event] if has_list and shown != state.shown else []
         reported = ", ".join(sorted(state.alerts)) or "no active alerts"
-        return dg.SkipReason("; ".join([reported, *problems]))
+        return dg.SensorResult(
+            skip_reason="; ".join([reported, *problems]),
+            cursor=state.model_copy(update={"shown": shown}).model_dump_json(),
+            asset_events=events,
+        )
 
     return alerts
+
+
+def _digest(alerts: Sequence[ActiveAlert]) -> str:
+    """Return what is the same for the same list."""
+    from topicberg.alerts.active import markdown
+
+    return hashlib.sha256(markdown(alerts).encode()).hexdigest()[:16]
+
+
+def stored_states(
+    instance: dg.DagsterInstance, config: Settings, location: str | None = None
+) -> dict[str, AlertState]:
+    """Return what everything that sends alerts has stored: both sensors, and the engine's watch.
+
+    :param location: the code location of the sensors; None: any
+    """
+    from topicberg.alerts.alert import AlertState
+    from topicberg.alerts.watch import STATE_FILE, read_state
+
+    found = {"watch": read_state(config.state_dir / STATE_FILE)}
+    for state in instance.all_instigator_state():
+        name = state.instigator_name
+        if name in (SENSOR, ENGINE_SENSOR) and location in (None, location_of_automation(state)):
+            with suppress(ValidationError):  # of another version
+                cursor = getattr(state.instigator_data, "cursor", None)
+                found[name] = AlertState.parse(cursor)
+    return found
+
+
+def evaluated_at(instance: dg.DagsterInstance) -> datetime | None:
+    """Return when the sensor evaluated the alerts last; None: never."""
+    times = [
+        ticks[0].timestamp
+        for state in instance.all_instigator_state()
+        if state.instigator_name == SENSOR
+        and (ticks := instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1))
+    ]
+    return datetime.fromtimestamp(max(times), UTC) if times else None
 
 
 class Reader:
@@ -119,6 +179,11 @@ class Reader:
             at=now,
             check_runs=self._check_runs(),
             assets=frozenset(key.to_user_string() for key in self._graph.get_all_asset_keys()),
+            owners={
+                key.to_user_string(): tuple(owners)
+                for key in self._graph.get_all_asset_keys()
+                if (owners := self._graph.get(key).owners)
+            },
             failed_checks=[*self._failed_checks()],
             stale_assets=[*self._stale_assets()],
             runs=runs,
@@ -298,9 +363,13 @@ class Reader:
                 if state.is_running
                 else ()
             )
+            ticked_at = datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None
+            interval = self._interval(name) if kind == "sensor" else None
             last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
             if last is None:
-                yield Automation(name, kind, state.is_running)
+                yield Automation(
+                    name, kind, state.is_running, ticked_at=ticked_at, interval=interval
+                )
                 continue
             failed, error = last.status.value == "FAILURE", last.error
             yield Automation(
@@ -310,7 +379,14 @@ class Reader:
                 failed_at=datetime.fromtimestamp(last.timestamp, UTC) if failed else None,
                 error=_step_error(error) if error else None,
                 skip_reason=last.skip_reason,
+                ticked_at=ticked_at,
+                interval=interval,
             )
+
+    def _interval(self, sensor: str) -> timedelta:
+        """Return how often a sensor ticks."""
+        seconds = self._repository.get_sensor_def(sensor).minimum_interval_seconds
+        return timedelta(seconds=seconds or DEFAULT_INTERVAL_SECONDS)
 
 
 def _kind(run: dg.DagsterRun) -> str:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import dagster as dg
 
 from topicberg.clients.liveness import SECONDS, Check, answers_http
+from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.settings import Settings, settings
 
@@ -36,6 +37,7 @@ def engine_sensor() -> dg.SensorDefinition:
         # They are read by the daemon only, and take a while to import.
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
+        from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.settings import alert_settings
         from topicberg.alerts.watch import fault
 
@@ -48,8 +50,10 @@ def engine_sensor() -> dg.SensorDefinition:
                 "shows (`kill -9 PID`), the supervisor starts it again"
             )
             alert = fault(ENGINE, why, datetime.now(UTC), remediation, chosen.ui_url)
-            faults[alert.key] = alert
-        state, problems = deliver(state, faults, channels(settings(), chosen))
+            runbook = address_of(RUNBOOK, chosen.ui_url)
+            faults[alert.key] = alert.model_copy(update={"runbook": runbook})
+        decisions = read_decisions(settings())
+        state, problems = deliver(state, faults, channels(settings(), chosen), decisions)
         for problem in problems:
             context.log.warning(problem)
         context.update_cursor(state.model_dump_json())

@@ -16,6 +16,7 @@ import dagster as dg
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.errors import safe
+from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.platform import platform_keys
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
@@ -152,7 +153,7 @@ def retention_schedule(lake: Lake) -> dg.ScheduleDefinition:
     """Every night."""
     assets = {table.key(system) for table in lake.tables for system in CATALOGS}
     assets |= {kafka_key(spec) for spec in lake.topics}
-    assets |= platform_keys(lake.config, lake.topics)
+    assets |= {alerts_key(lake.config), *platform_keys(lake.config, lake.topics)}
     return dg.ScheduleDefinition(
         job=retention_job(assets),
         cron_schedule=AT,

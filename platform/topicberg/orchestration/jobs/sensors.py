@@ -34,7 +34,12 @@ from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START, Span
+from topicberg.orchestration.assets.partitions import (
+    RANGE_END,
+    RANGE_START,
+    Span,
+    described_range,
+)
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.assets.topics import (
     consumer_lag_metadata,
@@ -59,7 +64,13 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     wants_registration,
 )
 from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, begin, load
-from topicberg.orchestration.jobs.watches import Watch, watches
+from topicberg.orchestration.jobs.watches import (
+    HOURS,
+    TABLES,
+    Watch,
+    listed_tables,
+    watches,
+)
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.retry import classify
 from topicberg.settings import Settings
@@ -370,7 +381,7 @@ class _Evaluation:
                 asset_check_keys=[key for watch in chosen for key in watch.registration_checks],
                 tags={
                     KIND: REGISTRATION,
-                    "topicberg/tables": str(len(chosen)),
+                    TABLES: listed_tables([watch.origin.key("iceberg") for watch in chosen]),
                     "dagster/max_runtime": str(REGISTRATION_SECONDS),
                     **tags,
                 },
@@ -443,7 +454,8 @@ def _computations(wanted: Request, runs: Sequence[Span], watch: Watch) -> Iterat
             asset_check_keys=watch.derived_checks,
             tags={
                 KIND: COMPUTATION,
-                "topicberg/snapshot": str(wanted.snapshot),
+                TABLES: listed_tables(watch.derived),
+                HOURS: described_range(run.first, run.last),
                 "dagster/priority": "1" if watch.reported else "0",
                 **span,
             },

@@ -20,6 +20,10 @@ from topicberg.orchestration.jobs.pipelines import COMPUTE, compute_job, keys_of
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.windows import FOREVER, reached
 
+TABLES, HOURS = "topicberg/tables", "topicberg/hours"
+"""Tags of runs that sensors request: what they compute or register, for people."""
+MAX_LISTED = 5
+
 
 @dataclass(frozen=True)
 class Watch:
@@ -131,6 +135,13 @@ def watches(lake: Lake) -> Iterator[Watch]:
                 reported=False,
                 plans=tuple(derivation(each, lake) for each in downstream),
             )
+
+
+def listed_tables(keys: Iterable[dg.AssetKey]) -> str:
+    """Return the names of the tables of some assets, as the tag of a run: the first of them."""
+    names = list(dict.fromkeys(key.path[-1] for key in keys))
+    more = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _assets(lake: Lake, tables: Iterable[DerivedTable]) -> tuple[dg.AssetKey, ...]:

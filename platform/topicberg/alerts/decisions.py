@@ -1,0 +1,168 @@
+"""What users decide about alerts: who works on one, and which are not sent for a while.
+
+A file of the state directory, beside the alerts themselves, has it. Each decision expires.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from filelock import FileLock
+from pydantic import BaseModel, ValidationError
+
+from topicberg.errors import TopicbergError
+from topicberg.files import replace_file
+
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+FILE = "alert-decisions.json"
+KEPT = timedelta(days=30)
+"""How long an expired decision stays in the file."""
+
+
+class Concerned(Protocol):
+    """What a pattern may name of an alert."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def assets(self) -> tuple[str, ...]: ...
+
+
+class Decision(BaseModel, frozen=True):
+    """Who decided what, until when."""
+
+    by: str
+    reason: str = ""
+    at: datetime
+    until: datetime
+
+    @property
+    def by_whom(self) -> str:
+        return f"{self.by} ({self.reason})" if self.reason else self.by
+
+
+class Acknowledgement(Decision, frozen=True):
+    """Someone works on a fault; it is sent again if it still exists when this expires."""
+
+
+class Silence(Decision, frozen=True):
+    """Alerts that match a pattern are not sent until it expires."""
+
+    pattern: str
+
+    def covers(self, alert: Concerned) -> bool:
+        """Return whether the pattern is the alert's key, an asset or a table, with ``*``."""
+        names = {alert.key, *alert.assets, *(asset.partition("/")[2] for asset in alert.assets)}
+        return any(fnmatchcase(name, self.pattern) for name in names)
+
+
+class Decisions(BaseModel, frozen=True):
+    """The decisions of a deployment."""
+
+    acknowledged: dict[str, Acknowledgement] = {}
+    """By the key of the alert."""
+    silences: tuple[Silence, ...] = ()
+
+    def silence_of(self, alert: Concerned, at: datetime) -> Silence | None:
+        """Return the silence that covers an alert at a time, the longest one."""
+        found = [one for one in self.silences if one.until > at and one.covers(alert)]
+        return max(found, key=lambda one: one.until, default=None)
+
+
+def read_decisions(config: Settings) -> Decisions:
+    """Return the decisions; none if the file is damaged, so that every alert is sent."""
+    path = _path(config)
+    try:
+        return Decisions.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return Decisions()
+    except (OSError, ValidationError) as error:
+        logger.warning("%s cannot be read, so no alert is silenced: %s", path, error)
+        return Decisions()
+
+
+def acknowledge(config: Settings, key: str, reason: str, lasting: timedelta) -> Acknowledgement:
+    """Note that the user works on a fault.
+
+    :raises TopicbergError: the file cannot be written
+    """
+    given = Acknowledgement(**_by_now(reason, lasting))
+    _change(
+        config,
+        lambda known: known.model_copy(update={"acknowledged": {**known.acknowledged, key: given}}),
+    )
+    return given
+
+
+def silence(config: Settings, pattern: str, reason: str, lasting: timedelta) -> Silence:
+    """Silence alerts; an earlier silence of the same pattern is replaced.
+
+    :raises TopicbergError: the file cannot be written
+    """
+    given = Silence(pattern=pattern, **_by_now(reason, lasting))
+    _change(config, lambda known: _silenced(known, pattern, (given,)))
+    return given
+
+
+def end_silence(config: Settings, pattern: str) -> bool:
+    """End a silence now; return False if there is none of this pattern.
+
+    :raises TopicbergError: the file cannot be written
+    """
+    now = datetime.now(UTC)
+    active = any(
+        one.pattern == pattern and one.until > now for one in read_decisions(config).silences
+    )
+    if active:
+        _change(config, lambda known: _silenced(known, pattern))
+    return active
+
+
+def _silenced(known: Decisions, pattern: str, given: tuple[Silence, ...] = ()) -> Decisions:
+    others = (one for one in known.silences if one.pattern != pattern)
+    return known.model_copy(update={"silences": (*others, *given)})
+
+
+def _by_now(reason: str, lasting: timedelta) -> dict[str, object]:
+    now = datetime.now(UTC)
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # in a container, a user may have no name
+        user = f"user {os.getuid()}"
+    return {"by": user, "reason": reason, "at": now, "until": now + lasting}
+
+
+def _change(config: Settings, change: Callable[[Decisions], Decisions]) -> None:
+    path, oldest = _path(config), datetime.now(UTC) - KEPT
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            known = change(read_decisions(config))
+            kept = Decisions(
+                acknowledged={
+                    k: one for k, one in known.acknowledged.items() if one.until > oldest
+                },
+                silences=tuple(one for one in known.silences if one.until > oldest),
+            )
+            replace_file(path, json.dumps(kept.model_dump(mode="json"), indent=2))
+    except OSError as error:
+        raise TopicbergError(
+            f"{path} cannot be written: {error.strerror}",
+            hint="free disk space or fix the permissions; TOPICBERG_STATE_DIR sets another folder",
+        ) from None
+
+
+def _path(config: Settings) -> Path:
+    return config.state_dir / FILE

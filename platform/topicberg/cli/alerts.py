@@ -1,0 +1,223 @@
+"""``topicberg alerts``: the active alerts, who works on one, and what is not sent for a while."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from topicberg.cli.lazy import settings
+from topicberg.cli.output import echo, echo_json
+from topicberg.errors import SpecError, TopicbergError
+from topicberg.wording import count
+
+if TYPE_CHECKING:
+    from topicberg.alerts.active import ActiveAlert
+    from topicberg.settings import Settings
+
+_UNITS = {"m": "minutes", "h": "hours", "d": "days"}
+_OLD = timedelta(minutes=5)
+"""The sensor evaluates alerts once a minute."""
+
+app = typer.Typer(help="The active alerts, and decisions about them.", invoke_without_command=True)
+
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="alerts")
+
+
+@app.callback()
+def alerts(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List the active alerts: tables, since when, cause, fix and runbook.
+
+    Exits with 1 if an error is active that is neither acknowledged nor silenced.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    found, evaluated_at = _active(settings())
+    if as_json:
+        echo_json([one.document for one in found])
+    else:
+        _print(found)
+        _report_age(evaluated_at)
+    if any(one.status == "active" and one.alert.severity == "error" for one in found):
+        raise typer.Exit(1)
+
+
+Lasting = Annotated[
+    str, typer.Option("--for", metavar="DURATION", help="For how long: 30m, 8h or 2d.")
+]
+Reason = Annotated[str, typer.Option(help="Why; shown with the alert.")]
+
+
+@app.command()
+def acknowledge(
+    key: Annotated[str, typer.Argument(help="Key of the alert, as `topicberg alerts` shows it.")],
+    lasting: Lasting = "24h",
+    reason: Reason = "",
+) -> None:
+    """Say that you work on an alert. It is sent again if it is still active after the duration."""
+    from topicberg.alerts import decisions
+    from topicberg.checks.finding import moment
+    from topicberg.topics.rules import suggestion
+
+    config, duration = settings(), _duration(lasting)
+    known = [one.alert.key for one in _active(config)[0]]
+    if key not in known:
+        raise TopicbergError(
+            f"no active alert {key!r}{suggestion(key, known)}",
+            hint="run `topicberg alerts` to see the keys of the active alerts",
+        )
+    given = decisions.acknowledge(config, key, reason, duration)
+    echo(f"{key}: acknowledged by {given.by_whom} until {moment(given.until)}")
+
+
+@app.command()
+def silence(
+    pattern: Annotated[
+        str, typer.Argument(help="An alert's key, an asset or a table; * is any text.")
+    ],
+    lasting: Lasting = "1h",
+    reason: Reason = "",
+) -> None:
+    """Do not send alerts for a while; those that are still active afterwards are sent then."""
+    from topicberg.alerts import decisions
+    from topicberg.checks.finding import moment
+
+    config = settings()
+    given = decisions.silence(config, pattern, reason, _duration(lasting))
+    covered = sum(given.covers(one.alert) for one in _active(config)[0])
+    echo(
+        f"{pattern}: silenced by {given.by_whom} until {moment(given.until)}; it covers "
+        f"{count(covered, 'active alert')}"
+    )
+
+
+@app.command()
+def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")]) -> None:
+    """End a silence now."""
+    from topicberg.alerts import decisions
+    from topicberg.topics.rules import suggestion
+
+    config, now = settings(), datetime.now(UTC)
+    known = [one.pattern for one in decisions.read_decisions(config).silences if one.until > now]
+    if not decisions.end_silence(config, pattern):
+        raise TopicbergError(
+            f"nothing is silenced by {pattern!r}{suggestion(pattern, known)}",
+            hint="run `topicberg alerts` to see what is silenced",
+        )
+    echo(f"{pattern}: no longer silenced")
+
+
+@app.command("test")
+def send_test() -> None:
+    """Send a test alert to every channel and route, and resolve it."""
+    from topicberg.alerts.alert import Alert, Notice
+    from topicberg.alerts.channels import channels
+    from topicberg.alerts.settings import alert_settings
+
+    config, chosen, at = settings(), alert_settings(), datetime.now(UTC)
+    alert = Alert(
+        key="test",
+        title="a test of the channels",
+        what="nothing is wrong: `topicberg alerts test` sent this",
+        severity="error",
+        since=at,
+        link=chosen.ui_url,
+    )
+    failed = 0
+    for channel in channels(config, chosen):
+        try:
+            channel.send(Notice(state="firing", alert=alert, at=at))
+            channel.send(Notice(state="resolved", alert=alert, at=at))
+        except TopicbergError as error:
+            failed += 1
+            echo(str(error), fg="red", err=True)
+        else:
+            echo(f"{channel.name}: sent")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
+    """Return the active alerts, and when the sensor evaluated them last; None: never."""
+    from topicberg.dagster.home import dagster_home
+
+    os.environ.setdefault("DAGSTER_HOME", str(dagster_home(config)))
+
+    import dagster as dg
+
+    from topicberg.alerts.active import active_alerts
+    from topicberg.alerts.decisions import read_decisions
+    from topicberg.orchestration.jobs.alerts import evaluated_at, stored_states
+
+    with dg.DagsterInstance.get() as instance:
+        states = stored_states(instance, config)
+        at = evaluated_at(instance)
+    return active_alerts(states.values(), read_decisions(config), datetime.now(UTC)), at
+
+
+def _print(found: Sequence[ActiveAlert]) -> None:
+    from topicberg.checks.finding import moment
+
+    for one in found:
+        alert = one.alert
+        color = "red" if alert.severity == "error" else "yellow"
+        echo(f"{alert.severity}: {alert.title}", fg=color, bold=one.status == "active")
+        rows = {
+            "key": alert.key,
+            "tables": one.concerned,
+            "since": moment(alert.since),
+            "status": one.shown_status,
+            "what": alert.what,
+            "cause": alert.cause,
+            "fix": alert.remediation,
+            "owners": ", ".join(alert.owners),
+            "runbook": alert.runbook,
+            "link": alert.link,
+        }
+        for name, text in rows.items():
+            if text:
+                echo(f"  {name:<8}{text}")
+    errors = sum(one.alert.severity == "error" for one in found)
+    echo(
+        f"{count(len(found), 'active alert')}, {count(errors, 'error')}"
+        if found
+        else "no active alerts"
+    )
+
+
+def _report_age(evaluated_at: datetime | None) -> None:
+    """Say that the list is old: a daemon that does not run reports nothing."""
+    from topicberg.checks.finding import moment
+
+    if evaluated_at is None:
+        what = "the sensor `alerts` has never run, so only what the engine watches is listed"
+    elif datetime.now(UTC) - evaluated_at > _OLD:
+        what = f"the sensor `alerts` ran last at {moment(evaluated_at)}: the list is that old"
+    else:
+        return
+    echo(
+        f"{what}; run `topicberg ui`, or start Dagster's daemon and turn the sensor on",
+        fg="yellow",
+        err=True,
+    )
+
+
+def _duration(text: str) -> timedelta:
+    """:raises SpecError: it is not a duration"""
+    found = re.fullmatch(r"(\d{1,6})([mhd])", text)
+    duration = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else timedelta()
+    if not timedelta() < duration <= timedelta(days=365):
+        raise SpecError(
+            f"--for {text}: expected a duration of at most 365d",
+            hint="write minutes, hours or days: 30m, 8h or 2d",
+        )
+    return duration

@@ -1,0 +1,421 @@
+"""OpenLineage events of the engine's commits and of derived tables, by the standard client.
+
+Off unless ``TOPICBERG_LINEAGE_URL`` is set. An event that cannot be sent is lost: neither a commit
+nor a run waits for the receiver or fails with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import SettingsConfigDict
+
+from topicberg.errors import SpecError, TopicbergError, safe
+from topicberg.project import env_file
+from topicberg.security.models import HoldsSecrets
+from topicberg.settings import EnvironmentSettings, invalid, problems, settings
+
+if TYPE_CHECKING:
+    from openlineage.client import OpenLineageClient
+    from openlineage.client.event_v2 import RunEvent
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_SECONDS = 5.0
+MAX_WAITING = 1_000
+"""Events that wait for the receiver; further ones are lost."""
+INTERVAL_SECONDS = 60.0
+"""The engine sends one event of a topic in this time at most, for all commits in it."""
+PRODUCER = "https://pypi.org/project/topicberg"
+
+
+class LineageSettings(HoldsSecrets, EnvironmentSettings):
+    """``TOPICBERG_LINEAGE_<FIELD>`` in the environment or in ``.env``."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOPICBERG_LINEAGE_", extra="ignore", env_ignore_empty=True
+    )
+
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    """The receiver of OpenLineage events, such as Marquez; without it, none are sent."""
+    endpoint: str = "api/v1/lineage"
+    """Its path below the address."""
+    api_key: SecretStr | None = None
+    """The bearer token of the receiver, if it wants one."""
+    namespace: str | None = None
+    """The namespace of the jobs; default: the prefix of the project."""
+
+
+def lineage_settings() -> LineageSettings:
+    """:raises TopicbergError: a setting is wrong"""
+    try:
+        return LineageSettings()
+    except ValidationError as error:
+        wrong = problems(LineageSettings, error)
+    raise invalid(
+        "invalid settings of lineage", wrong, f"correct them in the environment or in {env_file()}"
+    )
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """A data set as OpenLineage names it."""
+
+    namespace: str
+    name: str
+
+
+def topic_dataset(bootstrap: str, topic: str) -> DatasetName:
+    """Return the name of a topic; source: OpenLineage, "Naming conventions", Kafka."""
+    return DatasetName(f"kafka://{bootstrap.partition(',')[0]}", topic)
+
+
+def table_dataset(location: str) -> DatasetName:
+    """Return the name of a table: that of its folder; source: the same page, S3."""
+    parts = urlsplit(location)
+    return DatasetName(f"{parts.scheme or 'file'}://{parts.netloc}", parts.path.strip("/") or "/")
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A table that is read or written."""
+
+    dataset: DatasetName
+    identifier: str
+    """Its name in the catalog."""
+    columns: tuple[tuple[str, str, str | None], ...]
+    """Name, type and description."""
+    version: str | None = None
+    """The snapshot."""
+
+    @staticmethod
+    def of(table: Table) -> TableState:
+        head = table.current_snapshot()
+        return TableState(
+            table_dataset(table.location()),
+            ".".join(table.name()),
+            columns_of(table.schema()),
+            str(head.snapshot_id) if head else None,
+        )
+
+
+def columns_of(schema: Schema) -> tuple[tuple[str, str, str | None], ...]:
+    """Return name, type and description of the columns."""
+    return tuple((each.name, str(each.field_type), each.doc) for each in schema.fields)
+
+
+@dataclass
+class JobRun:
+    """One run of a job, of which events are sent."""
+
+    name: str
+    id: str
+    inputs: tuple[DatasetName | TableState, ...] = ()
+    origins: Mapping[str, tuple[tuple[DatasetName, str], ...]] = field(default_factory=dict)
+    """Column of the output → the columns that it is computed from."""
+    parent: tuple[str, str] | None = None
+    """Id and name of the job of the run that this one is a part of."""
+    window: tuple[datetime, datetime] | None = None
+    """The event time that it computes."""
+
+
+def run_id(*parts: str) -> str:
+    """Return the id of a run: the same for the same parts."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, "/".join((PRODUCER, *parts))))
+
+
+def event(
+    state: str,
+    run: JobRun,
+    namespace: str,
+    at: datetime,
+    output: TableState | None = None,
+    rows: int | None = None,
+    size: int | None = None,
+    error: str | None = None,
+) -> RunEvent:
+    """Return an event.
+
+    :param state: START, COMPLETE or FAIL
+    :param rows, size: that were written
+    :param error: why it failed
+    """
+    from openlineage.client import facet_v2 as facets
+    from openlineage.client.event_v2 import (
+        InputDataset,
+        Job,
+        OutputDataset,
+        Run,
+        RunEvent,
+        RunState,
+    )
+
+    of_run: dict[str, Any] = {
+        "processing_engine": facets.processing_engine_run.ProcessingEngineRunFacet(
+            version=_version(), name="topicberg", openlineageAdapterVersion=_version()
+        )
+    }
+    if run.parent:
+        of_run["parent"] = facets.parent_run.ParentRunFacet(
+            run=facets.parent_run.Run(runId=run.parent[0]),
+            job=facets.parent_run.Job(namespace=namespace, name=run.parent[1]),
+        )
+    if run.window:
+        begin, end = (each.astimezone(UTC).isoformat() for each in run.window)
+        of_run["nominalTime"] = facets.nominal_time_run.NominalTimeRunFacet(begin, end)
+    if error:
+        of_run["errorMessage"] = facets.error_message_run.ErrorMessageRunFacet(
+            message=error, programmingLanguage="PYTHON"
+        )
+    inputs = [
+        InputDataset(name.namespace, name.name, facets=_facets(each))
+        for each in run.inputs
+        for name in [each if isinstance(each, DatasetName) else each.dataset]
+    ]
+    outputs = []
+    if output is not None:
+        statistics: dict[str, Any] = {}
+        if rows is not None:
+            statistics["outputStatistics"] = (
+                facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+                    rowCount=rows, size=size
+                )
+            )
+        own = _facets(output)
+        known = {column for column, _, _ in output.columns}
+        if origins := {name: of for name, of in run.origins.items() if name in known and of}:
+            own["columnLineage"] = _column_lineage(origins)
+        outputs = [
+            OutputDataset(
+                output.dataset.namespace,
+                output.dataset.name,
+                facets=own,
+                outputFacets=statistics,
+            )
+        ]
+    return RunEvent(
+        eventType=RunState[state],
+        eventTime=at.astimezone(UTC).isoformat(),
+        run=Run(runId=run.id, facets=of_run),
+        job=Job(namespace=namespace, name=run.name),
+        inputs=inputs,
+        outputs=outputs,
+        producer=PRODUCER,
+    )
+
+
+def _facets(each: DatasetName | TableState) -> dict[str, Any]:
+    from openlineage.client import facet_v2 as facets
+
+    if isinstance(each, DatasetName):
+        return {}
+    columns = [
+        facets.schema_dataset.SchemaDatasetFacetFields(name=name, type=kind, description=text)
+        for name, kind, text in each.columns
+    ]
+    found: dict[str, Any] = {
+        "schema": facets.schema_dataset.SchemaDatasetFacet(fields=columns),
+        "symlinks": facets.symlinks_dataset.SymlinksDatasetFacet(
+            identifiers=[
+                facets.symlinks_dataset.Identifier(
+                    namespace="iceberg", name=each.identifier, type="TABLE"
+                )
+            ]
+        ),
+    }
+    if each.version:
+        found["version"] = facets.dataset_version_dataset.DatasetVersionDatasetFacet(each.version)
+    return found
+
+
+def _column_lineage(origins: Mapping[str, tuple[tuple[DatasetName, str], ...]]) -> Any:
+    from openlineage.client.facet_v2 import column_lineage_dataset as lineage
+
+    return lineage.ColumnLineageDatasetFacet(
+        fields={
+            column: lineage.Fields(
+                inputFields=[
+                    lineage.InputField(dataset.namespace, dataset.name, name)
+                    for dataset, name in of
+                ]
+            )
+            for column, of in origins.items()
+        }
+    )
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("topicberg")
+
+
+# --- sending ---
+
+
+@cache
+def client() -> OpenLineageClient | None:
+    """Return the client; None: lineage is off.
+
+    :raises TopicbergError: a setting is wrong, or the client is not installed
+    """
+    chosen = lineage_settings()
+    if chosen.url is None:
+        return None
+    try:
+        from openlineage.client import OpenLineageClient
+        from openlineage.client.transport.http import (
+            ApiKeyTokenProvider,
+            HttpConfig,
+            HttpTransport,
+            TokenProvider,
+        )
+    except ImportError:
+        raise SpecError(
+            "TOPICBERG_LINEAGE_URL is set, and the client of OpenLineage is not installed",
+            hint="install `topicberg[lineage]`, or remove the setting",
+        ) from None
+    auth = TokenProvider({})
+    if chosen.api_key is not None:
+        auth = ApiKeyTokenProvider({"apiKey": chosen.api_key.get_secret_value()})
+    transport = HttpConfig(
+        url=chosen.url,
+        endpoint=chosen.endpoint,
+        timeout=TIMEOUT_SECONDS,
+        auth=auth,
+        retry={"total": 0},
+    )
+    return OpenLineageClient(transport=HttpTransport(transport))
+
+
+def namespace() -> str:
+    """Return the namespace of the jobs."""
+    return lineage_settings().namespace or settings().prefix
+
+
+def send(make: Callable[[], RunEvent]) -> bool:
+    """Send an event; return whether the receiver accepted it. It raises nothing."""
+    try:
+        if (known := client()) is None:
+            return False
+        known.emit(make())
+    except Exception as error:  # whatever the receiver or the client does
+        logger.warning("an OpenLineage event is lost: %s", safe(error))
+        return False
+    return True
+
+
+def is_on() -> bool:
+    """Return whether events are sent; a wrong setting is reported, and none are."""
+    try:
+        return client() is not None
+    except TopicbergError as error:
+        logger.warning("no OpenLineage events are sent: %s", error)
+        return False
+
+
+class Sender(threading.Thread):
+    """Sends events from a queue: who reports one does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__(name="lineage", daemon=True)
+        self._waiting: queue.Queue[Callable[[], RunEvent]] = queue.Queue(MAX_WAITING)
+        self._lost = 0
+
+    def run(self) -> None:
+        while True:
+            make = self._waiting.get()
+            send(make)
+            self._waiting.task_done()
+
+    def put(self, make: Callable[[], RunEvent]) -> None:
+        """Send an event soon, or lose it if too many wait."""
+        try:
+            self._waiting.put_nowait(make)
+        except queue.Full:
+            self._lost += 1
+            if self._lost.bit_count() == 1:  # 1, 2, 4, 8 …: a receiver may be down for days
+                logger.warning("OpenLineage events lost so far, as too many wait: %d", self._lost)
+
+    def wait(self) -> None:
+        """Wait until all events were sent, or lost."""
+        self._waiting.join()
+
+
+@cache
+def _sender() -> Sender:
+    sender = Sender()
+    sender.start()
+    return sender
+
+
+class TopicLineage:
+    """Events of the commits of one topic: one in :data:`INTERVAL_SECONDS` at most."""
+
+    def __init__(self, topic: str, bootstrap: str) -> None:
+        self._source = topic_dataset(bootstrap, topic)
+        self._topic = topic
+        self._rows = self._bytes = 0
+        self._began = datetime.now(UTC)
+        self._sent_at = -INTERVAL_SECONDS
+        self._is_on = is_on()
+
+    def is_due(self, rows: int, size: int) -> bool:
+        """Count a commit; return whether to report it, and those since the last report."""
+        self._rows, self._bytes = self._rows + rows, self._bytes + size
+        return self._is_on and time.monotonic() - self._sent_at >= INTERVAL_SECONDS
+
+    def report(self, table: Table, of_record: Iterable[str]) -> None:
+        """Send the events of the commits since the last report.
+
+        :param of_record: the columns that are fields of the record
+        """
+        state, at, sender = TableState.of(table), datetime.now(UTC), _sender()
+        run = JobRun(
+            name=f"tableflow.{self._topic}",
+            id=run_id(self._topic, str(state.version)),
+            inputs=(self._source,),
+            origins={name: ((self._source, name),) for name in of_record},
+        )
+        sender.put(partial(event, "START", run, namespace(), self._began))
+        written = state, self._rows, self._bytes
+        sender.put(partial(event, "COMPLETE", run, namespace(), at, *written))
+        self._rows = self._bytes = 0
+        self._began, self._sent_at = at, time.monotonic()
+
+
+@contextmanager
+def reported(run: JobRun) -> Iterator[dict[str, Any]]:
+    """Report a run: its start, and its end or failure; nothing if lineage is off.
+
+    Yield a dictionary for ``output`` (:class:`TableState`), ``rows`` and ``size``.
+    """
+    result: dict[str, Any] = {}
+    if not is_on():
+        yield result
+        return
+
+    def report(state: str, **more: Any) -> None:
+        send(lambda: event(state, run, namespace(), datetime.now(UTC), **more))
+
+    report("START")
+    try:
+        yield result
+    except BaseException as error:
+        report("FAIL", error=str(safe(error)))
+        raise
+    report("COMPLETE", **result)

@@ -1,0 +1,82 @@
+"""The dashboard for Grafana: its queries name metrics and labels that the engine has."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from repository import PROJECT_ROOT
+
+from topicberg.tableflow.metrics import StatusCollector
+from topicberg.tableflow.status import COUNTERS, OpenTransaction, TopicStatus
+
+DASHBOARD = json.loads((PROJECT_ROOT / "docs/production/grafana-dashboard.json").read_text())
+PANELS: list[Any] = DASHBOARD["panels"]
+FUNCTIONS = {"sum", "max", "by", "rate", "increase", "label_values"}
+
+
+def samples() -> dict[str, set[str]]:
+    """Name of every sample → its labels."""
+    status = TopicStatus(
+        topic="orders", reader="process", lag={0: 1}, committed_at_ms=1,
+        open_transactions={0: OpenTransaction(offset=1, since_ms=0)},
+    )  # fmt: skip
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(lambda: [status], "one"))
+    found: dict[str, set[str]] = {}
+    for metric in registry.collect():
+        for sample in metric.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def queries() -> list[str]:
+    found = [target["expr"] for panel in PANELS for target in panel["targets"]]
+    variables = DASHBOARD["templating"]["list"]
+    return [*found, *(one["query"]["query"] for one in variables if one["type"] == "query")]
+
+
+@pytest.mark.parametrize("query", queries())
+def test_query_names_metrics_and_labels_that_exist(query: str) -> None:
+    known = samples()
+    text = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
+    names = re.findall(r"[a-z_]{2,}", text)
+    metrics = {name for name in names if name.startswith("topicberg_")}
+    assert metrics
+    assert metrics <= known.keys()
+    labels = {*names} - metrics - FUNCTIONS
+    for metric in metrics:
+        assert labels <= known[metric], query
+
+
+def test_legend_names_labels_of_its_query() -> None:
+    for panel in PANELS:
+        for target in panel["targets"]:
+            grouped = re.findall(r"by \(([^)]*)\)", target["expr"])
+            labels = {name for group in grouped for name in re.split(", *", group)}
+            assert {*re.findall(r"{{(\w+)}}", target["legendFormat"])} <= labels
+
+
+def test_every_counter_has_a_panel() -> None:
+    text = " ".join(queries())
+    assert [name for name in COUNTERS if f"_{name}_total" not in text] == []
+
+
+def test_panels_have_units_and_do_not_overlap() -> None:
+    cells: set[tuple[int, int]] = set()
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+    for panel in PANELS:
+        place = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & cells, panel["title"]
+        assert max(x for x, _ in own) < 24
+        cells |= own
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["description"]
