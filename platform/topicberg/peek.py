@@ -28,7 +28,7 @@ from pyiceberg.types import (
 
 from topicberg import kafka
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.formats import Pairing, format_of
+from topicberg.formats import ResolvedSchema, format_of
 from topicberg.formats.framing import Framed, framed, header_of, payload
 from topicberg.formats.protobuf import indexes_of_record
 from topicberg.formats.protobuf.schema import file_of, index_prefixes
@@ -41,7 +41,7 @@ from topicberg.tableflow.control import find_topic
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
-from topicberg.tableflow.layout import Half, raw_columns, read_layout, table_schema
+from topicberg.tableflow.layout import MessageField, raw_columns, read_layout, table_schema
 from topicberg.tableflow.metadata import NO_TIMESTAMP
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
@@ -62,7 +62,7 @@ _WIDEST = 64
 
 
 @dataclass(frozen=True)
-class Record:
+class PeekedRecord:
     """A record of a topic.
 
     :param key, value: as JSON; of a malformed half its bytes in hex
@@ -79,7 +79,7 @@ class Record:
     problem: str | None
 
 
-def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> list[Record]:
+def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> list[PeekedRecord]:
     """Return the newest records of a topic, by their timestamps, the newest one last.
 
     :param number: the most records to return
@@ -159,7 +159,7 @@ class _Decoder:
             if half.subject
         }
 
-    def record(self, message: Message) -> Record:
+    def record(self, message: Message) -> PeekedRecord:
         raw = {"key": message.key(), "value": message.value()}
         listed: Any = message.headers() or []
         problems: list[str] = []
@@ -175,7 +175,7 @@ class _Decoder:
         if is_keyed and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
         headers = {name: _bytes(value) for name, value in listed}
-        return Record(
+        return PeekedRecord(
             partition=message.partition() or 0,
             offset=message.offset() or 0,
             timestamp=_moment(milliseconds) if kind else None,
@@ -187,7 +187,7 @@ class _Decoder:
         )
 
     def _half(
-        self, name: str, half: Half, raw: bytes | None, header: bytes | None, time_ms: int
+        self, name: str, half: MessageField, raw: bytes | None, header: bytes | None, time_ms: int
     ) -> tuple[Any, str | None, int | None]:
         """Return the key or the value, why it is malformed, and the id of its schema."""
         if raw is None:
@@ -222,7 +222,9 @@ class _Decoder:
         except Exception as error:  # from a library
             return _bytes(raw), f"the {name} cannot be shown: {error}", number
 
-    def _time_problem(self, name: str, pairing: Pairing, body: bytes, time_ms: int) -> str | None:
+    def _time_problem(
+        self, name: str, pairing: ResolvedSchema, body: bytes, time_ms: int
+    ) -> str | None:
         """Return why the event time of a record makes it malformed; None: it does not."""
         own = self._event_time
         if own is None or own.rule.otherwise != "malformed":
@@ -235,7 +237,7 @@ class _Decoder:
         found = own.micros(own.of_stored(stored), time_ms)
         return found if isinstance(found, str) else None
 
-    def _wire(self, half: Half, raw: bytes) -> bytes:
+    def _wire(self, half: MessageField, raw: bytes) -> bytes:
         assert self._framing is not None  # noqa: S101  see the caller
         with suppress(MalformedError):  # which is reported with the record
             return self._framing.wire(half, raw)
@@ -254,7 +256,7 @@ class _Decoder:
             if writer is None or isinstance(body, str):
                 return _bytes(raw)
             columns = format_of(writer).fields(f"schema {number}", writer, itertools.count(1))
-            return _decoded(Pairing(writer, writer, columns), body)
+            return _decoded(ResolvedSchema(writer, writer, columns), body)
         except Exception:  # from a library
             return _bytes(raw)
 
@@ -289,7 +291,7 @@ def _columns(
 # --- values as JSON ---
 
 
-def _decoded(pairing: Pairing, payload: bytes) -> Any:
+def _decoded(pairing: ResolvedSchema, payload: bytes) -> Any:
     """:raises MalformedError: the record is malformed"""
     writer = pairing.writer
     values = format_of(writer).record_decoder(pairing)(payload)

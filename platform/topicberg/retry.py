@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Kind:
+class FailureKind:
     """A kind of failure that a retry may resolve; the wait doubles with each retry."""
 
     name: str
@@ -56,9 +56,9 @@ class Kind:
         return self.first_wait_seconds * 2.0**retry
 
 
-CONFLICT = Kind("another commit came first", retries=5, first_wait_seconds=1)
-UNREACHABLE = Kind("a service does not answer", retries=4, first_wait_seconds=5)
-THROTTLED = Kind("a service throttles requests", retries=5, first_wait_seconds=10)
+CONFLICT = FailureKind("another commit came first", retries=5, first_wait_seconds=1)
+UNREACHABLE = FailureKind("a service does not answer", retries=4, first_wait_seconds=5)
+THROTTLED = FailureKind("a service throttles requests", retries=5, first_wait_seconds=10)
 
 _CONFLICT = re.compile(
     r"ValidationException(?!\)?:? Cannot delete file where some)"
@@ -126,7 +126,7 @@ _SILENT_CLASSES = frozenset(
 """By exact name, so that no library is imported, and no subclass such as an SSL error counts."""
 
 
-def classify(error: BaseException) -> Kind | None:
+def classify(error: BaseException) -> FailureKind | None:
     """Return the kind of a failure, from the error and its causes; None: no retry resolves it."""
     for each in causes(error):
         if kind := _classify(each):
@@ -134,7 +134,7 @@ def classify(error: BaseException) -> Kind | None:
     return None
 
 
-def _classify(error: BaseException) -> Kind | None:
+def _classify(error: BaseException) -> FailureKind | None:
     """Return the kind of one error: by its type, and by its text where the type says nothing."""
     if isinstance(error, CommitConflictError):
         return CONFLICT

@@ -24,7 +24,7 @@ from rich.table import Table as Shown
 from workloads import drop, make_topic, produce, quantile
 
 from topicberg.endpoints import CATALOG, Endpoints, load_endpoints
-from topicberg.iceberg.maintenance import Policy
+from topicberg.iceberg.maintenance import MaintenancePolicy
 from topicberg.iceberg.maintenance.run import maintain_table
 from topicberg.iceberg.summaries import END_OFFSETS, summary
 from topicberg.settings import Settings, settings
@@ -37,7 +37,7 @@ INTERVAL = 10
 ALONE_SECONDS = 60.0
 RATES = {"100 a second": (100, 1), "150,000 in 10 s": (150_000, 10)}
 """Records, and every how many seconds."""
-NOW = Policy(compact_after=timedelta(0), compact_bytes=1)
+NOW = MaintenancePolicy(compact_after=timedelta(0), compact_bytes=1)
 
 
 def fill(endpoints: Endpoints, config: Settings, rows: int, files: int) -> TopicSpec:

@@ -20,11 +20,11 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from topicberg.formats import Pairing, avro, protobuf
+from topicberg.formats import ResolvedSchema, avro, protobuf
 from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
-from topicberg.formats.columnar.program import Code, Programs, Shape
+from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
 from topicberg.formats.framing import WIRE_BYTES, wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType
@@ -231,12 +231,12 @@ class Workload:
             RegisteredSchema(number, language, text) for number, (text, _) in enumerate(writers)
         ]
         columns = its_format.fields("s", schemas[-1], itertools.count(1))
-        code, self.shape = Code(), Shape(columns)
+        code, self.shape = ProgramCode(), Shape(columns)
         places = {place.name: place for place in self.shape.places}
         starts: list[tuple[int, int]] = []
         for schema in schemas:
             starts.append((schema.schema_id, code.at))
-            its_format.program(code, places, Pairing(schema, schemas[-1], columns))
+            its_format.program(code, places, ResolvedSchema(schema, schemas[-1], columns))
         self.programs = Programs.of(code, starts, language)
         rng, records = random.Random(1), []
         for number in range(count):
@@ -244,7 +244,7 @@ class Workload:
             one = wire_prefix(writer) + writers[writer][1](make(rng, number))
             is_cut = malformed and number % malformed == 0
             records.append(one[: -3 if is_cut else None])
-        pairing = Pairing(schemas[-1], schemas[-1], columns)
+        pairing = ResolvedSchema(schemas[-1], schemas[-1], columns)
         self.records, self.reference = records, its_format.record_decoder(pairing)
         self.data = np.frombuffer(b"".join(records) + bytes(8), np.uint8).copy()
         self.offsets = np.cumsum([0, *map(len, records)], dtype=np.int64)

@@ -22,9 +22,9 @@ from shapes import difference
 from stored_values import row
 from test_avro_records import Table, damaged, histories
 
-from topicberg.formats import Pairing, avro
+from topicberg.formats import ResolvedSchema, avro
 from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.program import Code, Programs, Shape
+from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
@@ -39,11 +39,11 @@ class Compiled:
         """:param writers: by schema id; the last one is the latest"""
         self.columns = columns
         schemas = [RegisteredSchema(number, "AVRO", text) for number, text in writers.items()]
-        pairings = [Pairing(schema, schemas[-1], columns) for schema in schemas]
+        pairings = [ResolvedSchema(schema, schemas[-1], columns) for schema in schemas]
         self.references = {
             pairing.writer.schema_id: avro.record_decoder(pairing) for pairing in pairings
         }
-        self.shape, code = Shape(columns), Code()
+        self.shape, code = Shape(columns), ProgramCode()
         places = {place.name: place for place in self.shape.places}
         starts: list[tuple[int, int]] = []
         for pairing in pairings:

@@ -19,7 +19,7 @@ from stored_values import row
 from versions import Decoded, Version
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, RecordDecoder, avro
+from topicberg.formats import RecordDecoder, ResolvedSchema, avro
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -54,7 +54,9 @@ class Table:
                     (LATEST, self.versions[-1]),
                 )
             )
-            self._decoders[number] = avro.record_decoder(Pairing(writer, latest, self.columns))
+            self._decoders[number] = avro.record_decoder(
+                ResolvedSchema(writer, latest, self.columns)
+            )
         return self._decoders[number]
 
     def outcome(self, number: int, payload: bytes) -> Outcome:
@@ -148,12 +150,12 @@ def test_record_of_a_public_schema_is_what_fastavro_reads(path: str) -> None:
     if version.shape is None:
         with pytest.raises(TableflowError):
             avro.record_decoder(
-                Pairing(writer, writer, avro.fields("s", writer, iter(range(10**6))))
+                ResolvedSchema(writer, writer, avro.fields("s", writer, iter(range(10**6))))
             )
         return
     table = Table([version])
     table.columns = avro.fields("s", writer, iter(range(10**6)))
-    table._decoders[0] = avro.record_decoder(Pairing(writer, writer, table.columns))
+    table._decoders[0] = avro.record_decoder(ResolvedSchema(writer, writer, table.columns))
     for _ in range(20):
         check(table, 0, version.encode(rng, 0.05), tally)
         check(table, 0, damaged(rng, version.encode(rng, 0.0)), tally)

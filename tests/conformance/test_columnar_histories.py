@@ -28,8 +28,8 @@ from versions import Family, Version
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, raw_columns, table_schema
-from topicberg.tableflow.plan import METADATA, Plan, message_decoders
+from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, raw_columns, table_schema
+from topicberg.tableflow.plan import METADATA, ReadPlan, message_decoders
 from topicberg.topics import TopicSpec
 
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
@@ -79,7 +79,7 @@ class Topic:
         if version is not None and version.shape is not None:
             self._own(self.judge.value, version)
 
-    def decoders(self) -> tuple[Plan, TopicSpec]:
+    def decoders(self) -> tuple[ReadPlan, TopicSpec]:
         """:raises TableflowError: it has no table"""
         spec = TopicSpec.model_validate(
             {
@@ -90,7 +90,9 @@ class Topic:
             }
         )
         key = None if self.judge.key is None else _subject("k", self.judge.key)
-        layout = Layout(Half(KEY, key), Half(VALUE, _subject("v", self.judge.value)))
+        layout = Layout(
+            MessageField(KEY, key), MessageField(VALUE, _subject("v", self.judge.value))
+        )
         schema = table_schema(spec, layout)
         table = cast("Any", SimpleNamespace(schema=lambda: schema))
         foreign = ForeignSchemas(cast("Any", None))
@@ -100,7 +102,7 @@ class Topic:
         names = {name: spec.metadata_column(name) for name in METADATA}
         raw, texts = raw_columns(layout, schema.fields)
         target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC))
-        return Plan(spec.name, target, {}, {}, decoded, raw, texts, names, "SKIP"), spec
+        return ReadPlan(spec.name, target, {}, {}, decoded, raw, texts, names, "SKIP"), spec
 
     def record(self, *, is_good: bool) -> Pair:
         rng = self.rng

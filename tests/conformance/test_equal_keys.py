@@ -33,7 +33,7 @@ from topicberg.tableflow.columns import absent_columns, buffers_of, chunks
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.key_hashing import key_texts
 from topicberg.tableflow.key_values import key_text
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
+from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, table_schema
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import IDENTITY, UpsertKey
@@ -116,7 +116,8 @@ def run(seed: int, catalog: Catalog) -> tuple[int, int, int]:
     spec, pairs, rows_read, in_columns = topic.spec(), 0, 0, 0
     for number in range(4):
         layout = Layout(
-            Half(KEY, _subject("k", topic.key_side)), Half(VALUE, _subject("v", topic.judge.value))
+            MessageField(KEY, _subject("k", topic.key_side)),
+            MessageField(VALUE, _subject("v", topic.judge.value)),
         )
         try:
             topic.judge.follow()
@@ -166,7 +167,7 @@ def test_key_of_a_file_has_the_nested_fields_of_any_name(tmp_path: Path) -> None
         KEY: {"type": "object", "properties": {"id": nested}},
         VALUE: {"type": "object", "properties": {"more": number}},
     }
-    layout = Layout(*(Half(side, json_subject(side, one)) for side, one in halves.items()))
+    layout = Layout(*(MessageField(side, json_subject(side, one)) for side, one in halves.items()))
     spec = TopicSpec.model_validate(
         {
             "name": "nested",

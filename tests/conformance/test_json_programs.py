@@ -26,7 +26,7 @@ from shapes import difference
 from versions import Version
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Format, Pairing
+from topicberg.formats import Format, ResolvedSchema
 from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.program import NotCoveredError
@@ -319,7 +319,7 @@ def test_random_json_text_is_that_of_the_reference() -> None:
     schema = {"properties": {"f": {}, "g": {"type": "object"}, "h": {"type": "array"}}}
     decoder, rng = Decoder(schema), random.Random(9)
     writer = RegisteredSchema(1, "JSON", json.dumps(schema))
-    decode = json_schema.record_decoder(Pairing(writer, writer, decoder.fields))
+    decode = json_schema.record_decoder(ResolvedSchema(writer, writer, decoder.fields))
 
     def anything(depth: int) -> Any:
         names = "abé \uffee😀!"
@@ -459,7 +459,7 @@ def test_number_in_a_column_of_another_type_equals_the_reference(writer: Any, la
         for n, one in enumerate((writer, latest))
     ]
     runner = ProgramRunner(cast("Format", json_schema), schemas[0], schemas[1], table=schemas[1])
-    decode = json_schema.record_decoder(Pairing(schemas[0], schemas[1], runner.fields))
+    decode = json_schema.record_decoder(ResolvedSchema(schemas[0], schemas[1], runner.fields))
     rng, seen = random.Random(6), 0
     for _ in range(2_000):
         digits = str(rng.randrange(10 ** rng.randint(1, 19)))

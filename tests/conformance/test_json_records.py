@@ -15,7 +15,7 @@ from json_family import version
 from shapes import difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing
+from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_format
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
@@ -27,7 +27,7 @@ class Reference:
     def __init__(self, schema: Any) -> None:
         writer = RegisteredSchema(1, "JSON", json.dumps(schema))
         self.fields = json_format.fields("test", writer, itertools.count(1))
-        self._decode = json_format.record_decoder(Pairing(writer, writer, self.fields))
+        self._decode = json_format.record_decoder(ResolvedSchema(writer, writer, self.fields))
 
     def row(self, payload: bytes) -> dict[str, Any] | None:
         """The row of a record; None: it is malformed."""

@@ -17,7 +17,7 @@ from protobuf_family import ProtobufFamily
 from shapes import difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Format, Pairing, protobuf
+from topicberg.formats import Format, ResolvedSchema, protobuf
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.reasons import MalformedError
@@ -32,7 +32,7 @@ class Both(ProgramRunner):
         writer = RegisteredSchema(NUMBER, "PROTOBUF", text)
         latest = writer if newest is None else RegisteredSchema(NUMBER + 1, "PROTOBUF", newest)
         super().__init__(cast("Format", protobuf), writer, latest, table=latest)
-        self._decode = protobuf.record_decoder(Pairing(writer, latest, self.fields))
+        self._decode = protobuf.record_decoder(ResolvedSchema(writer, latest, self.fields))
         self._names = [field.name for field in self.fields]
 
     def reference(self, payload: bytes) -> dict[str, Any] | None:
@@ -288,7 +288,7 @@ class OfTable(Both):
         writer = RegisteredSchema(NUMBER, "PROTOBUF", text)
         of_table = RegisteredSchema(NUMBER + 1, "PROTOBUF", table)
         ProgramRunner.__init__(self, cast("Format", protobuf), writer, table=of_table)
-        self._decode = protobuf.record_decoder(Pairing(writer, writer, self.fields))
+        self._decode = protobuf.record_decoder(ResolvedSchema(writer, writer, self.fields))
         self._names = [field.name for field in self.fields]
 
 

@@ -282,7 +282,7 @@ class Daemon:
 def in_snowflake(stack: Endpoints, config: Settings) -> None:
     """What ``topicberg deploy`` makes in Snowflake and in Secrets Manager."""
     pair, names = rsa.generate(), Names(config.prefix)
-    role, called = config.snowflake_name(snowflake.QUERY_ROLE), snowflake.Names.of(config)
+    role, called = config.snowflake_name(snowflake.QUERY_ROLE), snowflake.SnowflakeNames.of(config)
     with Snowflake().connection() as connection:
         for statement in (
             *snowflake.bootstrap(config),

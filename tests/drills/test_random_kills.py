@@ -16,7 +16,7 @@ from faults import INGESTION
 from load import Load
 
 from topicberg.endpoints import Endpoints
-from topicberg.iceberg.maintenance import Policy, maintain_table
+from topicberg.iceberg.maintenance import MaintenancePolicy, maintain_table
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.settings import settings
 from topicberg_local import stack as local_stack
@@ -53,7 +53,7 @@ def test_random_kills(stack: Endpoints) -> None:
     at_once = timedelta(0)
     for name in load.topics:
         table = load.table(name)
-        policy = Policy(staged_age=at_once, orphan_age=at_once, daily=at_once)
+        policy = MaintenancePolicy(staged_age=at_once, orphan_age=at_once, daily=at_once)
         maintain_table(table, stack, policy)
         assert remove_orphans(table.refresh(), at_once) == 0
         table.catalog.purge_table(table.name())

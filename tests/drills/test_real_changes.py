@@ -33,7 +33,7 @@ from topicberg import kafka
 from topicberg.catalogs import glue, snowflake
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.files import live_files
-from topicberg.iceberg.maintenance import Policy, maintain_table
+from topicberg.iceberg.maintenance import MaintenancePolicy, maintain_table
 from topicberg.iceberg.manifests import is_vector, referenced_file
 from topicberg.iceberg.versions import upgrade_table
 from topicberg.kafka.discovery import discover
@@ -331,7 +331,7 @@ def test_real_changes_equal_source_after_kills(
                     if is_vector(file)
                 ]
                 assert len(vectors) == len(set(vectors)), "a data file has two deletion vectors"
-                maintain_table(drill.table(spec), stack, Policy())
+                maintain_table(drill.table(spec), stack, MaintenancePolicy())
                 assert not drill.differences(table, source.rows(table), ("duckdb",))
         finally:
             drill.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake import Names, create_table
+from topicberg.catalogs.snowflake import SnowflakeNames, create_table
 from topicberg.deploy.context import CLUSTER, DeployContext, open_context
 from topicberg.deploy.resource import Live, Resource, compare
 from topicberg.deploy.snowflake.storage import (
@@ -51,7 +51,7 @@ def make_context(stack: Endpoints) -> Iterator[MakeContext]:
 
     yield make
     for context in made:
-        names = Names.of(context.config)
+        names = SnowflakeNames.of(context.config)
         for kind, name in (("integration", names.integration), ("rest", names.rest_integration)):
             Integration(kind, name).delete(context, Live(name))
         Volume("volume", names.volume).delete(context, Live(names.volume))
@@ -69,7 +69,9 @@ def created(resource: Resource, context: DeployContext) -> Live:
 @pytest.mark.parametrize("catalog", ["glue", "glue_rest"])
 def test_glue_by_both_of_its_doors(make_context: MakeContext, catalog: str) -> None:
     context = make_context(catalog)
-    integration = Integration("snowflake/integration", Names.of(context.config).integration)
+    integration = Integration(
+        "snowflake/integration", SnowflakeNames.of(context.config).integration
+    )
     facts = created(integration, context).facts
     assert facts["principal"].startswith("arn:aws:iam::")
     assert facts["external_id"] == ("kinds" if catalog == "glue_rest" else facts["external_id"])
@@ -77,10 +79,11 @@ def test_glue_by_both_of_its_doors(make_context: MakeContext, catalog: str) -> N
 
 def test_changing_the_door_replaces_the_integration(make_context: MakeContext) -> None:
     created(
-        Integration("i", Names.of(make_context("glue").config).integration), make_context("glue")
+        Integration("i", SnowflakeNames.of(make_context("glue").config).integration),
+        make_context("glue"),
     )
     context = make_context("glue_rest")
-    integration = Integration("i", Names.of(context.config).integration)
+    integration = Integration("i", SnowflakeNames.of(context.config).integration)
     live = integration.find(context)
     assert live is not None
     assert set(compare(live.fields, integration.desired(context))) & integration.replaced_for
@@ -88,7 +91,7 @@ def test_changing_the_door_replaces_the_integration(make_context: MakeContext) -
 
 def test_glues_rest_api_is_verified(make_context: MakeContext) -> None:
     context = make_context("glue_rest")
-    name = Names.of(context.config).integration
+    name = SnowflakeNames.of(context.config).integration
     created(Integration("snowflake/integration", name), context)
     with pytest.raises(TopicbergError, match="lkc-kinds"):  # no such database yet
         _verify_at_once(context, name)
@@ -111,7 +114,7 @@ def test_other_catalogs_are_kept_and_cannot_be_reached(
     make_context: MakeContext, catalog: str
 ) -> None:
     context = make_context(catalog)
-    names = Names.of(context.config)
+    names = SnowflakeNames.of(context.config)
     integration = RestIntegration("snowflake/rest_integration", names.rest_integration)
     live = created(integration, context)
     with pytest.MonkeyPatch.context() as patch:
@@ -129,12 +132,14 @@ def test_other_catalogs_are_kept_and_cannot_be_reached(
 def _run(context: DeployContext, statement: str) -> None:
     with context.snowflake() as session:
         for each in ("DATABASE", "SCHEMA"):
-            name = Names.of(context.config).database + (".KINDS_SCHEMA" if each == "SCHEMA" else "")
+            name = SnowflakeNames.of(context.config).database + (
+                ".KINDS_SCHEMA" if each == "SCHEMA" else ""
+            )
             session.run(f"CREATE {each} IF NOT EXISTS {name}", INTEGRATOR)
         try:
             session.run(statement, INTEGRATOR)
         finally:
-            session.run(f"DROP DATABASE {Names.of(context.config).database}", INTEGRATOR)
+            session.run(f"DROP DATABASE {SnowflakeNames.of(context.config).database}", INTEGRATOR)
 
 
 @pytest.mark.parametrize("vended", [False, True])
@@ -145,7 +150,7 @@ def test_linked_database_is_created_and_changed(
     context = make_context("glue")
     context.config.snowflake_linked_database = True
     context.config.snowflake_vended_credentials = vended
-    names = Names.of(context.config)
+    names = SnowflakeNames.of(context.config)
     old = Integration("snowflake/integration", names.integration)
     created(old, context)
     Volume("snowflake/volume", names.volume).create(context)
@@ -181,7 +186,7 @@ def test_linked_database_is_created_and_changed(
 
 def test_linked_database_needs_a_rest_catalog(make_context: MakeContext) -> None:
     context = make_context("glue")
-    name = Names.of(context.config).integration
+    name = SnowflakeNames.of(context.config).integration
     created(Integration("snowflake/integration", name), context)
     link = f"CREATE DATABASE KINDS_LINKED LINKED_CATALOG = (CATALOG = '{name}')"
     refused = pytest.raises(ProgrammingError, match="CATALOG_SOURCE = GLUE")

@@ -23,7 +23,7 @@ from topicberg.errors import TableflowError
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow import old_values
 from topicberg.tableflow.engine import Ingestor, run_once
-from topicberg.tableflow.old_values import WaitingError
+from topicberg.tableflow.old_values import LaterRecordsError
 
 pytestmark = pytest.mark.integration
 EXACT = Context(prec=10_000)
@@ -529,7 +529,7 @@ def test_changelog_random_changes_in_any_batches_equal_source(
     try:
         for batch in source.batches(6):
             writer.send(batch)
-            with suppress(WaitingError):  # the deletion of an old key is in a later batch
+            with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
                 while ingestor.step().records:
                     pass
         monkeypatch.setattr(old_values, "CERTAIN_MS", 0)  # all records are in Kafka
@@ -557,7 +557,7 @@ def test_changelog_left_out_changes_leave_no_older_values(
     try:
         for batch in source.batches(5):
             writer.send(batch)
-            with suppress(WaitingError):  # the deletion of an old key is in a later batch
+            with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
                 while ingestor.step().records:
                     pass
         last = ingestor.step()

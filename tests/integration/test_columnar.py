@@ -415,12 +415,12 @@ def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(
     """E.g. the disk of the key files is full: each attempt would leave files behind."""
     topic = make_topic(KEPT, write_mode="upsert")
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
-    written: list[reading.Written] = []
+    written: list[reading.WrittenBatch] = []
 
     def fails(*_: object) -> None:
         raise TopicbergError("the disk is full")
 
-    def ingest(*given: Any) -> reading.Written:
+    def ingest(*given: Any) -> reading.WrittenBatch:
         written.append(reading.ingest(*given))
         return written[-1]
 

@@ -25,7 +25,7 @@ from topicberg.checks import check
 from topicberg.datagen import record_generator
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg.maintenance import Policy, maintain, maintain_table
+from topicberg.iceberg.maintenance import MaintenancePolicy, maintain, maintain_table
 from topicberg.iceberg.summaries import ancestry
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.derived import DerivedTable, with_parameters
@@ -49,7 +49,7 @@ GENERATORS = {
 """The topics, with how many records a commit has, and which field is the key."""
 BEFORE, AWAY, COMMITS = timedelta(hours=8), timedelta(hours=72), 4
 SIMPLE = {"stock_trades_with_totals", "stock_total_trades"}
-HASTY = Policy(
+HASTY = MaintenancePolicy(
     retention=timedelta(0),
     min_snapshots=1,
     max_snapshots=1,

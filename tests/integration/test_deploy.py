@@ -21,7 +21,7 @@ import requests
 from faulty_proxy import KINDS, FaultyProxy
 from pydantic import SecretStr
 
-from topicberg.catalogs.snowflake import Names, create_table, quote
+from topicberg.catalogs.snowflake import SnowflakeNames, create_table, quote
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey
 from topicberg.dagster.home import dagster_home
@@ -153,7 +153,7 @@ def _ours(context: DeployContext) -> list[dict[str, object]]:
 
 
 def _foreign_table(context: DeployContext) -> str:
-    names = Names.of(context.config)
+    names = SnowflakeNames.of(context.config)
     return create_table(names, "BY_HAND", context.cluster, "stock_trades", auto_refresh=True)
 
 
@@ -182,7 +182,7 @@ def test_create_command_computes_totals_in_snowflake(deployed: Platform) -> None
     context, graph = deployed.open()
     engine.plan(graph, context)
     assert context.live["snowflake/table/stock_trades"].fields["auto_refresh"]
-    names = Names.of(context.config)
+    names = SnowflakeNames.of(context.config)
     for table in ("STOCK_TRADES", "STOCK_TRADES_WITH_TOTALS"):
         statement = f"SELECT COUNT(*) AS rows_ FROM {names.table(table)}"
         with context.snowflake() as session:

@@ -22,7 +22,7 @@ from topicberg.endpoints import CATALOG
 from topicberg.errors import TableFormatError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.files import live_files
-from topicberg.iceberg.maintenance import Policy, maintain
+from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.iceberg.manifests import is_vector, referenced_file
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.versions import upgrade_table
@@ -37,7 +37,9 @@ pytestmark = pytest.mark.integration
 
 KEYED = {"write_mode": "upsert", "key": {"format": "string"}}
 NOW = timedelta(0)
-EAGER = Policy(retention=NOW, min_snapshots=1, reader_age=NOW, staged_age=NOW, compact_after=NOW)
+EAGER = MaintenancePolicy(
+    retention=NOW, min_snapshots=1, reader_age=NOW, staged_age=NOW, compact_after=NOW
+)
 
 MakeTopic = Callable[..., Topic]
 Rows = dict[str, int]

@@ -236,7 +236,7 @@ def test_case_sensitive_database_matches_exactly(
     stack: Endpoints, catalog: Catalog, query: Query, linked: str, config: Settings
 ) -> None:
     register(stack, fresh(catalog, "exact"), "exact")
-    names = snowflake.Names.of(config)
+    names = snowflake.SnowflakeNames.of(config)
     query(
         "CREATE OR REPLACE DATABASE LINKS_EXACT LINKED_CATALOG = (CATALOG = "
         f"'{names.linked_integration}' BLOCKED_NAMESPACES = ('other')), "
@@ -260,7 +260,7 @@ def test_vended_credentials_need_lake_formation(
     register(stack, fresh(catalog, "vended"), "vended")
     update = {"snowflake_vended_credentials": True, "prefix": "vends"}
     vended = config.model_copy(update=update)
-    names = snowflake.Names.of(vended)
+    names = snowflake.SnowflakeNames.of(vended)
     lake, arn = stack.boto3("lakeformation"), f"arn:aws:s3:::{config.bucket}"
     for statement in snowflake.bootstrap_linked(vended):
         query(statement)

@@ -20,8 +20,8 @@ from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg import summaries
 from topicberg.iceberg.maintenance import (
+    MaintenancePolicy,
     MaintenanceReport,
-    Policy,
     compaction,
     maintain,
     maintain_table,
@@ -36,7 +36,7 @@ from topicberg.tableflow.engine import Ingestor
 pytestmark = pytest.mark.integration
 
 NOW = timedelta(0)
-EAGER = Policy(
+EAGER = MaintenancePolicy(
     retention=NOW,
     min_snapshots=1,
     reader_age=NOW,
@@ -51,7 +51,7 @@ PATIENT = replace(EAGER, retention=timedelta(days=1), staged_age=timedelta(hours
 MakeTopic = Callable[..., Topic]
 
 
-def run(topic: Topic, policy: Policy) -> MaintenanceReport:
+def run(topic: Topic, policy: MaintenancePolicy) -> MaintenanceReport:
     return maintain(topic.spec, topic.endpoints, topic.config, policy)
 
 

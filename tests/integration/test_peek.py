@@ -19,7 +19,7 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError
 from topicberg.formats.framing import wire_prefix
-from topicberg.peek import Record, newest
+from topicberg.peek import PeekedRecord, newest
 from topicberg.settings import settings
 from topicberg.topics import TopicSpec
 
@@ -47,7 +47,7 @@ def topic(stack: Endpoints) -> Iterator[Topic]:
             stack.schema_registry_client().delete_subject(subject)
 
 
-def peek(topic: Topic, number: int = 10) -> list[Record]:
+def peek(topic: Topic, number: int = 10) -> list[PeekedRecord]:
     return newest(topic.spec.name, number, topic.endpoints, settings())
 
 

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.maintenance.expiry import expire
-from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.kafka.transactions import transactional_producer
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
@@ -288,7 +288,7 @@ def test_what_the_topic_holds_never_expires(topic: Published_, spark: SparkSessi
         topic.publish(spark)
     now_ms = int(datetime.now(UTC).timestamp() * 1000)
     none = timedelta(0)
-    eager = Policy(retention=none, min_snapshots=1, max_snapshots=1, reader_age=none)
+    eager = MaintenancePolicy(retention=none, min_snapshots=1, max_snapshots=1, reader_age=none)
     expire(topic.table(), eager, now_ms)
     topic.write([stats(1), stats(2), stats(3)], f"window_start >= '{START.isoformat()}'")
     published = topic.publish(spark)

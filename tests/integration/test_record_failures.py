@@ -24,7 +24,7 @@ from topicberg.tableflow import commit
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.engine import Ingestor
 from topicberg.tableflow.processes import Processes
-from topicberg.tableflow.reading import EARLY, Written
+from topicberg.tableflow.reading import EARLY, WrittenBatch
 from topicberg.topics.deadletters import dead_letter_spec
 
 pytestmark = pytest.mark.integration
@@ -290,7 +290,7 @@ def test_new_schemas_are_looked_up_when_the_first_records_name_them(
     read: list[int] = []
     ingest = Processes.ingest
 
-    def counted(*arguments: Any) -> Written:
+    def counted(*arguments: Any) -> WrittenBatch:
         written = ingest(*arguments)
         read.append(written.records)
         return written

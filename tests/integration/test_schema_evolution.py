@@ -20,7 +20,7 @@ from topicberg.checks.topic import check_schema
 from topicberg.cli import app
 from topicberg.clients.confluent import Api
 from topicberg.clients.registry import IncompatibleSchemaError
-from topicberg.deploy.confluent.kafka import Subject
+from topicberg.deploy.confluent.kafka import RegistrySubject
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import CannotChangeError
 from topicberg.deploy.resource import compare as differences
@@ -199,9 +199,9 @@ def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
     api = Registry(root, "none", SecretStr("none"))
     context = cast("DeployContext", SimpleNamespace(registry=api))
 
-    def subject(level: str | None) -> Subject:
+    def subject(level: str | None) -> RegistrySubject:
         name = topic.spec.value_subject
-        return Subject("s", name, file=topic.file, format="json", compatibility=level)
+        return RegistrySubject("s", name, file=topic.file, format="json", compatibility=level)
 
     assert subject("BACKWARD").find(context) is None
     subject("BACKWARD").create(context)

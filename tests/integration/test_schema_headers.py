@@ -29,7 +29,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
-from topicberg.peek import Record, newest
+from topicberg.peek import PeekedRecord, newest
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.forgetting.records import (
@@ -152,7 +152,7 @@ def test_keys_and_values_of_confluents_serializers_are_rows(make: Make, kind: st
     assert [one.value["n"] for one in shown] == [0, 1, 2]
 
 
-def newest_of(topic: Topic) -> list[Record]:
+def newest_of(topic: Topic) -> list[PeekedRecord]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("topicberg.peek.find_topic", lambda *_: topic.spec)
         return newest(topic.spec.name, 20, topic.endpoints, topic.config)

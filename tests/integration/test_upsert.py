@@ -23,7 +23,7 @@ from topicberg.catalogs import glue, snowflake
 from topicberg.checks.topic import check_deletes
 from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg.maintenance import Policy, maintain
+from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.kafka.consumer import messages
 from topicberg.orchestration.resources import Snowflake
 from topicberg.query import Engine, run_query
@@ -130,7 +130,7 @@ def test_every_engine_reads_the_same_rows(make_topic: Callable[..., Topic], vers
     wide = [(i, note, None) for i, note in rows if i != 29] + [(29, "late", "added")]
     for engine, found in engines_read(topic, "id, note, more").items():
         assert found == wide, engine
-    policy = Policy(compact_after=timedelta(0))
+    policy = MaintenancePolicy(compact_after=timedelta(0))
     report = maintain(topic.spec, topic.endpoints, topic.config, policy)
     assert (report.before.data_files, report.after.data_files) == (3, 1)
     for engine, found in engines_read(topic, "id, note, more").items():

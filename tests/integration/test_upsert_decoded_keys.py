@@ -15,7 +15,7 @@ from confluent_kafka.schema_registry import Schema
 from kafka_topics import Row, Topic, avro, encode
 
 from topicberg.formats.framing import wire_prefix
-from topicberg.iceberg.maintenance import Policy, maintain
+from topicberg.iceberg.maintenance import MaintenancePolicy, maintain
 from topicberg.iceberg.summaries import KEY_DEFINITION, summary
 from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.keys import key_folder
@@ -106,7 +106,9 @@ def test_a_new_version_of_the_key_is_the_same_key(
     del expected[3]
     shutil.rmtree(folder)
     assert keyed.ingest() == expected
-    maintain(topic.spec, topic.endpoints, topic.config, Policy(compact_after=timedelta(0)))
+    maintain(
+        topic.spec, topic.endpoints, topic.config, MaintenancePolicy(compact_after=timedelta(0))
+    )
     shutil.rmtree(folder)
     for version, user in ((2, 4), (6, 10), (0, 15)):
         keyed.send(version, user, "green", "late")

@@ -12,7 +12,7 @@ from hostile import AVRO, SCHEMAS, VALID, Kind, records, schemas, zigzag
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, as_record, format_of, is_union
+from topicberg.formats import ResolvedSchema, as_record, format_of, is_union
 from topicberg.formats.subjects import RegisteredSchema
 
 COUNT = int(os.environ.get("TOPICBERG_TEST_ATTACKS", "60"))
@@ -39,7 +39,7 @@ def test_hostile_schema_is_refused_or_read(kind: Kind) -> None:
             is_union(as_record(schema, "key"))
         for record in (VALID[kind], b"", b"\x02" + zigzag(2**31)):
             with suppress(TableflowError):
-                reason(form, record, Pairing(schema, latest, columns))
+                reason(form, record, ResolvedSchema(schema, latest, columns))
         assert time.process_time() - began < SECONDS, text[:1_000]
 
 
@@ -51,7 +51,7 @@ def test_hostile_record_is_explained_in_bounded_time(kind: Kind) -> None:
     malformed = 0
     for record in records(kind, COUNT, SEED):
         began = time.process_time()
-        found = reason(form, record, Pairing(schema, schema, columns))
+        found = reason(form, record, ResolvedSchema(schema, schema, columns))
         assert found is None or 0 < len(found) < 1_000
         malformed += found is not None
         assert time.process_time() - began < SECONDS, record[:1_000]
@@ -65,7 +65,7 @@ def test_large_decimal_is_explained_in_bounded_time() -> None:
     size = 4_000_000
     record = b"\x02\x00\x00" + zigzag(size) + b"\x7f" * size + b"\x00\x00\x00"
     began = time.process_time()
-    found = reason(format_of(schema), record, Pairing(schema, schema, columns))
+    found = reason(format_of(schema), record, ResolvedSchema(schema, schema, columns))
     assert found == f"field price (decimal(9,2)): the value has {size} bytes, exceeds the precision"
     assert time.process_time() - began < SECONDS
     assert AVRO["fields"][3]["name"] == "price"

@@ -10,7 +10,7 @@ import stored_values
 from numpy.typing import NDArray
 from program_runner import PREFIX, ProgramRunner
 
-from topicberg.formats import Format, Pairing
+from topicberg.formats import Format, ResolvedSchema
 from topicberg.formats.columnar.decoding import decode
 from topicberg.formats.reasons import MalformedError
 
@@ -23,7 +23,7 @@ class Decoders(ProgramRunner):
     :raises NotCoveredError: the writer has no program
     """
 
-    def __init__(self, format_: Format, pairing: Pairing, size: int = 256 * 1024) -> None:
+    def __init__(self, format_: Format, pairing: ResolvedSchema, size: int = 256 * 1024) -> None:
         """:param size: bytes of a column's texts"""
         self._reference = format_.record_decoder(pairing)
         self._compile(format_, pairing, size)

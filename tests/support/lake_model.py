@@ -34,15 +34,15 @@ from topicberg.checks.derived import MEMORY, check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.maintenance.expiry import expire
-from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.position_deletes import FileRows, delete_rows
 from topicberg.iceberg.read_tags import PREFIX, reading
 from topicberg.iceberg.summaries import ancestry, summary
 from topicberg.orchestration.assets.partitions import Span, partition_keys, time_partitions
 from topicberg.orchestration.assets.registry import TopicTable
 from topicberg.orchestration.jobs.changes import advance
-from topicberg.orchestration.jobs.snapshot_cursor import Cursor, RunState
-from topicberg.orchestration.jobs.watches import Watch
+from topicberg.orchestration.jobs.snapshot_cursor import RunState, TableCursor
+from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import summary_of
@@ -54,7 +54,9 @@ HOURLY = PartitionSpec(PartitionField(1, 1000, HourTransform(), "at_hour"))
 HOURS = 5
 """Rows are of the hours 0 to this one, which is two hours ago."""
 NOW = timedelta(0)
-EAGER = Policy(retention=NOW, min_snapshots=1, max_snapshots=1, reader_age=NOW, staged_age=NOW)
+EAGER = MaintenancePolicy(
+    retention=NOW, min_snapshots=1, max_snapshots=1, reader_age=NOW, staged_age=NOW
+)
 numbers = count()
 
 Row = tuple[datetime | None, int]
@@ -163,7 +165,7 @@ class Computation:
 
 @dataclass
 class Sensor:
-    watch: Watch
+    watch: TableWatch
     cursor: str | None = None
 
 
@@ -285,7 +287,7 @@ class Lake:
         targets: tuple[str, ...],
         reach: timedelta,
         lookahead: timedelta,
-    ) -> Watch:
+    ) -> TableWatch:
         table = TopicTable(
             name=source,
             identifier=(self.shop, source),
@@ -295,7 +297,7 @@ class Lake:
             source=source,
         )
         plans = tuple(self.derived[target].plan for target in targets)
-        return Watch(
+        return TableWatch(
             name=name,
             origin=table,
             registrations=(),
@@ -469,7 +471,7 @@ class Lake:
     def tick(self, name: str, *, crash: bool = False, launch: bool = True) -> bool:
         """Whether anything was done; ``crash``: nothing of the tick is kept."""
         sensor = self.sensors[name]
-        before = Cursor.parse(sensor.cursor)
+        before = TableCursor.parse(sensor.cursor)
         try:
             table = self.catalog.load_table(sensor.watch.origin.identifier)
         except NoSuchTableError:

@@ -14,7 +14,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.types import NestedField
 from specs import Project
 
-from topicberg.formats import Pairing, format_of
+from topicberg.formats import ResolvedSchema, format_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow.layout import read_layout, table_schema
 from topicberg.topics import TopicSpec, load_topic
@@ -68,7 +68,7 @@ def plain_topic(
     assert latest is not None
     names = {one.name for one in layout.value.fields()}
     fields = tuple(one for one in table.schema().fields if one.name in names)
-    decode = format_of(latest).record_decoder(Pairing(latest, latest, fields))
+    decode = format_of(latest).record_decoder(ResolvedSchema(latest, latest, fields))
 
     def by_reference(value: bytes) -> Row | None:
         try:

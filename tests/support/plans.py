@@ -9,18 +9,18 @@ import pyarrow as pa
 from header_framing import RecordHeaders, fetched
 from pyiceberg.table import Table
 
-from topicberg.iceberg.data_files import Target
+from topicberg.iceberg.data_files import WriteTarget
 from topicberg.tableflow.columns import buffers_of, chunks
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, raw_columns
-from topicberg.tableflow.plan import METADATA, Plan, message_decoders
+from topicberg.tableflow.plan import METADATA, ReadPlan, message_decoders
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
 from topicberg.topics import TopicSpec
 
 
-def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, UpsertKey | None]:
+def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[ReadPlan, UpsertKey | None]:
     """Return how records become rows of a table, and the key if it is an upsert table."""
     fields = table.schema().fields
     none = ForeignSchemas(cast("Any", None))
@@ -30,8 +30,8 @@ def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, Upsert
     event_time = EventTime.of(spec, fields)
     raw, text = raw_columns(layout, fields)
     upserts = None if key is None else table.metadata.table_uuid
-    target = Target.of(table)
-    made = Plan(
+    target = WriteTarget.of(table)
+    made = ReadPlan(
         spec.name,
         target,
         {},
@@ -49,7 +49,7 @@ def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[Plan, Upsert
 
 
 def rows_of(
-    plan: Plan,
+    plan: ReadPlan,
     pairs: Sequence[tuple[bytes | None, bytes | None]],
     headers: Sequence[RecordHeaders] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from compiled import decode_by_programs
 
-from topicberg.formats import Format, Pairing
+from topicberg.formats import Format, ResolvedSchema
 from topicberg.formats.columnar.columns import Buffers
-from topicberg.formats.columnar.program import Code, Programs, Shape
+from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -37,11 +37,11 @@ class ProgramRunner:
         :param size: bytes of a column's texts
         """
         fields = it.fields("test", table or writer, itertools.count(1))
-        self._compile(it, Pairing(writer, latest or writer, fields), size)
+        self._compile(it, ResolvedSchema(writer, latest or writer, fields), size)
 
-    def _compile(self, it: Format, pairing: Pairing, size: int) -> None:
+    def _compile(self, it: Format, pairing: ResolvedSchema, size: int) -> None:
         self.fields = pairing.fields
-        self.shape, code = Shape(self.fields), Code()
+        self.shape, code = Shape(self.fields), ProgramCode()
         places = {place.name: place for place in self.shape.places}
         it.program(code, places, pairing)
         self._programs = Programs.of(code, [(NUMBER, 0)], pairing.writer.schema_type)

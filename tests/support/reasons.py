@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from topicberg.formats import Format, Pairing
+from topicberg.formats import Format, ResolvedSchema
 from topicberg.formats.reasons import MalformedError
 
 
-def reason(format_: Format, payload: bytes, pairing: Pairing) -> str | None:
+def reason(format_: Format, payload: bytes, pairing: ResolvedSchema) -> str | None:
     """Return why a record is malformed; None: it is not.
 
     :raises TableflowError: no record of this writer can be a row of the table

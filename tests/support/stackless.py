@@ -24,7 +24,7 @@ from topicberg_local.emulators.confluent.materialization import CatalogStatus
 from topicberg_local.emulators.confluent.operation import Call, Operation
 from topicberg_local.emulators.confluent.server import OPERATIONS, Server
 from topicberg_local.emulators.confluent.tableflow_bodies import NewSpec
-from topicberg_local.emulators.confluent.wire import Answer
+from topicberg_local.emulators.confluent.wire import HttpResponse
 from topicberg_local.emulators.store import Stored
 
 MALFORMED = {
@@ -85,7 +85,7 @@ class Stackless(Server):
 
     def __post_init__(self) -> None:
         super().__init__(self.account, Bootstrap("LOCALKEY", "local-secret"), "admin-token")
-        self._ours: list[tuple[str, Callable[[Call], Answer]]] = [
+        self._ours: list[tuple[str, Callable[[Call], HttpResponse]]] = [
             (r"/kafka/v3/clusters/[^/]+/topics.*", self._topics),
             (r"/subjects.*", self._subjects),
             (r"/connect/v1/.*", self._connectors),
@@ -121,7 +121,7 @@ class Stackless(Server):
                 operation = replace(operation, handler=handler)
         return super()._answer(operation, parameters, request, content, fault)
 
-    def _topics(self, call: Call) -> Answer:
+    def _topics(self, call: Call) -> HttpResponse:
         body = json.loads(call.content or b"{}")
         name = call.path.get("topic_name", "")
         if call.method != "GET":
@@ -132,9 +132,9 @@ class Stackless(Server):
                 "partitions_count": body["partitions_count"],
                 "configs": configs,
             }
-            return Answer({})
+            return HttpResponse({})
         if not name:
-            return Answer({"data": []})
+            return HttpResponse({"data": []})
         topic = _known(self.topics, name)
         if call.method == "DELETE":
             del self.topics[name]
@@ -143,47 +143,49 @@ class Stackless(Server):
         elif call.method == "POST":
             topic["configs"] |= {one["name"]: one["value"] for one in body["data"]}
         elif call.url.endswith("/configs"):
-            return Answer({"data": [{"name": k, "value": v} for k, v in topic["configs"].items()]})
+            return HttpResponse(
+                {"data": [{"name": k, "value": v} for k, v in topic["configs"].items()]}
+            )
         else:
-            return Answer({"topic_name": name, **topic})
-        return Answer()
+            return HttpResponse({"topic_name": name, **topic})
+        return HttpResponse()
 
-    def _subjects(self, call: Call) -> Answer:
+    def _subjects(self, call: Call) -> HttpResponse:
         subjects.check(call)
         name, _, rest = call.path.get("rest", "").partition("/")
         body = json.loads(call.content or b"{}")
         versions = self.schemas.get(name, [])
         if not name:
-            return Answer([*self.schemas])
+            return HttpResponse([*self.schemas])
         if call.method == "POST" and rest == "versions":
             self.schemas.setdefault(name, []).append(body["schema"])
-            return Answer({"id": 1})
+            return HttpResponse({"id": 1})
         if not versions or (call.method == "POST" and body["schema"] not in versions):
             raise not_found(name)
         if call.method == "DELETE" and dict(call.parameters).get("permanent"):
             del self.schemas[name]
-        return Answer({"id": 1} if call.method == "POST" else [*range(1, len(versions) + 1)])
+        return HttpResponse({"id": 1} if call.method == "POST" else [*range(1, len(versions) + 1)])
 
-    def _connectors(self, call: Call) -> Answer:
+    def _connectors(self, call: Call) -> HttpResponse:
         body = json.loads(call.content or b"{}")
         if call.url.endswith("/config/validate"):
-            return Answer({"error_count": 0, "configs": []})
+            return HttpResponse({"error_count": 0, "configs": []})
         if call.method == "POST":
             self._start(call, body["name"], body["config"])
-            return Answer({})
+            return HttpResponse({})
         name = call.path.get("connector_name", "")
         if not name:
-            return Answer({one: self._shown(one) for one in self.connectors})
+            return HttpResponse({one: self._shown(one) for one in self.connectors})
         connector = _known(self.connectors, name)
         if call.method == "DELETE":
             del self.connectors[name]
             self.account.store.delete(CONNECTOR, [(call.path["kafka_cluster_id"], name)])
-            return Answer({"error": None})
+            return HttpResponse({"error": None})
         if call.url.endswith("/resume"):
             connector["state"] = "RUNNING"
         elif call.url.endswith("/config"):
             self._start(call, name, body)
-        return Answer(self._shown(name)["status"])
+        return HttpResponse(self._shown(name)["status"])
 
     def _start(self, call: Call, name: str, config: dict[str, str]) -> None:
         """As a service account may; one that may not write fails."""
@@ -208,22 +210,22 @@ class Stackless(Server):
             "status": {"connector": status},
         }
 
-    def _tables(self, call: Call) -> Answer:
+    def _tables(self, call: Call) -> HttpResponse:
         body = json.loads(call.content or b"{}")
         if call.method == "POST":
             self._enable(call, call.body.spec, body["spec"])
-            return Answer({})
+            return HttpResponse({})
         name = call.path["display_name"]
         spec = _known(self.enabled, name)
         if call.method == "DELETE":
             del self.enabled[name]
             inside = self.account.store.all(TABLE, lambda table: table.name[1] == name)
             self.account.store.delete(TABLE, [table.name for table in inside])
-            return Answer()
+            return HttpResponse()
         if call.method == "PATCH":
             spec["config"] |= body["spec"].get("config", {})
             spec |= {k: v for k, v in body["spec"].items() if k != "config"}
-        return Answer({"spec": spec, "status": self._status(name)})
+        return HttpResponse({"spec": spec, "status": self._status(name)})
 
     def _enable(self, call: Call, given: NewSpec, spec: dict[str, Any]) -> None:
         topic, environment, cluster = given.display_name, given.environment, given.kafka_cluster
@@ -251,23 +253,23 @@ class Stackless(Server):
         mode = self.enabled[topic]["mode"]
         return {"phase": "RUNNING", "write_mode": mode, "catalog_sync_statuses": syncs}
 
-    def _catalogs(self, call: Call) -> Answer:
+    def _catalogs(self, call: Call) -> HttpResponse:
         catalogs = self.open_catalogs
         assert catalogs is not None
         body = json.loads(call.content or b"{}")
         if call.method == "POST":
             catalogs["tci-1"] = {"id": "tci-1", "status": {"phase": "CONNECTED"}, **body}
-            return Answer({})
+            return HttpResponse({})
         if "id" not in call.path:
-            return Answer({"data": [*catalogs.values()]})
+            return HttpResponse({"data": [*catalogs.values()]})
         catalog = _known(catalogs, call.path["id"])
         if call.method == "DELETE":
             del catalogs[call.path["id"]]
-            return Answer()
+            return HttpResponse()
         if call.method == "PATCH":
             catalog["spec"]["config"] |= body["spec"]["config"]
             catalog["status"] = {"phase": "CONNECTED"}
-        return Answer(catalog)
+        return HttpResponse(catalog)
 
 
 def _known(documents: Documents, name: str) -> dict[str, Any]:

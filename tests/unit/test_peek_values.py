@@ -12,7 +12,7 @@ import fastavro
 import pytest
 from specs import Project, minimal
 
-from topicberg.formats import Pairing, avro
+from topicberg.formats import ResolvedSchema, avro
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.kafka import discovery
 from topicberg.peek import _decoded, _how_to_find
@@ -51,7 +51,7 @@ def test_peek_avro_shows_stored_values() -> None:
     plain = json.loads(json.dumps(schema).replace("logicalType", "ignored"))
     values = {name: value for name, (_, value, _) in FIELDS.items()}
     fastavro.schemaless_writer(buffer, fastavro.parse_schema(plain), values)
-    pairing = Pairing(writer, writer, avro.fields("s", writer, itertools.count(1)))
+    pairing = ResolvedSchema(writer, writer, avro.fields("s", writer, itertools.count(1)))
     assert _decoded(pairing, buffer.getvalue()) == {n: one for n, (_, _, one) in FIELDS.items()}
 
 

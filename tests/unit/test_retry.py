@@ -34,7 +34,7 @@ from topicberg.retry import (
     CONFLICT,
     THROTTLED,
     UNREACHABLE,
-    Kind,
+    FailureKind,
     classify,
     conflicts,
     retry_conflicts,
@@ -108,7 +108,7 @@ def test_wrong_column_of_a_pipeline_shows_the_cause() -> None:
         (OSError("Connection refused, says a user's text"), None),
     ],
 )
-def test_classify_of_any_error_is_its_kind(error: Exception, kind: Kind | None) -> None:
+def test_classify_of_any_error_is_its_kind(error: Exception, kind: FailureKind | None) -> None:
     assert classify(error) == kind
 
 
@@ -189,7 +189,7 @@ def test_step_is_retried_by_the_kind_of_its_failure(
     attempts: int,
     success: bool,
 ) -> None:
-    monkeypatch.setattr(retry, "CONFLICT", Kind("a conflict", 3, 0.01))
+    monkeypatch.setattr(retry, "CONFLICT", FailureKind("a conflict", 3, 0.01))
     tried: list[int] = []
 
     @dg.asset

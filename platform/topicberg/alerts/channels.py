@@ -25,7 +25,7 @@ from pydantic import SecretStr
 from topicberg.alerts.alert import Alert, AlertState, Notice, after, changes
 from topicberg.alerts.decisions import Decisions
 from topicberg.alerts.payloads import mail, pagerduty_event, slack_message, teams_message
-from topicberg.alerts.settings import Addresses, AlertSettings
+from topicberg.alerts.settings import AlertAddresses, AlertSettings
 from topicberg.checks.finding import Severity
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -123,7 +123,7 @@ def _is_of_owner(owner: str, alert: Alert) -> bool:
 
 
 def _senders(
-    config: Settings, chosen: AlertSettings, to: Addresses
+    config: Settings, chosen: AlertSettings, to: AlertAddresses
 ) -> Iterator[tuple[str, Callable[[str, Notice], None]]]:
     """Yield each kind of channel that has an address, and what sends a notice there.
 

@@ -12,7 +12,7 @@ from topicberg.security.models import HoldsSecrets
 from topicberg.settings import EnvironmentSettings, as_environment, invalid, problems
 
 
-class Addresses(HoldsSecrets):
+class AlertAddresses(HoldsSecrets):
     """Where alerts are sent: each channel is on when its address is set."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
@@ -29,7 +29,7 @@ class Addresses(HoldsSecrets):
     """Addresses, with commas between them."""
 
 
-class AlertSettings(Addresses, EnvironmentSettings):
+class AlertSettings(AlertAddresses, EnvironmentSettings):
     """Each channel is on when its address is set; the file in the state directory always is."""
 
     model_config = SettingsConfigDict(
@@ -42,7 +42,7 @@ class AlertSettings(Addresses, EnvironmentSettings):
     """The Dagster UI, for links."""
     least: Literal["warning", "error"] = "warning"
     """The lowest severity that is sent; the file has every alert."""
-    routes: dict[str, Addresses] = Field(default={}, repr=False)
+    routes: dict[str, AlertAddresses] = Field(default={}, repr=False)
     """JSON, owner → addresses: ``{"team:data": {"slack_url": "…"}}``. Alerts of assets of these
     owners are sent there, and all others to the addresses of these settings."""
     pagerduty_url: str = "https://events.pagerduty.com/v2/enqueue"

@@ -81,7 +81,7 @@ class _Failing:
     why: str
 
 
-class Watch:
+class ServiceWatch:
     """What does not answer, and since when; :meth:`look` asks all of them at once."""
 
     def __init__(
@@ -151,7 +151,7 @@ class Watcher(threading.Thread):
         self._config = config
         self._chosen = alert_settings()
         self._runbook = address_of(RUNBOOK, self._chosen.ui_url)
-        self._watch = Watch(watched)
+        self._watch = ServiceWatch(watched)
         self._report, self._is_healthy = report, is_healthy
         self._heartbeat_at = -HEARTBEAT_SECONDS
         self._complaints: set[str] = set()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from topicberg.clients.answers import Answer, answered, unusable
+from topicberg.clients.answers import VendorAnswer, answered, unusable
 from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names as DeployNames
@@ -55,7 +55,7 @@ def text(value: str) -> str:
 
 
 @dataclass(frozen=True)
-class Names:
+class SnowflakeNames:
     """What topicberg's objects are called in Snowflake."""
 
     database: str
@@ -74,13 +74,13 @@ class Names:
     linked_database: str
 
     @staticmethod
-    def of(config: Settings) -> Names:
-        kinds = {each.name: each.name for each in fields(Names)} | {
+    def of(config: Settings) -> SnowflakeNames:
+        kinds = {each.name: each.name for each in fields(SnowflakeNames)} | {
             "integration": "catalog_integration",
             "rest_integration": "rest_catalog_integration",
             "linked_integration": "linked_catalog_integration",
         }
-        return Names(**{name: config.snowflake_name(kind) for name, kind in kinds.items()})
+        return SnowflakeNames(**{name: config.snowflake_name(kind) for name, kind in kinds.items()})
 
     def table(self, name: str) -> str:
         return quote(self.database, self.schema, name)
@@ -119,14 +119,14 @@ def table_path(config: Settings, table: str, glue: tuple[str, str]) -> TablePath
     :param table: its name in Snowflake where it is created
     :param glue: database and table in Glue
     """
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     if config.snowflake_linked_database and glue[0] == config.topics_namespace:
         schema = config.snowflake_namespace
         return TablePath(names.linked_database, schema, glue[1], is_linked=True)
     return _created_path(names, table)
 
 
-def _created_path(names: Names, table: str) -> TablePath:
+def _created_path(names: SnowflakeNames, table: str) -> TablePath:
     return TablePath(names.database, names.schema, table)
 
 
@@ -140,7 +140,7 @@ def find_table_path(
     path = table_path(config, table, glue)
     if not path.is_linked or _has_database(connection, path.database):
         return path
-    created = _created_path(Names.of(config), table)
+    created = _created_path(SnowflakeNames.of(config), table)
     return path if _volume_of(connection, created) is None else created
 
 
@@ -163,7 +163,7 @@ def role_arn(config: Settings) -> str:
 
 def create_volume(config: Settings, *, derived: bool = False) -> str:
     """For the topics' tables or for derived ones: a volume reads only its first location."""
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     volume, location, url = names.volume, names.location, config.warehouse
     if derived:
         volume, location = names.derived_volume, names.derived_location
@@ -182,7 +182,7 @@ def create_integration(config: Settings, *, linked: bool = False) -> str:
 
     :param linked: for the linked database, which needs a REST catalog
     """
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     name = names.linked_integration if linked else names.integration
     begin = f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(name)} "
     if linked or config.snowflake_catalog == "glue_rest":
@@ -249,7 +249,7 @@ def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool 
 
     :param linked: for the linked database
     """
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
     catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
     token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
@@ -277,7 +277,7 @@ def set_rest_secret(integration: str, login: RestLogin) -> str:
 
 def topic_integration(config: Settings) -> str:
     """The integration by which Snowflake finds the topics' tables."""
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     return names.integration if config.topics_in_glue else names.rest_integration
 
 
@@ -287,7 +287,7 @@ def create_linked_database(config: Settings) -> str:
     Glue is a case-insensitive catalog, Open Catalog is a case-sensitive one.
     https://docs.snowflake.com/en/sql-reference/sql/create-database-catalog-linked
     """
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     vended = config.snowflake_vended_credentials
     volume = "" if vended else f" EXTERNAL_VOLUME = {text(names.volume)}"
     case = "CASE_INSENSITIVE" if config.topics_in_glue else "CASE_SENSITIVE"
@@ -302,7 +302,7 @@ def create_linked_database(config: Settings) -> str:
 
 
 def create_table(
-    names: Names,
+    names: SnowflakeNames,
     table: str,
     glue_database: str,
     glue_table: str,
@@ -333,7 +333,7 @@ def bootstrap(config: Settings) -> list[str]:
     """Return what the first Iceberg table of the local stack needs, as the roles that own it in the
     cloud; no statement changes what exists.
     """
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     return [
         "USE ROLE SYSADMIN",
         f"CREATE DATABASE IF NOT EXISTS {quote(names.database)}",
@@ -450,7 +450,7 @@ def _require(
     location: str,
 ) -> None:
     """Make the table if it is missing, or if it is on another volume than its files."""
-    names = Names.of(config)
+    names = SnowflakeNames.of(config)
     derived = config.derived_bucket != config.bucket and location.startswith(
         config.derived_warehouse
     )
@@ -522,7 +522,7 @@ def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus
     """
     from snowflake.connector.errors import ProgrammingError
 
-    database = Names.of(config).linked_database
+    database = SnowflakeNames.of(config).linked_database
     look = f"SELECT SYSTEM$CATALOG_LINK_STATUS({text(quote(database))})"
     try:
         found = parsed(_value(connection, look), look)
@@ -611,12 +611,14 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
     return next((str(row["external_volume_name"] or "") for row in same), None)
 
 
-def records(connection: SnowflakeConnection, statement: str) -> list[Answer]:
+def records(connection: SnowflakeConnection, statement: str) -> list[VendorAnswer]:
     """Return the rows of a statement: column in lower case → value."""
     columns, rows = ask(connection, statement)
     names = [column.lower() for column in columns]
     asked = _called(statement)
-    return [Answer(dict(zip(names, row, strict=True)), asked, is_certain=True) for row in rows]
+    return [
+        VendorAnswer(dict(zip(names, row, strict=True)), asked, is_certain=True) for row in rows
+    ]
 
 
 def _called(statement: str) -> str:
@@ -624,7 +626,7 @@ def _called(statement: str) -> str:
     return f"Snowflake ({' '.join(statement.split()[:3])} …)"
 
 
-def parsed(value: Any, statement: str) -> Answer:
+def parsed(value: Any, statement: str) -> VendorAnswer:
     """The object that one of Snowflake's system functions answers as text.
 
     :raises AnswerError: it is none
@@ -636,7 +638,7 @@ def parsed(value: Any, statement: str) -> Answer:
         found = None
     if not isinstance(found, dict):
         raise unusable(asked, "an object of JSON")
-    return Answer(found, asked, is_certain=True)
+    return VendorAnswer(found, asked, is_certain=True)
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
+class PointerPosition:
     """The position of a pointer among the states of its table."""
 
     known: bool
@@ -35,16 +35,16 @@ class Place:
     """When the next state was committed; None: it is the newest."""
 
 
-def place(table: Table, location: str | None) -> Place:
+def place(table: Table, location: str | None) -> PointerPosition:
     """Return the position of a metadata file among those in the table's log (the last 100)."""
     if location == table.metadata_location:
-        return Place(known=True)
+        return PointerPosition(known=True)
     log = table.metadata.metadata_log
     times = [*(entry.timestamp_ms for entry in log[1:]), table.metadata.last_updated_ms]
     for entry, superseded in zip(log, times, strict=True):
         if entry.metadata_file == location:
-            return Place(known=True, behind_since=from_ms(superseded))
-    return Place(known=False)
+            return PointerPosition(known=True, behind_since=from_ms(superseded))
+    return PointerPosition(known=False)
 
 
 def is_late(since: datetime, probe: Probe) -> bool:
@@ -52,7 +52,7 @@ def is_late(since: datetime, probe: Probe) -> bool:
     return probe.now - since > probe.catalogs_patience
 
 
-def stale_since(table: Table, state: Table, here: Place, probe: Probe) -> datetime | None:
+def stale_since(table: Table, state: Table, here: PointerPosition, probe: Probe) -> datetime | None:
     """Return when readers of an old state began to miss something; None: not for too long.
 
     States in between in which readers see no difference, such as new tags, do not count: the

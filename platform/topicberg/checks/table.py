@@ -15,7 +15,7 @@ from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good
 from topicberg.errors import TableFormatError
 from topicberg.iceberg.files import entries
-from topicberg.iceberg.readers import Reader, configured
+from topicberg.iceberg.readers import TableReader, configured
 from topicberg.iceberg.snapshots import report, rows_by_partition
 from topicberg.iceberg.summaries import ancestry
 from topicberg.wording import count
@@ -51,7 +51,7 @@ def readable_by_check() -> TableCheck:
     )
 
 
-def check_readable_by(table: Table, readers: Sequence[Reader]) -> Finding:
+def check_readable_by(table: Table, readers: Sequence[TableReader]) -> Finding:
     """Return whether all readers can read the table; :mod:`topicberg.iceberg.readers` has facts."""
     version = table.format_version
     reasons = {reader.name: reader.reason(table) for reader in readers}

@@ -23,7 +23,7 @@ from topicberg.tableflow.commit import committed
 from topicberg.tableflow.control import as_requested
 from topicberg.tableflow.drift import Drift, is_plain
 from topicberg.tableflow.drift import compare as compare_records
-from topicberg.tableflow.fold_state import State
+from topicberg.tableflow.fold_state import FoldState
 from topicberg.tableflow.status import COUNTERS, TopicStatus
 from topicberg.tableflow.tombstones import missed
 from topicberg.tableflow.wait import held_offsets
@@ -410,7 +410,7 @@ def identity_check() -> TableCheck:
 
 def check_identity(table: Table) -> Finding:
     """Return whether the connector had the values of all columns of all changed rows."""
-    lacking = State.load(table.properties).lacking
+    lacking = FoldState.load(table.properties).lacking
     if not lacking:
         return good("every change had the values of all columns")
     return Finding(

@@ -141,7 +141,7 @@ def _command(*without: str) -> Callable[[Callable[..., None]], Callable[..., Non
                 function(flags, **given)
             except Exception as error:
                 from topicberg.clients.aws import login_hint
-                from topicberg.deploy.passing import of_vendor
+                from topicberg.deploy.transient import of_vendor
 
                 if not of_vendor(error):
                     raise
@@ -446,7 +446,7 @@ def _compute_derived(context: DeployContext) -> None:
     from topicberg.cli.compute import materialize
     from topicberg.deploy.confluent.connect import Connector
     from topicberg.deploy.platform import resources
-    from topicberg.deploy.wait import until
+    from topicberg.deploy.polling import poll
 
     endpoints = load_endpoints(context.config)
     graph = resources(context.config, context.specs)
@@ -455,7 +455,7 @@ def _compute_derived(context: DeployContext) -> None:
         def has_records(topic: str = topic) -> bool:
             return any(kafka.end_offsets(endpoints, topic).values())
 
-        until(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
+        poll(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
     echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
     materialize(context.config, endpoints, datetime.now(UTC))
 
@@ -468,7 +468,7 @@ def _compute_in_cloud(context: DeployContext) -> None:
     import os
 
     from topicberg.cli.compute import materialize_derived
-    from topicberg.deploy.passing import of_vendor
+    from topicberg.deploy.transient import of_vendor
     from topicberg.settings import emr_settings, settings
 
     if context.deploy.profile:

@@ -16,11 +16,11 @@ from topicberg.errors import TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from topicberg.iceberg.erasure import Erased, Found
+    from topicberg.iceberg.erasure import Erased, RowsToErase
     from topicberg.orchestration.assets.derived import DerivedTable
     from topicberg.orchestration.assets.tables import LakeTable
     from topicberg.settings import Settings
-    from topicberg.tableflow.forgetting import Forgetting, Records, Target, Uncovered
+    from topicberg.tableflow.forgetting import ErasureTarget, Forgetting, KeyRecords, Uncovered
     from topicberg.topics import TopicSpec
 
 NOT_FOUND = 1
@@ -164,7 +164,7 @@ def _wanted(key: str | None, where: str | None) -> tuple[str | None, str]:
     return column or None, sys.stdin.readline().rstrip("\n") if text == "-" else text
 
 
-def _stays(job: Forgetting, *of_topics: Records | None) -> Iterator[str]:
+def _stays(job: Forgetting, *of_topics: KeyRecords | None) -> Iterator[str]:
     """Yield what Kafka keeps, and what a value that is not the key does not find."""
     for records in of_topics:
         yield from _kept(records)
@@ -194,18 +194,18 @@ class _Derived:
         """
         from topicberg.cli.compute import load_lake
         from topicberg.errors import SpecError
-        from topicberg.tableflow.forgetting import Target, chosen_columns
+        from topicberg.tableflow.forgetting import ErasureTarget, chosen_columns
 
         self._job, self._lake = job, load_lake(config)
-        self.targets: list[Target] = []
+        self.targets: list[ErasureTarget] = []
         self._others: list[str] = []
-        self._searched: dict[str, tuple[Target, Callable[[str], bool]]] = {}
+        self._searched: dict[str, tuple[ErasureTarget, Callable[[str], bool]]] = {}
         own = {each.name: each.name for each in job.key.fields}
         of_topic = [table for table in self._lake.tables if table.root.name == spec.name]
         known: dict[str, tuple[Mapping[str, str], ...]] = {}
         for table in of_topic:
             if table.source is None:
-                target = Target(table.identifier, "upsert view", None, own)
+                target = ErasureTarget(table.identifier, "upsert view", None, own)
                 if self._fits(target.identifier, own):
                     self.targets.append(target)
             elif table.source not in self._lake.derived_by_name:
@@ -233,7 +233,9 @@ class _Derived:
                 self._others.append(name)
             if fits or ways:
                 first, *more = [*fits, *(way for way in ways if way not in fits)]
-                target = Target(table.identifier, "derived table", table.time, first, (*more,))
+                target = ErasureTarget(
+                    table.identifier, "derived table", table.time, first, (*more,)
+                )
                 self.targets.append(target)
             erased = {column for names in (*fits, *ways) for column in names.values()}
             self._search(name, table.identifier, derived, known, parents[name], erased)
@@ -275,9 +277,9 @@ class _Derived:
     def _fits(self, identifier: tuple[str, str], names: Mapping[str, str]) -> bool:
         """Return whether a table has the columns of the key, or no rows yet."""
         from topicberg.errors import SpecError
-        from topicberg.tableflow.forgetting import Target
+        from topicberg.tableflow.forgetting import ErasureTarget
 
-        if (table := self._job.table(Target(identifier, "", None))) is None:
+        if (table := self._job.table(ErasureTarget(identifier, "", None))) is None:
             return True
         try:
             return self._job.condition(table.schema(), names) is not None
@@ -294,9 +296,9 @@ class _Derived:
         erased: Collection[str],
     ) -> None:
         """Note the columns to search for the value, of which the lineage says nothing else."""
-        from topicberg.tableflow.forgetting import Target
+        from topicberg.tableflow.forgetting import ErasureTarget
 
-        target = Target(identifier, "derived table", None)
+        target = ErasureTarget(identifier, "derived table", None)
         if (table := self._job.table(target)) is None:
             return
 
@@ -408,7 +410,7 @@ def _carried(
     return found
 
 
-def _shown(found: Found) -> str:
+def _shown(found: RowsToErase) -> str:
     parts = [
         f"{count(found.rows, 'row')} in {count(found.live, 'data file')}",
         f"{count(found.history, 'data file')} of history",
@@ -435,7 +437,7 @@ def _done(erased: Erased) -> str:
     return ", ".join(parts)
 
 
-def _kept(records: Records | None) -> Iterator[str]:
+def _kept(records: KeyRecords | None) -> Iterator[str]:
     """Yield until when Kafka keeps records of the key."""
     if records is None or (records.compacted and not records.newest):
         return

@@ -34,7 +34,7 @@ class EngineName(StrEnum):
     athena = "athena"
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     table = "table"
     json = "json"
     csv = "csv"
@@ -53,7 +53,9 @@ def query(
             "those of AWS Glue."
         ),
     ] = EngineName.duckdb,
-    form: Annotated[Format, typer.Option("--format", help="How to print the rows.")] = Format.table,
+    form: Annotated[
+        OutputFormat, typer.Option("--format", help="How to print the rows.")
+    ] = OutputFormat.table,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help=f"Rows to show; by default {TABLE_ROWS} as a table, else all."),
@@ -70,14 +72,14 @@ def query(
     """
     from topicberg.query import run_query
 
-    max_rows = limit or (TABLE_ROWS if form is Format.table else None)
+    max_rows = limit or (TABLE_ROWS if form is OutputFormat.table else None)
     started = time.monotonic()
     result = run_query(sql, engine.value, max_rows=max_rows)
     seconds = time.monotonic() - started
-    if form is Format.json:
+    if form is OutputFormat.json:
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         echo_json(rows, _plain)
-    elif form is Format.csv:
+    elif form is OutputFormat.csv:
         # A program gets the values as they are; on a terminal they must not act as controls.
         shown = _shown if sys.stdout.isatty() else _plain
         writer = csv.writer(sys.stdout)

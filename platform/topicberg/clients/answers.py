@@ -44,7 +44,7 @@ def unknown_names(operation: str, expected: str) -> UnknownNamesError:
     return UnknownNamesError(f"{operation}: unknown names, expected {expected}", hint=RESUME_HINT)
 
 
-class Answer(dict[str, Any]):
+class VendorAnswer(dict[str, Any]):
     """An object of a response: reading a field that it lacks is an error that names the field.
 
     :param operation: service and operation
@@ -84,9 +84,11 @@ def unusable(operation: str, expected: str) -> AnswerError:
 
 
 def checked(value: Any, operation: str) -> Any:
-    """Return the same JSON with every object of it as an :class:`Answer`."""
+    """Return the same JSON with every object of it as an :class:`VendorAnswer`."""
     if isinstance(value, dict):
-        return Answer({name: checked(each, operation) for name, each in value.items()}, operation)
+        return VendorAnswer(
+            {name: checked(each, operation) for name, each in value.items()}, operation
+        )
     if isinstance(value, list):
         return [checked(each, operation) for each in value]
     return value

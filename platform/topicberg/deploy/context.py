@@ -18,10 +18,10 @@ from topicberg.clients import trace
 from topicberg.clients.aws import aws_session
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey, Secrets
-from topicberg.deploy.passing import broken
-from topicberg.deploy.record import Parameters, Record
+from topicberg.deploy.record import CreationRecord, ParameterPages
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.settings import DeploySettings, load
+from topicberg.deploy.transient import broken
 from topicberg.endpoints import load_endpoints
 from topicberg.naming import Names
 from topicberg.settings import (
@@ -33,7 +33,7 @@ from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:
     from topicberg.deploy.lock import Lease
-    from topicberg.deploy.snowflake.session import Session
+    from topicberg.deploy.snowflake.session import SnowflakeSession
 
 AWS_ATTEMPTS = 8
 WORKERS = 8
@@ -85,7 +85,7 @@ class DeployContext:
     _apis: dict[tuple[str, str], Api] = field(default_factory=dict, repr=False)
     _clients: dict[str, Any] = field(default_factory=dict, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
-    _session: Session | None = field(default=None, repr=False)
+    _session: SnowflakeSession | None = field(default=None, repr=False)
     _snowflake_lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @cached_property
@@ -93,9 +93,9 @@ class DeployContext:
         return Names(self.config.prefix)
 
     @cached_property
-    def record(self) -> Record:
+    def record(self) -> CreationRecord:
         """What ``deploy create`` has created."""
-        return Record(Parameters(self.aws("ssm"), self.names.record))
+        return CreationRecord(ParameterPages(self.aws("ssm"), self.names.record))
 
     def check_lease(self) -> None:
         """Ask before each change, if the deploy's lease is held.
@@ -291,7 +291,7 @@ class DeployContext:
     # --- Snowflake ---
 
     @contextmanager
-    def snowflake(self) -> Iterator[Session]:
+    def snowflake(self) -> Iterator[SnowflakeSession]:
         """The admin's session; one thread at a time uses it, and a broken one is opened again."""
         from topicberg.deploy.snowflake.session import open_session
 

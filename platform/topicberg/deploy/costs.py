@@ -17,7 +17,7 @@ from topicberg.deploy.aws.iam import Policy, Role
 from topicberg.deploy.aws.parameters import Parameters
 from topicberg.deploy.confluent.connect import Connector
 from topicberg.deploy.confluent.iam import ServiceAccount
-from topicberg.deploy.confluent.kafka import Acl, Subject, Topic
+from topicberg.deploy.confluent.kafka import Acl, KafkaTopic, RegistrySubject
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.confluent.organization import Cluster
 from topicberg.deploy.confluent.tableflow import TableflowTopic
@@ -160,7 +160,7 @@ def _number(*kinds: type[Resource]) -> Callable[[list[Resource], Settings], int]
 
 
 def _partitions(resources: list[Resource], _config: Settings) -> int:
-    return sum(one.spec.partitions for one in resources if isinstance(one, Topic))
+    return sum(one.spec.partitions for one in resources if isinstance(one, KafkaTopic))
 
 
 def _parameters(resources: list[Resource], _config: Settings) -> int:
@@ -181,7 +181,7 @@ QUOTAS = (
     Quota("partitions", 4096, _partitions, "Basic or Standard cluster", _CLUSTER_TYPES),
     Quota("ACLs", 1000, _number(Acl), "cluster", _CLUSTER_TYPES),
     Quota("service accounts", 1000, _number(ServiceAccount), "organization", _SERVICE_QUOTAS),
-    Quota("schemas", 100, _number(Subject), "environment with Essentials, free", CONFLUENT),
+    Quota("schemas", 100, _number(RegistrySubject), "environment with Essentials, free", CONFLUENT),
     Quota("S3 buckets", 10_000, _number(Bucket), "account", f"{_GENERAL}/s3.html"),
     Quota("IAM roles", 1000, _number(Role), "account", _IAM),
     Quota("IAM policies", 1500, _number(Policy), "account", _IAM),

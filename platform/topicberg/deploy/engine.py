@@ -24,7 +24,7 @@ from tenacity import (
 from topicberg.clients.aws import is_expired, login_hint
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.deploy.context import WORKERS, DeployContext
-from topicberg.deploy.passing import exists, gone, is_refusal, is_retryable, unanswered
+from topicberg.deploy.polling import DeadlineExceededError, poll, report_progress
 from topicberg.deploy.record import BEGUN, identity, may_own, owns
 from topicberg.deploy.resource import (
     Action,
@@ -37,7 +37,7 @@ from topicberg.deploy.resource import (
     WaitingError,
     compare,
 )
-from topicberg.deploy.wait import PatienceError, telling, until
+from topicberg.deploy.transient import exists, gone, is_refusal, is_retryable, unanswered
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
             whole = _make_recorded(resource, context)
             context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
-        live = until(lambda: look(resource, context), f"{resource.title} appears", seconds)
+        live = poll(lambda: look(resource, context), f"{resource.title} appears", seconds)
         report(resource, "created" if not resource.built_in else "is there")
     _record(resource, context, live)
     if not whole and (changes := difference(resource, context, live)):
@@ -239,8 +239,8 @@ def _make(resource: Resource, context: DeployContext) -> bool:
             if look(resource, context) is not None:
                 return False
             if isinstance(error, UncertainError) and not resource.unique:
-                with suppress(PatienceError):
-                    until(
+                with suppress(DeadlineExceededError):
+                    poll(
                         lambda: look(resource, context), "", UNCERTAIN_SECONDS, sleep=context.sleep
                     )
                     return False
@@ -268,7 +268,7 @@ def _correct(
     context.record.drop(resource.key)
     _make_recorded(resource, context)
     report(resource, "replaced")
-    live = until(lambda: look(resource, context), f"{resource.title} appears", 120)
+    live = poll(lambda: look(resource, context), f"{resource.title} appears", 120)
     _record(resource, context, live)
     return live
 
@@ -317,7 +317,7 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
 def _create(resource: Resource, context: DeployContext, report: Report) -> None:
     """Converge one resource; one that waits, or needs one that waits, is left for later."""
     try:
-        with telling(lambda what: report(resource, what), resource.usual_minutes):
+        with report_progress(lambda what: report(resource, what), resource.usual_minutes):
             ensure(resource, context, report)
     except WaitingError as waiting:
         reason = waiting.reason
@@ -519,7 +519,7 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
             if is_gone():
                 return
 
-    until(is_gone, f"{resource.title} is gone", GONE_SECONDS)
+    poll(is_gone, f"{resource.title} is gone", GONE_SECONDS)
 
 
 def delete(found: list[Found], context: DeployContext, report: Report) -> dict[str, str]:
@@ -547,7 +547,7 @@ def delete(found: list[Found], context: DeployContext, report: Report) -> dict[s
             continue
         report(resource, "deleting")
         try:
-            with telling(lambda what, of=resource: report(of, what), 0):  # type: ignore[misc]
+            with report_progress(lambda what, of=resource: report(of, what), 0):  # type: ignore[misc]
                 remove(resource, context, live)
             context.record.drop(resource.key)
         except Exception as error:  # whatever it is, the others are still to be deleted

@@ -75,7 +75,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class State:
+class LeaseState:
     """Who holds the lease; None: it is free. ``expires`` is in AWS's time."""
 
     holder: str | None = None
@@ -83,13 +83,13 @@ class State:
     who: str = ""
 
 
-def state_of(entries: Iterable[Entry]) -> State:
+def state_of(entries: Iterable[Entry]) -> LeaseState:
     """Return who holds the lease after these versions, oldest first."""
-    state = State()
+    state = LeaseState()
     for entry in entries:
         is_free = state.holder is None or entry.at > state.expires
         if is_free or entry.holder == state.holder or entry.after == state.holder:
-            state = State(entry.holder, entry.at + LEASE_SECONDS, entry.who)
+            state = LeaseState(entry.holder, entry.at + LEASE_SECONDS, entry.who)
     return state
 
 
@@ -113,7 +113,7 @@ class Lease:
     me: str
     is_dead: Callable[[str], bool] = lambda _: False
     now: Callable[[], float] = seconds_since_boot
-    state: State = State()
+    state: LeaseState = LeaseState()
     _version: int = 0
     _until: float = float("-inf")
 

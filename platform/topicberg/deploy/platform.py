@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topicberg.catalogs.snowflake import QUERY_ROLE
-from topicberg.catalogs.snowflake import Names as SnowflakeNames
+from topicberg.catalogs.snowflake import QUERY_ROLE, SnowflakeNames
 from topicberg.deploy.aws import emr
 from topicberg.deploy.aws.athena import Workgroup
 from topicberg.deploy.aws.bucket import Bucket, ComputeBucket, DerivedBucket
@@ -27,7 +26,7 @@ from topicberg.deploy.confluent.integrations import (
     CatalogIntegration,
     ProviderIntegration,
 )
-from topicberg.deploy.confluent.kafka import Acl, Subject, Topic
+from topicberg.deploy.confluent.kafka import Acl, KafkaTopic, RegistrySubject
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
 from topicberg.deploy.confluent.tableflow import TableflowTopic
@@ -43,7 +42,7 @@ from topicberg.deploy.snowflake.principals import (
     UserKeys,
     UserPolicy,
 )
-from topicberg.deploy.snowflake.principals import Role as SnowflakeRole
+from topicberg.deploy.snowflake.principals import SnowflakeRole as SnowflakeRole
 from topicberg.deploy.snowflake.storage import (
     OWNER,
     Container,
@@ -209,7 +208,7 @@ def _compute(names: Names, config: Settings) -> Iterator[Resource]:
     yield Workgroup("aws/athena_workgroup", names.athena_workgroup, (bucket,), wanted=config.athena)
     wanted = config.on_emr
     uploads = wanted and in_cloud and config.emr_image is None
-    yield emr.Code(emr.CODE_KEY, "of this project", (bucket,), (bucket,), uploads)
+    yield emr.UploadedCode(emr.CODE_KEY, "of this project", (bucket,), (bucket,), uploads)
     yield emr.Application(emr.APPLICATION, names.emr_application, (bucket,), wanted=wanted)
     yield Policy(
         emr.POLICY,
@@ -261,7 +260,9 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
     name = spec.asset_name
     topic = f"confluent/topic/{name}"
     if not spec.external:
-        yield Topic(topic, spec.name, (CLUSTER, "key/kafka_app_manager"), (CLUSTER,), spec=spec)
+        yield KafkaTopic(
+            topic, spec.name, (CLUSTER, "key/kafka_app_manager"), (CLUSTER,), spec=spec
+        )
         for role, right in (("app_producer", "WRITE"), ("app_consumer", "READ")):
             yield _acl(f"{name}_{role}", role, right, "TOPIC", spec.name)
     subjects = []
@@ -278,7 +279,7 @@ def _topic(spec: TopicSpec, names: Names, config: Settings) -> Iterator[Resource
             on = f"/subject={subject}"
             yield _binding(owner, "schema_registry", "ResourceOwner", REGISTRY, pattern=on)
             needs.append(binding(owner))
-        yield Subject(
+        yield RegistrySubject(
             subjects[-1],
             subject,
             tuple(needs),

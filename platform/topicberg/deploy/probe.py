@@ -22,7 +22,7 @@ PRINCIPALS = ("GLUE_AWS", "API_AWS")
 
 
 @dataclass(frozen=True)
-class Observation:
+class ProbeResult:
     """
     :param difference: from what is expected; empty: there is none
     """
@@ -69,7 +69,7 @@ class _User(SqlObject):
     owner = "SECURITYADMIN"
 
 
-def probe(context: DeployContext) -> Iterator[Observation]:
+def probe(context: DeployContext) -> Iterator[ProbeResult]:
     """Yield what was observed. What is created for it is dropped, also after an error."""
     name = f"{context.config.prefix}_PROBE".upper()
     volume, integration = _Volume("probe/volume", name), _Integration("probe/integration", name)
@@ -103,11 +103,11 @@ def _created(resource: SqlObject, context: DeployContext) -> Iterator[None]:
         run(context, f'DROP {resource.of} IF EXISTS "{resource.name}"', resource.owner)
 
 
-def _observe(what: str, look: Callable[[], str]) -> Observation:
+def _observe(what: str, look: Callable[[], str]) -> ProbeResult:
     try:
-        return Observation(what, look())
+        return ProbeResult(what, look())
     except TopicbergError as error:  # it names what the answer has
-        return Observation(what, error.message)
+        return ProbeResult(what, error.message)
 
 
 def _names(

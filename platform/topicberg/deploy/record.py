@@ -39,7 +39,7 @@ class Pages(Protocol):
     def delete(self, number: int) -> None: ...
 
 
-class Parameters:
+class ParameterPages:
     """The pages as parameters of AWS.
 
     :param client: boto3's ``ssm``
@@ -63,7 +63,7 @@ class Parameters:
             self._client.delete_parameter(Name=f"{self._path}/{number}")
 
 
-class Record:
+class CreationRecord:
     """Key of a resource → the identity of what was created; :data:`BEGUN`: it is being created."""
 
     def __init__(self, pages: Pages) -> None:

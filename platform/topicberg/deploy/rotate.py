@@ -44,7 +44,7 @@ class Aged:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RotationDecision:
     """
     :param create: a new key is due
     :param revoke: ids of those to delete once the newest one is published
@@ -56,7 +56,7 @@ class Decision:
 
 def decide(
     keys: Sequence[Aged], now: datetime, period: timedelta, retain: int, *, force: bool = False
-) -> Decision:
+) -> RotationDecision:
     """What to do with the keys of one kind.
 
     :param keys: those that are alive; there is at least one
@@ -70,7 +70,7 @@ def decide(
         for number, key in enumerate(after)
         if number >= retain and after[number - 1].made + period <= now
     ]
-    return Decision(create, tuple(revoke))
+    return RotationDecision(create, tuple(revoke))
 
 
 def rotate(

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
-from topicberg.formats.contract import Format, Pairing, RecordDecoder
+from topicberg.formats.contract import Format, RecordDecoder, ResolvedSchema
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
-    from topicberg.formats.columnar.program import Code, Place
+    from topicberg.formats.columnar.program import ProgramCode, Slot
 
-__all__ = ["Format", "Pairing", "RecordDecoder", "as_record", "format_of", "is_union"]
+__all__ = ["Format", "RecordDecoder", "ResolvedSchema", "as_record", "format_of", "is_union"]
 
 
 def is_union(schema: RegisteredSchema) -> bool:
@@ -128,14 +128,16 @@ class _Guarded:
         with refused(f"schema {writer.schema_id}"):
             return self.module.written(writer, latest, message)
 
-    def filled(self, pairing: Pairing) -> frozenset[str]:
+    def filled(self, pairing: ResolvedSchema) -> frozenset[str]:
         with refused(f"schema {pairing.writer.schema_id}"):
             return self.module.filled(pairing)
 
-    def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+    def program(
+        self, code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema
+    ) -> None:
         with refused(f"schema {pairing.writer.schema_id}"):
             self.module.program(code, places, pairing)
 
-    def record_decoder(self, pairing: Pairing) -> RecordDecoder:
+    def record_decoder(self, pairing: ResolvedSchema) -> RecordDecoder:
         with refused(f"schema {pairing.writer.schema_id}"):
             return self.module.record_decoder(pairing)

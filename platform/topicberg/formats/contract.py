@@ -11,7 +11,7 @@ from topicberg.formats.subjects import RegisteredSchema
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
 
-    from topicberg.formats.columnar.program import Code, Place
+    from topicberg.formats.columnar.program import ProgramCode, Slot
 
 RecordDecoder = Callable[[bytes], dict[str, Any]]
 """Decodes a record without its framing to its stored values, by column; a missing column is null.
@@ -25,7 +25,7 @@ for a list, and for a map of pairs of key and value. It raises
 
 
 @dataclass(frozen=True, eq=False)
-class Pairing:
+class ResolvedSchema:
     """A writer's schema, and the table that its records become rows of.
 
     ``latest``: the subject's newest schema, which gives renamed fields and defaults. ``fields``:
@@ -50,7 +50,7 @@ class Pairing:
         return hash((self.writer.schema_id, self.latest.schema_id, id(self.fields), self.message))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Pairing) and other._key == self._key
+        return isinstance(other, ResolvedSchema) and other._key == self._key
 
 
 class Format(Protocol):
@@ -90,14 +90,16 @@ class Format(Protocol):
         """
         ...
 
-    def filled(self, pairing: Pairing) -> frozenset[str]:
+    def filled(self, pairing: ResolvedSchema) -> frozenset[str]:
         """Return the names of the table's columns into which the writer's records have values.
 
         :raises TableflowError: the writer's schema does not fit the table
         """
         ...
 
-    def program(self, code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+    def program(
+        self, code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema
+    ) -> None:
         """Append a program that decodes records as :meth:`record_decoder` does, in compiled code.
 
         It may refuse any record: the reference decoder then reads it.
@@ -108,7 +110,7 @@ class Format(Protocol):
         """
         ...
 
-    def record_decoder(self, pairing: Pairing) -> RecordDecoder:
+    def record_decoder(self, pairing: ResolvedSchema) -> RecordDecoder:
         """Return the reference decoder: what a record of the writer is, in plain Python.
 
         At every depth, a field that the writer's schema lacks has the latest schema's default where

@@ -65,7 +65,7 @@ _SAMPLE = 4096
 
 
 @dataclass(frozen=True)
-class Target:
+class WriteTarget:
     """What a writer needs to know of a table; small enough to be sent to a task."""
 
     location: str
@@ -75,7 +75,7 @@ class Target:
     order: SortOrder = UNSORTED_SORT_ORDER
 
     @classmethod
-    def of(cls, table: Table) -> Target:
+    def of(cls, table: Table) -> WriteTarget:
         """:raises TableflowError: topicberg writes no files for the table"""
         known = table.location(), table.schema(), table.spec(), table.properties
         target, name = cls(*known, table.sort_order()), ".".join(table.name())
@@ -124,7 +124,7 @@ class DataFileWriter:
     group is. A file is not, and does not claim to be: compaction sorts files.
     """
 
-    def __init__(self, target: Target, io: FileIO, size: int | None = None) -> None:
+    def __init__(self, target: WriteTarget, io: FileIO, size: int | None = None) -> None:
         """:param size: bytes of rows in memory after which the next file begins; None: so many that
         the file has about the size that the table's properties say
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Reader:
+class TableReader:
     """What a reader supports."""
 
     name: str
@@ -44,29 +44,29 @@ class Reader:
         return None
 
 
-PYICEBERG = Reader("PyIceberg", newest_version=3)
+PYICEBERG = TableReader("PyIceberg", newest_version=3)
 """Tried with 0.12: deletion vectors are read. Types that it does not have, such as variant, fail
 when the table is loaded."""
-SPARK = Reader(
+SPARK = TableReader(
     "Spark", newest_version=4, unreadable=frozenset({"time", "timestamp_ns", "timestamptz_ns"})
 )
 """Tried with Spark 4.1 and Iceberg 1.11; the types: Iceberg's ``TypeToSparkType``."""
-DUCKDB = Reader(
+DUCKDB = TableReader(
     "DuckDB", newest_version=3, unreadable=frozenset({"timestamptz_ns"}), ascii_partitions=True
 )
 """Tried with 1.5.5: deletion vectors and row lineage are read. At the name of a partition field
 that is not an Avro name, it ends the process."""
-SNOWFLAKE = Reader("Snowflake", newest_version=3)
+SNOWFLAKE = TableReader("Snowflake", newest_version=3)
 """Externally managed tables, with all types of version 3.
 https://docs.snowflake.com/en/user-guide/tables-iceberg-v3-specification-support"""
-ATHENA = Reader("Athena", newest_version=2)
+ATHENA = TableReader("Athena", newest_version=2)
 """https://docs.aws.amazon.com/athena/latest/ug/querying-iceberg.html, "Considerations and
 limitations": "Athena only creates and operates on Iceberg v2 tables"."""
 
 EVERY = (PYICEBERG, SPARK, DUCKDB, SNOWFLAKE, ATHENA)
 
 
-def configured(config: Settings) -> tuple[Reader, ...]:
+def configured(config: Settings) -> tuple[TableReader, ...]:
     """Return the readers of a deployment; the local one has no Athena."""
     has_athena = config.deployment == "cloud" and config.athena
     return tuple(reader for reader in EVERY if reader is not ATHENA or has_athena)

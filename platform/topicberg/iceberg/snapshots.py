@@ -92,7 +92,7 @@ def report(snapshot: Snapshot) -> SnapshotReport:
 
 
 @dataclass(frozen=True)
-class Changes:
+class SnapshotChanges:
     """The changes of ``main`` since a snapshot; each list from old to new."""
 
     new: list[Snapshot]
@@ -105,7 +105,7 @@ class Changes:
         return bool(self.new or self.rolled_back or self.gap)
 
 
-def changes_since(table: Table, last: int | None, head: Snapshot | None = None) -> Changes:
+def changes_since(table: Table, last: int | None, head: Snapshot | None = None) -> SnapshotChanges:
     """Return the changes since snapshot ``last`` (None: ever), up to ``head`` (None: ``main``).
 
     A snapshot from before the gap may still exist, by a tag for example.
@@ -113,18 +113,18 @@ def changes_since(table: Table, last: int | None, head: Snapshot | None = None) 
     line = list(ancestry(table, head))
     for place, snapshot in enumerate(line):
         if snapshot.snapshot_id == last:
-            return Changes(line[:place][::-1], [])
+            return SnapshotChanges(line[:place][::-1], [])
     if last is None:
-        return Changes(line[::-1], [], gap=not _is_whole(line))
+        return SnapshotChanges(line[::-1], [], gap=not _is_whole(line))
     known = table.snapshot_by_id(last)
     rolled_back = list(ancestry(table, known)) if known else []
     of_main = {snapshot.snapshot_id: place for place, snapshot in enumerate(line)}
     for place, snapshot in enumerate(rolled_back):
         if (common := of_main.get(snapshot.snapshot_id)) is not None:
-            return Changes(line[:common][::-1], rolled_back[:place][::-1])
+            return SnapshotChanges(line[:common][::-1], rolled_back[:place][::-1])
     if rolled_back and _is_whole(line) and _is_whole(rolled_back):  # the table was replaced
-        return Changes(line[::-1], rolled_back[::-1])
-    return Changes(line[::-1], [], gap=True)
+        return SnapshotChanges(line[::-1], rolled_back[::-1])
+    return SnapshotChanges(line[::-1], [], gap=True)
 
 
 def _is_whole(line: list[Snapshot]) -> bool:

@@ -49,7 +49,7 @@ def partition_of(name: str, partitions: int) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % partitions
 
 
-class Member(threading.Thread):
+class GroupMember(threading.Thread):
     """This process as a member of a group."""
 
     def __init__(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 Offsets = dict[int, int]
 """Partition → offset. Start offsets are the first to read, end offsets the first not to read."""
-Place = tuple[int, int]
+PartitionOffset = tuple[int, int]
 """Partition and offset of one record."""
 Ranges = dict[int, tuple[int, int]]
 """Partition → first offset, and the offset after the last one."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from topicberg.endpoints import CATALOG, TOPICS_CATALOG, Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.names import find_unreadable_partition
-from topicberg.iceberg.readers import ATHENA, DUCKDB, SNOWFLAKE, SPARK, Reader
+from topicberg.iceberg.readers import ATHENA, DUCKDB, SNOWFLAKE, SPARK, TableReader
 from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "QueryError", "QueryResult", "check_reads", "duckdb_connection", "run_query"]
 
-READERS: dict[Engine, Reader] = {
+READERS: dict[Engine, TableReader] = {
     "duckdb": DUCKDB,
     "spark": SPARK,
     "snowflake": SNOWFLAKE,

@@ -40,7 +40,7 @@ _FILES = {
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFiles:
     """What was written, and what is left to do."""
 
     root: Path
@@ -52,7 +52,7 @@ class Written:
     them."""
 
 
-def new_project(name: str, parent: Path, requirement: str) -> Written:
+def new_project(name: str, parent: Path, requirement: str) -> WrittenFiles:
     """Write a project into a new folder.
 
     :param requirement: topicberg, as the project depends on it
@@ -85,7 +85,7 @@ def new_project(name: str, parent: Path, requirement: str) -> Written:
     return _write(root, texts)
 
 
-def existing_project(root: Path, requirement: str) -> Written:
+def existing_project(root: Path, requirement: str) -> WrittenFiles:
     """Add to a project with a code location what it lacks; no file is changed but pyproject.toml.
 
     :raises TopicbergError: there is no pyproject.toml, it names no module of a code location, or
@@ -145,7 +145,7 @@ def existing_project(root: Path, requirement: str) -> Written:
     clashing = [f"{module}/{name}" for name in ("pipelines", "generators")]
     own = [f"{module}/{pipelines}", f"{module}/{generators}"]
     kept = [_existing(root, one) for one in clashing if one not in own]
-    return Written(
+    return WrittenFiles(
         root,
         written.files,
         (*written.kept, *kept),
@@ -241,11 +241,11 @@ def _text(template: str, values: dict[str, str]) -> str:
     return Template((TEMPLATES / f"{template}.txt").read_text()).substitute(values)
 
 
-def _write(root: Path, texts: dict[str, str]) -> Written:
+def _write(root: Path, texts: dict[str, str]) -> WrittenFiles:
     kept = tuple(name for name in texts if (root / name).exists())
     written = tuple(name for name in texts if name not in kept)
     for name in written:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(texts[name])
-    return Written(root, written, kept)
+    return WrittenFiles(root, written, kept)

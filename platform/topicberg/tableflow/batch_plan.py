@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from topicberg.iceberg import summaries
-from topicberg.kafka.offsets import Offsets, Place
+from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.tableflow import commit, skips, tombstones
 from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.layout import Layout
@@ -71,10 +71,10 @@ class BatchPlan:
     now_ms: int
     learnt: str
     """See :class:`topicberg.tableflow.sizing.BatchSize`."""
-    missed: tombstones.Watch
+    missed: tombstones.DeleteWatch
     key_definition: str | None
     """Which keys the newest batch of the table took as equal; None: keys of the same bytes."""
-    failing: Mapping[Place, skips.Skip]
+    failing: Mapping[PartitionOffset, skips.Skip]
     """Records that fail by themselves."""
     reader: Reader
     """What reads it."""

@@ -9,7 +9,7 @@ from topicberg import kafka
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import first_times
-from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
+from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.tableflow import commit, skips
 from topicberg.tableflow.offsets import Batch, plan_batch
 from topicberg.topics import requests
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def still_failing(
     spec: TopicSpec, config: Settings, table: Table, start: Offsets
-) -> dict[Place, skips.Skip]:
+) -> dict[PartitionOffset, skips.Skip]:
     """Return the records that fail by themselves, of those that are still to come."""
     request = requests.read_request(config, spec.name)
     resumed_ms = request.resumed_at * 1000 if request else 0
@@ -39,8 +39,8 @@ def still_failing(
 def check_suspended(
     spec: TopicSpec,
     batch: Batch,
-    failing: Mapping[Place, skips.Skip],
-    requested: Collection[Place],
+    failing: Mapping[PartitionOffset, skips.Skip],
+    requested: Collection[PartitionOffset],
 ) -> None:
     """:raises TableflowError: the topic stops before a record that fails by itself (SUSPEND)
 
@@ -97,7 +97,7 @@ def in_time_order(
     batch: Batch,
     beginning: Offsets,
     latest: Offsets,
-    skip: set[Place],
+    skip: set[PartitionOffset],
     limit: int,
 ) -> Batch:
     """Return the part of a batch whose records are older than all that it leaves for later.

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags, whole
 from topicberg.tableflow.changes import LIVE
 from topicberg.tableflow.key_files import Keys, in_order
@@ -37,7 +37,7 @@ class Facts:
         """Return those of some changes, by their numbers."""
         return Facts(self.table.take(pa.array(places)), self.missing[:, places])
 
-    def at(self, places: Collection[Place]) -> NDArray[np.bool_]:
+    def at(self, places: Collection[PartitionOffset]) -> NDArray[np.bool_]:
         """Return which changes are at some places."""
         found = np.zeros(len(self), np.bool_)
         by_partition: dict[int, list[int]] = {}
@@ -86,7 +86,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Changes:
+class ChangeBatch:
     """Changes in the order in which they were read: of a partition, by offset."""
 
     rows: pa.Table
@@ -97,18 +97,18 @@ class Changes:
         return len(self.facts)
 
     @classmethod
-    def joined(cls, parts: Sequence[Changes]) -> Changes:
+    def joined(cls, parts: Sequence[ChangeBatch]) -> ChangeBatch:
         rows = pa.concat_tables([part.rows for part in parts]).unify_dictionaries()
         facts = pa.concat_tables([part.facts.table for part in parts]).combine_chunks()
         missing = np.concatenate([part.facts.missing for part in parts], axis=1)
         return cls(rows, Facts(facts, missing))
 
-    def chosen(self, which: NDArray[np.bool_]) -> Changes:
+    def chosen(self, which: NDArray[np.bool_]) -> ChangeBatch:
         """Return some changes, by a truth value for each."""
         if which.all():
             return self
         places = np.flatnonzero(which)
-        return Changes(self.rows.take(pa.array(places)), self.facts.chosen(places))
+        return ChangeBatch(self.rows.take(pa.array(places)), self.facts.chosen(places))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import (
-    Target,
+    WriteTarget,
 )
 from topicberg.iceberg.truncation import lowest_truncated
 from topicberg.tableflow.arrays import flags
@@ -38,7 +38,7 @@ from topicberg.tableflow.metadata import (
     out_of_range,
     wrong_header,
 )
-from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import HASHED_KEY_BYTES, IDENTITY, NO_KEY, held_key
 from topicberg.tableflow.writers import (
@@ -95,7 +95,7 @@ def _text_bytes(shapes: Iterable[Shape]) -> int:
 
 
 def chunks(
-    plan: Plan, records: Records, buffers: Mapping[str, Buffers], rejections: Rejections
+    plan: ReadPlan, records: Records, buffers: Mapping[str, Buffers], rejections: Rejections
 ) -> Iterator[Chunk]:
     """Yield the rows of records in parts that fit the buffers.
 
@@ -199,7 +199,7 @@ def chunks(
         first = to
 
 
-def untruncatable(target: Target, columns: Mapping[str, pa.Array]) -> dict[int, str]:
+def untruncatable(target: WriteTarget, columns: Mapping[str, pa.Array]) -> dict[int, str]:
     """Return the rows with a value that the partitions of the table have no place for, and why."""
     import numpy as np
     import pyarrow as pa
@@ -246,7 +246,7 @@ def _is_there(left_out: Sequence[int], first: int, count: int) -> NDArray[np.boo
 
 
 def _changes(
-    plan: Plan,
+    plan: ReadPlan,
     changes: ChangePlan,
     records: Records,
     wrong_headers: Sequence[int],
@@ -398,7 +398,7 @@ def _inline(
 
 
 def _unreadable(
-    plan: Plan, records: Records, wrong_headers: Sequence[int]
+    plan: ReadPlan, records: Records, wrong_headers: Sequence[int]
 ) -> dict[int, MalformedError]:
     """Return the records that cannot become rows, whatever their keys and values are."""
     import numpy as np
@@ -639,7 +639,7 @@ def _binary(data: Any, offsets: Any, present: Any) -> pa.Array:
 
 
 def _metadata(
-    plan: Plan,
+    plan: ReadPlan,
     records: Records,
     wrong_headers: Sequence[int],
     first: int,

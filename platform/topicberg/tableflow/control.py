@@ -24,7 +24,7 @@ from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.deadletters import dead_letter_spec, dead_letter_specs
 from topicberg.topics.discovery import FoundTopic, found_document, index_file
 from topicberg.topics.requests import (
-    Request,
+    StoredRequest,
     command_settings,
     read_request,
     read_requests,
@@ -61,7 +61,7 @@ def enable(
     with suppress(TopicbergError):  # a damaged request is replaced
         if found is None and (before := read_request(config, topic)) is not None:
             found, write_mode = before.found, write_mode or before.write_mode
-    request = Request(topic=topic, enabled=True, write_mode=write_mode, found=found)
+    request = StoredRequest(topic=topic, enabled=True, write_mode=write_mode, found=found)
     if command:
         request.command = given
     else:
@@ -79,7 +79,7 @@ def table_dropped(config: Settings, topic: str) -> None:
 
 def disable(config: Settings, topic: str) -> None:
     """Stop materializing the topic; its table stays as it is."""
-    before = read_request(config, topic) or Request(topic=topic, enabled=False)
+    before = read_request(config, topic) or StoredRequest(topic=topic, enabled=False)
     write_request(config, before.model_copy(update={"enabled": False, "deleted": False}))
 
 
@@ -89,7 +89,7 @@ def resume(config: Settings, topic: str) -> None:
     :raises SpecError: Tableflow is not enabled for the topic
     """
     _specs(config, topic)
-    before = read_request(config, topic) or Request(topic=topic, enabled=True)
+    before = read_request(config, topic) or StoredRequest(topic=topic, enabled=True)
     if topic not in enabled_topics(config):
         raise SpecError(
             f"Tableflow is not enabled for topic {topic}",
@@ -196,7 +196,7 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
 
 
 def _enabled(
-    specs: dict[str, TopicSpec], requests: dict[str, Request], wrong: dict[str, str]
+    specs: dict[str, TopicSpec], requests: dict[str, StoredRequest], wrong: dict[str, str]
 ) -> dict[str, TopicSpec]:
     """:param wrong: topic → what is wrong with its request; this adds to it"""
     found = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
@@ -262,7 +262,7 @@ def as_requested(config: Settings, spec: TopicSpec) -> TopicSpec:
     return _applied(request, spec) if request and _is_enabled(request, spec) else spec
 
 
-def _without_spec(request: Request) -> dict[str, Any]:
+def _without_spec(request: StoredRequest) -> dict[str, Any]:
     """:raises SpecError: the registry has no schema of the topic's values"""
     given = {} if request.write_mode is None else {"write_mode": request.write_mode}
     if request.found is None:  # enabled by an earlier version, whose tables go on
@@ -278,13 +278,13 @@ def _without_spec(request: Request) -> dict[str, Any]:
     return document
 
 
-def _is_enabled(request: Request, spec: TopicSpec | None) -> bool:
+def _is_enabled(request: StoredRequest, spec: TopicSpec | None) -> bool:
     if request.enabled is None:
         return spec is not None and spec.tableflow.enabled
     return request.enabled
 
 
-def _applied(request: Request, spec: TopicSpec | None) -> TopicSpec:
+def _applied(request: StoredRequest, spec: TopicSpec | None) -> TopicSpec:
     fields = _without_spec(request) if spec is None else spec.model_dump(by_alias=True)
     chosen = {**request.tableflow, **request.command}
     settings = {**fields.get("tableflow", {}), **chosen, "enabled": True}

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.changes import row_columns
 from topicberg.tableflow.fold_state import Order, order_of
 from topicberg.tableflow.key_files import Keys
@@ -36,7 +36,7 @@ _FILL = "__topicberg_fill_"
 
 
 @dataclass(frozen=True)
-class Target:
+class FoldTarget:
     """The table of a topic with changes. ``head``: its snapshot before the batch."""
 
     spec: TopicSpec
@@ -105,7 +105,7 @@ class OldRows:
 
     def __init__(
         self,
-        target: Target,
+        target: FoldTarget,
         rows: Sequence[FileRows],
         toast: Sequence[str],
         truncated: Sequence[FileRows],
@@ -142,7 +142,7 @@ class OldRows:
         _, micros, position = self.target.order_columns
         return found, order_of(_micros(found[micros]), found[position])
 
-    def replaced_by(self, places: pa.Table) -> tuple[list[FileRows], list[Place]]:
+    def replaced_by(self, places: pa.Table) -> tuple[list[FileRows], list[PartitionOffset]]:
         """Return the rows that changes replace, and the changes that are older than their row.
 
         :param places: of the changes, with their keys, partition, offset, time and position
@@ -156,7 +156,7 @@ class OldRows:
         held = partition.to_numpy(zero_copy_only=False)
         new = places.column("partition").to_numpy(zero_copy_only=False)
         keeps = np.zeros(len(held), np.bool_)
-        stale: list[Place] = []
+        stale: list[PartitionOffset] = []
         has_row = matches >= 0
         moved = np.flatnonzero(has_row & (held[matches] != new))
         for number in moved:

@@ -35,7 +35,7 @@ from topicberg.formats import format_of
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
 from topicberg.kafka.consumer import DamagedRecordsError, messages
-from topicberg.kafka.offsets import Offsets, Place
+from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.kafka.transactions import (
     abort,
     newest_states,
@@ -135,7 +135,7 @@ class DeadLetters:
                 abort(session.producer)
         self._session = session
 
-    def record(self, place: Place, reason: str) -> Record:
+    def record(self, place: PartitionOffset, reason: str) -> Record:
         """Return one record that cannot be decoded, without bytes that no client can read."""
         partition, offset = place
         problem: dict[str, Any] = {"reason": reason, "schema_id": None}
@@ -212,9 +212,11 @@ class DeadLetters:
         except TableflowError:  # it is another writer's, of whatever format
             return False
 
-    def _new(self, session: _Session, malformed: Iterable[Record]) -> Iterator[dict[Place, bytes]]:
+    def _new(
+        self, session: _Session, malformed: Iterable[Record]
+    ) -> Iterator[dict[PartitionOffset, bytes]]:
         """Yield the encoded dead letters that are not logged yet, one transaction's at a time."""
-        some: dict[Place, bytes] = {}
+        some: dict[PartitionOffset, bytes] = {}
         size = 0
         for record in malformed:
             place = record["partition"], record["offset"]
@@ -229,7 +231,7 @@ class DeadLetters:
         if some:
             yield some
 
-    def _send(self, session: _Session, some: Mapping[Place, bytes]) -> None:
+    def _send(self, session: _Session, some: Mapping[PartitionOffset, bytes]) -> None:
         """Commit dead letters and the record of them in one transaction."""
         from confluent_kafka import KafkaException
 
@@ -261,7 +263,7 @@ class DeadLetters:
                 "the batch was committed, it is tried again",
             ) from error
 
-    def _key(self, place: Place) -> bytes:
+    def _key(self, place: PartitionOffset) -> bytes:
         return f"{self.spec.name}-{place[0]}-{place[1]}".encode()
 
     def _encoded(self, prefix: bytes, entry: dict[str, Any], room: int) -> bytes:

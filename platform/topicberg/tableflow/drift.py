@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from topicberg.errors import SpecError
-from topicberg.formats import Pairing, format_of
+from topicberg.formats import ResolvedSchema, format_of
 from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import SubjectReader
@@ -89,7 +89,7 @@ def compare(
     layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()), config)
     assert layout.value.latest is not None  # noqa: S101  JSON has a schema
     columns, latest = layout.value.fields(), layout.value.latest
-    decode = format_of(latest).record_decoder(Pairing(latest, latest, columns))
+    decode = format_of(latest).record_decoder(ResolvedSchema(latest, latest, columns))
     found = Drift(own.file or spec.value_subject)
     reasons: dict[str, Reason] = {}
     seen: dict[Path, list[Message]] = {}

@@ -27,13 +27,12 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
-from topicberg.iceberg.data_files import DataFileWriter
-from topicberg.iceberg.data_files import Target as WriteTarget
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.consumer import DamagedRecordsError, record_bytes
-from topicberg.kafka.offsets import Offsets, Place, Ranges
+from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import commit, failures, skips, tombstones
@@ -45,10 +44,10 @@ from topicberg.tableflow.batch_start import (
     in_time_order,
     still_failing,
 )
-from topicberg.tableflow.change_batch import Changes
+from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.changes import key_names
-from topicberg.tableflow.current_rows import Target
-from topicberg.tableflow.fold_state import Order, State
+from topicberg.tableflow.current_rows import FoldTarget
+from topicberg.tableflow.fold_state import FoldState, Order
 from topicberg.tableflow.folding import Folded, Folding, NewRows
 from topicberg.tableflow.foreign import foreign_schemas, named_schemas
 from topicberg.tableflow.framing import framing
@@ -58,10 +57,10 @@ from topicberg.tableflow.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.left_out import LeftOut
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.offsets import Batch, plan_batch
-from topicberg.tableflow.old_values import BatchCutError, Progress
+from topicberg.tableflow.old_values import BatchCutError, BatchProgress
 from topicberg.tableflow.plan import Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
-from topicberg.tableflow.reading import ChangesRead, Written
+from topicberg.tableflow.reading import ChangesRead, WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
@@ -146,7 +145,7 @@ class Ingestor:
         self._planner = Planner(spec, endpoints)
         self._search = RecordSearch(spec, self._processes)
         self._log_end: Offsets = {}
-        self._progress: Progress | None = None
+        self._progress: BatchProgress | None = None
         self._unread: dict[int, Order] = {}
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
@@ -278,7 +277,7 @@ class Ingestor:
                 given = batch, beginning, latest, skip, self._size.limit
                 batch = in_time_order(name, self.endpoints, *given)
         seen_ms = self.current_ms if held.offsets == self.current_offsets else None
-        missed = tombstones.Watch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
+        missed = tombstones.DeleteWatch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
         known = topic_id, latest, now_ms, self._size.dump(), missed, held.key_definition
         reader = self._reader(batch, size)
         plan = BatchPlan(self.spec, table, head, layout, batch, size, *known, failing, reader)
@@ -296,7 +295,7 @@ class Ingestor:
         return self._add(plan, written)
 
     def _committed(
-        self, plan: BatchPlan, snapshot: Snapshot, changed: Mapping[str, str], written: Written
+        self, plan: BatchPlan, snapshot: Snapshot, changed: Mapping[str, str], written: WrittenBatch
     ) -> Commit:
         """Learn from a batch that was committed."""
         self._keys.keep(plan, written)
@@ -339,7 +338,7 @@ class Ingestor:
             return "process"
         raise TopicbergError(f"topic {self.spec.name}: {lack.message}", hint=lack.hint)
 
-    def _written(self, plan: BatchPlan) -> Written:
+    def _written(self, plan: BatchPlan) -> WrittenBatch:
         """Write the data files of a batch, or read the changes that are folded.
 
         :raises BatchFailedError: a part of the batch has to be read next
@@ -349,7 +348,7 @@ class Ingestor:
 
         batch, table = plan.batch, plan.table
         if not batch.ranges:
-            return Written([], 0, Rejections(self.spec.tableflow.error_handling.mode))
+            return WrittenBatch([], 0, Rejections(self.spec.tableflow.error_handling.mode))
         try:
             return self._read(plan, batch.ranges)
         except DamagedRecordsError as error:
@@ -373,7 +372,7 @@ class Ingestor:
                 self._size = self._size.out_of_space(batch.records, plan.size)
             raise
 
-    def _read(self, plan: BatchPlan, ranges: Ranges) -> Written:
+    def _read(self, plan: BatchPlan, ranges: Ranges) -> WrittenBatch:
         """:raises ExhaustedError: it takes more memory than there is"""
         table, key = plan.table, self._keys.upsert_key(plan.layout, plan.table)
         program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
@@ -402,7 +401,7 @@ class Ingestor:
         elif not search.of_spark:  # all of it at once is too much
             self._size = self._size.exhausted(search.records)
 
-    def _add(self, plan: BatchPlan, written: Written) -> Commit:
+    def _add(self, plan: BatchPlan, written: WrittenBatch) -> Commit:
         """Commit the data files of a batch."""
         table, batch = plan.table, plan.batch
         refused = 0
@@ -462,7 +461,7 @@ class Ingestor:
         self._left_out.malformed(plan, rejections)
 
     def _plan(
-        self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[Place]
+        self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[PartitionOffset]
     ) -> tuple[Batch, float | None]:
         """Return the next batch, and the average size of its records in Kafka, if known."""
         name = self.spec.name
@@ -517,11 +516,11 @@ class Ingestor:
         head, keys = table.current_snapshot(), key_names(plan.layout)
         subject = plan.layout.key.subject
         may_move = subject is not None and len(subject.schemas) > 1
-        may_move |= State.load(table.properties).has_fewer_partitions(len(batch.end))
-        target = Target(self.spec, table, head, self._keys.of_changes(table, keys), keys)
-        progress = Progress(batch, self._log_end, self._unread, may_move)
+        may_move |= FoldState.load(table.properties).has_fewer_partitions(len(batch.end))
+        target = FoldTarget(self.spec, table, head, self._keys.of_changes(table, keys), keys)
+        progress = BatchProgress(batch, self._log_end, self._unread, may_move)
         self._progress = progress
-        changes = Changes.joined(read.parts)
+        changes = ChangeBatch.joined(read.parts)
         folded = Folding(target, progress, changes, pa.concat_tables(read.lost)).fold()
         if folded.repeated:
             found = count(len(folded.repeated), "repeated change")

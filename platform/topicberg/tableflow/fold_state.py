@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 STATE = "topicberg.changelog"
-"""Table property: see :class:`State`."""
+"""Table property: see :class:`FoldState`."""
 _MAX_LOST = 1_000
 """How many keys of changes that were left out are known; of others, only how far they may reach."""
 Order = tuple[int, Any]
@@ -67,7 +67,7 @@ class Move(_Change):
     snapshot: int | None
 
 
-class State(BaseModel):
+class FoldState(BaseModel):
     """What is known of the changes so far."""
 
     truncates: list[Deletion] = []
@@ -88,7 +88,7 @@ class State(BaseModel):
     changes."""
 
     @classmethod
-    def load(cls, properties: Mapping[str, str]) -> State:
+    def load(cls, properties: Mapping[str, str]) -> FoldState:
         try:
             return cls.model_validate_json(properties.get(STATE, "{}"))
         except ValidationError:  # written manually

@@ -23,24 +23,24 @@ from numpy.typing import NDArray
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags, whole
-from topicberg.tableflow.change_batch import ByKey, Changes
+from topicberg.tableflow.change_batch import ByKey, ChangeBatch
 from topicberg.tableflow.changes import LIVE, READ
-from topicberg.tableflow.current_rows import OldRows, Target, together
+from topicberg.tableflow.current_rows import FoldTarget, OldRows, together
 from topicberg.tableflow.fold_state import (
     STATE,
     Deletion,
+    FoldState,
     Lost,
     LostChanges,
     Move,
-    State,
     newest_truncates,
     order_of,
 )
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.offsets import end_before
-from topicberg.tableflow.old_values import BatchCutError, OldValues, Progress
+from topicberg.tableflow.old_values import BatchCutError, BatchProgress, OldValues
 
 _MAX_DELETES = 10_000
 """How many deleted keys are known: more would make the table's metadata large."""
@@ -62,8 +62,8 @@ class Folded:
     rows: NewRows
     replaced: list[FileRows]
     properties: dict[str, str]
-    refused: dict[Place, str]
-    repeated: frozenset[Place]
+    refused: dict[PartitionOffset, str]
+    repeated: frozenset[PartitionOffset]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class NewRows:
     ``fills`` has it, if any does.
     """
 
-    changes: Changes
+    changes: ChangeBatch
     places: NDArray[np.intp]
     keys: Keys
     origins: dict[str, NDArray[np.intp]] = field(default_factory=dict)
@@ -122,15 +122,15 @@ class Moves:
 class Folding:
     """The folding of one batch."""
 
-    target: Target
-    progress: Progress
-    changes: Changes
+    target: FoldTarget
+    progress: BatchProgress
+    changes: ChangeBatch
     lost_records: pa.Table
     """The malformed records that have a key: partition, offset, and the columns of the key, which
     are null if the key is malformed."""
 
     def __post_init__(self) -> None:
-        self.state = State.load(self.target.table.properties)
+        self.state = FoldState.load(self.target.table.properties)
         skipped = [Lost(partition=p, offset=at) for p, at in sorted(self.progress.batch.skipped)]
         self.lost = LostChanges([*self.state.lost, *skipped])
 
@@ -143,8 +143,8 @@ class Folding:
         :raises WaitingError: nothing can be applied now
         :raises TableflowError: the changes have no order
         """
-        refused: dict[Place, str] = {}
-        repeated: frozenset[Place] = frozenset()
+        refused: dict[PartitionOffset, str] = {}
+        repeated: frozenset[PartitionOffset] = frozenset()
         while True:
             found = self._fold(refused, repeated)
             if not found.refused and not found.repeated:
@@ -152,7 +152,9 @@ class Folding:
             refused |= found.refused
             repeated |= found.repeated
 
-    def _fold(self, refused: Mapping[Place, str], repeated: frozenset[Place]) -> Folded:
+    def _fold(
+        self, refused: Mapping[PartitionOffset, str], repeated: frozenset[PartitionOffset]
+    ) -> Folded:
         """Return what the batch changes without some changes, and which have to be left out too."""
         facts = self.changes.facts
         stays = ~facts.at({*refused, *repeated})
@@ -214,7 +216,7 @@ class Folding:
             found |= (facts.partition != each.partition) & is_earlier
         return found
 
-    def _moves(self, changes: Changes, by_key: ByKey) -> Moves:
+    def _moves(self, changes: ChangeBatch, by_key: ByKey) -> Moves:
         """Return the halves of changes of the primary key.
 
         A deletion whose insertion is not in the batch must find the row in the table, for the
@@ -242,7 +244,7 @@ class Folding:
             raise BatchCutError(ends)
         return Moves(inserted, self._with_keys(changes, by_key, np.array(alone, np.intp)))
 
-    def _with_keys(self, changes: Changes, by_key: ByKey, places: NDArray[np.intp]) -> pa.Table:
+    def _with_keys(self, changes: ChangeBatch, by_key: ByKey, places: NDArray[np.intp]) -> pa.Table:
         """Return places, facts and keys of some changes, given in the order of their keys."""
         taken = changes.rows.take(pa.array(by_key.order[places]))
         table = by_key.facts.table.take(pa.array(places))
@@ -250,7 +252,7 @@ class Folding:
             table = table.append_column(name, taken.column(key))
         return table
 
-    def _lost(self, refused: Mapping[Place, str]) -> list[Lost]:
+    def _lost(self, refused: Mapping[PartitionOffset, str]) -> list[Lost]:
         """Return the batch's changes that are left out; a record without a key is not a change."""
         names = list(self.target.keys)
         found = [self.lost_records]
@@ -269,7 +271,7 @@ class Folding:
         )
         return [Lost(partition=p, offset=at, key=hashes.get(n)) for n, (p, at) in enumerate(pairs)]
 
-    def _cut_after_lost(self, changes: Changes, lost: Sequence[Lost]) -> None:
+    def _cut_after_lost(self, changes: ChangeBatch, lost: Sequence[Lost]) -> None:
         """End the batch after a change that is left out, if a later one needs values of its row.
 
         So all values that the changes of a batch take from each other are the newest.
@@ -327,7 +329,7 @@ class Folding:
 
     def _applied(
         self,
-        changes: Changes,
+        changes: ChangeBatch,
         by_key: ByKey,
         missing: Sequence[str],
         truncates: Sequence[Deletion],
@@ -356,7 +358,7 @@ class Folding:
         if missing:
             known = places.filter(pa.array(is_live))
             new = self._resolved(values, changes, by_key, live, known, new)
-        state = State(
+        state = FoldState(
             truncates=newest_truncates([*self.state.truncates, *truncates]),
             lacking=sorted({*self.state.lacking, *missing}),
             partitions=self.state.partitions or len(self.progress.batch.end),
@@ -415,13 +417,13 @@ class Folding:
                 found[row["partition"]] = order
         return found
 
-    def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[Place]]:
+    def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[PartitionOffset]]:
         """Return the deleted keys to remember, and the changes from before such a deletion."""
         known, may_move = self.state.deletes, self.progress.may_move
         if not known and not may_move:
             return {}, []
         found = dict(known)
-        late: list[Place] = []
+        late: list[PartitionOffset] = []
         hashes = self.target.index.hasher.hashes(places.select(self.target.key_columns).columns)
         is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)[hashes.position]
         held_high = np.array([int(key[:16], 16) for key in known], np.uint64)
@@ -475,7 +477,7 @@ class Folding:
     def _resolved(
         self,
         old: OldValues,
-        changes: Changes,
+        changes: ChangeBatch,
         by_key: ByKey,
         live: NDArray[np.intp],
         places: pa.Table,

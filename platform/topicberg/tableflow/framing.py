@@ -24,14 +24,14 @@ from topicberg.formats.json import connect as connect_json
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES
 from topicberg.kafka.consumer import DamagedRecordsError, messages
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
+from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
     from numpy.typing import NDArray
 
     from topicberg.endpoints import Endpoints
-    from topicberg.kafka.offsets import Offsets, Place
+    from topicberg.kafka.offsets import Offsets, PartitionOffset
     from topicberg.topics import TopicSpec
     from topicberg.topics.spec import KeySpec, ValueSchema
 
@@ -84,7 +84,7 @@ class Framing:
             self._learn(ranges)
         self._has_read = True
 
-    def look_up(self, places: Iterable[Place]) -> bool:
+    def look_up(self, places: Iterable[PartitionOffset]) -> bool:
         """Register the schemas of some records; return whether more is known of one of them.
 
         :param places: of records with different schemas
@@ -158,7 +158,7 @@ class Framing:
     def begin_batch(self) -> None:
         self._lookups = 0
 
-    def inline(self, half: Half) -> InlineSchemas | None:
+    def inline(self, half: MessageField) -> InlineSchemas | None:
         """Return what brings keys or values into the wire format; None: they are."""
         if half.column not in self._subjects or half.latest is None:
             return None
@@ -174,7 +174,7 @@ class Framing:
         found = {half.column: self.inline(half) for half in (layout.key, layout.value)}
         return {column: one for column, one in found.items() if one is not None}
 
-    def wire(self, half: Half, raw: bytes) -> bytes:
+    def wire(self, half: MessageField, raw: bytes) -> bytes:
         """Return a key or value in the wire format.
 
         :raises MalformedError: it begins with a schema that cannot be used

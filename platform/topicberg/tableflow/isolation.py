@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from topicberg.kafka.offsets import Offsets, Place, Ranges
+from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
 
 ATTEMPTS = 2
 """How often one record has to fail by itself."""
@@ -94,21 +94,21 @@ class Isolation:
         self.failed, self.step = part, 0
 
     @property
-    def culprit(self) -> Place | None:
+    def culprit(self) -> PartitionOffset | None:
         """The record that failed by itself :data:`ATTEMPTS` times, if there is one."""
         if self.single_failures < ATTEMPTS:
             return None
         ((partition, (offset, _)),) = self.failed.items()
         return partition, offset
 
-    def blame(self, culprit: Place) -> None:
+    def blame(self, culprit: PartitionOffset) -> None:
         """Go on behind a record that was found."""
         partition, offset = culprit
         self._go_on({partition: offset + 1})
         self.blamed += 1
         self.size = GROWTH
 
-    def controls(self, culprit: Place) -> list[Place]:
+    def controls(self, culprit: PartitionOffset) -> list[PartitionOffset]:
         """Return other records, here and there, of which one should be decoded."""
         found = [
             (p, start + (end - 1 - start) * spot // (MOST_CONTROLS - 1))

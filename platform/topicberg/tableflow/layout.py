@@ -59,7 +59,7 @@ METADATA_COLUMNS = (*(name for name in _METADATA_TYPES if name != "headers"), RA
 
 
 @dataclass(frozen=True)
-class Half:
+class MessageField:
     """The key or the value of the records."""
 
     column: str
@@ -160,8 +160,8 @@ class Half:
 class Layout:
     """The source of every column of a topic's table."""
 
-    key: Half
-    value: Half
+    key: MessageField
+    value: MessageField
 
     @property
     def fitted(self) -> tuple[object, object]:
@@ -197,7 +197,7 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
         key = _mapped(key, with_connect_types) if is_change else key
         key = _mapped(key, lambda schema: as_record(schema, KEY))
     layout = Layout(
-        key=Half(
+        key=MessageField(
             KEY,
             _of_one_type(key),
             spec.key.message,
@@ -206,7 +206,7 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
             spec.key.framing,
             spec.key.is_text,
         ),
-        value=Half(
+        value=MessageField(
             VALUE,
             _of_one_type(value),
             spec.value_schema.message,
@@ -464,7 +464,7 @@ def sameness(field: str, twin: str) -> str:
 
 
 def columns_to_fill(
-    half: Half, layout: Layout, fields: Sequence[NestedField]
+    half: MessageField, layout: Layout, fields: Sequence[NestedField]
 ) -> Sequence[NestedField]:
     """Return the table's columns, without those of the value that a key's field does not fit."""
     value = layout.value.subject

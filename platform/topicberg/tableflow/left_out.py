@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from topicberg.errors import TableflowError
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.batch_plan import BatchPlan
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.rejections import Rejections
@@ -62,7 +62,7 @@ class LeftOut:
             found = [letters.record(place, plan.failing[place].reason) for place in lost]
             letters.write(plan.table, plan.topic_id, plan.batch.start, found)
 
-    def refused(self, plan: BatchPlan, refused: Mapping[Place, str]) -> None:
+    def refused(self, plan: BatchPlan, refused: Mapping[PartitionOffset, str]) -> None:
         """Treat changes that cannot be applied like malformed records.
 
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
@@ -88,7 +88,7 @@ class LeftOut:
                 "topic %s: skipped %d changes; the first one: %s", name, len(refused), first
             )
 
-    def _stops_before(self, place: Place, reason: str) -> TableflowError:
+    def _stops_before(self, place: PartitionOffset, reason: str) -> TableflowError:
         """Return the error of a topic that stops before a malformed record."""
         name, (partition, offset) = self._spec.name, place
         return TableflowError(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from topicberg.errors import TableflowError
-from topicberg.kafka.offsets import Offsets, Place, Ranges
+from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
 from topicberg.wording import count
 
 
@@ -16,7 +16,7 @@ class Batch:
 
     start: Offsets
     end: Offsets
-    skipped: frozenset[Place] = field(default=frozenset())
+    skipped: frozenset[PartitionOffset] = field(default=frozenset())
     """Records that are left out unread, each of them the first of its partition."""
 
     @property
@@ -46,7 +46,7 @@ def plan_batch(
     beginning: Mapping[int, int],
     latest: Mapping[int, int],
     max_records: int,
-    skip: Collection[Place] = (),
+    skip: Collection[PartitionOffset] = (),
 ) -> Batch:
     """Return the next batch, from the committed offsets (or a new partition's beginning) to latest.
 
@@ -101,9 +101,9 @@ def _cut(start: Offsets, latest: Mapping[int, int], max_records: int) -> Offsets
     return end
 
 
-def _around(start: Offsets, end: Offsets, skip: Collection[Place]) -> Batch:
+def _around(start: Offsets, end: Offsets, skip: Collection[PartitionOffset]) -> Batch:
     """Return the batch without these records."""
-    skipped: set[Place] = set()
+    skipped: set[PartitionOffset] = set()
     for partition, offset in sorted(skip):
         if partition not in end or not start[partition] <= offset < end[partition]:
             continue

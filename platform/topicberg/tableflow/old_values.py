@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
 from topicberg.formats.limits import UNREADABLE
-from topicberg.kafka.offsets import Offsets, Place
-from topicberg.tableflow.change_batch import ByKey, Changes, Facts
+from topicberg.kafka.offsets import Offsets, PartitionOffset
+from topicberg.tableflow.change_batch import ByKey, ChangeBatch, Facts
 from topicberg.tableflow.changes import LIVE, READ
-from topicberg.tableflow.current_rows import OldRows, Target
-from topicberg.tableflow.fold_state import LostChanges, Move, Order, State, order_of, precedes
+from topicberg.tableflow.current_rows import FoldTarget, OldRows
+from topicberg.tableflow.fold_state import FoldState, LostChanges, Move, Order, order_of, precedes
 from topicberg.tableflow.offsets import end_before
 
 if TYPE_CHECKING:
@@ -45,12 +45,12 @@ class BatchCutError(Exception):
         self.ends = dict(ends)
 
 
-class WaitingError(TopicbergError):
+class LaterRecordsError(TopicbergError):
     """A change cannot be applied before another one is in Kafka: the topic is tried again."""
 
 
 @dataclass
-class Progress:
+class BatchProgress:
     """How far the topic is read.
 
     ``log_end``: where the log of each partition ended when the batch was planned. ``unread``: of
@@ -108,12 +108,12 @@ class OldValues:
 
     def __init__(
         self,
-        target: Target,
-        progress: Progress,
-        state: State,
+        target: FoldTarget,
+        progress: BatchProgress,
+        state: FoldState,
         lost: LostChanges,
         rows: OldRows,
-        changes: Changes,
+        changes: ChangeBatch,
         by_key: ByKey,
     ) -> None:
         """:param by_key: the facts of the changes of the batch"""
@@ -121,9 +121,9 @@ class OldValues:
         self.rows, self.changes, self.by_key = rows, changes, by_key
         self.known: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         """The changes of the batch by key, in order; only of keys that were looked up."""
-        self.refused: dict[Place, str] = {}
+        self.refused: dict[PartitionOffset, str] = {}
         """The changes for which there is no value, and why."""
-        self.repeated: set[Place] = set()
+        self.repeated: set[PartitionOffset] = set()
         """The changes for which there is no value any more."""
 
     def fills(self, needs: pa.Table) -> pa.Table | None:
@@ -143,7 +143,7 @@ class OldValues:
         if plain.any():
             taken = old.values.select(target.toast).take(pa.array(matches[plain]))
             parts.append(self._part(needs.filter(pa.array(plain)), taken.columns, types))
-        resolved: list[tuple[Place, dict[str, Any]]] = []
+        resolved: list[tuple[PartitionOffset, dict[str, Any]]] = []
         for number in np.flatnonzero(~plain):
             need, place = _need(needs, int(number))
             if place in self.refused or place[1] >= waiting.get(place[0], 1 << 62):
@@ -270,7 +270,7 @@ class OldValues:
         if batch.until(waiting).records:
             raise BatchCutError(waiting)
         partition, offset = next(iter(waiting.items()))
-        raise WaitingError(
+        raise LaterRecordsError(
             f"topic {name}, partition {partition}, offset {offset}: the row has a new key, or its "
             "key has moved to another partition, and changes from before may not be in Kafka yet",
             hint="wait: the engine tries it again",
@@ -440,13 +440,13 @@ class _WaitError(Exception):
         self.is_needed = is_needed
 
 
-def _need(needs: pa.Table, number: int) -> tuple[dict[str, Any], Place]:
+def _need(needs: pa.Table, number: int) -> tuple[dict[str, Any], PartitionOffset]:
     """Return one of the changes that lack values, and its place."""
     need: dict[str, Any] = needs.slice(number, 1).to_pylist()[0]
     return need, (need["partition"], need["offset"])
 
 
-def _lacking(target: Target, need: Mapping[str, Any], why: str) -> str:
+def _lacking(target: FoldTarget, need: Mapping[str, Any], why: str) -> str:
     name = need["missing"][0]
     kind = target.table.schema().find_field(name).field_type
     return f"field after.{name} ({kind}): the connector did not have the value, and {why}"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 
 CHUNK = 1 << 16
 KEPT_CHUNKS = 50
@@ -24,11 +24,11 @@ class Places:
     def __init__(self) -> None:
         self._chunks: dict[tuple[int, int], NDArray[np.bool_]] = {}
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: PartitionOffset) -> bool:
         chunk = self._chunks.get((place[0], place[1] // CHUNK))
         return chunk is not None and bool(chunk[place[1] % CHUNK])
 
-    def add(self, place: Place) -> None:
+    def add(self, place: PartitionOffset) -> None:
         key = (place[0], place[1] // CHUNK)
         if key not in self._chunks:
             self._chunks[key] = np.zeros(CHUNK, np.bool_)

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from topicberg.formats import Pairing, format_of
-from topicberg.formats.columnar.program import Code, NotCoveredError, Programs, Shape
+from topicberg.formats import ResolvedSchema, format_of
+from topicberg.formats.columnar.program import NotCoveredError, ProgramCode, Programs, Shape
 from topicberg.formats.subjects import SchemaType
 from topicberg.iceberg.data_files import (
-    Target,
+    WriteTarget,
 )
 from topicberg.tableflow.changes import (
     ChangePlan,
@@ -67,11 +67,11 @@ CONSUMER: dict[str, object] = {
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class ReadPlan:
     """How records become data files; it is sent to tasks. It holds logins, so it has no repr."""
 
     topic: str
-    target: Target
+    target: WriteTarget
     files: Mapping[str, Any]
     """Properties of the table's object store."""
     kafka: Mapping[str, Any]
@@ -119,7 +119,7 @@ class Planner:
         foreign: Mapping[str, ForeignSchemas],
         of_rows: UpsertKey | None,
         framing: Framing | None = None,
-    ) -> Plan:
+    ) -> ReadPlan:
         """Return how the next batch becomes files.
 
         :param foreign: schemas of other subjects that keys and values are known to name
@@ -143,7 +143,7 @@ class Planner:
         columns = (*METADATA, RAW_KEY, EVENT_TIME)
         names = {name: self._spec.metadata_column(name) for name in columns}
         upserts = None if of_rows is None else about.table_uuid
-        target, files = Target.of(table), dict(table.io.properties)
+        target, files = WriteTarget.of(table), dict(table.io.properties)
         mode = self._spec.tableflow.error_handling.mode
         # What the registry lacks changes as often as a producer names other ids.
         found = {
@@ -156,7 +156,7 @@ class Planner:
         inline = {} if framing is None else framing.inline_schemas(layout)
         event_time = EventTime.of(self._spec, table.schema().fields)
         of_rows_too = upserts, of_rows, self._changes, inline, event_time
-        return Plan(*own, raw, texts, names, mode, *of_rows_too)
+        return ReadPlan(*own, raw, texts, names, mode, *of_rows_too)
 
 
 METADATA = (
@@ -216,7 +216,7 @@ def message_decoder(writers: Writers) -> MessageDecoder:
     names = frozenset[str]().union(*writers.columns.values())
     fields = tuple(one for one in writers.fields if one.name in names)
     pairings = {
-        number: Pairing(writer, latest, fields, half.message)
+        number: ResolvedSchema(writer, latest, fields, half.message)
         for number, writer in writers.accepted.items()
     }
     programs = _programs(pairings, fields, latest.schema_type)
@@ -225,10 +225,10 @@ def message_decoder(writers: Writers) -> MessageDecoder:
 
 
 def _programs(
-    pairings: Mapping[int, Pairing], fields: Sequence[NestedField], language: SchemaType
+    pairings: Mapping[int, ResolvedSchema], fields: Sequence[NestedField], language: SchemaType
 ) -> Programs | None:
     """Return the programs of the schemas that have one."""
-    code, places = Code(), {one.name: one for one in Shape(fields).places}
+    code, places = ProgramCode(), {one.name: one for one in Shape(fields).places}
     starts = list[tuple[int, int]]()
     for number, pairing in pairings.items():
         begin = code.mark()

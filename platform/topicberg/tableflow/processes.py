@@ -22,8 +22,8 @@ import numpy as np
 
 from topicberg.errors import TopicbergError
 from topicberg.tableflow.memory import ExhaustedError, check_memory
-from topicberg.tableflow.plan import Plan
-from topicberg.tableflow.reading import Written, outcome
+from topicberg.tableflow.plan import ReadPlan
+from topicberg.tableflow.reading import WrittenBatch, outcome
 
 if TYPE_CHECKING:
     from topicberg.kafka.offsets import Ranges
@@ -45,7 +45,7 @@ class Processes:
         self._free = threading.BoundedSemaphore(most)
         self._idle: list[_Process] = []
 
-    def ingest(self, plan: Plan, ranges: Ranges, check: Callable[[], None]) -> Written:
+    def ingest(self, plan: ReadPlan, ranges: Ranges, check: Callable[[], None]) -> WrittenBatch:
         """Do :func:`.reading.ingest` in another process.
 
         :param check: called now and then; if it raises, the batch ends
@@ -58,7 +58,7 @@ class Processes:
             found = process.run(task, check)
         if isinstance(found, Exception):
             raise found
-        assert isinstance(found, Written)  # noqa: S101
+        assert isinstance(found, WrittenBatch)  # noqa: S101
         return found
 
     def check(self) -> None:

@@ -12,7 +12,7 @@ from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.columns import decode_raw
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.key_values import key_text
-from topicberg.tableflow.layout import Half
+from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.plan import message_decoder
 from topicberg.tableflow.upsert_key import UpsertKey
 from topicberg.tableflow.writers import MessageDecoder, Writers
@@ -21,7 +21,7 @@ from topicberg.tableflow.writers import MessageDecoder, Writers
 class RawKeys:
     """Decodes the raw keys of an upsert table."""
 
-    def __init__(self, half: Half, key: UpsertKey, foreign: ForeignSchemas) -> None:
+    def __init__(self, half: MessageField, key: UpsertKey, foreign: ForeignSchemas) -> None:
         self._half, self._key, self._foreign = half, key, foreign
         self._decoder: MessageDecoder | None = None
 

@@ -28,7 +28,7 @@ from topicberg.tableflow.columns import (
 from topicberg.tableflow.key_files import newest
 from topicberg.tableflow.key_hashing import hash_decoded, hash_keys, times_of
 from topicberg.tableflow.memory import limited
-from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import IDENTITY
 from topicberg.topics.spec import PARTITION, RAW_KEY
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
 
     from topicberg.kafka.offsets import Ranges
-    from topicberg.tableflow.change_batch import Changes
+    from topicberg.tableflow.change_batch import ChangeBatch
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ EARLY = 1 / 3
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenBatch:
     """What became of some records."""
 
     files: list[DataFile]
@@ -65,7 +65,7 @@ class Written:
 class ChangesRead:
     """The changes of a batch that become current rows."""
 
-    parts: list[Changes] = field(default_factory=list)
+    parts: list[ChangeBatch] = field(default_factory=list)
     lost: list[pa.Table] = field(default_factory=list)
 
     def add(self, chunk: Chunk, columns: Mapping[str, pa.Array]) -> None:
@@ -75,16 +75,18 @@ class ChangesRead:
         """
         import pyarrow as pa
 
-        from topicberg.tableflow.change_batch import Changes, Facts
+        from topicberg.tableflow.change_batch import ChangeBatch, Facts
 
         assert chunk.facts is not None  # noqa: S101  they are changes
         assert chunk.missing is not None and chunk.lost is not None  # noqa: S101, PT018
         facts = Facts(copied(chunk.facts), chunk.missing)
-        self.parts.append(Changes(copied(pa.table(dict(columns))), facts))
+        self.parts.append(ChangeBatch(copied(pa.table(dict(columns))), facts))
         self.lost.append(copied(chunk.lost))
 
 
-def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None) -> Written:
+def ingest(
+    plan: ReadPlan, ranges: Ranges, check: Callable[[], None] = lambda: None
+) -> WrittenBatch:
     """Write the records of some offsets as data files.
 
     If the plan is to suspend at a malformed record, there are no files when there is one. Nor are
@@ -134,13 +136,13 @@ def ingest(plan: Plan, ranges: Ranges, check: Callable[[], None] = lambda: None)
         raise
     if rejections.ends_reading:
         discard(io, writer.files)
-        return Written([], count, rejections)
+        return WrittenBatch([], count, rejections)
     of_keys = None if keys is None else keys.all()
-    return Written(writer.files, count, rejections, of_keys, changes)
+    return WrittenBatch(writer.files, count, rejections, of_keys, changes)
 
 
 def _upsert(
-    plan: Plan,
+    plan: ReadPlan,
     columns: dict[str, pa.Array],
     has_value: NDArray[np.bool_],
     writer: DataFileWriter,
@@ -170,7 +172,7 @@ def _upsert(
         keys.add(hashed, rows, written, times)
 
 
-def outcome(plan: Plan, ranges: Ranges, memory: int) -> Written | Exception:
+def outcome(plan: ReadPlan, ranges: Ranges, memory: int) -> WrittenBatch | Exception:
     """Return what :func:`ingest` returned or raised, so that it can be sent to another process.
 
     :param memory: bytes that it may take

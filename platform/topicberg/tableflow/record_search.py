@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.files import discard
 from topicberg.kafka.consumer import DamagedRecordsError
-from topicberg.kafka.offsets import Place, Ranges
+from topicberg.kafka.offsets import PartitionOffset, Ranges
 from topicberg.tableflow import skips
 from topicberg.tableflow.batch_plan import BatchPlan
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.memory import ExhaustedError
-from topicberg.tableflow.reading import Written
+from topicberg.tableflow.reading import WrittenBatch
 
 if TYPE_CHECKING:
     from topicberg.tableflow.processes import Processes
@@ -31,7 +31,7 @@ MOST_SEARCHES = 3
 CONTROLS = 3
 """Other records that fail as well before it is said that all do."""
 
-Read = Callable[[BatchPlan, Ranges], Written]
+Read = Callable[[BatchPlan, Ranges], WrittenBatch]
 
 
 class RecordSearch:
@@ -90,7 +90,9 @@ class RecordSearch:
             search.until = search.start
         return search
 
-    def _prove(self, plan: BatchPlan, search: Isolation, culprit: Place, read: Read) -> None:
+    def _prove(
+        self, plan: BatchPlan, search: Isolation, culprit: PartitionOffset, read: Read
+    ) -> None:
         """Check that processes can decode other records than one that fails by itself.
 
         :raises TopicbergError: they fail whatever they read

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Literal
 
 from topicberg.formats.reasons import MalformedError
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.foreign import ForeignSchemas, named_schemas
 from topicberg.tableflow.framing import UnknownInlineError
 from topicberg.tableflow.layout import KEY, VALUE
@@ -28,11 +28,11 @@ class Rejections:
 
     mode: ErrorMode
     count: int = 0
-    first: tuple[Place, str, str | None] | None = None
+    first: tuple[PartitionOffset, str, str | None] | None = None
     """The first one by partition and offset, its reason, and the id of its schema if unknown."""
     unknown: set[str] = field(default_factory=set)
     """Ids and GUIDs of schemas that were not looked up yet."""
-    inline: dict[bytes, Place] = field(default_factory=dict)
+    inline: dict[bytes, PartitionOffset] = field(default_factory=dict)
     """SHA-256 of the schemas that records begin with and that are not registered yet → where."""
     records: list[dict[str, Any]] = field(default_factory=list)
     """In mode LOG: each of them, with the columns of a dead letter."""

@@ -37,7 +37,7 @@ from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
 from topicberg.tableflow.key_hashing import DecodeKeys, no_decoder, times_of
 from topicberg.tableflow.keys import KeyIndex, index_of
-from topicberg.tableflow.layout import KEY, Half, read_layout
+from topicberg.tableflow.layout import KEY, MessageField, read_layout
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert_key import UpsertKey, held_key, raw_key, upsert_key
@@ -180,7 +180,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
 
 def _key(
     spec: TopicSpec, table: Table, endpoints: Endpoints
-) -> tuple[UpsertKey, DecodeKeys, Half | None]:
+) -> tuple[UpsertKey, DecodeKeys, MessageField | None]:
     """Return the key of the table, what decodes raw keys, and the half that they are."""
     if not spec.key.has_schema:
         return raw_key(spec), no_decoder, None
@@ -191,7 +191,7 @@ def _key(
     return key, RawKeys(layout.key, key, foreign).texts, layout.key
 
 
-def _in_wire_format(half: Half, raw: bytes, message: Message) -> bytes:
+def _in_wire_format(half: MessageField, raw: bytes, message: Message) -> bytes:
     """Return a key with the id of its schema, which a header may have."""
     listed: Any = message.headers() or []
     wire = half.record_framing().in_wire_format(raw, header_of(KEY, listed))
@@ -199,7 +199,7 @@ def _in_wire_format(half: Half, raw: bytes, message: Message) -> bytes:
 
 
 def _records(
-    endpoints: Endpoints, topic: str, ranges: Ranges, half: Half | None
+    endpoints: Endpoints, topic: str, ranges: Ranges, half: MessageField | None
 ) -> Iterator[Record]:
     """:param half: of keys that are decoded"""
     for message in messages(endpoints, topic, ranges):

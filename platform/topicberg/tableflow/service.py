@@ -19,7 +19,7 @@ from contextlib import suppress
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TopicbergError
 from topicberg.kafka.discovery import Discoverer
-from topicberg.kafka.group import Member
+from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security.logs import log_to_stderr
@@ -27,7 +27,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.identity import ENGINES_TOPIC, Identity, engine_group
 from topicberg.tableflow.ingestion import has_failed
-from topicberg.tableflow.keeper import Keeper
+from topicberg.tableflow.maintenance_scheduler import MaintenanceScheduler
 from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
 from topicberg.tableflow.status import (
@@ -99,7 +99,7 @@ class _Share:
         self.pool = Pool(endpoints, config, self.engine)
         self.changed = threading.Event()
         """Set when this engine has other topics."""
-        self.member = Member(
+        self.member = GroupMember(
             endpoints,
             engine_group(config),
             ENGINES_TOPIC,
@@ -248,7 +248,7 @@ def serve(
 
     # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
     calls._enable_debugging_cache = False  # type: ignore[assignment]
-    keeper = Keeper(endpoints, config, pool)
+    keeper = MaintenanceScheduler(endpoints, config, pool)
     discoverer = Discoverer(endpoints, config)
     pool.start()
     keeper.start()

@@ -21,7 +21,7 @@ from topicberg.errors import CommitConflictError, SpecError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka.consumer import DamagedRecordsError, messages
-from topicberg.kafka.offsets import Offsets, Place, parse_offsets
+from topicberg.kafka.offsets import Offsets, PartitionOffset, parse_offsets
 from topicberg.retry import retry_conflicts
 from topicberg.tableflow.commit import committed as held_by
 
@@ -48,11 +48,11 @@ class Skip(BaseModel):
     reason: str
 
     @property
-    def place(self) -> Place:
+    def place(self) -> PartitionOffset:
         return self.partition, self.offset
 
 
-def requested(table: Table) -> dict[Place, Skip]:
+def requested(table: Table) -> dict[PartitionOffset, Skip]:
     """Return the skips that users have requested since the table was created, oldest first."""
     found = (
         _parsed(value) for key, value in table.properties.items() if key.startswith(SKIP_PREFIX)
@@ -61,7 +61,7 @@ def requested(table: Table) -> dict[Place, Skip]:
     return {skip.place: skip for skip in ordered}
 
 
-def failing(table: Table) -> dict[Place, Skip]:
+def failing(table: Table) -> dict[PartitionOffset, Skip]:
     """Return the records that fail by themselves and that the table has not passed yet."""
     return {skip.place: skip for skip in _failing(table).values()}
 
@@ -78,14 +78,16 @@ def _failing(table: Table) -> dict[str, Skip]:
     return {key: skip for key, text in texts.items() if (skip := _parsed(text))}
 
 
-def note_failing(table: Table, place: Place, reason: str) -> None:
+def note_failing(table: Table, place: PartitionOffset, reason: str) -> None:
     """Record in the table that a record fails by itself."""
     skip = _skip(place, "the engine", reason)
     with table.transaction() as transaction:
         transaction.set_properties({f"{FAILING}.{place[0]}.{place[1]}": skip.model_dump_json()})
 
 
-def request(table: Table, endpoints: Endpoints, topic: str, place: Place, reason: str) -> bool:
+def request(
+    table: Table, endpoints: Endpoints, topic: str, place: PartitionOffset, reason: str
+) -> bool:
     """Request that the engine skips a record; return False if that was requested before.
 
     :raises SpecError: the table already holds the record, or the topic does not have it
@@ -133,7 +135,7 @@ def adopt(table: Table, other: Table) -> None:
     retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
-def _check(endpoints: Endpoints, topic: str, place: Place, held: Offsets) -> None:
+def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, held: Offsets) -> None:
     partition, offset = place
     what = f"topic {topic}, partition {partition}, offset {offset}"
     ends = kafka.high_watermarks(endpoints, topic)
@@ -165,7 +167,7 @@ def _note(skip: Skip) -> tuple[str, str]:
     return f"{SKIP_PREFIX}{skip.partition}.{skip.offset}", skip.model_dump_json()
 
 
-def _skip(place: Place, by: str, reason: str) -> Skip:
+def _skip(place: PartitionOffset, by: str, reason: str) -> Skip:
     now = int(time.time() * 1000)
     return Skip(partition=place[0], offset=place[1], by=by, at_ms=now, reason=reason)
 

@@ -15,8 +15,8 @@ from topicberg.iceberg.files import discard
 from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.failures import explain, is_of_service
 from topicberg.tableflow.memory import check_memory
-from topicberg.tableflow.plan import Plan
-from topicberg.tableflow.reading import ChangesRead, Written, outcome
+from topicberg.tableflow.plan import ReadPlan
+from topicberg.tableflow.reading import ChangesRead, WrittenBatch, outcome
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.shipping import code_version, on_worker, ship
 
@@ -36,7 +36,7 @@ MAX_TASKS = 256
 class Task:
     """What each task of Spark does: one part of the ranges, whose number is its input."""
 
-    plan: Plan
+    plan: ReadPlan
     parts: Sequence[Ranges]
     memory: int
 
@@ -51,12 +51,12 @@ class Task:
 
 def ingest_by_spark(
     spark: SparkSession,
-    plan: Plan,
+    plan: ReadPlan,
     table: Table,
     ranges: Ranges,
     size: float | None,
     memory: int,
-) -> Written:
+) -> WrittenBatch:
     """Do :func:`ingest` by tasks of Spark.
 
     :param size: average bytes of a record; None: not known
@@ -67,7 +67,7 @@ def ingest_by_spark(
     numbers = spark.range(0, len(parts), 1, len(parts))
     done = numbers.mapInArrow(on_worker(Task(plan, parts, memory)), "outcome binary").toArrow()
     found = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  from our tasks
-    written = [each for each in found if isinstance(each, Written)]
+    written = [each for each in found if isinstance(each, WrittenBatch)]
     rejections = Rejections.joined(plan.error_mode, (each.rejections for each in written))
     files = [file for each in written for file in each.files]
     failed = next((each for each in found if isinstance(each, Exception)), None)
@@ -86,11 +86,11 @@ def ingest_by_spark(
             if each.changes is not None:
                 changes.parts += each.changes.parts
                 changes.lost += each.changes.lost
-    return Written(files, sum(each.records for each in written), rejections, keys, changes)
+    return WrittenBatch(files, sum(each.records for each in written), rejections, keys, changes)
 
 
 @dataclass(frozen=True)
-class Probe:
+class WorkerProbe:
     """A task that says why its worker cannot read batches; nothing: it can."""
 
     code: str
@@ -152,7 +152,7 @@ def _lack(spark: SparkSession, memory: int) -> str:
     import pyarrow as pa
     from pyspark.errors import PySparkException
 
-    probe = on_worker(Probe(code_version(), pa.__version__, memory))
+    probe = on_worker(WorkerProbe(code_version(), pa.__version__, memory))
     try:
         done = spark.range(0, 1, 1, 1).mapInArrow(probe, "reason string").toArrow()
     except PySparkException as error:

@@ -46,7 +46,7 @@ def missed(properties: Mapping[str, str]) -> Missed | None:
         return Missed(since_ms=0, until_ms=0)
 
 
-class Watch:
+class DeleteWatch:
     """Whether the table of one topic was stale for longer than Kafka keeps tombstones."""
 
     def __init__(

@@ -19,7 +19,7 @@ from topicberg.tableflow.key_state import KEYS, KeyState
 from topicberg.tableflow.keys import KeyIndex, index_of, key_folder
 from topicberg.tableflow.layout import KEY, Layout
 from topicberg.tableflow.raw_keys import RawKeys
-from topicberg.tableflow.reading import Written
+from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class TopicKeys:
             self._index = KeyIndex(folder, table, decoded, is_decoded=True)
         return self._index
 
-    def replaced(self, plan: BatchPlan, written: Written) -> list[FileRows]:
+    def replaced(self, plan: BatchPlan, written: WrittenBatch) -> list[FileRows]:
         """Return the rows that a batch replaces, of the table and of its own files."""
         if written.keys is None:
             return []
@@ -130,7 +130,7 @@ class TopicKeys:
         definition = self._of_upserts(plan.layout, plan.table).hasher.definition
         return plan.properties | {summaries.KEY_DEFINITION: definition}
 
-    def keep(self, plan: BatchPlan, written: Written) -> None:
+    def keep(self, plan: BatchPlan, written: WrittenBatch) -> None:
         """Keep the keys of new files while the next batch is read; after the last one, share them.
 
         Sharing takes as long as writing them, which records that wait do not have to wait for.

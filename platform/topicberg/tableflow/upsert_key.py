@@ -21,7 +21,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats import format_of
 from topicberg.formats.protobuf import absent_values
 from topicberg.tableflow.key_values import KeyShape
-from topicberg.tableflow.layout import Half, Layout, inner_fields, type_text
+from topicberg.tableflow.layout import Layout, MessageField, inner_fields, type_text
 from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _pairs(
             yield column, by_name[column.name]
 
 
-def _written(value: Half) -> set[str]:
+def _written(value: MessageField) -> set[str]:
     """Return the names of the columns that some version of the value fills."""
     found = {field.name for field in value.fields()}
     if value.subject is None:
@@ -164,7 +164,7 @@ def _written(value: Half) -> set[str]:
     return found
 
 
-def _versions(key: Half) -> Iterator[list[NestedField]]:
+def _versions(key: MessageField) -> Iterator[list[NestedField]]:
     """Yield the fields of each version of the key that can become a table, by its own names."""
     assert key.subject is not None  # noqa: S101  see the caller
     for writer in key.subject.schemas.values():

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, RecordDecoder, as_record, format_of, framing
+from topicberg.formats import RecordDecoder, ResolvedSchema, as_record, format_of, framing
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.framing import Framed, RecordFraming, framed
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
-from topicberg.tableflow.layout import KEY, VALUE, Half, sameness, twins
+from topicberg.tableflow.layout import KEY, VALUE, MessageField, sameness, twins
 
 if TYPE_CHECKING:
     from pyiceberg.types import NestedField
@@ -80,7 +80,7 @@ def writer_of(
 class Writers:
     """The schemas by which the key, or the value, of a topic's records is decoded."""
 
-    half: Half
+    half: MessageField
     foreign: ForeignSchemas
     fields: Sequence[NestedField]
     """The columns that the half may fill: the table's, those of a key without the fields that it
@@ -96,8 +96,8 @@ class Writers:
         assert self.half.subject is not None  # noqa: S101  a half without one is not decoded
         return self.half.subject
 
-    def pairing(self, writer: RegisteredSchema) -> Pairing:
-        return Pairing(writer, self.subject.latest, self.fields, self.half.message)
+    def pairing(self, writer: RegisteredSchema) -> ResolvedSchema:
+        return ResolvedSchema(writer, self.subject.latest, self.fields, self.half.message)
 
     def accept(self, number: int, writer: RegisteredSchema, filled: frozenset[str]) -> None:
         """Note that records of a schema are decoded.
@@ -149,7 +149,7 @@ class MessageDecoder:
     """The columns that they fill."""
     programs: Programs | None
     """None: no schema has one."""
-    writers: Mapping[int, Pairing]
+    writers: Mapping[int, ResolvedSchema]
     """By the ids of their schemas."""
     filled: Mapping[int, frozenset[str]]
     """For each writer: the columns that it has a field for."""
@@ -195,7 +195,7 @@ class MessageDecoder:
 
 
 @lru_cache(maxsize=1024)
-def _record_decoder(pairing: Pairing) -> RecordDecoder:
+def _record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
     return format_of(pairing.writer).record_decoder(pairing)
 
 

@@ -16,7 +16,7 @@ from topicberg.settings import Settings
 from topicberg.topics.discovery import FoundTopic
 
 
-class Request(BaseModel):
+class StoredRequest(BaseModel):
     """A request; ``tableflow``: settings that replace those of the spec.
 
     ``command``: settings chosen with `topicberg tableflow enable`. They take precedence over both,
@@ -40,7 +40,7 @@ class Request(BaseModel):
 def topic_deleted(config: Settings, topic: str) -> None:
     """Stop materializing a deleted topic: the engine would create it from its spec again."""
     command = command_settings(config, topic)
-    write_request(config, Request(topic=topic, enabled=False, deleted=True, command=command))
+    write_request(config, StoredRequest(topic=topic, enabled=False, deleted=True, command=command))
 
 
 def topic_created(config: Settings, topic: str) -> None:
@@ -52,19 +52,19 @@ def topic_created(config: Settings, topic: str) -> None:
     if request is None or not request.deleted:
         return
     if request.command:
-        write_request(config, Request(topic=topic, enabled=None, command=request.command))
+        write_request(config, StoredRequest(topic=topic, enabled=None, command=request.command))
     else:
         _file(config, topic).unlink(missing_ok=True)
 
 
-def read_request(config: Settings, topic: str) -> Request | None:
+def read_request(config: Settings, topic: str) -> StoredRequest | None:
     """Return the last request, or None if there is none.
 
     :raises TopicbergError: the file is damaged, or cannot be read
     """
     path = _file(config, topic)
     try:
-        return Request.model_validate_json(path.read_bytes())
+        return StoredRequest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except ValidationError as error:
@@ -78,9 +78,9 @@ def read_request(config: Settings, topic: str) -> Request | None:
         ) from error
 
 
-def read_requests(config: Settings) -> tuple[dict[str, Request], dict[str, str]]:
+def read_requests(config: Settings) -> tuple[dict[str, StoredRequest], dict[str, str]]:
     """Return every request by its topic, and the errors of those that cannot be read."""
-    found: dict[str, Request] = {}
+    found: dict[str, StoredRequest] = {}
     wrong: dict[str, str] = {}
     for topic in requested_topics(config):
         try:
@@ -114,5 +114,5 @@ def _file(config: Settings, topic: str) -> Path:
     return topic_file(requests_folder(config), topic)
 
 
-def write_request(config: Settings, request: Request) -> None:
+def write_request(config: Settings, request: StoredRequest) -> None:
     replace_file(_file(config, request.topic), request.model_dump_json())

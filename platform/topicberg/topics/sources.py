@@ -18,7 +18,7 @@ _DOCUMENT = re.compile(r"\S.*?^---\s*$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Source:
+class SpecSource:
     """A file, or a part of one, with the spec of a topic or with a pattern."""
 
     file: str
@@ -29,7 +29,7 @@ class Source:
     errors: tuple[str, ...] = ()
 
 
-def sources(config: Settings) -> Iterator[Source]:
+def sources(config: Settings) -> Iterator[SpecSource]:
     """Yield every spec, whether it is valid or not.
 
     :raises SpecError: there is no folder of topics, nor one of components
@@ -42,10 +42,10 @@ def sources(config: Settings) -> Iterator[Source]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         file = str(path.relative_to(config.project_root))
         if path.suffix == ".yml":
-            yield Source(file, path.stem, None, ("the name must end in .yaml",))
+            yield SpecSource(file, path.stem, None, ("the name must end in .yaml",))
         if path.suffix == ".yaml":
             document, errors = read_yaml(path)
-            yield Source(file, path.stem, document, tuple(errors))
+            yield SpecSource(file, path.stem, document, tuple(errors))
     for path in components:
         yield from _component(path, str(path.relative_to(config.project_root)))
 
@@ -56,23 +56,23 @@ def component_files(config: Settings) -> list[Path]:
     return sorted((config.project_root / defs).rglob(COMPONENT_FILE)) if defs else []
 
 
-def _component(path: Path, file: str) -> Iterator[Source]:
+def _component(path: Path, file: str) -> Iterator[SpecSource]:
     """Yield the topic of a file of components; Dagster reports what is not YAML."""
     name = path.parent.name
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
-        yield Source(file, name, None, (f"cannot be read: {error.strerror}",))
+        yield SpecSource(file, name, None, (f"cannot be read: {error.strerror}",))
         return
     if not _TYPE.search(text):
         return
     if _DOCUMENT.search(text):
         reason = f"a component of type {COMPONENT} needs a file of its own: found several documents"
-        yield Source(file, name, None, (reason,))
+        yield SpecSource(file, name, None, (reason,))
         return
     document, errors = read_yaml(path)
     if document is None and errors:
-        yield Source(file, name, None, tuple(errors))
+        yield SpecSource(file, name, None, tuple(errors))
     if not isinstance(document, dict) or document.get("type") != COMPONENT:
         return
     attributes = document.get("attributes")
@@ -80,4 +80,4 @@ def _component(path: Path, file: str) -> Iterator[Source]:
         if attributes.get("name") is None:
             attributes = {**attributes, "name": name}
         name = str(attributes["name"])
-    yield Source(file, name, attributes, tuple(errors))
+    yield SpecSource(file, name, attributes, tuple(errors))

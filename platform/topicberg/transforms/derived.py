@@ -54,7 +54,7 @@ ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenWindow:
     """A window that was written.
 
     ``rows_by_hour``: first hour of a partition (since 1970) → rows. ``sources``: table → snapshot
@@ -66,11 +66,11 @@ class Written:
     snapshot_id: int | None = None
     sources: Mapping[str, int | None] | None = None
 
-    def followed_by(self, other: Written) -> Written:
+    def followed_by(self, other: WrittenWindow) -> WrittenWindow:
         """Return both as one, of which the other was written later."""
         rows = Counter(self.rows_by_hour or {})
         rows.update(other.rows_by_hour or {})
-        return Written(
+        return WrittenWindow(
             rows=self.rows + other.rows,
             rows_by_hour=rows,
             snapshot_id=other.snapshot_id or self.snapshot_id,
@@ -80,7 +80,7 @@ class Written:
 
 def write_window(
     spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
-) -> Written:
+) -> WrittenWindow:
     """Compute a window from the heads of the sources and replace it in the target.
 
     A long window is replaced in several commits, of whole partitions each.
@@ -139,10 +139,10 @@ def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[
 
 def _write(
     spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
-) -> Written:
+) -> WrittenWindow:
     partition = derivation.target_time, derivation.partitioned_by
 
-    def attempt() -> Written:
+    def attempt() -> WrittenWindow:
         before = find_table(catalog, derivation.target)
         sources = _load(catalog, derivation)
         # Another thread creates and removes the tags: each takes as long as what is done meanwhile.
@@ -160,7 +160,7 @@ def _write(
                 catalog, derivation.target, columns, partition, derivation.format_version, before
             )
             if not any(map(head_id, sources.values())) and not has_rows(table):
-                return Written()
+                return WrittenWindow()
             names = [field.name for field in table.schema().fields]
             unused = [name for name in names if name not in columns.names]
             summary_ = summary_of(derivation, table, sources, window, unused)
@@ -189,7 +189,7 @@ def _written(
     table: Table,
     sources: Mapping[str, Table],
     write_id: str,
-) -> Written:
+) -> WrittenWindow:
     """Return what a commit wrote.
 
     :param table: as it was before
@@ -202,7 +202,7 @@ def _written(
         by_hour = {window.hours.start: rows} if rows else {}
     else:
         by_hour = added_rows(table, snapshot, derivation.target_time)
-    return Written(
+    return WrittenWindow(
         rows=rows,
         rows_by_hour=by_hour,
         snapshot_id=snapshot.snapshot_id,

@@ -19,7 +19,7 @@ from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
 from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
 from topicberg.settings import EmrSettings, Settings
 from topicberg.spark import missing_module
-from topicberg.transforms.derived import Written
+from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.windows import Window
 
 ICEBERG_JAR = "/usr/share/aws/iceberg/lib/iceberg-spark3-runtime.jar"
@@ -108,7 +108,7 @@ class Failure(BaseModel):
 class JobReport(BaseModel):
     """The result of a job run: a custom message of Pipes."""
 
-    written: Written | None = None
+    written: WrittenWindow | None = None
     failure: Failure | None = None
 
 

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE_TOPIC = "topicberg.published"
-"""Compacted: topic → :class:`Progress`."""
+"""Compacted: topic → :class:`PublishProgress`."""
 BATCH = 20_000
 """Records of a transaction; more, if more have the same event time."""
 TRANSACTION_SECONDS = 900
@@ -77,7 +77,7 @@ class PublishError(TopicbergError):
     """A table cannot be published to its topic."""
 
 
-class Half(BaseModel, frozen=True):
+class PublishedField(BaseModel, frozen=True):
     """How a key or a value is created from a row."""
 
     format: str
@@ -88,25 +88,25 @@ class Half(BaseModel, frozen=True):
     """Id of the schema."""
 
 
-class Encoding(BaseModel, frozen=True):
+class RecordEncoding(BaseModel, frozen=True):
     """How records are created from rows."""
 
-    key: Half
-    value: Half
+    key: PublishedField
+    value: PublishedField
 
 
-class Progress(BaseModel):
+class PublishProgress(BaseModel):
     """What a topic holds of its table."""
 
     topic_id: str
     table_uuid: str
     snapshot: int | None = None
     """All of this snapshot, …"""
-    encoding: Encoding | None = None
+    encoding: RecordEncoding | None = None
     """… with these keys …"""
     target: int | None = None
     """… and of what changed from there to this one …"""
-    attempt: Encoding | None = None
+    attempt: RecordEncoding | None = None
     """… in this encoding …"""
     until: int | None = None
     """… all records up to this event time, in ms. None: no record."""
@@ -168,7 +168,7 @@ def publish(
     return Published(progress.snapshot, *done)
 
 
-def _target(table: Table, progress: Progress) -> int | None:
+def _target(table: Table, progress: PublishProgress) -> int | None:
     """Return the snapshot to publish now; an unfinished one is finished first."""
     if progress.target is not None:
         return progress.target
@@ -179,21 +179,23 @@ def _target(table: Table, progress: Progress) -> int | None:
 # --- what changed ---
 
 
-def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) -> Encoding:
+def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) -> RecordEncoding:
     """Return the encoding of the spec, with the registered schemas."""
 
-    def half(kind: str, path: Any, schema_id: int | None, field: str | None = None) -> Half:
+    def half(
+        kind: str, path: Any, schema_id: int | None, field: str | None = None
+    ) -> PublishedField:
         text = read_schema(path, kind).text if path else ""
-        return Half(format=kind, field=field, schema_id=schema_id, text=text)
+        return PublishedField(format=kind, field=field, schema_id=schema_id, text=text)
 
     key, value = spec.key, spec.value_schema
-    return Encoding(
+    return RecordEncoding(
         key=half(key.format, spec.key_schema_path(config), ensured.key_schema_id, key.field),
         value=half(value.format, spec.value_schema_path(config), ensured.value_schema_id),
     )
 
 
-def _encoded(topic: str, half: Half, columns: set[str]) -> Column:
+def _encoded(topic: str, half: PublishedField, columns: set[str]) -> Column:
     """Return a key or a value; with a schema, in the Confluent wire format."""
     from pyspark.sql import functions as F
     from pyspark.sql.avro.functions import to_avro
@@ -225,7 +227,7 @@ def _require(topic: str, names: Iterable[str], columns: set[str]) -> None:
         )
 
 
-def _ordered(spec: TopicSpec, changes: DataFrame, progress: Progress) -> DataFrame:
+def _ordered(spec: TopicSpec, changes: DataFrame, progress: PublishProgress) -> DataFrame:
     """Return the records that are left to send, in the order of their event times."""
     from pyspark.sql import functions as F
 
@@ -270,7 +272,7 @@ def _json(schema: str) -> Column:
 
 
 def _changes(
-    spark: SparkSession, table: Table, spec: TopicSpec, progress: Progress, time: str
+    spark: SparkSession, table: Table, spec: TopicSpec, progress: PublishProgress, time: str
 ) -> DataFrame:
     """Return rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``; negative: deleted.
 
@@ -289,7 +291,7 @@ def _changes(
 
     namespace, name = table.name()
 
-    def rows(snapshot: int, key: Half, copies: int) -> DataFrame:
+    def rows(snapshot: int, key: PublishedField, copies: int) -> DataFrame:
         frame = spark.read.option("versionAsOf", str(snapshot)).table(spark_name((namespace, name)))
         columns = set(frame.columns)
         if affected is not None:
@@ -368,7 +370,7 @@ def _transactions(topic: str, endpoints: Endpoints) -> Iterator[Producer]:
             abort(producer)
 
 
-def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
+def _progress(table: Table, topic: str, endpoints: Endpoints) -> PublishProgress:
     """Return what the topic holds; nothing if it was recreated since.
 
     :raises PublishError: it holds another table
@@ -376,13 +378,13 @@ def _progress(table: Table, topic: str, endpoints: Endpoints) -> Progress:
     topic_id, uuid = kafka.topic_id(endpoints, topic), str(table.metadata.table_uuid)
     # The transactions of other topics' publishers are in the same topic.
     state = newest_states(endpoints, STATE_TOPIC, TRANSACTION_SECONDS * 1.5).get(topic)
-    found = Progress.model_validate_json(state) if state else None
+    found = PublishProgress.model_validate_json(state) if state else None
     if found is not None and found.topic_id == topic_id:
         if found.table_uuid != uuid:
             what = "holds the rows of another table of this name, which was dropped"
             raise _unclear(topic, f"topic {topic} {what}")
         return found
-    fresh = Progress(topic_id=topic_id, table_uuid=uuid)
+    fresh = PublishProgress(topic_id=topic_id, table_uuid=uuid)
     if not any(kafka.end_offsets(endpoints, topic).values()):
         return fresh
     if found is not None:  # the state is of a deleted topic of this name
@@ -402,8 +404,8 @@ def _unclear(topic: str, message: str) -> PublishError:
     return PublishError(message, hint=hint)
 
 
-def _finished(progress: Progress) -> Progress:
-    return Progress(
+def _finished(progress: PublishProgress) -> PublishProgress:
+    return PublishProgress(
         topic_id=progress.topic_id,
         table_uuid=progress.table_uuid,
         snapshot=progress.target,
@@ -419,7 +421,7 @@ def _tag(table: Table, snapshot: int, name: str) -> None:
 
 
 def _send(
-    producer: Producer, spec: TopicSpec, changes: DataFrame, progress: Progress, batch: int
+    producer: Producer, spec: TopicSpec, changes: DataFrame, progress: PublishProgress, batch: int
 ) -> tuple[int, int]:
     """Send what is not sent yet; return the number of records and of tombstones."""
     sent = tombstones = 0

@@ -24,7 +24,7 @@ from security.corpus import TEXTS
 from topicberg.alerts.alert import Alert, AlertState, Notice, State
 from topicberg.alerts.channels import channels, deliver
 from topicberg.alerts.payloads import pagerduty_event, slack_message, teams_message
-from topicberg.alerts.settings import Addresses, AlertSettings
+from topicberg.alerts.settings import AlertAddresses, AlertSettings
 from topicberg.settings import Settings
 
 KEY = "e93facc04764012d7bfb002500d5d1a6"
@@ -294,8 +294,8 @@ def test_alert_goes_to_the_route_of_its_owner_else_to_all_others(
 ) -> None:
     config = Settings(state_dir=tmp_path)
     routes = {
-        "team:shop": Addresses(slack_url=f"{vendors.url}/slack?shop"),
-        "team:ship": Addresses(slack_url=f"{vendors.url}/slack?ship", pagerduty_key=KEY),
+        "team:shop": AlertAddresses(slack_url=f"{vendors.url}/slack?shop"),
+        "team:ship": AlertAddresses(slack_url=f"{vendors.url}/slack?ship", pagerduty_key=KEY),
     }
     chosen = AlertSettings(
         slack_url=f"{vendors.url}/slack?all",
@@ -347,7 +347,7 @@ def test_notice_that_waits_for_a_route_is_sent_there_only(tmp_path: Path, vendor
     config = Settings(state_dir=tmp_path)
 
     def chosen(port: int) -> AlertSettings:
-        shop = Addresses(slack_url=f"http://127.0.0.1:{port}/slack?shop")
+        shop = AlertAddresses(slack_url=f"http://127.0.0.1:{port}/slack?shop")
         return AlertSettings(slack_url=f"{vendors.url}/slack?all", routes={"team:shop": shop})
 
     state, (problem,) = deliver(AlertState(), {FAULT.key: FAULT}, channels(config, chosen(9)))

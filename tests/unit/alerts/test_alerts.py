@@ -47,7 +47,7 @@ from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
-from topicberg.orchestration.jobs.alerts import Reader, alert_sensor
+from topicberg.orchestration.jobs.alerts import ObservationReader, alert_sensor
 from topicberg.orchestration.jobs.checks import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
@@ -434,7 +434,7 @@ def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
 def faults(
     desk: Desk, defs: dg.Definitions, state: AlertState
 ) -> tuple[AlertState, dict[str, Alert]]:
-    seen = Reader(desk.instance, defs.get_repository_def()).observe(state)
+    seen = ObservationReader(desk.instance, defs.get_repository_def()).observe(state)
     return evaluate(state, seen, "http://ui")
 
 

@@ -28,7 +28,7 @@ from topicberg.alerts.dagster_ui import (
 )
 from topicberg.alerts.decisions import end_silence, silence
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
-from topicberg.alerts.watch import PATIENCE_SECONDS, Watch, Watched, Watcher
+from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg_local.engine import NEEDED, unavailable
@@ -55,7 +55,9 @@ class Service:
 
 def test_service_is_a_fault_after_its_patience_and_no_longer_when_it_answers() -> None:
     clock, kafka, spark = Clock(), Service(), Service()
-    looks = Watch([Watched("kafka", kafka, "end it"), Watched("spark", spark, "end it")], clock)
+    looks = ServiceWatch(
+        [Watched("kafka", kafka, "end it"), Watched("spark", spark, "end it")], clock
+    )
     assert looks.look() == {}
     kafka.why = "no answer within 5 s"
     assert looks.look() == {}
@@ -73,7 +75,7 @@ def test_service_is_a_fault_after_its_patience_and_no_longer_when_it_answers() -
 
 def test_service_that_is_started_again_in_time_is_no_fault() -> None:
     clock, service = Clock(), Service()
-    looks = Watch([Watched("spark", service, "")], clock)
+    looks = ServiceWatch([Watched("spark", service, "")], clock)
     for why in ("nothing listens", "nothing listens", None, "nothing listens"):
         service.why = why
         assert looks.look() == {}
@@ -84,7 +86,7 @@ def test_consequence_has_its_patience_after_its_cause() -> None:
     """What answers a moment later than its cause is no fault."""
     clock, kafka, proxy = Clock(), Service(), Service()
     watched = [Watched("kafka", kafka, ""), Watched("proxy", proxy, "", causes=("kafka",))]
-    looks = Watch(watched, clock)
+    looks = ServiceWatch(watched, clock)
     kafka.why = proxy.why = "frozen"
     for _ in range(5):
         looks.look()
@@ -106,7 +108,7 @@ def test_check_that_hangs_is_asked_once_and_is_a_fault(monkeypatch: pytest.Monke
         over.wait(30)
         return None
 
-    looks = Watch([Watched("s3", hang, "")], clock)
+    looks = ServiceWatch([Watched("s3", hang, "")], clock)
     assert looks.look() == {}
     clock.now += PATIENCE_SECONDS
     assert list(looks.look()) == ["service s3"]
@@ -118,7 +120,7 @@ def test_error_of_a_check_is_a_reason() -> None:
     def broken(_seconds: float) -> str | None:
         raise ValueError("odd")
 
-    looks = Watch([Watched("aws", broken, "", patience=0)])
+    looks = ServiceWatch([Watched("aws", broken, "", patience=0)])
     assert looks.look()["service aws"].what == "aws does not answer: ValueError: odd"
 
 
@@ -302,7 +304,7 @@ def test_address_of_the_settings_is_watched_from_its_first_answer_on(
 
 def test_engine_misses_what_it_needs() -> None:
     assert {*NEEDED, "spark"} < set(SERVICES)
-    looks = Watch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)])
+    looks = ServiceWatch([Watched("s3", lambda _: "frozen", "`end it`", patience=0)])
     faults = looks.look()
     missing = unavailable(faults, *NEEDED)
     assert missing is not None

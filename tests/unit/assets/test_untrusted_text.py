@@ -20,7 +20,7 @@ from security.corpus import TEXTS
 from topicberg import charts
 from topicberg.checks.finding import Finding
 from topicberg.cli.output import cell, echo
-from topicberg.cli.query import EngineName, Format, query
+from topicberg.cli.query import EngineName, OutputFormat, query
 from topicberg.deploy.draw import lines
 from topicberg.orchestration.assets.metadata import column_schema
 from topicberg.orchestration.checks.adapter import result
@@ -62,9 +62,9 @@ def test_command_output_has_no_control(text: str, capsys: pytest.CaptureFixture[
     assert not cell(text).spans  # of markup
 
 
-@pytest.mark.parametrize("form", Format)
+@pytest.mark.parametrize("form", OutputFormat)
 def test_query_of_any_text_does_nothing_on_a_terminal(
-    form: Format, monkeypatch: pytest.MonkeyPatch
+    form: OutputFormat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -86,7 +86,7 @@ def test_query_csv_in_a_pipe_has_the_values_as_they_are(
 ) -> None:
     rows = [("\x1b[1m",), ("=1+1",)]
     monkeypatch.setattr("topicberg.query.run_query", lambda *_, **__: QueryResult(("a",), rows))
-    query("SELECT 1", EngineName.duckdb, Format.csv, None)
+    query("SELECT 1", EngineName.duckdb, OutputFormat.csv, None)
     assert list(csv.reader(io.StringIO(capsys.readouterr().out))) == [["a"], *map(list, rows)]
 
 

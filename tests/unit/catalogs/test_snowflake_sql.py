@@ -48,7 +48,7 @@ def test_a_value_cannot_leave_its_quotes(value: str) -> None:
             ["CATALOG_SOURCE = GLUE", "CATALOG_NAMESPACE = 'lkc-1'", "ENABLED = TRUE"],
         ),
         (
-            snowflake.create_table(snowflake.Names.of(CONFIG), "T", "db", "t"),
+            snowflake.create_table(snowflake.SnowflakeNames.of(CONFIG), "T", "db", "t"),
             ['"DEMO_DATABASE"."DEMO_SCHEMA"."T"', "CATALOG_NAMESPACE = 'db'"],
         ),
     ],
@@ -78,7 +78,7 @@ def test_interval_that_snowflake_refuses_is_no_setting(seconds: int) -> None:
 
 def test_nothing_that_is_there_is_made_anew() -> None:
     """A new volume or integration has another external id, and the trust in it is gone."""
-    names = snowflake.Names.of(CONFIG)
+    names = snowflake.SnowflakeNames.of(CONFIG)
     made = [*snowflake.bootstrap(CONFIG), snowflake.create_table(names, "T", "db", "t")]
     for statement in made:
         assert "OR REPLACE" not in statement

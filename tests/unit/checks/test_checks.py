@@ -655,7 +655,7 @@ def test_checks_are_tried_again_while_a_service_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And those of the same table that were evaluated before keep their verdicts."""
-    monkeypatch.setattr(retry, "UNREACHABLE", retry.Kind("silence", 3, 0.01))
+    monkeypatch.setattr(retry, "UNREACHABLE", retry.FailureKind("silence", 3, 0.01))
     tried: list[str] = []
 
     def silent(_: Probe) -> Finding:

@@ -14,11 +14,11 @@ from pydantic import SecretStr
 
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import ask, logging_in, parsed
-from topicberg.clients.answers import Answer, AnswerError, UnknownNamesError, answered
+from topicberg.clients.answers import AnswerError, UnknownNamesError, VendorAnswer, answered
 from topicberg.clients.confluent import Api, GarbledError, UncertainError
 from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
-from topicberg.deploy.passing import unanswered
+from topicberg.deploy.transient import unanswered
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import UnreachableError
 from topicberg.formats.subjects import SubjectReader
@@ -269,7 +269,7 @@ class Broken:
 
 
 def test_answer_is_a_dict() -> None:
-    found = Answer({"a": 1}, "Glue GetTable")
+    found = VendorAnswer({"a": 1}, "Glue GetTable")
     assert found == {"a": 1}
     assert found.get("b") is None
     assert "b" not in found

@@ -29,11 +29,11 @@ from definitions import defs
 from topicberg.alerts.alert import AlertState
 from topicberg.alerts.evaluation import evaluate
 from topicberg.orchestration import Lakehouse, Spark, alert_sensor
-from topicberg.orchestration.jobs.alerts import Reader
+from topicberg.orchestration.jobs.alerts import ObservationReader
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
-from topicberg.orchestration.jobs.snapshot_cursor import Cursor
+from topicberg.orchestration.jobs.snapshot_cursor import TableCursor
 from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, load
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import settings
@@ -192,7 +192,7 @@ def test_forgetting_leaves_events_of_other_assets(
 
 def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) -> None:
     shop = dg.Definitions(assets=[orders], jobs=[look], sensors=[alert_sensor()])
-    reader = Reader(instance, shop.get_repository_def(), None, label(HERE))
+    reader = ObservationReader(instance, shop.get_repository_def(), None, label(HERE))
     state = AlertState(runs_until=1.0)
     failed, queued = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.QUEUED
     run_in(instance, OTHER, failed)
@@ -229,7 +229,7 @@ def test_tables_that_another_project_has_as_well_are_an_alert(
     instance: dg.DagsterInstance,
 ) -> None:
     shop = dg.Definitions(assets=[orders, stock], sensors=[alert_sensor()])
-    reader = Reader(instance, shop.get_repository_def(), None, label(HERE))
+    reader = ObservationReader(instance, shop.get_repository_def(), None, label(HERE))
 
     def shared() -> dict[str, str]:
         _, faults = evaluate(AlertState(), reader.observe(AlertState()), "http://ui")
@@ -237,7 +237,7 @@ def test_tables_that_another_project_has_as_well_are_an_alert(
 
     for location in (HERE, OTHER):
         state = _sensor_state(instance, location, SENSOR)
-        changed = {"orders_snapshots": Cursor(life="1")}
+        changed = {"orders_snapshots": TableCursor(life="1")}
         load(instance, Position(life="1", changed=changed), changed, label(location))
         if location == OTHER:
             assert shared() == {}, "it may have been unloaded long ago"
@@ -293,7 +293,7 @@ def test_cursors_of_two_projects_are_stored_apart(instance: dg.DagsterInstance) 
     table = "orders_snapshots"
 
     def stored(location: str | None, life: str, snapshot: int | None = None) -> int | None:
-        changed = {} if snapshot is None else {table: Cursor(life=life, requests=snapshot)}
+        changed = {} if snapshot is None else {table: TableCursor(life=life, requests=snapshot)}
         found = load(instance, Position(life=life, changed=changed), [table], location)
         return found[table].requests if table in found else None
 

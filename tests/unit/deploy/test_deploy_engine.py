@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from record_pages import InMemory
 
 from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
-from topicberg.deploy import engine, wait
+from topicberg.deploy import engine, polling
 from topicberg.deploy.confluent.iam import RoleBinding
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg.deploy.lock import LockLostError
 from topicberg.deploy.platform import resources
-from topicberg.deploy.record import PAGE_CHARACTERS, Record
+from topicberg.deploy.record import PAGE_CHARACTERS, CreationRecord
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
 from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
@@ -108,7 +108,7 @@ class Toy:
 
     def forget(self) -> None:
         """As another process finds it."""
-        self.record = Record(InMemory(self.pages))
+        self.record = CreationRecord(InMemory(self.pages))
         self.ours: set[str] = set()
         self.claimed: frozenset[str] = frozenset()
         self.kept: dict[str, str] = {}
@@ -468,11 +468,11 @@ entries = st.dictionaries(st.text("abcé/", max_size=9), st.text(max_size=300), 
 def test_record_has_what_was_put_and_not_dropped(entries: dict[str, str], data: Any) -> None:
     pages: dict[int, str] = {}
     with ThreadPoolExecutor(4) as pool:
-        record = Record(InMemory(pages))
+        record = CreationRecord(InMemory(pages))
         list(pool.map(record.put, entries, entries.values()))
         dropped = data.draw(st.sets(st.sampled_from([*entries]))) if entries else set()
         list(pool.map(record.drop, dropped))
-    read = Record(InMemory(pages))
+    read = CreationRecord(InMemory(pages))
     for key, identity in entries.items():
         assert read.get(key) == (None if key in dropped else identity)
     assert all(len(text) <= 8192 for text in pages.values())
@@ -481,7 +481,7 @@ def test_record_has_what_was_put_and_not_dropped(entries: dict[str, str], data: 
 
 def test_record_that_somebody_broke_is_reported() -> None:
     with pytest.raises(TopicbergError, match=r"page 3 of the record .* is not a JSON object: 'x'"):
-        Record(InMemory({3: "x"})).get("a")
+        CreationRecord(InMemory({3: "x"})).get("a")
 
 
 @dataclass(frozen=True)
@@ -718,7 +718,7 @@ class Slow(Thing):
 def test_long_step_tells_how_long_it_takes(
     context: DeployContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wait, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(polling, "SILENT_SECONDS", 0.05)
     reported: list[tuple[str, str]] = []
     graph = [Slow("slow", "slow"), Thing("fast", "fast")]
     engine.create(graph, context, lambda resource, what: reported.append((resource.key, what)))

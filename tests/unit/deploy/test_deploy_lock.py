@@ -36,12 +36,12 @@ from topicberg.deploy.lock import (
     MARGIN_SECONDS,
     Entry,
     Lease,
+    LeaseState,
     LockLostError,
-    State,
     state_of,
 )
 from topicberg.deploy.settings import DeploySettings
-from topicberg.deploy.snowflake.session import Session
+from topicberg.deploy.snowflake.session import SnowflakeSession
 from topicberg.settings import Settings
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ def test_lease_simulation_finds_a_wrong_lease(fault: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(Machine, "clock", lambda _: 0.0)
     else:  # whoever wrote last has it
         monkeypatch.setattr(
-            lock, "state_of", lambda entries: State(list(entries)[-1].holder, float("-inf"))
+            lock, "state_of", lambda entries: LeaseState(list(entries)[-1].holder, float("-inf"))
         )
     with pytest.raises(AssertionError, match="at the same time"):
         [simulate(seed) for seed in range(300)]
@@ -413,7 +413,7 @@ def test_confluent_change_without_lease_is_not_sent(context: DeployContext, meth
 
 @pytest.mark.parametrize("statement", ["CREATE ROLE R", "alter user U", "  DROP DATABASE D"])
 def test_snowflake_change_without_lease_is_not_run(context: DeployContext, statement: str) -> None:
-    session = Session(cast("SnowflakeConnection", None), check_lease=context.check_lease)
+    session = SnowflakeSession(cast("SnowflakeConnection", None), check_lease=context.check_lease)
     with pytest.raises(LockLostError):
         session.run(statement, "")
     with pytest.raises(AttributeError):

@@ -152,7 +152,7 @@ def derived(deployed: DeployContext, deployment: Deployment) -> Iterator[str]:
     deployment.vendors.table(DERIVED, folder)
     yield folder
     with logged_in(deployed) as connection:
-        table = snowflake.Names.of(deployed.config).table("TOTALS")
+        table = snowflake.SnowflakeNames.of(deployed.config).table("TOTALS")
         snowflake.ask(connection, f"DROP ICEBERG TABLE IF EXISTS {table}")
     deployment.vendors.glue.drop_table(DERIVED)
 
@@ -255,7 +255,7 @@ def test_tables_are_found_as_tableflow_writes_them(deployed: DeployContext) -> N
     (database, name), folder = stock_trades(deployed)
     table = deployed.aws("glue").get_table(DatabaseName=database, Name=name)["Table"]
     assert table["StorageDescriptor"]["Location"].startswith(f"{folder}/metadata/")
-    path = snowflake.Names.of(deployed.config).table("STOCK_TRADES")
+    path = snowflake.SnowflakeNames.of(deployed.config).table("STOCK_TRADES")
     with logged_in(deployed) as connection:
         asked = f'SELECT "$$offset", "$$timestamp" FROM {path}'
         ((offset, time),) = snowflake.ask(connection, asked)[1]
@@ -271,7 +271,7 @@ def test_service_user_creates_derived_tables(deployed: DeployContext, derived: s
         assert table.rows == 1
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
             snowflake.ask(connection, f"DROP ICEBERG TABLE {table.name}")
-    derived_table = snowflake.Names.of(deployed.config).table("TOTALS")
+    derived_table = snowflake.SnowflakeNames.of(deployed.config).table("TOTALS")
     with deployed.snowflake() as session:
         session.run(f"DROP ICEBERG TABLE {derived_table}", "SYSADMIN")  # by the role that owns it
 
@@ -305,7 +305,7 @@ def test_queries_run_with_a_role_that_only_reads(
     with logged_in(context) as connection:
         snowflake.ask(connection, f"USE ROLE {context.config.snowflake_name('query_role')}")
         snowflake.ask(connection, "USE SECONDARY ROLES NONE")
-        table = snowflake.Names.of(context.config).table("TOTALS")
+        table = snowflake.SnowflakeNames.of(context.config).table("TOTALS")
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
             snowflake.ask(connection, f"DROP ICEBERG TABLE {table}")
         snowflake.ask(connection, "USE SECONDARY ROLES ALL")
@@ -420,7 +420,7 @@ def test_host_without_the_choice_uses_created_tables(deployed: DeployContext) ->
     topics, folder = stock_trades(context)
     with logged_in(context) as connection:
         table = snowflake.sync(connection, unaware, "STOCK_TRADES", topics, folder)
-        assert table.name == snowflake.Names.of(context.config).table("STOCK_TRADES")
+        assert table.name == snowflake.SnowflakeNames.of(context.config).table("STOCK_TRADES")
         with pytest.raises(TopicbergError, match="no catalog-linked database"):
             snowflake.sync(connection, unaware, "NEW", (context.cluster, "new"), folder)
 
@@ -445,7 +445,7 @@ def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> Non
     assert vendors.objects() == before
     context = complete.context
     assert context
-    created = snowflake.Names.of(context.config).table("STOCK_TRADES")
+    created = snowflake.SnowflakeNames.of(context.config).table("STOCK_TRADES")
     topics, folder = stock_trades(context)
     path = snowflake.table_path(context.seen, "STOCK_TRADES", topics)
     assert path.is_linked
@@ -491,7 +491,7 @@ def test_names_of_snowflakes_documents_change_nothing(
 ) -> None:
     """Documents and accounts differ in the names that DESC has."""
     monkeypatch.setattr(linked.vendors.snowflake, "documented_names", True)
-    names = snowflake.Names.of(linked.vendors.open()[0].config)
+    names = snowflake.SnowflakeNames.of(linked.vendors.open()[0].config)
     shown = {row[1] for row in linked.vendors.sql(f'DESC EXTERNAL VOLUME "{names.volume}"')}
     assert "storage_location_1" in shown
     assert linked.plan(**LINKED) == {}
@@ -518,7 +518,7 @@ def test_other_names_of_the_principal_of_an_integration_by_sigv4(
     monkeypatch.setattr(vendors.snowflake, "sigv4_properties", "API")
     vendors.confluent.written.add(TOPICS[1])
     deleted.create(**LINKED)
-    integration = snowflake.Names.of(vendors.open()[0].config).linked_integration
+    integration = snowflake.SnowflakeNames.of(vendors.open()[0].config).linked_integration
     shown = {row[0] for row in vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
     assert "API_AWS_IAM_USER_ARN" in shown
     assert deleted.plan(**LINKED) == {}

@@ -17,7 +17,7 @@ from topicberg.clients.secrets import active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.record import Record
+from topicberg.deploy.record import CreationRecord
 from topicberg.deploy.resource import Live, Resource
 from topicberg.deploy.rotate import Aged, decide, rotate
 from topicberg.errors import TopicbergError
@@ -113,7 +113,7 @@ class Absent(RotatingKey):
 
 def test_each_key_depends_on_its_own_needs_only() -> None:
     context: Any = SimpleNamespace(
-        live={}, waiting={}, deploy=SimpleNamespace(profile=None), record=Record(InMemory())
+        live={}, waiting={}, deploy=SimpleNamespace(profile=None), record=CreationRecord(InMemory())
     )
     graph = [
         Denied("aws/athena_workgroup", "A"),

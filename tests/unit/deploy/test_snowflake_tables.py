@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from topicberg.deploy.resource import Live
-from topicberg.deploy.snowflake.session import Session
+from topicberg.deploy.snowflake.session import SnowflakeSession
 from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
@@ -102,7 +102,7 @@ def test_session_takes_only_the_role_that_the_settings_name() -> None:
 
     for only_role, taken in ((None, ["ACCOUNTADMIN", "SYSADMIN"]), ("PLANNER", ["PLANNER"])):
         connection = Connection()
-        session = Session(cast("Any", connection), only_role=only_role)
+        session = SnowflakeSession(cast("Any", connection), only_role=only_role)
         session.run("SHOW EXTERNAL VOLUMES", "ACCOUNTADMIN")
         session.run("SHOW WAREHOUSES", "SYSADMIN")
         assert [one for one in connection.sent if one.startswith("USE")] == [

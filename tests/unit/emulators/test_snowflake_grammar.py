@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from snowflake.connector.errors import ProgrammingError
 
 from topicberg.catalogs.snowflake import text
-from topicberg_local.emulators.snowflake import passing
+from topicberg_local.emulators.snowflake import pass_through
 from topicberg_local.emulators.snowflake.commands import parse
 from topicberg_local.emulators.snowflake.grammar import Statement
 from topicberg_local.emulators.snowflake.tokens import Stream, display, quote
@@ -223,7 +223,7 @@ def test_a_syntax_error_says_where() -> None:
 )
 def test_other_statements_are_left_alone(sql: str) -> None:
     assert parse(sql) is None
-    passing.parse(sql)
+    pass_through.parse(sql)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_other_statements_are_left_alone(sql: str) -> None:
 def test_what_nobody_does_is_refused_by_name(sql: str, kind: str) -> None:
     assert parse(sql) is None
     with pytest.raises(ProgrammingError) as caught:
-        passing.parse(sql)
+        pass_through.parse(sql)
     assert caught.value.errno in (2, 1003)
     if caught.value.errno == 2:
         assert f"not supported by the local Snowflake emulator: {kind}" in str(caught.value)

@@ -13,7 +13,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats import avro
 from topicberg.formats.avro.schema import parse
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.tableflow.layout import Half, Layout, table_schema
+from topicberg.tableflow.layout import Layout, MessageField, table_schema
 from topicberg.tableflow.table import partition_spec
 from topicberg.topics import TopicSpec
 
@@ -33,10 +33,10 @@ def value_fields(text: str, *references: tuple[str, str]) -> list[NestedField]:
 
 
 def layout(value: str, key: str | None = None) -> Layout:
-    def half(column: str, text: str) -> Half:
-        return Half(column, Subject("s", {}, registered(text)))
+    def half(column: str, text: str) -> MessageField:
+        return MessageField(column, Subject("s", {}, registered(text)))
 
-    return Layout(half("key", key) if key else Half("key", None), half("value", value))
+    return Layout(half("key", key) if key else MessageField("key", None), half("value", value))
 
 
 def record(*fields: dict[str, Any]) -> str:

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, avro
+from topicberg.formats import ResolvedSchema, avro
 from topicberg.formats.avro.schema import Type
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
-from topicberg.formats.columnar.program import Code, Programs, Shape
+from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -48,8 +48,8 @@ def columns(schema: Json) -> list[NestedField]:
     return avro.fields("s", registered(schema), itertools.count(1))
 
 
-def pairing(writer: Json, newest: Json) -> Pairing:
-    return Pairing(registered(writer), registered(newest, 2), columns(newest))
+def pairing(writer: Json, newest: Json) -> ResolvedSchema:
+    return ResolvedSchema(registered(writer), registered(newest, 2), columns(newest))
 
 
 def encoded(schema: Json, value: Json) -> bytes:
@@ -58,7 +58,7 @@ def encoded(schema: Json, value: Json) -> bytes:
     return buffer.getvalue()
 
 
-def explain(payload: bytes, pair: Pairing) -> str | None:
+def explain(payload: bytes, pair: ResolvedSchema) -> str | None:
     """Why a record is malformed; None: it is not. The compiled decoder agrees."""
     found = reasons.reason(avro, payload, pair)
     assert (found is None) == (Decoders(avro, pair).decoded([payload]) != [None])
@@ -199,7 +199,7 @@ def test_long_type_is_shortened_in_the_reason() -> None:
     assert len(str(Type("union", branches=tuple(Type("fixed", name="F" * 99) for _ in union)))) < 99
 
 
-def is_covered(pair: Pairing, payload: bytes) -> bool:
+def is_covered(pair: ResolvedSchema, payload: bytes) -> bool:
     """Whether the compiled program accepts a record; the reference decoder reads the others."""
     decoders = Decoders(avro, pair)
     decoders.decoded([payload])
@@ -252,7 +252,7 @@ def test_rejected_record_keeps_no_frames() -> None:
     """Thousands of them would keep what was decoded, and the garbage collector busy."""
     writer = record(field("f", "string"))
     pair = pairing(writer, writer)
-    shape, code = Shape(pair.fields), Code()
+    shape, code = Shape(pair.fields), ProgramCode()
     avro.program(code, {place.name: place for place in shape.places}, pair)
     programs, buffers = Programs.of(code, [(1, 0)], "AVRO"), Buffers(shape, 8, 1024)
     payloads = [b"\x02a", b"\x04a", b"\x02\xff"]

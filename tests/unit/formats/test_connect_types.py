@@ -10,7 +10,7 @@ import reasons
 from debezium import captured, schemas
 from decoders import Decoders
 
-from topicberg.formats import Pairing, avro
+from topicberg.formats import ResolvedSchema, avro
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import AFTER, changed_columns
 from topicberg.formats.framing import WIRE_BYTES
@@ -109,6 +109,6 @@ def test_connect_types_infinite_value_names_the_field(row_id: int, reason: str) 
     schema = registered(CUSTOMERS)
     fields = avro.fields("s", schema, itertools.count(1))
     only_after = [field for field in fields if field.name == AFTER]
-    payload, pairing = record.value[WIRE_BYTES:], Pairing(schema, schema, only_after)
+    payload, pairing = record.value[WIRE_BYTES:], ResolvedSchema(schema, schema, only_after)
     assert reasons.reason(avro, payload, pairing) == reason
     assert Decoders(avro, pairing).decoded([payload]) == [None]

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topicberg.errors import SpecError
-from topicberg.formats import Pairing
+from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_schema
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
@@ -158,7 +158,7 @@ def decoders(
     options = JsonOptions(True, unknown_as, tuple(conversions))
     writer = RegisteredSchema(1, "JSON", schema, options=options)
     fields = json_schema.fields("test", writer, itertools.count(1))
-    return Decoders(json_schema, Pairing(writer, writer, fields))
+    return Decoders(json_schema, ResolvedSchema(writer, writer, fields))
 
 
 ALL = decoders(PROPERTIES, CONVERSIONS)
@@ -212,7 +212,7 @@ def test_other_values_stay_malformed_with_what_was_expected() -> None:
     schema = json.dumps({"type": "object", "properties": PROPERTIES})
     writer = RegisteredSchema(1, "JSON", schema, options=JsonOptions(True, None, CONVERSIONS))
     decode = json_schema.record_decoder(
-        Pairing(writer, writer, json_schema.fields("test", writer, itertools.count(1)))
+        ResolvedSchema(writer, writer, json_schema.fields("test", writer, itertools.count(1)))
     )
     for record, reason in (
         ('{"whole": "1.5"}', "field whole (long): a whole number expected, 1.5 found"),

@@ -13,10 +13,10 @@ from growth import ratio, seconds
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing
+from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_schema
 from topicberg.formats.json.columns import Node
-from topicberg.formats.json.plan import Plan
+from topicberg.formats.json.plan import JsonPlan
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
@@ -46,18 +46,18 @@ def decimal(precision: int, scale: int) -> dict[str, Any]:
     return {"type": "number", "title": title, "connect.parameters": parameters}
 
 
-def plan(writer: Any, latest: Any) -> Plan:
+def plan(writer: Any, latest: Any) -> JsonPlan:
     """How the writer's records go to the table of the latest schema."""
     newest = registered(latest, 2)
     columns = json_schema.fields("s", newest, itertools.count(1))
-    return json_schema._plan(Pairing(registered(writer), newest, columns))
+    return json_schema._plan(ResolvedSchema(registered(writer), newest, columns))
 
 
 def explain(schema: Any, record: str | bytes, key: str | None = None) -> str | None:
     """Why a record is malformed; None: it is not. The compiled decoder agrees."""
     writer = RegisteredSchema(1, "JSON", json.dumps(schema), wrapped_as=key)
     payload = record if isinstance(record, bytes) else record.encode()
-    pairing = Pairing(writer, writer, json_schema.fields("s", writer, itertools.count(1)))
+    pairing = ResolvedSchema(writer, writer, json_schema.fields("s", writer, itertools.count(1)))
     found = reason(json_schema, payload, pairing)
     assert (found is None) == (Decoders(json_schema, pairing).decoded([payload]) != [None])
     return found
@@ -120,7 +120,7 @@ def value(schema: Any, text: str) -> Any:
     """The stored value of the only property."""
     whole = registered(properties(f=schema))
     columns = json_schema.fields("s", whole, itertools.count(1))
-    pairing, payload = Pairing(whole, whole, columns), f'{{"f": {text}}}'.encode()
+    pairing, payload = ResolvedSchema(whole, whole, columns), f'{{"f": {text}}}'.encode()
     assert Decoders(json_schema, pairing).decoded([payload]) != [None]
     return json_schema.record_decoder(pairing)(payload)["f"]
 
@@ -205,7 +205,7 @@ def test_record_decoder_date_time_is_that_of_rfc_3339(text: str, expected: int |
         options=JsonOptions(parses_times=True),
     )
     columns = json_schema.fields("s", schema, itertools.count(1))
-    decode = json_schema.record_decoder(Pairing(schema, schema, columns))
+    decode = json_schema.record_decoder(ResolvedSchema(schema, schema, columns))
     record = json.dumps({"f": text}).encode()
     if expected is not None:
         assert decode(record) == {"f": expected}
@@ -235,7 +235,7 @@ def test_record_decoder_union_has_the_member_that_it_had(
         options=JsonOptions(parses_times=True),
     )
     columns = json_schema.fields("s", schema, itertools.count(1))
-    decode = json_schema.record_decoder(Pairing(schema, schema, columns))
+    decode = json_schema.record_decoder(ResolvedSchema(schema, schema, columns))
     found = decode(f'{{"f": {text}}}'.encode())["f"]
     assert [name for name, value in found.items() if value is not None] == [
         f"connect_union_field_{place}"
@@ -414,7 +414,9 @@ def test_record_is_explained_in_a_time_of_its_own_length(name: str) -> None:
     def explaining(size: int) -> Callable[[], None]:
         kind, value = SIZED[name](size)
         schema, record = registered(properties(f=kind, z=TEXT)), f'{{"f": {value}, "z": 1}}'
-        pairing = Pairing(schema, schema, json_schema.fields("s", schema, itertools.count(1)))
+        pairing = ResolvedSchema(
+            schema, schema, json_schema.fields("s", schema, itertools.count(1))
+        )
 
         def explained() -> None:
             found = reason(json_schema, record.encode(), pairing)
@@ -446,7 +448,7 @@ def test_search_in_unions_of_unions_ends() -> None:
         choices = [{"title": f"t{number}{n}", "type": "array", "items": lists} for n in range(60)]
         lists = {"oneOf": choices}
     schema = registered(properties(f=lists))
-    pairing = Pairing(schema, schema, json_schema.fields("s", schema, itertools.count(1)))
+    pairing = ResolvedSchema(schema, schema, json_schema.fields("s", schema, itertools.count(1)))
     record = f'{{"f": [[{"1," * 5_000}"x"]]}}'.encode()
     reason(json_schema, b"{}", pairing)  # what is read of the schema is remembered
     reasons: list[str | None] = []

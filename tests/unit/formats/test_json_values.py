@@ -20,7 +20,7 @@ from pyiceberg.types import BinaryType, NestedField
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing
+from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_schema
 from topicberg.formats.json import fields
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
@@ -39,7 +39,7 @@ def table(schema: Any) -> list[NestedField]:
 
 def decoders_of(schema: Any) -> Decoders:
     writer = registered(schema)
-    return Decoders(json_schema, Pairing(writer, writer, table(schema)))
+    return Decoders(json_schema, ResolvedSchema(writer, writer, table(schema)))
 
 
 def encoded(texts: Sequence[str | bytes]) -> list[bytes]:
@@ -291,7 +291,7 @@ def test_values() -> None:
 
 def test_wrong_records() -> None:
     writer = registered(typed("object", properties=FIELDS))
-    pairing = Pairing(writer, writer, fields("s", writer, itertools.count(1)))
+    pairing = ResolvedSchema(writer, writer, fields("s", writer, itertools.count(1)))
     assert Decoders(json_schema, pairing).decoded(encoded(WRONG)) == [None] * len(WRONG)
     for payload in encoded(WRONG):
         assert reason(json_schema, payload, pairing), payload
@@ -331,11 +331,11 @@ def test_older_writers() -> None:
     inner = typed("object", properties={"b": typed("integer"), "a": typed("string")})
     new = typed("object", properties={"more": typed("array"), "s": inner, "n": typed("number")})
     writer, payload = registered(old), b'{"n": 3, "s": {"a": "5", "b": "undeclared"}, "more": 1}'
-    decoders = Decoders(json_schema, Pairing(writer, writer, table(new)))
+    decoders = Decoders(json_schema, ResolvedSchema(writer, writer, table(new)))
     assert decoders.decoded([payload]) == [{"more": None, "s": {"b": None, "a": "5"}, "n": 3.0}]
     other = table(typed("object", properties={"s": {}}))
     with pytest.raises(TableflowError, match="schema 1: field s is a struct, its column a string"):
-        json_schema.record_decoder(Pairing(writer, writer, other))
+        json_schema.record_decoder(ResolvedSchema(writer, writer, other))
 
 
 def test_union_takes_the_member_that_loses_nothing() -> None:
@@ -364,7 +364,7 @@ def test_values_that_a_narrower_column_cannot_hold() -> None:
     ]
     for number, (old, new, values, expected) in enumerate(pairs):
         writer, latest = registered({"properties": {"f": old}}), {"properties": {"f": new}}
-        pairing = Pairing(writer, registered(latest, 2), table(latest))
+        pairing = ResolvedSchema(writer, registered(latest, 2), table(latest))
         payloads = [f'{{"f": {text}}}'.encode() for text in values]
         found = Decoders(json_schema, pairing).decoded(payloads)
         assert [row and row["f"] for row in found] == expected, number
@@ -377,7 +377,7 @@ def test_columns_of_others() -> None:
         NestedField(9, "key", BinaryType(), required=False),
         *fields("s", writer, itertools.count(1)),
     ]
-    pairing = Pairing(writer, writer, columns)
+    pairing = ResolvedSchema(writer, writer, columns)
     payload = b'{"a": 1, "key": "x"}'
     assert json_schema.record_decoder(pairing)(payload) == {"a": 1}
     assert Decoders(json_schema, pairing).decoded([payload]) == [{"key": None, "a": 1}]
@@ -450,7 +450,7 @@ def test_date_times_are_times_at_every_depth() -> None:
         "map": (lambda text: {"a": text}, lambda row: row["map"]["a"]),
         "union": (lambda text: text, lambda row: row["union"]["connect_union_field_0"]),
     }
-    decoders = Decoders(json_schema, Pairing(writer, writer, target))
+    decoders = Decoders(json_schema, ResolvedSchema(writer, writer, target))
     for name, (make, get) in shapes.items():
         found = decoders.decoded([json.dumps({name: make(text)}).encode() for text in texts])
         for text, row in zip(texts, found, strict=True):
@@ -465,7 +465,9 @@ def test_date_times_are_times_at_every_depth() -> None:
     number, none = decoders.decoded([b'{"at": 5}', b'{"at": null}'])
     assert number is None
     assert none == dict.fromkeys(properties)
-    found_reason = reason(json_schema, b'{"inner": {"at": "now"}}', Pairing(writer, writer, target))
+    found_reason = reason(
+        json_schema, b'{"inner": {"at": "now"}}', ResolvedSchema(writer, writer, target)
+    )
     assert str(found_reason).startswith("field inner.at (timestamptz): a date-time of RFC 3339")
     assert '"now" found' in str(found_reason)
 
@@ -484,5 +486,5 @@ def test_date_times_of_versions_follow_the_column() -> None:
     for writer, latest, expected in ((text, time, GOOD_TIMES[at]), (time, text, at)):
         newest = timed(latest, 2)
         target = fields("s", newest, itertools.count(1))
-        decoders = Decoders(json_schema, Pairing(timed(writer), newest, target))
+        decoders = Decoders(json_schema, ResolvedSchema(timed(writer), newest, target))
         assert decoders.decoded([record, b'{"at": 1}']) == [{"at": expected}, None]

@@ -24,7 +24,7 @@ from reasons import reason
 
 from topicberg.errors import TableflowError
 from topicberg.formats import (
-    Pairing,
+    ResolvedSchema,
     as_record,
     format_of,
     is_union,
@@ -274,7 +274,7 @@ def test_union_is_read_in_a_time_of_its_length(name: str) -> None:
             # No text is read twice: nothing of it is remembered.
             schema = replace(text, text=text.text + " " * next(numbers))
             columns = format_of(schema).fields("s", schema, itertools.count(1))
-            reason(format_of(schema), b"", Pairing(schema, schema, columns))
+            reason(format_of(schema), b"", ResolvedSchema(schema, schema, columns))
             return columns
 
         return read
@@ -475,8 +475,8 @@ def test_schema_with_endless_references_is_not_read(size: int) -> None:
 # --- records ---
 
 
-def pairing_of(schema: RegisteredSchema) -> Pairing:
-    return Pairing(schema, schema, format_of(schema).fields("s", schema, itertools.count(1)))
+def pairing_of(schema: RegisteredSchema) -> ResolvedSchema:
+    return ResolvedSchema(schema, schema, format_of(schema).fields("s", schema, itertools.count(1)))
 
 
 def test_protobuf_record_that_expands_is_malformed() -> None:
@@ -564,7 +564,7 @@ def test_short_record_is_explained_in_a_time_of_its_own_length(kind: SchemaType)
     def explaining(size: int) -> Callable[[], None]:
         schema, record = WIDE[kind](size)
         form = format_of(schema)
-        pairing = Pairing(schema, schema, form.fields("s", schema, itertools.count(1)))
+        pairing = ResolvedSchema(schema, schema, form.fields("s", schema, itertools.count(1)))
 
         def explained() -> None:
             for _ in range(20):

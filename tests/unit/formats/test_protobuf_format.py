@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Pairing, format_of, protobuf
+from topicberg.formats import ResolvedSchema, format_of, protobuf
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.subjects import RegisteredSchema
@@ -63,11 +63,11 @@ def columns(schema: RegisteredSchema, message: str | None = None) -> dict[str, s
 
 def pairing_of(
     writer: RegisteredSchema, latest: RegisteredSchema | None = None, message: str | None = None
-) -> Pairing:
+) -> ResolvedSchema:
     """A writer in the table of the latest schema."""
     target = latest or writer
     fields = protobuf.fields("s", target, itertools.count(1), message)
-    return Pairing(writer, target, fields, message)
+    return ResolvedSchema(writer, target, fields, message)
 
 
 def decode(
@@ -357,7 +357,7 @@ def test_older_schemas() -> None:
 def test_dropped_fields_keep_their_columns() -> None:
     old, new = proto("int32 a = 1; string b = 2;"), proto("int32 a = 1;", number=2)
     table = protobuf.fields("s", old, itertools.count(1))
-    decoders = Decoders(protobuf, Pairing(old, new, table))
+    decoders = Decoders(protobuf, ResolvedSchema(old, new, table))
     assert decoders.decoded([b"\x00\x08\x01\x12\x01x"]) == [{"a": 1, "b": "x"}]
 
 
@@ -409,7 +409,7 @@ def test_writer_that_cannot_become_a_table_fills_nothing() -> None:
     writer = registered('syntax = "proto3"; message T { int32 id = 5; T again = 6; }')
     table = protobuf.fields("s", latest, itertools.count(1))
     with pytest.raises(TableflowError, match=r"schema 1: .*again"):
-        format_of(writer).filled(Pairing(writer, latest, table))
+        format_of(writer).filled(ResolvedSchema(writer, latest, table))
 
 
 @pytest.mark.parametrize(
@@ -437,13 +437,13 @@ def test_values_that_do_not_fit_the_renamed_field_keep_their_column(
         *protobuf.fields("s", first, numbers),
         *protobuf.fields("s", newest, numbers),
     ]
-    pairing = Pairing(first, newest, table)
+    pairing = ResolvedSchema(first, newest, table)
     assert Decoders(protobuf, pairing).decoded([b"\x00" + data]) == [row]
     # The engine decodes into the columns that are filled, alone.
     filled = [field for field in table if field.name in protobuf.filled(pairing)]
     expected = {field.name: row[field.name] for field in filled}
     assert [name for name, value in expected.items() if value] == list(expected)
-    decoders = Decoders(protobuf, Pairing(first, newest, filled))
+    decoders = Decoders(protobuf, ResolvedSchema(first, newest, filled))
     assert decoders.decoded([b"\x00" + data]) == [expected]
 
 
@@ -717,7 +717,7 @@ def test_known_message_with_other_fields_is_refused(name: str, body: str) -> Non
     latest = registered(text.replace("own.proto", LIBRARY[name]), 2)
     columns = protobuf.fields("s", latest, itertools.count(1))
     with pytest.raises(TableflowError, match=f"{name} is not defined as in its library"):
-        protobuf.reader(Pairing(schema, latest, columns))
+        protobuf.reader(ResolvedSchema(schema, latest, columns))
 
 
 def test_known_message_in_another_order_is_the_same() -> None:
@@ -754,7 +754,7 @@ def test_message_that_gets_fields_keeps_the_rows_without_them() -> None:
         if one.name == "created"
     )
     rows = [
-        protobuf.record_decoder(Pairing(writer, newer, [merged]))(payload)["created"]
+        protobuf.record_decoder(ResolvedSchema(writer, newer, [merged]))(payload)["created"]
         for writer, payload in ((older, b"\0\x0a\0"), (newer, b"\0\x0a\2\x38\5"), (newer, b"\0"))
     ]
     assert rows == [{"by": None, "is_present": True}, {"by": 5, "is_present": None}, None]

@@ -60,7 +60,7 @@ from topicberg.iceberg import data_files
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.data_files import (
     DataFileWriter,
-    Target,
+    WriteTarget,
     repeated,
 )
 from topicberg.iceberg.files import partition_of
@@ -116,7 +116,7 @@ def make_table(folder: Path, spec: PartitionSpec = SPEC) -> Table:
 
 def test_rows_of_many_partitions_are_read_again(tmp_path: Path) -> None:
     table, wanted = make_table(tmp_path), rows(500)
-    target = Target.of(table)
+    target = WriteTarget.of(table)
     with DataFileWriter(target, table.io, 2**30) as writer:
         writer.write(columns(wanted[:200]))
         writer.write(columns(wanted[200:]))
@@ -139,7 +139,7 @@ def test_rows_of_many_partitions_are_read_again(tmp_path: Path) -> None:
 
 def test_the_next_file_begins_when_one_is_large(tmp_path: Path) -> None:
     table = make_table(tmp_path, PartitionSpec())
-    with DataFileWriter(Target.of(table), table.io, 1) as writer:
+    with DataFileWriter(WriteTarget.of(table), table.io, 1) as writer:
         writer.write(columns(rows(10)))
         writer.write(columns(rows(10)))
     assert [file.record_count for file in writer.files] == [10, 10]
@@ -148,7 +148,7 @@ def test_the_next_file_begins_when_one_is_large(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     table = make_table(tmp_path)
-    writer = DataFileWriter(Target.of(table), table.io, 2**30)
+    writer = DataFileWriter(WriteTarget.of(table), table.io, 2**30)
     writer.__enter__().write(columns(rows(10)))
     writer.__exit__(RuntimeError, RuntimeError(), None)
     assert not list(tmp_path.rglob("*.parquet"))
@@ -170,7 +170,7 @@ def test_files_of_each_transform_have_the_values_of_the_specification(
     field = SCHEMA.find_field(source)
     table = make_table(tmp_path, PartitionSpec(PartitionField(source, 1000, transform, "p")))
     expected = transform.transform(field.field_type)
-    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+    with DataFileWriter(WriteTarget.of(table), table.io, 2**30) as writer:
         writer.write(columns(rows(100)))
     for file in writer.files:
         values = pq.read_table(file.file_path.removeprefix("file://")).column(source - 1)
@@ -190,7 +190,7 @@ def test_rows_of_more_partitions_than_open_files_are_read_again(
     table, wanted = make_table(tmp_path, spec), rows(200)
     random.Random(1).shuffle(wanted)
     places: dict[int, tuple[str, int]] = {}
-    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+    with DataFileWriter(WriteTarget.of(table), table.io, 2**30) as writer:
         for first in range(0, 200, 50):
             some = wanted[first : first + 50]
             for placed in writer.write(columns(some)):
@@ -222,7 +222,7 @@ def test_a_written_file_takes_no_more_memory(
     monkeypatch.setattr(pq, "ParquetWriter", Counted)
     spec = PartitionSpec(PartitionField(5, 1000, IdentityTransform(), "number"))
     table = make_table(tmp_path, spec)
-    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+    with DataFileWriter(WriteTarget.of(table), table.io, 2**30) as writer:
         writer.write(columns(rows(1_000)))
     assert len(writer.files) == 1_000
     assert most <= data_files.MAX_OPEN + 8  # those that are written at once
@@ -239,7 +239,7 @@ def test_memory_of_written_rows_may_be_overwritten(
     spec = PartitionSpec(PartitionField(5, 1000, TruncateTransform(width), "tens"))
     table, memory, seen = make_table(tmp_path, spec), np.zeros(25, np.int64), list[int]()
     absent = {name: column.type for name, column in columns(rows(1)).items() if name != "number"}
-    with DataFileWriter(Target.of(table), table.io, 2**30) as writer:
+    with DataFileWriter(WriteTarget.of(table), table.io, 2**30) as writer:
         for first in range(0, 300, 25):
             memory[:] = np.arange(first, first + 25)
             number = pa.Array.from_buffers(pa.int64(), 25, [None, pa.py_buffer(memory)])
@@ -329,7 +329,7 @@ def test_fields_of_any_name_keep_their_values_at_every_depth(tmp_path: Path) -> 
         {"a b": other, "l": [], "m": []},
     ]
     kinds = schema_to_pyarrow(table.schema(), include_field_ids=False)
-    with DataFileWriter(Target.of(table), table.io) as writer:
+    with DataFileWriter(WriteTarget.of(table), table.io) as writer:
         for part in (rows_[:1], rows_[1:]):
             arrow = pa.Table.from_pylist(part, schema=kinds)
             writer.write({name: arrow.column(name).combine_chunks() for name in arrow.column_names})
@@ -352,7 +352,7 @@ def of_one_column(
     """Write a table with one column; return the partition and the rows of each file."""
     schema = Schema(NestedField(1, "value", kind, required=False))
     spec = PartitionSpec(PartitionField(1, 1000, transform, "part"))
-    with DataFileWriter(Target(folder.as_uri(), schema, spec, {}), PyArrowFileIO()) as writer:
+    with DataFileWriter(WriteTarget(folder.as_uri(), schema, spec, {}), PyArrowFileIO()) as writer:
         for batch in batches:
             writer.write({"value": batch})
     return [

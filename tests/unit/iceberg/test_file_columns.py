@@ -16,7 +16,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
 
 from topicberg.iceberg.change import SnapshotChange
-from topicberg.iceberg.data_files import DataFileWriter, Target
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.erasure.matching import Rows
 from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.position_deletes import FileRows
@@ -49,7 +49,7 @@ def table(tmp_path: Path) -> Table:
     arrow = pa.Table.from_pylist(
         ROWS, schema=schema_to_pyarrow(table.schema(), include_field_ids=False)
     )
-    with DataFileWriter(Target.of(table), table.io) as writer:
+    with DataFileWriter(WriteTarget.of(table), table.io) as writer:
         writer.write({name: arrow.column(name).combine_chunks() for name in arrow.column_names})
     change = SnapshotChange(table, Operation.APPEND)
     change.add(writer.files)

@@ -32,7 +32,7 @@ from topicberg.iceberg import file_facts, files, manifests
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
 from topicberg.iceberg.maintenance.expiry import _only_of, expirable
-from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport
 from topicberg.iceberg.maintenance.run import maintain_table, topic_policy
 from topicberg.iceberg.summaries import STAGING_PREFIX, ancestry
@@ -125,7 +125,7 @@ def test_an_hour_of_hasty_commits_is_cut_short(catalog: SqlCatalog) -> None:
     for number in range(8):
         table.append(pa.table({"id": [number]}))
     newest_first = [snapshot.snapshot_id for snapshot in ancestry(table)]
-    policy = Policy(min_snapshots=1, max_snapshots=2, max_young=4)
+    policy = MaintenancePolicy(min_snapshots=1, max_snapshots=2, max_young=4)
     now_ms = table.metadata.last_updated_ms
     assert expirable(table, policy, now_ms).snapshots == set(newest_first[4:])
     hours_later = now_ms + 2 * 3_600_000
@@ -269,7 +269,7 @@ def test_maintenance_without_due_work_loads_nothing_again(
         return refresh(self)
 
     monkeypatch.setattr(Table, "refresh", counted)
-    policy = Policy(
+    policy = MaintenancePolicy(
         data_retention=timedelta(days=30),
         compact_after=timedelta(days=9),
         compact_bytes=2**60,

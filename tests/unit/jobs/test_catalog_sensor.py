@@ -19,7 +19,7 @@ from pyiceberg.types import LongType, NestedField
 from definitions import defs
 from topicberg.catalogs import glue
 from topicberg.iceberg.read_tags import reading
-from topicberg.orchestration.jobs.catalogs import MAX_ATTEMPTS, Cursor
+from topicberg.orchestration.jobs.catalogs import MAX_ATTEMPTS, CatalogCursor
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
 
@@ -97,7 +97,7 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
             table.snapshots()[0].snapshot_id, "published-x"
         ).commit()
         assert not any(ticks.tick() for _ in range(3)), "tags change nothing for readers"
-        ticks.cursor = Cursor().model_dump_json()  # a reset
+        ticks.cursor = CatalogCursor().model_dump_json()  # a reset
         with table.refresh().transaction() as transaction:
             transaction.set_properties({"changed": "again"})
         assert [ticks.tick() for _ in range(2)] == [False, True]

@@ -15,9 +15,9 @@ from topicberg.orchestration.assets.partitions import Span, spans, time_partitio
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     MAX_RANGES,
-    Cursor,
-    Request,
+    ComputationRequest,
     RunState,
+    TableCursor,
     observe,
     observe_metadata,
     register,
@@ -55,7 +55,7 @@ def ranges(hours: Iterable[int]) -> list[Hours]:
     return [Hours(FIRST + hour, FIRST + hour + 1) for hour in hours]
 
 
-def covered(wanted: Request) -> set[int]:
+def covered(wanted: ComputationRequest) -> set[int]:
     return {
         hour - FIRST
         for start, end in wanted.ranges.values()
@@ -63,10 +63,10 @@ def covered(wanted: Request) -> set[int]:
     }
 
 
-NEW = Cursor(life="l")
+NEW = TableCursor(life="l")
 
 
-def ask(cursor: Cursor, key: str) -> tuple[Cursor, Request | None]:
+def ask(cursor: TableCursor, key: str) -> tuple[TableCursor, ComputationRequest | None]:
     """What the sensor does for every table: the request of the run that registers it, if any."""
     if not wants_registration(cursor):
         return cursor, None
@@ -88,7 +88,7 @@ class World:
     existing: int = HOURS
 
     def tick(self, *, crash: bool = False) -> None:
-        before = Cursor.parse(self.cursor)
+        before = TableCursor.parse(self.cursor)
         asked = [wanted for wanted in (before.request, before.registration) if wanted]
         keys = [key for wanted in asked for key in wanted.ranges]
         cursor = settle(before, {key: self.runs.get(key, "missing") for key in keys})
@@ -157,7 +157,10 @@ def test_every_touched_partition_is_computed_after_it_was_touched(
     for number, touched in enumerate(world.snapshots, start=1):
         for partition in touched:
             assert any(partition in hours and seen >= number for hours, seen in done)
-    assert Cursor.parse(world.cursor).request is None or not Cursor.parse(world.cursor).pending
+    assert (
+        TableCursor.parse(world.cursor).request is None
+        or not TableCursor.parse(world.cursor).pending
+    )
     newest = [seen for key, seen in world.registered.items() if world.runs.get(key) == "succeeded"]
     assert max(newest) == len(world.snapshots)
 
@@ -213,7 +216,7 @@ def test_compaction_refreshes_the_registrations_alone() -> None:
     cursor, wanted, _ = request(observe(NEW, mark(7), ()), plan(), "t")
     assert wanted is None
     cursor, wanted = ask(cursor, "first")
-    assert wanted == Request(snapshot=7, ranges={"first": (0, 0)})
+    assert wanted == ComputationRequest(snapshot=7, ranges={"first": (0, 0)})
     assert cursor.registration == wanted
 
 
@@ -229,7 +232,7 @@ def test_run_keys_after_a_reset_are_new_ones() -> None:
     """Dagster launches no run with a key that it has seen, however often a cursor is reset."""
     keys: list[str] = []
     for _ in range(3):
-        cursor = observe(Cursor.parse(None), mark(7), ranges([1]))
+        cursor = observe(TableCursor.parse(None), mark(7), ranges([1]))
         cursor, computation, _ = request(cursor, plan(), "t")
         assert computation
         keys += [*computation.ranges]
@@ -306,8 +309,8 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
 def test_a_cursor_of_an_older_version_goes_on() -> None:
     """Unless something was not computed yet: then it is as if the cursor was lost."""
     was = '{"snapshot": 3, "dirty": true, "pending": [], "requests": 4, "request": null}'
-    seen = Cursor.parse(was).seen
+    seen = TableCursor.parse(was).seen
     assert seen
     assert seen.snapshot == 3
     waiting = was.replace('"pending": []', '"pending": ["2026-01-01-05:00"]')
-    assert Cursor.parse(waiting).seen is None
+    assert TableCursor.parse(waiting).seen is None

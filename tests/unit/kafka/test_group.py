@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from waiting import wait_until
 
 from topicberg.errors import TopicbergError
-from topicberg.kafka.group import PARTITIONS, Member, partition_of
+from topicberg.kafka.group import PARTITIONS, GroupMember, partition_of
 
 TOPIC = "engines"
 
@@ -38,11 +38,11 @@ def places(*partitions: int) -> list[TopicPartition]:
     return [TopicPartition(TOPIC, partition) for partition in partitions]
 
 
-def member_of(consumer: Consumer) -> Member:
+def member_of(consumer: Consumer) -> GroupMember:
     def give_up(is_lost: bool) -> None:
         consumer.calls.append(f"give up, lost: {is_lost}, knows: {member.is_known}")
 
-    member = Member(
+    member = GroupMember(
         cast("Any", SimpleNamespace()), "g", TOPIC, "n", lambda _: "id", give_up, lambda: None
     )
     return member

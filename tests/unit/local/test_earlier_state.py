@@ -51,7 +51,7 @@ from topicberg.settings import settings
 from topicberg.tableflow import commit
 from topicberg.tableflow.control import enabled_topics
 from topicberg.tableflow.deadletters import DeadLetters
-from topicberg.tableflow.fold_state import State
+from topicberg.tableflow.fold_state import FoldState
 from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.status import read_status
 from topicberg.topics import load_topic
@@ -210,7 +210,7 @@ def test_engine_with_a_change_log_of_the_earlier_version_continues_it(
     assert 0 < sum(memory.held.offsets.values()) < sum(memory.ends.values())
     is_folded = CHANGES[name][0] == "upsert"
     if is_folded:
-        state = State.load(memory.table.properties)
+        state = FoldState.load(memory.table.properties)
         assert state.reached.keys() == memory.partitions.keys()
         assert state.lacking == ["big"]
     _ingest(memory)

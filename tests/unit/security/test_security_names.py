@@ -105,7 +105,7 @@ def test_a_literal_stays_one_literal(
 
 @given(table=in_sql, database=in_sql)
 def test_statements_for_snowflake_are_single(table: str, database: str) -> None:
-    names = snowflake.Names.of(Settings())
+    names = snowflake.SnowflakeNames.of(Settings())
     made = [
         snowflake.create_table(names, table, database, table),
         snowflake.refresh_table(snowflake.TablePath(database, database, table)),

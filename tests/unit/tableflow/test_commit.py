@@ -16,7 +16,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 
 from topicberg.errors import CommitConflictError
-from topicberg.iceberg.data_files import DataFileWriter, Target
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.tableflow.commit import add_files
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
@@ -29,7 +29,7 @@ def table(catalog: SqlCatalog) -> Table:
 
 def written(table: Table) -> list[DataFile]:
     """Return the files of a batch, not committed."""
-    target = Target(table.location(), table.schema(), table.spec(), dict(table.properties))
+    target = WriteTarget(table.location(), table.schema(), table.spec(), dict(table.properties))
     with DataFileWriter(target, table.io) as writer:
         writer.write(ROWS.cast(table.schema().as_arrow()))
     return list(writer.files)

@@ -17,7 +17,7 @@ from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError
 from topicberg.tableflow import framing, old_values
-from topicberg.tableflow.old_values import WaitingError
+from topicberg.tableflow.old_values import LaterRecordsError
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "12")))
 CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "60"))
@@ -75,7 +75,7 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
         waiting.setattr(old_values, "CERTAIN_MS", 10**15)
         for batch in source.batches(6):
             connector.send(batch)
-            with suppress(WaitingError):  # the deletion of an old key is in a later batch
+            with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
                 while ingestor.step().records:
                     pass
     while ingestor.step().records:
@@ -100,7 +100,7 @@ def test_changes_that_are_left_out_leave_no_older_values(
     ingestor = topic.ingestor()
     for batch in source.batches(5):
         connector.send(batch)
-        with suppress(WaitingError):
+        with suppress(LaterRecordsError):
             while ingestor.step().records:
                 pass
     last = ingestor.step()

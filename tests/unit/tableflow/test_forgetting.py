@@ -34,7 +34,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import SpecError
 from topicberg.iceberg.erasure import Rows
-from topicberg.tableflow.forgetting import Forgetting, Key, Records, run
+from topicberg.tableflow.forgetting import Forgetting, Key, KeyRecords, run
 
 INSIDE = StructType(NestedField(9, "a", IntegerType()), NestedField(10, "b", StringType()))
 
@@ -125,7 +125,7 @@ def test_digest_differs_by_table_and_not_by_spelling(text: str) -> None:
 
 
 def test_records_pending_are_those_without_a_tombstone() -> None:
-    found = Records("t", True, {(b"a", 0): True, (b"a", 1): False})
+    found = KeyRecords("t", True, {(b"a", 0): True, (b"a", 1): False})
     assert found.pending == [(b"a", 1)]
     assert found.until() is None
 
@@ -145,14 +145,14 @@ def test_dead_letters_in_deleted_files_are_skipped(
         "dead_letter_spec",
         lambda spec: SimpleNamespace(name="dead", metadata_column=lambda name: name),
     )
-    monkeypatch.setattr(run, "described_topic", lambda *_: Records("dead", compacted=True))
+    monkeypatch.setattr(run, "described_topic", lambda *_: KeyRecords("dead", compacted=True))
 
     class OfTable(Forgetting):
         def __init__(self) -> None:
             self.spec: Any = None
             self.endpoints: Any = None
             self.targets = [
-                run.Target(("shop", "dead"), "dead letters", None, is_dead_letters=True)
+                run.ErasureTarget(("shop", "dead"), "dead letters", None, is_dead_letters=True)
             ]
             self._catalog = catalog
 

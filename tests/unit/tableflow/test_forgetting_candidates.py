@@ -35,9 +35,9 @@ from topicberg.iceberg import erasure
 from topicberg.iceberg.erasure import fields_in_structs, find_column, search
 from topicberg.settings import Settings
 from topicberg.tableflow.forgetting import (
+    ErasureTarget,
     Forgetting,
     Key,
-    Target,
     chosen_columns,
     find_candidates,
 )
@@ -291,7 +291,9 @@ def test_value_of_a_column_is_forgotten_in_structs_too(catalog: SqlCatalog) -> N
     """As ``--where person.name=x3`` does in the topic's own table."""
     table = written(catalog, "own")
     job = job_of(catalog, key_of("x3", "person.name", kind=StringType()))
-    target = Target(("shop", "own"), "the topic's table", None, {"person.name": "person.name"})
+    target = ErasureTarget(
+        ("shop", "own"), "the topic's table", None, {"person.name": "person.name"}
+    )
     rows = job._rows(target, table)
     assert rows is not None
     erasure.erase(table, rows)

@@ -13,7 +13,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.forgetting import Key
 from topicberg.tableflow.forgetting.records import KafkaKey, Matching, matching_keys
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout
+from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField
 from topicberg.topics import TopicSpec
 
 AVRO: dict[str, Any] = {"type": "record", "name": "k", "fields": [{"name": "k", "type": "long"}]}
@@ -53,7 +53,9 @@ def test_matching_keys_are_those_of_the_same_value(kind: SchemaType) -> None:
     schemas = {
         number: RegisteredSchema(number, kind, text) for number, text in ((1, old), (2, new))
     }
-    layout = Layout(Half(KEY, Subject("t-key", schemas, schemas[2])), Half(VALUE, None))
+    layout = Layout(
+        MessageField(KEY, Subject("t-key", schemas, schemas[2])), MessageField(VALUE, None)
+    )
     matching = matching_of(layout, kind)
     good = {KafkaKey(wire_prefix(1) + same[0]), KafkaKey(wire_prefix(2) + same[1])}
     bad = {KafkaKey(wire_prefix(number) + one) for number in (1, 2) for one in others}
@@ -64,7 +66,9 @@ def test_matching_keys_are_those_of_the_same_value(kind: SchemaType) -> None:
 
 def test_matching_keys_with_a_header_have_its_schema() -> None:
     schema = RegisteredSchema(1, "AVRO", json.dumps(AVRO))
-    layout = Layout(Half(KEY, Subject("t-key", {1: schema}, schema)), Half(VALUE, None))
+    layout = Layout(
+        MessageField(KEY, Subject("t-key", {1: schema}, schema)), MessageField(VALUE, None)
+    )
     header = b"\0" + (1).to_bytes(4, "big")
     same = KafkaKey(b"\x06", header)
     others = {KafkaKey(b"\x08", header), KafkaKey(b"\x06", b"?"), KafkaKey(b"\x06")}

@@ -14,14 +14,14 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from topicberg.formats.columnar.framing import MAX_DIFFERENT
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
-from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, table_schema
+from topicberg.tableflow.plan import ReadPlan
 from topicberg.topics import TopicSpec
 
 NOT_UTF8 = b"\xff\xfe".decode(errors="surrogateescape")
 
 
-def plan(folder: Path, write_mode: str, **versions: dict[int, list[str]]) -> Plan:
+def plan(folder: Path, write_mode: str, **versions: dict[int, list[str]]) -> ReadPlan:
     """Return the plan of a topic whose keys and values are JSON objects of integers.
 
     :param versions: the properties of each half's versions, by schema id
@@ -32,7 +32,7 @@ def plan(folder: Path, write_mode: str, **versions: dict[int, list[str]]) -> Pla
             number: RegisteredSchema(number, "JSON", json.dumps(of_integers(names)))
             for number, names in versions[side].items()
         }
-        halves.append(Half(side, Subject(side, schemas, list(schemas.values())[-1])))
+        halves.append(MessageField(side, Subject(side, schemas, list(schemas.values())[-1])))
     layout = Layout(*halves)
     fields = {
         "name": "headers",
@@ -51,7 +51,7 @@ def of_integers(names: list[str]) -> dict[str, Any]:
     return {"type": "object", "properties": {name: {"type": "integer"} for name in names}}
 
 
-def rows(made: Plan, records: Any, headers: Any) -> list[dict[str, Any]]:
+def rows(made: ReadPlan, records: Any, headers: Any) -> list[dict[str, Any]]:
     found, rejected = rows_of(made, records, headers)
     assert not rejected
     return found

@@ -15,7 +15,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow import framing
 from topicberg.tableflow.framing import MAX_OPENINGS, Framing, UnknownInlineError
-from topicberg.tableflow.layout import VALUE, Half
+from topicberg.tableflow.layout import VALUE, MessageField
 from topicberg.tableflow.rejections import Rejections
 from topicberg.topics import TopicSpec
 
@@ -61,9 +61,9 @@ class Reader:
             }
         )
         self.framing = Framing(spec, cast("Any", None), cast("Any", self.registry))
-        self.half = Half(VALUE, cast("Any", None))
+        self.half = MessageField(VALUE, cast("Any", None))
         monkeypatch.setattr(framing, "messages", self.messages)
-        monkeypatch.setattr(Half, "latest", type("Latest", (), {"schema_id": 1}))
+        monkeypatch.setattr(MessageField, "latest", type("Latest", (), {"schema_id": 1}))
 
     def messages(self, *arguments: Any) -> list[Message]:
         ((begin, end),) = arguments[2].values()

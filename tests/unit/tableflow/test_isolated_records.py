@@ -21,11 +21,11 @@ from memory_topic import MemoryTopic, mock_registry, serve
 
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
-from topicberg.kafka.offsets import Place, Ranges
+from topicberg.kafka.offsets import PartitionOffset, Ranges
 from topicberg.tableflow import engine, reading, skips
 from topicberg.tableflow.isolation import MOST_BLAMED
 from topicberg.tableflow.memory import ExhaustedError
-from topicberg.tableflow.plan import Plan
+from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.processes import ProcessEndedError
 from topicberg.topics import TopicSpec
 
@@ -39,12 +39,14 @@ Change = tuple[int, int, bool]
 class Exhausted:
     """A process that some records exhaust, alone or by their number."""
 
-    def __init__(self, bad: dict[Place, type[Exception]], most: int = 10**9) -> None:
+    def __init__(self, bad: dict[PartitionOffset, type[Exception]], most: int = 10**9) -> None:
         self.bad, self.most, self.failures = bad, most, 0
 
     def check(self) -> None: ...
 
-    def ingest(self, plan: Plan, ranges: Ranges, check: Callable[[], None]) -> reading.Written:
+    def ingest(
+        self, plan: ReadPlan, ranges: Ranges, check: Callable[[], None]
+    ) -> reading.WrittenBatch:
         for (partition, offset), error in sorted(self.bad.items()):
             start, end = ranges.get(partition, (0, 0))
             if start <= offset < end:
@@ -100,7 +102,7 @@ def item_topic(folder: Path, patch: pytest.MonkeyPatch, changes: list[Change]) -
     return topic
 
 
-def newest(changes: list[Change], left_out: set[Place]) -> dict[int, str]:
+def newest(changes: list[Change], left_out: set[PartitionOffset]) -> dict[int, str]:
     """Return key → name of the rows that a table without these records has."""
     found: dict[int, str] = {}
     ends: dict[int, int] = {}
@@ -152,7 +154,7 @@ bad_places = st.dictionaries(
 @example([(0, 1, False), (1, 1, True), (1, 2, False), (1, 3, False)], {}, 3, 10**9)
 @given(changes_of_keys, bad_places, st.sampled_from([3, 20, 10**6]), st.sampled_from([2, 7, 10**9]))
 def test_newest_record_of_a_key_wins_beside_records_that_exhaust_a_process(
-    changes: list[Change], bad: dict[Place, type[Exception]], most: int, fitting: int
+    changes: list[Change], bad: dict[PartitionOffset, type[Exception]], most: int, fitting: int
 ) -> None:
     with TemporaryDirectory() as folder:
         found, skipped = ingested(Path(folder), changes, Exhausted(bad, fitting), most)

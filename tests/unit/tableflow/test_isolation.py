@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.isolation import ATTEMPTS, MOST_BLAMED, Isolation
 from topicberg.tableflow.offsets import plan_batch
 from topicberg.tableflow.places import CHUNK, Places
@@ -26,13 +26,13 @@ places = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 350)), max_size=6)
 
 @given(logs, places, st.integers(1, 500), st.sampled_from([2, 16]))
 def test_isolation_blames_failing_records_only(
-    log: dict[int, tuple[int, int]], bad: set[Place], limit: int, parts: int
+    log: dict[int, tuple[int, int]], bad: set[PartitionOffset], limit: int, parts: int
 ) -> None:
     """Every other record is read, and the number of attempts is bounded."""
     start = {p: first for p, (first, _) in log.items()}
     until = {p: first + count for p, (first, count) in log.items()}
-    blamed: set[Place] = set()
-    read: set[Place] = set()
+    blamed: set[PartitionOffset] = set()
+    read: set[PartitionOffset] = set()
     attempts = 0
     search = Isolation(dict(start), until)
     while search.rest:
@@ -178,7 +178,7 @@ def test_size_survives_a_restart() -> None:
 
 
 @given(st.sets(st.tuples(st.integers(0, 2000), st.integers(0, 2**63 - 1)), max_size=30))
-def test_places_are_the_same_after_a_restart(some: set[Place]) -> None:
+def test_places_are_the_same_after_a_restart(some: set[PartitionOffset]) -> None:
     found = Places()
     for place in some:
         assert place not in found

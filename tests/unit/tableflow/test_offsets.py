@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.errors import TableflowError
-from topicberg.kafka.offsets import Offsets, Place, dump_offsets, parse_offsets
+from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import plan_batch
 
 offsets = st.dictionaries(st.integers(0, 40), st.integers(0, 10**12), max_size=12)
@@ -72,13 +72,13 @@ def test_a_log_that_lost_records_is_refused(
     st.integers(1, 200),
 )
 def test_batches_leave_out_what_is_skipped(
-    log: dict[int, tuple[int, int]], skip: set[Place], limit: int
+    log: dict[int, tuple[int, int]], skip: set[PartitionOffset], limit: int
 ) -> None:
     beginning = {p: first for p, (first, _) in log.items()}
     latest = {p: first + count for p, (first, count) in log.items()}
     held: Offsets = {}
-    read: list[Place] = []
-    skipped: list[Place] = []
+    read: list[PartitionOffset] = []
+    skipped: list[PartitionOffset] = []
     while (batch := plan_batch("t", held, beginning, latest, limit, skip)).records:
         read += [(p, o) for p, (start, end) in batch.ranges.items() for o in range(start, end)]
         skipped += batch.skipped

@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.settings import Settings
-from topicberg.tableflow.layout import Half, Layout, table_schema
+from topicberg.tableflow.layout import Layout, MessageField, table_schema
 from topicberg.tableflow.table import ensure_table
 from topicberg.topics import TopicSpec
 
@@ -40,9 +40,11 @@ def json_schema(**properties: str | Fields) -> str:
     return json.dumps({"type": "object", "properties": typed})
 
 
-def half(column: str, kind: SchemaType, versions: tuple[str, ...]) -> Half:
+def half(column: str, kind: SchemaType, versions: tuple[str, ...]) -> MessageField:
     schemas = {n: RegisteredSchema(n, kind, text) for n, text in enumerate(versions)}
-    return Half(column, Subject("s", schemas, schemas[len(versions) - 1]) if versions else None)
+    return MessageField(
+        column, Subject("s", schemas, schemas[len(versions) - 1]) if versions else None
+    )
 
 
 def spec() -> TopicSpec:
@@ -110,7 +112,7 @@ def test_version_without_a_table_has_no_columns() -> None:
 def test_version_that_cannot_be_read_has_no_columns(text: str, problem: str | None) -> None:
     newest = RegisteredSchema(2, "AVRO", avro(a="int"))
     older = RegisteredSchema(1, "AVRO", text, problem=problem)
-    value = Half("value", Subject("s", {1: older, 2: newest}, newest))
+    value = MessageField("value", Subject("s", {1: older, 2: newest}, newest))
     fields = table_schema(spec(), Layout(half("key", "AVRO", ()), value)).fields
     assert [one.name for one in fields][:2] == ["key", "a"]
 

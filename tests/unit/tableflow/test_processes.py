@@ -17,7 +17,7 @@ from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.consumer import DamagedRecordsError
-from topicberg.kafka.offsets import Place
+from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow import engine, reading
 from topicberg.tableflow.batch_plan import Commit
 from topicberg.tableflow.engine import Ingestor
@@ -129,14 +129,16 @@ def test_errors_are_the_same_in_the_other_process(
 class Failing:
     """A process that some records exhaust, or end; or that fails at everything."""
 
-    def __init__(self, bad: dict[Place, type[Exception]], *, is_broken: bool = False) -> None:
+    def __init__(
+        self, bad: dict[PartitionOffset, type[Exception]], *, is_broken: bool = False
+    ) -> None:
         self.bad, self.failures, self.is_broken = bad, 0, is_broken
 
     def check(self) -> None:
         if self.is_broken:
             raise TopicbergError("the processes of the engine cannot decode records")
 
-    def ingest(self, plan: Any, ranges: Any, check: Callable[[], None]) -> reading.Written:
+    def ingest(self, plan: Any, ranges: Any, check: Callable[[], None]) -> reading.WrittenBatch:
         for (partition, offset), error in sorted(self.bad.items()):
             start, end = ranges.get(partition, (0, 0))
             if not start <= offset < end:
@@ -162,7 +164,7 @@ def ingest_all(ingestor: Ingestor) -> Commit:
     return done
 
 
-BAD: dict[Place, type[Exception]] = {
+BAD: dict[PartitionOffset, type[Exception]] = {
     (0, 0): ExhaustedError,
     (0, 31): ProcessEndedError,
     (1, 7): DamagedRecordsError,

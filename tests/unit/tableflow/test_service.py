@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import TopicbergError, UnreachableError
-from topicberg.kafka.group import Member
+from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
 from topicberg.tableflow import ingestion, service
@@ -34,8 +34,8 @@ def endpoints(key: str) -> Endpoints:
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """A deployment in the cloud whose keys are read without a pause, beside no other engine."""
     monkeypatch.setattr(service, "LOGINS_SECONDS", 0.0)
-    monkeypatch.setattr(Member, "start", lambda _: None)
-    monkeypatch.setattr(Member, "stop", lambda _: None)
+    monkeypatch.setattr(GroupMember, "start", lambda _: None)
+    monkeypatch.setattr(GroupMember, "stop", lambda _: None)
     (tmp_path / "topics").mkdir(parents=True)
     return Settings(
         deployment="cloud",

@@ -167,7 +167,7 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     (folder / "clicks.json").write_text("{")
     (folder / "bytes.json").write_bytes(b"\xff")
     (folder / "folder.json").mkdir()
-    unusable = requests.Request(topic="views", enabled=True, tableflow={"retention_ms": 1})
+    unusable = requests.StoredRequest(topic="views", enabled=True, tableflow={"retention_ms": 1})
     (folder / "views.json").write_text(unusable.model_dump_json())
     (config.topics_dir / "wrong.yaml").write_text("name: wrong\n")
     usable, wrong = control.usable_topics(config)
@@ -175,7 +175,9 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
     assert set(wrong) == {"bytes", "clicks", "folder", "views", "wrong"}
     assert "retention_ms" in wrong["views"]
     requested = control.Requested(config)
-    requests.write_request(config, requests.Request(topic="orders", enabled=True, resumed_at=1.0))
+    requests.write_request(
+        config, requests.StoredRequest(topic="orders", enabled=True, resumed_at=1.0)
+    )
     requested.topics()
     assert requested.resumed() == ["orders"]
 

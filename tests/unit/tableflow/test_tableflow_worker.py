@@ -17,7 +17,7 @@ import pytest
 
 from topicberg.errors import TableflowError, TopicbergError, UnreachableError
 from topicberg.kafka.ends import Ends
-from topicberg.kafka.group import Member
+from topicberg.kafka.group import GroupMember
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control, ingestion, service
@@ -400,8 +400,8 @@ def test_unexpected_error_of_a_spec_keeps_the_topics(
 def test_engine_that_cannot_listen_does_not_join_the_others(
     config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joined: list[Member] = []
-    monkeypatch.setattr(Member, "start", joined.append)
+    joined: list[GroupMember] = []
+    monkeypatch.setattr(GroupMember, "start", joined.append)
     monkeypatch.setattr(service, "load_endpoints", lambda _: Endpoints())
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -30,7 +30,7 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, Stri
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg import shared_keys
 from topicberg.iceberg.files import live_files
-from topicberg.iceberg.maintenance import Policy
+from topicberg.iceberg.maintenance import MaintenancePolicy
 from topicberg.iceberg.maintenance.expiry import expire
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.manifests import is_vector, referenced_file
@@ -63,7 +63,7 @@ Changes = dict[Key, int | None]
 
 KEYS = st.tuples(st.sampled_from([b"", b"a", b"b", b"\x00", b"nan", b"k" * 256]), st.integers(0, 2))
 NOW = timedelta(0)
-EAGER = Policy(
+EAGER = MaintenancePolicy(
     retention=NOW, min_snapshots=1, max_snapshots=1, reader_age=NOW, staged_age=NOW, max_young=0
 )
 CHANGES = st.dictionaries(KEYS, st.none() | st.integers(0, 9), min_size=1, max_size=8)

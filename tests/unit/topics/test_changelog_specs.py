@@ -13,7 +13,7 @@ from specs import Project, minimal
 
 from topicberg.errors import SpecError
 from topicberg.formats.json.connect import json_schema, opening
-from topicberg.tableflow.fold_state import Deletion, State, order_of
+from topicberg.tableflow.fold_state import Deletion, FoldState, order_of
 from topicberg.topics import load_topic
 from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
@@ -120,9 +120,9 @@ def test_order_time_decides_before_position() -> None:
 
 
 def test_state_of_unreadable_property_is_empty() -> None:
-    state = State(deletes={"k": Deletion(partition=1, micros=2, position=3)})
-    assert State.load({"topicberg.changelog": state.model_dump_json()}) == state
-    assert State.load({"topicberg.changelog": "nonsense"}) == State()
+    state = FoldState(deletes={"k": Deletion(partition=1, micros=2, position=3)})
+    assert FoldState.load({"topicberg.changelog": state.model_dump_json()}) == state
+    assert FoldState.load({"topicberg.changelog": "nonsense"}) == FoldState()
 
 
 def test_changelog_in_json_has_the_columns_of_the_row(project: Project) -> None:

@@ -120,7 +120,7 @@ def test_topic_stays_what_it_was_until_its_table_is_dropped(config: Settings) ->
 
 
 def test_topic_enabled_by_an_earlier_version_stays_as_it_is(config: Settings) -> None:
-    request = requests.Request(topic="orders", enabled=True, write_mode="upsert")
+    request = requests.StoredRequest(topic="orders", enabled=True, write_mode="upsert")
     text = request.model_dump_json(exclude={"found"})
     folder = requests.requests_folder(config)
     folder.mkdir(parents=True)

@@ -27,7 +27,7 @@ from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.retry import classify
-from topicberg.transforms.publish import Progress, _target
+from topicberg.transforms.publish import PublishProgress, _target
 from topicberg.transforms.target import ensure_table
 from topicberg.transforms.unread import SourceTable, unread
 from topicberg.transforms.windows import computations
@@ -132,7 +132,7 @@ def test_ensure_table_when_another_is_faster_takes_its(
         (lambda table: newest_record(table, "at"), None),
         (lambda table: table_metadata(table)["dagster/row_count"], 0),
         (lambda table: TableSize.of(table).rows, 0),
-        (lambda table: _target(table, Progress(topic_id="t", table_uuid="u")), None),
+        (lambda table: _target(table, PublishProgress(topic_id="t", table_uuid="u")), None),
         (lambda table: check_volume(table, 2, NOW).passed, True),
         (lambda table: check_equality_deletes(table, "rewrite").passed, True),
     ],

@@ -45,14 +45,14 @@ from topicberg.orchestration.emr.client import write_window_on_emr
 from topicberg.retry import CONFLICT, THROTTLED, classify
 from topicberg.settings import EmrSettings, Settings, emr_settings
 from topicberg.topics import load_topics
-from topicberg.transforms.derived import Written
+from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, start_job_run
 from topicberg.transforms.windows import Window
 from topicberg_local.emulators.aws.shapes import check
 
 PARTITIONS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 WINDOW = Window(datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(2026, 1, 1, 11, tzinfo=UTC))
-WRITTEN = Written(
+WRITTEN = WrittenWindow(
     rows=3, rows_by_hour={490898: 3}, snapshot_id=2**62, sources={"a.b": 7, "c": None}
 )
 COMPLETE = {
@@ -216,9 +216,9 @@ def endpoints(service: EmrServerless) -> Endpoints:
     )
 
 
-def computed(service: EmrServerless, **more: str) -> Written:
+def computed(service: EmrServerless, **more: str) -> WrittenWindow:
     """What an asset of Dagster gets from the job run that it starts."""
-    written: list[Written] = []
+    written: list[WrittenWindow] = []
 
     @dg.asset(partitions_def=PARTITIONS, code_version="1")
     def table(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
@@ -280,8 +280,8 @@ def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_log_uri_without_a_folder() -> None:
-    with serving(saying(JobReport(written=Written()), ("SUCCESS", ""))) as service:
-        assert computed(service, LOG_URI="s3://logs") == Written()
+    with serving(saying(JobReport(written=WrittenWindow()), ("SUCCESS", ""))) as service:
+        assert computed(service, LOG_URI="s3://logs") == WrittenWindow()
         assert all(path.startswith("/logs/pipes/") for path in service.objects)
 
 

@@ -13,8 +13,8 @@ from botocore.exceptions import ClientError
 
 from topicberg.deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.passing import code
 from topicberg.deploy.resource import Changes, Fields, Live, Resource, compare
+from topicberg.deploy.transient import code
 from topicberg.errors import TopicbergError
 
 UPLOAD_DAYS = 7

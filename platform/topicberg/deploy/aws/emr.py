@@ -25,8 +25,8 @@ from topicberg.deploy.aws.iam import (
     key_use,
 )
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
 
 APPLICATION = "aws/emr/application"
@@ -122,7 +122,7 @@ def runtime_settings(context: DeployContext) -> dict[str, str] | None:
 
 
 @dataclass(frozen=True)
-class Code(Resource):
+class UploadedCode(Resource):
     """What a job run executes: this project and its dependencies, in a folder named by its hash."""
 
     kind = "code of the EMR Serverless jobs"
@@ -291,7 +291,7 @@ class Application(Resource):
         for run in _job_runs(context, identity):
             emr.cancel_job_run(applicationId=identity, jobRunId=run)
         what = f"{self.title} has no job runs"
-        until(lambda: not _job_runs(context, identity), what, STATE_SECONDS, sleep=context.sleep)
+        poll(lambda: not _job_runs(context, identity), what, STATE_SECONDS, sleep=context.sleep)
         self._stop(context, identity)
         emr.delete_application(applicationId=identity)
 
@@ -316,7 +316,7 @@ class Application(Resource):
             return state if state in states else None
 
         what = f"{self.title} is {' or '.join(states)}"
-        return until(reached, what, STATE_SECONDS, sleep=context.sleep)
+        return poll(reached, what, STATE_SECONDS, sleep=context.sleep)
 
 
 def _job_runs(context: DeployContext, identity: str) -> list[str]:

@@ -22,7 +22,7 @@ from botocore.exceptions import ClientError
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.aws.iam import Document, caller
 from topicberg.deploy.context import CLUSTER, DeployContext
-from topicberg.deploy.passing import code
+from topicberg.deploy.transient import code
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)

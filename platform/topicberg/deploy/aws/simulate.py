@@ -20,7 +20,7 @@ from topicberg.clients.aws import every
 from topicberg.deploy.aws.iam import Document, caller, listed
 from topicberg.deploy.aws.permissions import Deployed, policy
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.passing import code
+from topicberg.deploy.transient import code
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)

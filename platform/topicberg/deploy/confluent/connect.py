@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-from topicberg.deploy.wait import until
 
 QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
@@ -98,7 +98,7 @@ class Connector(Resource):
             context.cloud.put(self._named(context, "/resume"))
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        """It runs. One that failed is given its configuration again: see :mod:`passing`."""
+        """It runs. One that failed is given its configuration again: see :mod:`transient`."""
         failures = 0
 
         def running() -> bool:
@@ -115,7 +115,7 @@ class Connector(Resource):
             error = FailedError if state == "FAILED" else ApiError
             raise error(f"{self.title} is {state}: {trace}")
 
-        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
+        poll(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         answer = context.cloud.delete(self._named(context))

@@ -8,8 +8,8 @@ from typing import Any
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.organization import only
 from topicberg.deploy.context import CLUSTER, ENVIRONMENT, DeployContext
+from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
-from topicberg.deploy.wait import until
 from topicberg.tableflow.confluent import where
 
 CONNECTED_SECONDS = 20 * 60.0
@@ -155,7 +155,7 @@ class CatalogIntegration(Resource):
             polls += phase == "PENDING"
             return phase == "CONNECTED" or polls >= PENDING_POLLS
 
-        until(decided, f"{self.title} is connected", CONNECTED_SECONDS, sleep=context.sleep)
+        poll(decided, f"{self.title} is connected", CONNECTED_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         place = where(context.environment, context.cluster)

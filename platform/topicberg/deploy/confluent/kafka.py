@@ -18,7 +18,7 @@ from topicberg.topics.schema import read_schema
 
 
 @dataclass(frozen=True)
-class Topic(Resource):
+class KafkaTopic(Resource):
     spec: TopicSpec = field(kw_only=True)
 
     kind = "topic"
@@ -123,7 +123,7 @@ _TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
 
 
 @dataclass(frozen=True)
-class Subject(Resource):
+class RegistrySubject(Resource):
     """A schema of a topic's spec, registered under a subject."""
 
     file: Path = field(kw_only=True)

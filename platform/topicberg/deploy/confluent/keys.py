@@ -20,8 +20,8 @@ from pydantic import SecretStr
 from topicberg.clients.confluent import CredentialsError, GoneError
 from topicberg.clients.secrets import ApiKey, Version
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
+from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
-from topicberg.deploy.wait import until
 
 KeyKind = Literal["cloud", "kafka", "schema_registry", "tableflow"]
 SYNC_SECONDS = 20 * 60.0
@@ -139,7 +139,7 @@ class RotatingKey(Resource):
                 context.sleep(SPREAD_SECONDS if spread else 0.0)
             return in_a_row >= CONSECUTIVE
 
-        until(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
+        poll(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
         context.secrets.publish(self.name, newest.id)
 
     def delete(self, context: DeployContext, live: Live) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
 from topicberg.deploy.context import ENVIRONMENT, DeployContext
+from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
-from topicberg.deploy.wait import until
 from topicberg.errors import TopicbergError
 
 PACKAGE = "ESSENTIALS"
@@ -228,7 +228,7 @@ class Cluster(Resource):
                 raise ApiError(f"{self.title}: Confluent could not provision it")
             return phase == "PROVISIONED"
 
-        until(provisioned, f"{self.title} is provisioned", CLUSTER_SECONDS, sleep=context.sleep)
+        poll(provisioned, f"{self.title} is provisioned", CLUSTER_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         context.cloud.delete(f"/cmk/v2/clusters/{live.id}", environment=context.environment)
@@ -266,4 +266,4 @@ class SchemaRegistry(Resource):
             found = self.find(context)
             return found is not None and found.facts["phase"] == "PROVISIONED"
 
-        until(provisioned, f"{self.title} is provisioned", REGISTRY_SECONDS, sleep=context.sleep)
+        poll(provisioned, f"{self.title} is provisioned", REGISTRY_SECONDS, sleep=context.sleep)

@@ -8,8 +8,8 @@ from typing import Any
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
-from topicberg.deploy.wait import until
 from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
 from topicberg.topics import TopicSpec
 
@@ -156,7 +156,7 @@ class TableflowTopic(Resource):
             idle = not self.has_source and pending >= PENDING_POLLS
             return not problem and (status.get("phase") == "RUNNING" or idle)
 
-        until(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
+        poll(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         place = where(context.environment, context.cluster)

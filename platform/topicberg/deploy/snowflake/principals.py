@@ -9,9 +9,9 @@ from topicberg.catalogs.snowflake import quote, text
 from topicberg.clients.secrets import Version
 from topicberg.deploy import rsa
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.polling import DeadlineExceededError, poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.snowflake.session import SqlObject, account, find, login_problem, run
-from topicberg.deploy.wait import PatienceError, until
 from topicberg.errors import TopicbergError
 
 OWNER = "SECURITYADMIN"
@@ -133,8 +133,8 @@ class User(SqlObject):
 
         what = f"{self.title} can log in with its newest key"
         try:
-            until(let_in, what, LOGIN_SECONDS, sleep=context.sleep)
-        except PatienceError as error:
+            poll(let_in, what, LOGIN_SECONDS, sleep=context.sleep)
+        except DeadlineExceededError as error:
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",
                 hint="allow this machine in the network policy, then run the command again",
@@ -218,7 +218,7 @@ class UserPolicy(Resource):
 
 
 @dataclass(frozen=True)
-class Role(SqlObject):
+class SnowflakeRole(SqlObject):
     comment: str = ""
 
     kind = "Snowflake role"

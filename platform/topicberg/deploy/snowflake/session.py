@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from topicberg.catalogs.snowflake import NOT_THERE, ask, like, logging_in, quote, records
 from topicberg.clients import trace
-from topicberg.clients.answers import Answer
+from topicberg.clients.answers import VendorAnswer
 from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.deploy.resource import Changes, Live, Resource
 from topicberg.endpoints import load_endpoints
@@ -33,7 +33,7 @@ _ADMIN_KEYS = ("snowflake_account_identifier", "admin_service_user", "active_key
 
 
 @dataclass
-class Session:
+class SnowflakeSession:
     """One connection, which takes the role that a statement asks for."""
 
     connection: SnowflakeConnection
@@ -42,7 +42,7 @@ class Session:
     only_role: str | None = None
     """The role that is taken for every statement; None: that of the statement."""
 
-    def run(self, statement: str, role: str) -> list[Answer]:
+    def run(self, statement: str, role: str) -> list[VendorAnswer]:
         """The rows of a statement, columns in lower case."""
         self.take(role)
         if not statement.lstrip().upper().startswith(_READS):
@@ -59,7 +59,7 @@ class Session:
             ask(self.connection, f"USE ROLE {role}")
             self.role = role
 
-    def find(self, statement: str, role: str) -> list[Answer] | None:
+    def find(self, statement: str, role: str) -> list[VendorAnswer] | None:
         """The same; None when what it names does not exist."""
         from snowflake.connector.errors import ProgrammingError
 
@@ -71,21 +71,21 @@ class Session:
             raise
 
 
-def run(context: DeployContext, statement: str, role: str) -> list[Answer]:
-    """:meth:`Session.run` for one statement of the admin's session."""
+def run(context: DeployContext, statement: str, role: str) -> list[VendorAnswer]:
+    """:meth:`SnowflakeSession.run` for one statement of the admin's session."""
     with context.snowflake() as session:
         return session.run(statement, role)
 
 
-def find(context: DeployContext, statement: str, role: str) -> list[Answer] | None:
-    """:meth:`Session.find`, likewise."""
+def find(context: DeployContext, statement: str, role: str) -> list[VendorAnswer] | None:
+    """:meth:`SnowflakeSession.find`, likewise."""
     with context.snowflake() as session:
         return session.find(statement, role)
 
 
 def show(
     context: DeployContext, objects: str, name: str, role: str, within: str = ""
-) -> Answer | None:
+) -> VendorAnswer | None:
     """Return the row that SHOW has of the object with this name; None: there is none."""
     rows = find(context, f"SHOW {objects} LIKE {like(name)}{within}", role)
     return next((row for row in rows or [] if row["name"] == name), None)
@@ -100,7 +100,7 @@ class SqlObject(Resource):
     owner: ClassVar[str]
     """The role that creates, changes and drops it."""
 
-    def described(self, context: DeployContext) -> Answer | None:
+    def described(self, context: DeployContext) -> VendorAnswer | None:
         """Return what DESC says of the object: property in upper case → value; None: there is none.
 
         The documents name the properties in lower case, accounts in upper case. Values are in the
@@ -115,9 +115,9 @@ class SqlObject(Resource):
         values = {
             str(row["property"]).upper(): row.first("property_value", "value") for row in rows
         }
-        return Answer(values, f"Snowflake (DESC {self.of} {self.name})", is_certain=True)
+        return VendorAnswer(values, f"Snowflake (DESC {self.of} {self.name})", is_certain=True)
 
-    def shown(self, context: DeployContext) -> Answer | None:
+    def shown(self, context: DeployContext) -> VendorAnswer | None:
         return show(context, f"{self.of}S", self.name, self.owner)
 
     def definition(self, context: DeployContext) -> str:
@@ -136,7 +136,7 @@ class SqlObject(Resource):
         run(context, f"DROP {self.of} IF EXISTS {quote(self.name)}", self.owner)
 
 
-def open_session(context: DeployContext) -> Session:
+def open_session(context: DeployContext) -> SnowflakeSession:
     """:raises TopicbergError: the admin's secret is missing or incomplete, or has no usable key"""
     who = admin(context)
     try:
@@ -149,7 +149,7 @@ def open_session(context: DeployContext) -> Session:
             "`topicberg deploy bootstrap-snowflake` creates such a secret",
         ) from None
     role = context.deploy.snowflake_role or context.config.snowflake_owner_role
-    return Session(connection, check_lease=context.check_lease, only_role=role)
+    return SnowflakeSession(connection, check_lease=context.check_lease, only_role=role)
 
 
 def admin(context: DeployContext) -> dict[str, Any]:

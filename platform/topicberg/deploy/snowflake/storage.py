@@ -10,8 +10,8 @@ from pydantic import SecretStr
 
 from topicberg.catalogs import glue
 from topicberg.catalogs.snowflake import (
-    Names,
     RestLogin,
+    SnowflakeNames,
     TablePath,
     create_integration,
     create_linked_database,
@@ -28,14 +28,14 @@ from topicberg.catalogs.snowflake import (
     text,
     topic_integration,
 )
-from topicberg.clients.answers import Answer
+from topicberg.clients.answers import VendorAnswer
 from topicberg.deploy.aws import iam
 from topicberg.deploy.aws.glue import tables
 from topicberg.deploy.confluent.tableflow import FAILED_POLLS
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.polling import DeadlineExceededError, poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.session import SqlObject, find, run, show
-from topicberg.deploy.wait import PatienceError, until
 from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
 from topicberg.tableflow.confluent import catalog_problems, read_topic
@@ -117,7 +117,7 @@ class _UsedByTables(SqlObject):
     """Of ``SHOW ICEBERG TABLES``: the one that names what a table uses."""
 
     def _tables(self, context: DeployContext) -> list[tuple[str, str, str]]:
-        database = quote(Names.of(context.config).database)
+        database = quote(SnowflakeNames.of(context.config).database)
         rows = find(context, f"SHOW ICEBERG TABLES IN DATABASE {database}", INTEGRATOR)
         return [
             (row["database_name"], row["schema_name"], row["name"])
@@ -127,7 +127,7 @@ class _UsedByTables(SqlObject):
 
     def contents(self, context: DeployContext) -> list[str]:
         """Without the topics' own tables, which are resources by themselves."""
-        names, specs = Names.of(context.config), context.specs
+        names, specs = SnowflakeNames.of(context.config), context.specs
         if context.config.snowflake_linked_database:  # which has them; those here are from before
             specs = []
         topics = {(names.database, names.schema, one.snowflake_name) for one in specs}
@@ -194,7 +194,9 @@ class _CatalogIntegration(_UsedByTables):
     of = "CATALOG INTEGRATION"
     column = "catalog_name"
 
-    def read(self, properties: Answer, config: Answer, login: Answer) -> tuple[Fields, Parts]:
+    def read(
+        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    ) -> tuple[Fields, Parts]:
         """Return the fields and the facts that only this kind of integration has.
 
         :param config: ``REST_CONFIG``
@@ -211,7 +213,7 @@ class _CatalogIntegration(_UsedByTables):
         if properties is None:
             return None
         config, login = (
-            Answer(
+            VendorAnswer(
                 parts(properties.get(name) or ""),
                 f"Snowflake ({name} of {self.name})",
                 is_certain=True,
@@ -244,7 +246,7 @@ class _CatalogIntegration(_UsedByTables):
     def delete(self, context: DeployContext, live: Live) -> None:
         """Also with the linked database, which holds no data."""
         if self.linked:
-            database = quote(Names.of(context.config).linked_database)
+            database = quote(SnowflakeNames.of(context.config).linked_database)
             run(context, f"DROP DATABASE IF EXISTS {database}", INTEGRATOR)
         super().delete(context, live)
 
@@ -255,7 +257,9 @@ class Integration(_CatalogIntegration):
 
     replaced_for = frozenset({"source", "role", "catalog", "region", "namespace", "delegation"})
 
-    def read(self, properties: Answer, config: Answer, login: Answer) -> tuple[Fields, Parts]:
+    def read(
+        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    ) -> tuple[Fields, Parts]:
         source = properties["CATALOG_SOURCE"]
         rest = source == "ICEBERG_REST"
         fields = {
@@ -294,7 +298,9 @@ class RestIntegration(_CatalogIntegration):
         {"source", "uri", "catalog", "client", "scopes", "namespace", "delegation"}
     )
 
-    def read(self, properties: Answer, config: Answer, login: Answer) -> tuple[Fields, Parts]:
+    def read(
+        self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
+    ) -> tuple[Fields, Parts]:
         return {
             "source": properties["CATALOG_SOURCE"],
             "uri": config["CATALOG_URI"],
@@ -327,7 +333,7 @@ class RestIntegration(_CatalogIntegration):
         wait_until_verified(context, self.name)
 
 
-def _aws_property(properties: Answer, name: str) -> str:
+def _aws_property(properties: VendorAnswer, name: str) -> str:
     """Return what Snowflake is to AWS. DESC calls it either way for Glue's REST API.
 
     ``GLUE_AWS_…``: docs.snowflake.com, "Configure a catalog integration for AWS Glue Iceberg REST".
@@ -372,7 +378,7 @@ def parts(value: str) -> Parts:
     return {name: given for name, given in found.items() if given not in ("null", "")}
 
 
-def _answer(context: DeployContext, function: str, name: str) -> Answer:
+def _answer(context: DeployContext, function: str, name: str) -> VendorAnswer:
     """Return the answer of a system function about an object."""
     statement = f"SELECT SYSTEM${function}({text(name)}) AS answer"
     rows = run(context, statement, INTEGRATOR)
@@ -398,7 +404,7 @@ def wait_until_verified(context: DeployContext, integration: str) -> None:
 
     what = f"Snowflake reaches the catalog of {integration}"
     try:
-        until(verified, what, VERIFY_SECONDS, sleep=context.sleep)
+        poll(verified, what, VERIFY_SECONDS, sleep=context.sleep)
     except TopicbergError as error:
         raise TopicbergError(f"catalog integration {integration}: {problem}") from error
 
@@ -475,8 +481,8 @@ class LinkedDatabase(SqlObject):
 
         what = f"{self.title} follows its catalog"
         try:
-            until(follows, what, VERIFY_SECONDS, sleep=context.sleep)
-        except PatienceError as error:
+            poll(follows, what, VERIFY_SECONDS, sleep=context.sleep)
+        except DeadlineExceededError as error:
             raise TopicbergError(f"{error.message}: {reason}", hint=error.hint) from error
 
 
@@ -507,7 +513,7 @@ class ReadingRole(iam.Role):
             return str(answer["success"]).lower() == "true"
 
         try:
-            until(verified, f"Snowflake takes {self.name}", ACCESS_SECONDS, sleep=context.sleep)
+            poll(verified, f"Snowflake takes {self.name}", ACCESS_SECONDS, sleep=context.sleep)
         except TopicbergError as error:
             good = ("PASSED", "SKIPPED")
             bad = {k: v for k, v in answer.items() if k.endswith("Result") and v not in good}
@@ -532,7 +538,7 @@ class IcebergTable(Resource):
         return ("snowflake/schema",)
 
     def find(self, context: DeployContext) -> Live | None:
-        names = Names.of(context.config)
+        names = SnowflakeNames.of(context.config)
         within = f" IN SCHEMA {quote(names.database, names.schema)}"
         found = show(context, "ICEBERG TABLES", self.name, OWNER, within)
         if found is None:
@@ -547,7 +553,7 @@ class IcebergTable(Resource):
         return Live(self.name, fields, {"refresh": state})
 
     def desired(self, context: DeployContext) -> Fields:
-        names = Names.of(context.config)
+        names = SnowflakeNames.of(context.config)
         return {
             "catalog": topic_integration(context.config),
             "volume": names.volume,
@@ -573,7 +579,7 @@ class IcebergTable(Resource):
 
     def create(self, context: DeployContext) -> None:
         """Once the catalog has the table, up to a quarter of an hour after its first record."""
-        names, name = Names.of(context.config), self._catalog_name(context)
+        names, name = SnowflakeNames.of(context.config), self._catalog_name(context)
         integration = topic_integration(context.config)
         self._wait_for_catalog(context)
         namespace = context.seen.snowflake_namespace
@@ -591,7 +597,7 @@ class IcebergTable(Resource):
 
     def _in_catalog(self, context: DeployContext) -> bool:
         """Read Glue itself; for another catalog, read the state of Tableflow."""
-        if topic_integration(context.config) != Names.of(context.config).integration:
+        if topic_integration(context.config) != SnowflakeNames.of(context.config).integration:
             syncs = self._status(context).get("catalog_sync_statuses") or []
             return {one.get("sync_status") for one in syncs} == {"SYNCED"}
         table = glue.get_table(context.aws("glue"), context.namespace, self.spec.glue_name)
@@ -617,8 +623,8 @@ class IcebergTable(Resource):
 
         name = f"{context.namespace}.{self.spec.glue_name}"
         try:
-            until(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=context.sleep)
-        except PatienceError as error:
+            poll(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=context.sleep)
+        except DeadlineExceededError as error:
             found = ", ".join(sorted(tables(context, context.namespace))) or "no table"
             raise TopicbergError(
                 f"{self.title}: {error.message}; Glue database {context.namespace} has {found}",
@@ -626,14 +632,17 @@ class IcebergTable(Resource):
             ) from error
 
     def _sql(self, context: DeployContext) -> str:
-        return Names.of(context.config).table(self.name)
+        return SnowflakeNames.of(context.config).table(self.name)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         """Let it follow its catalog; one that has stopped is first refreshed.
 
         https://docs.snowflake.com/en/user-guide/tables-iceberg-auto-refresh
         """
-        names, alter = Names.of(context.config), f"ALTER ICEBERG TABLE {self._sql(context)}"
+        names, alter = (
+            SnowflakeNames.of(context.config),
+            f"ALTER ICEBERG TABLE {self._sql(context)}",
+        )
         with context.snowflake() as session:
             if live.facts["refresh"] == STOPPED:
                 session.run(f"{alter} SET AUTO_REFRESH = FALSE", INTEGRATOR)
@@ -642,7 +651,7 @@ class IcebergTable(Resource):
             session.run(f"{alter} SET AUTO_REFRESH = TRUE", INTEGRATOR)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        table = Names.of(context.config).table(self.name)
+        table = SnowflakeNames.of(context.config).table(self.name)
         run(context, f"DROP ICEBERG TABLE IF EXISTS {table}", INTEGRATOR)
 
 
@@ -667,7 +676,10 @@ class LinkedTable(IcebergTable):
 
     def _path(self, context: DeployContext) -> TablePath:
         config, name = context.config, self._catalog_name(context)
-        database, schema = Names.of(config).linked_database, context.seen.snowflake_namespace
+        database, schema = (
+            SnowflakeNames.of(config).linked_database,
+            context.seen.snowflake_namespace,
+        )
         return TablePath(database, schema, name, is_linked=True)
 
     def _sql(self, context: DeployContext) -> str:
@@ -691,13 +703,13 @@ class LinkedTable(IcebergTable):
         path, config = self._path(context), context.config
         patience = 3.0 * config.snowflake_refresh_seconds + VERIFY_SECONDS
         try:
-            until(
+            poll(
                 lambda: self.find(context) is not None,
                 f"Snowflake discovers {path}",
                 patience,
                 sleep=context.sleep,
             )
-        except PatienceError as error:
+        except DeadlineExceededError as error:
             with context.snowflake() as session:
                 session.take(INTEGRATOR)
                 status = link_status(session.connection, config)

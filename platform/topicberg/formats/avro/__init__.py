@@ -24,8 +24,8 @@ from topicberg.formats.avro.columns import Converter
 from topicberg.formats.avro.program import emit_row
 from topicberg.formats.avro.resolution import Row, resolve, sources
 from topicberg.formats.avro.schema import Type, parse, parse_record
-from topicberg.formats.columnar.program import AvroOp, Code, Place
-from topicberg.formats.contract import Pairing, RecordDecoder
+from topicberg.formats.columnar.program import AvroOp, ProgramCode, Slot
+from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.subjects import RegisteredSchema
 
 
@@ -50,25 +50,25 @@ def written(
     return frozenset(sources(*_records(writer, latest)))
 
 
-def filled(pairing: Pairing) -> frozenset[str]:
+def filled(pairing: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`topicberg.formats.Format`."""
     return written(pairing.writer, pairing.latest, pairing.message)
 
 
-def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     emit_row(code, places, _row(pairing))
     code.emit(AvroOp.END, None)
 
 
 @lru_cache(maxsize=256)
-def record_decoder(pairing: Pairing) -> RecordDecoder:
+def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
     """Return the reference decoder; see :class:`topicberg.formats.Format`."""
     return record.record_decoder(_row(pairing), pairing.writer.schema_id)
 
 
 @lru_cache(maxsize=64)
-def _row(pairing: Pairing) -> Row:
+def _row(pairing: ResolvedSchema) -> Row:
     return resolve(*_records(pairing.writer, pairing.latest), pairing.fields)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from pyiceberg import types as T
 
-from topicberg.formats.avro.schema import NO_DEFAULT, Field, Type
+from topicberg.formats.avro.schema import NO_DEFAULT, AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect_values import MAX_SCALE, unscaled_text
 
@@ -20,7 +20,7 @@ grows with the square of their bytes: minutes for a megabyte."""
 EXACT = Context(prec=10_000)
 
 
-def default(field: Field, column: T.IcebergType) -> Any:
+def default(field: AvroField, column: T.IcebergType) -> Any:
     """Return the stored value of a field's default; None if it is null or invalid."""
     return None if field.default is NO_DEFAULT else _value(field.type, field.default, column)
 

@@ -10,19 +10,26 @@ from typing import Any
 from pyiceberg import types as T
 
 from topicberg.formats.avro.resolution import (
+    AvroMember,
+    AvroScalar,
     Choice,
     Entries,
     Form,
     Items,
-    Member,
     Node,
     Row,
-    Scalar,
     Skipped,
     Unfit,
 )
 from topicberg.formats.avro.schema import Type
-from topicberg.formats.columnar.program import AvroOp, Code, NotCoveredError, Place, Skip, Store
+from topicberg.formats.columnar.program import (
+    AvroOp,
+    NotCoveredError,
+    ProgramCode,
+    Skip,
+    Slot,
+    Store,
+)
 from topicberg.formats.columnar.times import Moment
 from topicberg.formats.connect_values import TEXTS
 
@@ -39,7 +46,7 @@ _MOMENTS = {
 _WORD = 2**64
 
 
-def emit_row(code: Code, places: Mapping[str, Place], row: Row) -> None:
+def emit_row(code: ProgramCode, places: Mapping[str, Slot], row: Row) -> None:
     """Append the instructions that read the fields of a record.
 
     :raises NotCoveredError: there are none
@@ -54,10 +61,10 @@ def emit_row(code: Code, places: Mapping[str, Place], row: Row) -> None:
             emit(code, places[column], node)
 
 
-def emit(code: Code, place: Place, node: Node) -> None:
+def emit(code: ProgramCode, place: Slot, node: Node) -> None:
     """Append the instructions that read a value."""
     match node:
-        case Scalar():
+        case AvroScalar():
             _scalar(code, place, node)
         case Skipped():
             skip(code, node.type)
@@ -69,7 +76,7 @@ def emit(code: Code, place: Place, node: Node) -> None:
                 for one in node.branches
             ]
             _union(code, branches)
-        case Member():
+        case AvroMember():
             code.emit(AvroOp.PRESENT, place)
             emit(code, place.field(node.name), node.inner)
         case Items():
@@ -78,7 +85,7 @@ def emit(code: Code, place: Place, node: Node) -> None:
         case Entries():
             key, value = place.inside
 
-            def entry(code: Code) -> None:
+            def entry(code: ProgramCode) -> None:
                 code.emit(AvroOp.TEXT, key, _IS_UTF8)
                 emit(code, value, node.inner)
 
@@ -89,7 +96,7 @@ def emit(code: Code, place: Place, node: Node) -> None:
             emit_row(code, {inner.name: inner for inner in place.inside}, node)
 
 
-def _scalar(code: Code, place: Place, node: Scalar) -> None:
+def _scalar(code: ProgramCode, place: Slot, node: AvroScalar) -> None:
     is_double = isinstance(node.column, T.DoubleType)
     match node.form:
         case Form.BOOLEAN:
@@ -127,7 +134,7 @@ def _scalar(code: Code, place: Place, node: Scalar) -> None:
             code.emit(AvroOp.DECIMAL_TEXT, place, 0, 1 + (node.symbols[0] == "value"))
 
 
-def _decimal(code: Code, place: Place, node: Scalar) -> None:
+def _decimal(code: ProgramCode, place: Slot, node: AvroScalar) -> None:
     """Append the instructions of a decimal; its limit is that of the writer's scale."""
     assert isinstance(node.column, T.DecimalType)  # noqa: S101  its form is of such a column
     zeros = node.column.scale - node.scale
@@ -144,7 +151,7 @@ def _halves(number: int) -> tuple[int, int]:
     return low - _WORD * (low >> 63), high - _WORD * (high >> 63)
 
 
-def constant(code: Code, place: Place, value: Any) -> None:
+def constant(code: ProgramCode, place: Slot, value: Any) -> None:
     """Append the instructions that write a stored value."""
     if value is None:
         return
@@ -170,7 +177,7 @@ def constant(code: Code, place: Place, value: Any) -> None:
             code.emit(AvroOp.NUMBER, place, int(place.store), *_halves(int(value)))
 
 
-def _union(code: Code, branches: Sequence[Skip | None]) -> None:
+def _union(code: ProgramCode, branches: Sequence[Skip | None]) -> None:
     """Append the instructions of a union; a branch of None: null."""
     union = code.emit(AvroOp.UNION, None, len(branches), len(code.targets))
     first = len(code.targets)
@@ -186,7 +193,7 @@ def _union(code: Code, branches: Sequence[Skip | None]) -> None:
         code.instructions[jump][3] = code.at
 
 
-def _items(code: Code, place: Place | None, item: Skip) -> None:
+def _items(code: ProgramCode, place: Slot | None, item: Skip) -> None:
     """Append the instructions of an array or a map; each item has a byte (:mod:`.schema`)."""
     domain = place.items if place else 0
     array = code.emit(AvroOp.ARRAY, place, domain or -1)
@@ -196,7 +203,7 @@ def _items(code: Code, place: Place | None, item: Skip) -> None:
     code.instructions[array][5] = code.at
 
 
-def skip(code: Code, kind: Type) -> None:
+def skip(code: ProgramCode, kind: Type) -> None:
     """Append the instructions that skip a value without a column.
 
     :raises NotCoveredError: the type is recursive, or has too many parts
@@ -204,7 +211,7 @@ def skip(code: Code, kind: Type) -> None:
     _skip(code, kind, (), code.at + MAX_INSTRUCTIONS)
 
 
-def _skip(code: Code, kind: Type, around: tuple[Type, ...], end: int) -> None:
+def _skip(code: ProgramCode, kind: Type, around: tuple[Type, ...], end: int) -> None:
     if code.at > end:
         raise NotCoveredError(f"{kind} has too many parts")
     if kind in around:
@@ -226,7 +233,7 @@ def _skip(code: Code, kind: Type, around: tuple[Type, ...], end: int) -> None:
                 _skip(code, field.type, inside, end)
         case "array" | "map":
 
-            def item(code: Code) -> None:
+            def item(code: ProgramCode) -> None:
                 if kind.kind == "map":
                     code.emit(AvroOp.SKIP_TEXT, None)
                 assert kind.inner is not None  # noqa: S101  it has one
@@ -235,7 +242,7 @@ def _skip(code: Code, kind: Type, around: tuple[Type, ...], end: int) -> None:
             _items(code, None, item)
         case "union":
 
-            def branch(one: Type) -> Callable[[Code], None] | None:
+            def branch(one: Type) -> Callable[[ProgramCode], None] | None:
                 return None if one.kind == "null" else lambda code: _skip(code, one, inside, end)
 
             _union(code, [branch(one) for one in kind.branches])

@@ -1,7 +1,7 @@
 """The reference decoder of Avro: the bytes of a record become stored values, or a reason.
 
 :func:`record_decoder` makes a function for each node of a resolved schema, once; then these read
-the values of a record one after another. All of them take a :class:`Cursor`, and raise
+the values of a record one after another. All of them take a :class:`ByteCursor`, and raise
 :class:`InvalidError` where a value is wrong. Functions around them add the path to it.
 
 Source: Avro's specification, "Binary Encoding". Every spelling of a number that has at most ten
@@ -20,14 +20,14 @@ from pyiceberg import types as T
 
 from topicberg.formats.avro.defaults import EXACT, MAX_DECIMAL_BITS
 from topicberg.formats.avro.resolution import (
+    AvroMember,
+    AvroScalar,
     Choice,
     Entries,
     Form,
     Items,
-    Member,
     Node,
     Row,
-    Scalar,
     Skipped,
     Unfit,
 )
@@ -65,7 +65,7 @@ class InvalidError(Exception):
         return f"{field_at(self.path.removeprefix('.'), self.kind)}: {self.problem}"
 
 
-class Cursor:
+class ByteCursor:
     """The bytes of a record, read from the first to the last."""
 
     __slots__ = ("at", "data")
@@ -142,7 +142,7 @@ class Cursor:
         )
 
 
-Read = Callable[[Cursor], Any]
+Read = Callable[[ByteCursor], Any]
 
 
 class Reader(NamedTuple):
@@ -160,7 +160,7 @@ def record_decoder(row: Row, schema_id: int) -> RecordDecoder:
     read = _fields(row, dict(row.defaults))
 
     def decode(payload: bytes) -> dict[str, Any]:
-        cursor, reason = Cursor(payload), ""
+        cursor, reason = ByteCursor(payload), ""
         values: dict[str, Any] = {}
         try:
             values = read(cursor)
@@ -180,7 +180,7 @@ def record_decoder(row: Row, schema_id: int) -> RecordDecoder:
 
 def _reader(node: Node) -> Reader:
     match node:
-        case Scalar():
+        case AvroScalar():
             return Reader(type_name(node.column), _SCALARS[node.form](node))
         case Skipped():
             label = type_name(node.column) if node.column is not None else str(node.type)
@@ -189,7 +189,7 @@ def _reader(node: Node) -> Reader:
             return Reader(type_name(node.column), _unfit(node))
         case Choice():
             return Reader("union", _choice(node))
-        case Member():
+        case AvroMember():
             return _member(node)
         case Items():
             return Reader(type_name(node.column), _items(node))
@@ -208,7 +208,7 @@ def _fields(row: Row, values: dict[str, Any]) -> Read:
     """:param values: those of columns that the writer lacks"""
     parts = [(name, column, *_reader(node)) for name, column, node in row.parts]
 
-    def read(cursor: Cursor) -> dict[str, Any]:
+    def read(cursor: ByteCursor) -> dict[str, Any]:
         found = values.copy()
         for name, column, kind, read_field in parts:
             try:
@@ -225,7 +225,7 @@ def _fields(row: Row, values: dict[str, Any]) -> Read:
 def _items(node: Items) -> Read:
     kind, read_item = _reader(node.inner)
 
-    def read(cursor: Cursor) -> list[Any]:
+    def read(cursor: ByteCursor) -> list[Any]:
         found: list[Any] = []
         for _ in cursor.items():
             try:
@@ -241,7 +241,7 @@ def _entries(node: Entries) -> Read:
     """Return how a map is read; of a key that is there twice, the last value counts."""
     kind, read_value = _reader(node.inner)
 
-    def read(cursor: Cursor) -> list[tuple[str, Any]]:
+    def read(cursor: ByteCursor) -> list[tuple[str, Any]]:
         found: dict[str, Any] = {}
         for _ in cursor.items():
             try:
@@ -261,7 +261,7 @@ def _choice(node: Choice) -> Read:
     branches = [None if one is None else _reader(one) for one in node.branches]
     count = len(branches)
 
-    def read(cursor: Cursor) -> Any:
+    def read(cursor: ByteCursor) -> Any:
         branch = branches[cursor.index(count, "union", "union")]
         if branch is None:
             return None
@@ -273,24 +273,24 @@ def _choice(node: Choice) -> Read:
     return read
 
 
-def _member(node: Member) -> Reader:
+def _member(node: AvroMember) -> Reader:
     kind, read_inner = _reader(node.inner)
     members: dict[str, Any] = dict.fromkeys(field.name for field in node.column.fields)
 
-    def read(cursor: Cursor) -> dict[str, Any]:
+    def read(cursor: ByteCursor) -> dict[str, Any]:
         return {**members, node.name: read_inner(cursor)}
 
     return Reader(kind, read)
 
 
 def _unfit(node: Unfit) -> Read:
-    def read(cursor: Cursor) -> None:
+    def read(cursor: ByteCursor) -> None:
         raise InvalidError(f"a value of the type {node.type} does not fit")
 
     return read
 
 
-def skip(cursor: Cursor, kind: Type) -> None:
+def skip(cursor: ByteCursor, kind: Type) -> None:
     """Read a value without a column.
 
     It may be recursive, and nested as deeply as the record is long.
@@ -327,8 +327,8 @@ def skip(cursor: Cursor, kind: Type) -> None:
 # --- values without parts ---
 
 
-def _boolean(node: Scalar) -> Read:
-    def read(cursor: Cursor) -> bool:
+def _boolean(node: AvroScalar) -> Read:
+    def read(cursor: ByteCursor) -> bool:
         (byte,) = cursor.take(1)
         if byte > 1:
             raise InvalidError(f"value {byte} is neither 0 nor 1")
@@ -337,10 +337,10 @@ def _boolean(node: Scalar) -> Read:
     return read
 
 
-def _whole(node: Scalar) -> Read:
+def _whole(node: AvroScalar) -> Read:
     (low, high), factor, problem = node.bounds, node.factor, node.problem
 
-    def read(cursor: Cursor) -> int:
+    def read(cursor: ByteCursor) -> int:
         number = cursor.number()
         if low <= number <= high:
             return number * factor
@@ -349,39 +349,39 @@ def _whole(node: Scalar) -> Read:
     return read
 
 
-def _nearest(node: Scalar) -> Read:
+def _nearest(node: AvroScalar) -> Read:
     whole = _whole(node)
     if isinstance(node.column, T.DoubleType):
         return lambda cursor: float(whole(cursor))
     return lambda cursor: float(np.int64(whole(cursor)).astype(np.float32))
 
 
-def _ieee(node: Scalar) -> Read:
+def _ieee(node: AvroScalar) -> Read:
     code = struct.Struct("<f" if node.form is Form.FLOAT else "<d")
 
-    def read(cursor: Cursor) -> float:
+    def read(cursor: ByteCursor) -> float:
         value: float = code.unpack(cursor.take(code.size))[0]
         return value
 
     return read
 
 
-def _enum(node: Scalar) -> Read:
+def _enum(node: AvroScalar) -> Read:
     symbols = node.symbols
     return lambda cursor: symbols[cursor.index(len(symbols), "enum")]
 
 
-def _binary(node: Scalar) -> Read:
+def _binary(node: AvroScalar) -> Read:
     size = node.size
-    return Cursor.bytes if size is None else lambda cursor: cursor.take(size)
+    return ByteCursor.bytes if size is None else lambda cursor: cursor.take(size)
 
 
-def _decimal(node: Scalar) -> Read:
+def _decimal(node: AvroScalar) -> Read:
     column = node.column
     assert isinstance(column, T.DecimalType)  # noqa: S101  its form is of such a column
     read_bytes, shift, limit = _binary(node), column.scale - node.scale, 10**column.precision
 
-    def read(cursor: Cursor) -> int:
+    def read(cursor: ByteCursor) -> int:
         data = read_bytes(cursor)
         if not data:
             raise InvalidError("a decimal has at least one byte")
@@ -403,11 +403,11 @@ def _decimal(node: Scalar) -> Read:
     return read
 
 
-def _connect_text(node: Scalar) -> Read:
+def _connect_text(node: AvroScalar) -> Read:
     text = node.text
     assert text is not None  # noqa: S101  its form has it
 
-    def read(cursor: Cursor) -> int:
+    def read(cursor: ByteCursor) -> int:
         found = cursor.text()
         value = parsed(text, found)
         if value is None:
@@ -417,8 +417,8 @@ def _connect_text(node: Scalar) -> Read:
     return read
 
 
-def _nanos(node: Scalar) -> Read:
-    def read(cursor: Cursor) -> int:
+def _nanos(node: AvroScalar) -> Read:
+    def read(cursor: ByteCursor) -> int:
         number = cursor.number()
         if number in INFINITE_NANOS:
             raise InvalidError(f"value {number} (nanoseconds) is infinite")
@@ -427,12 +427,12 @@ def _nanos(node: Scalar) -> Read:
     return read
 
 
-def _decimal_text(node: Scalar) -> Read:
+def _decimal_text(node: AvroScalar) -> Read:
     return lambda cursor: _unscaled(cursor.bytes(), node.scale)
 
 
-def _variable_decimal(node: Scalar) -> Read:
-    def read(cursor: Cursor) -> str:
+def _variable_decimal(node: AvroScalar) -> Read:
+    def read(cursor: ByteCursor) -> str:
         found: dict[str, Any] = {
             name: cursor.number() if name == "scale" else cursor.bytes() for name in node.symbols
         }
@@ -451,13 +451,13 @@ def _unscaled(data: bytes, scale: int) -> str:
     return unscaled_text(data, scale)
 
 
-_SCALARS: dict[Form, Callable[[Scalar], Read]] = {
+_SCALARS: dict[Form, Callable[[AvroScalar], Read]] = {
     Form.BOOLEAN: _boolean,
     Form.WHOLE: _whole,
     Form.NEAREST: _nearest,
     Form.FLOAT: _ieee,
     Form.DOUBLE: _ieee,
-    Form.TEXT: lambda _: Cursor.text,
+    Form.TEXT: lambda _: ByteCursor.text,
     Form.BINARY: _binary,
     Form.ENUM: _enum,
     Form.DECIMAL: _decimal,

@@ -16,7 +16,7 @@ from typing import Any
 from pyiceberg import types as T
 
 from topicberg.formats.avro.defaults import UNITS, default
-from topicberg.formats.avro.schema import Field, Type
+from topicberg.formats.avro.schema import AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MAX_PRECISION, MICROS
 from topicberg.formats.connect_values import MAX_SCALE, TEXTS, Text
 
@@ -61,7 +61,7 @@ class Form(Enum):
 
 
 @dataclass(frozen=True)
-class Scalar:
+class AvroScalar:
     """A value without parts, and its column."""
 
     form: Form
@@ -100,7 +100,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Member:
+class AvroMember:
     """A value that is a member of its column, which is a union's; the other members are null."""
 
     name: str
@@ -142,10 +142,10 @@ class Row:
         return {name: node for _, name, node in self.parts if name is not None}
 
 
-Node = Scalar | Skipped | Unfit | Choice | Member | Items | Entries | Row
+Node = AvroScalar | Skipped | Unfit | Choice | AvroMember | Items | Entries | Row
 
 
-def sources(writer: Type, latest: Type | None) -> dict[str, Field]:
+def sources(writer: Type, latest: Type | None) -> dict[str, AvroField]:
     """Return the writer's fields by the names of the columns that they go to.
 
     These names are the latest schema's, also for fields that it renames with an alias, and the
@@ -245,7 +245,7 @@ def _member(
     writer: Type, latest: Type | None, column: T.IcebergType, member: T.NestedField
 ) -> Node:
     assert isinstance(column, T.StructType)  # noqa: S101  it has the member
-    return Member(member.name, _direct(writer, latest, member.field_type), column)
+    return AvroMember(member.name, _direct(writer, latest, member.field_type), column)
 
 
 def _direct(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
@@ -264,7 +264,7 @@ def _direct(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
     return _scalar(writer, latest, column) or Unfit(writer, column)
 
 
-def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> Scalar | None:
+def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> AvroScalar | None:
     """Resolve a type to a column of one value; None if no value of the type fits.
 
     If only one of the two schemas has a logical type, it gives the number its meaning.
@@ -279,36 +279,36 @@ def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> Scalar 
     means_the_same = meaning is None or new in (None, meaning)
     match column:
         case T.BooleanType() if kind == "boolean":
-            return Scalar(Form.BOOLEAN, column)
+            return AvroScalar(Form.BOOLEAN, column)
         case T.IntegerType() if kind == "int" and means_the_same:
-            return Scalar(Form.WHOLE, column, bounds)
+            return AvroScalar(Form.WHOLE, column, bounds)
         case T.LongType() if is_whole and means_the_same:
-            return Scalar(Form.WHOLE, column, bounds)
+            return AvroScalar(Form.WHOLE, column, bounds)
         case T.FloatType() | T.DoubleType() if is_whole:
-            return Scalar(Form.NEAREST, column, bounds)
+            return AvroScalar(Form.NEAREST, column, bounds)
         case T.FloatType() | T.DoubleType() if kind == "float":
-            return Scalar(Form.FLOAT, column)
+            return AvroScalar(Form.FLOAT, column)
         case T.DoubleType() if kind == "double":
-            return Scalar(Form.DOUBLE, column)
+            return AvroScalar(Form.DOUBLE, column)
         case T.StringType() if kind == "enum":
-            return Scalar(Form.ENUM, column, symbols=writer.symbols)
+            return AvroScalar(Form.ENUM, column, symbols=writer.symbols)
         case T.StringType() if kind == "string" or (kind == "bytes" and meaning is None):
-            return Scalar(Form.TEXT, column)
+            return AvroScalar(Form.TEXT, column)
         case T.BinaryType() if kind in ("bytes", "string", "fixed"):
-            return Scalar(Form.BINARY, column, size=size)
+            return AvroScalar(Form.BINARY, column, size=size)
         case T.DateType() if kind == "int" and (meaning or new) == "date":
             problem = "is not a day of the years 1 to 9999"
-            return Scalar(Form.WHOLE, column, DAYS, problem=problem)
+            return AvroScalar(Form.WHOLE, column, DAYS, problem=problem)
         case T.TimestamptzType() | T.TimestampType() if is_whole:
             return _timestamp(column, bounds, meaning or new or "")
         case T.DecimalType() if kind in ("bytes", "fixed"):
             scaled = writer if meaning else latest
             if scaled is not None and scaled.is_decimal and scaled.scale <= MAX_PRECISION:
-                return Scalar(Form.DECIMAL, column, size=size, scale=scaled.scale)
+                return AvroScalar(Form.DECIMAL, column, size=size, scale=scaled.scale)
     return None
 
 
-def _timestamp(column: T.IcebergType, bounds: tuple[int, int], meaning: str) -> Scalar | None:
+def _timestamp(column: T.IcebergType, bounds: tuple[int, int], meaning: str) -> AvroScalar | None:
     """:param meaning: the logical type; None is returned if it is not of the column's kind"""
     is_local = isinstance(column, T.TimestampType)
     place, _, unit = meaning.rpartition("timestamp-")
@@ -320,29 +320,29 @@ def _timestamp(column: T.IcebergType, bounds: tuple[int, int], meaning: str) -> 
         problem = f"({meaning}) is out of range"
     else:
         bounds = MICROS[0] // factor, MICROS[1] // factor
-    return Scalar(Form.WHOLE, column, bounds, factor, problem)
+    return AvroScalar(Form.WHOLE, column, bounds, factor, problem)
 
 
-def _connect(writer: Type, column: T.IcebergType) -> Scalar | None:
+def _connect(writer: Type, column: T.IcebergType) -> AvroScalar | None:
     """Resolve a type of :mod:`topicberg.formats.connect`."""
     text = TEXTS.get((writer.logical or "").removeprefix("topicberg."))
     if text is not None:
         if isinstance(column, T.StringType):
-            return Scalar(Form.TEXT, column)
+            return AvroScalar(Form.TEXT, column)
         is_of = isinstance(column, text.column)
-        return Scalar(Form.CONNECT_TEXT, column, text=text) if is_of else None
+        return AvroScalar(Form.CONNECT_TEXT, column, text=text) if is_of else None
     names = tuple(field.name for field in writer.fields)
     kinds = {field.name: field.type.kind for field in writer.fields}
     match writer.logical, column:
         case "topicberg.nano-timestamp", T.TimestampType():
-            return Scalar(Form.NANOS, column)
+            return AvroScalar(Form.NANOS, column)
         case "topicberg.decimal", T.StringType():
             scale = writer.scale
             if type(scale) is int and abs(scale) <= MAX_SCALE:
-                return Scalar(Form.DECIMAL_TEXT, column, scale=scale)
+                return AvroScalar(Form.DECIMAL_TEXT, column, scale=scale)
         case "topicberg.variable-decimal", T.StringType():
             if kinds == {"scale": "int", "value": "bytes"}:
-                return Scalar(Form.VARIABLE_DECIMAL, column, symbols=names)
+                return AvroScalar(Form.VARIABLE_DECIMAL, column, symbols=names)
     return None
 
 

@@ -58,7 +58,7 @@ class Type:
     """Full name of a record, an enum or a fixed."""
     aliases: frozenset[str] = frozenset()
     """Full names."""
-    fields: list[Field] = field(default_factory=list)
+    fields: list[AvroField] = field(default_factory=list)
     symbols: tuple[str, ...] = ()
     size: int = 0
     inner: Type | None = None
@@ -105,7 +105,7 @@ class Type:
 
 
 @dataclass(eq=False)
-class Field:
+class AvroField:
     """A field of a record. ``default``: as JSON, or :data:`NO_DEFAULT`."""
 
     name: str
@@ -123,7 +123,7 @@ TIMES: Final = {
 """Times of the day, which are plain numbers in their columns."""
 
 
-def documented(field: Field) -> str | None:
+def documented(field: AvroField) -> str | None:
     """Return the comment of a field's column, with its unit if it is a time of the day."""
     unit = next((TIMES[kind.logical] for kind in field.type.members if kind.logical in TIMES), None)
     return "; ".join(filter(None, (field.doc, unit))) or None
@@ -308,7 +308,7 @@ class _Parser:
         )
         for each in schema["fields"] if kind == "record" else ():
             found.fields.append(
-                Field(
+                AvroField(
                     each["name"],
                     self.type(each["type"], inside),
                     each.get("default", NO_DEFAULT),

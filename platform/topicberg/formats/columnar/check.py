@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.types import DoubleType, NestedField, StringType
 
-from topicberg.formats import Format, Pairing, avro
+from topicberg.formats import Format, ResolvedSchema, avro
 from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
-from topicberg.formats.columnar.program import Code, Programs, Shape
+from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.protobuf.program import emit_record
-from topicberg.formats.protobuf.wire import Field, Message
+from topicberg.formats.protobuf.wire import Message, WireField
 from topicberg.formats.subjects import RegisteredSchema, SchemaType
 
 _DOUBLE = 1.7976931348623157
@@ -50,17 +50,17 @@ def check() -> None:
     _check("PROTOBUF", _of_message, b"\0\x0a\x02ok\x11" + double)
 
 
-def _of_format(its_format: Format, schema: object, code: Code, shape: Shape) -> None:
+def _of_format(its_format: Format, schema: object, code: ProgramCode, shape: Shape) -> None:
     language: SchemaType = "AVRO" if its_format is avro else "JSON"
     registered = RegisteredSchema(1, language, json.dumps(schema))
     places = {place.name: place for place in shape.places}
-    its_format.program(code, places, Pairing(registered, registered, _FIELDS))
+    its_format.program(code, places, ResolvedSchema(registered, registered, _FIELDS))
 
 
-def _of_message(code: Code, shape: Shape) -> None:
+def _of_message(code: ProgramCode, shape: Shape) -> None:
     """Append a program without protoc, which takes long."""
     types = pa.string(), pa.float64()
-    fields = Field("a", 1, "string", 0, types[0]), Field("b", 2, "double", 1, types[1])
+    fields = WireField("a", 1, "string", 0, types[0]), WireField("b", 2, "double", 1, types[1])
     places = {place.name: place for place in shape.places}
     emit_record(code, Message(fields, ("a", "b"), types), [b"\0"], places, len(fields))
 
@@ -69,8 +69,10 @@ def _refused(record: int) -> dict[str, Any]:
     raise RuntimeError(f"compiled code refuses the record {record}")
 
 
-def _check(language: SchemaType, program: Callable[[Code, Shape], None], payload: bytes) -> None:
-    shape, code = Shape(_FIELDS), Code()
+def _check(
+    language: SchemaType, program: Callable[[ProgramCode, Shape], None], payload: bytes
+) -> None:
+    shape, code = Shape(_FIELDS), ProgramCode()
     program(code, shape)
     programs, buffers = Programs.of(code, [(1, 0)], language), Buffers(shape, 1, 1024)
     data = np.frombuffer(wire_prefix(1) + payload, np.uint8).copy()

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg import types as T
 
-from topicberg.formats.columnar.program import Place, Shape, Store
+from topicberg.formats.columnar.program import Shape, Slot, Store
 from topicberg.formats.columnar.records import is_nearly_full, undo
 
 _SCALARS: dict[type[T.IcebergType], pa.DataType] = {
@@ -127,7 +127,7 @@ class Buffers:
             raise
         self._end_value(0)
 
-    def _put(self, place: Place, value: Any) -> None:
+    def _put(self, place: Slot, value: Any) -> None:
         row = int(self.counts[place.domain])
         if row >= self.rooms[1, place.domain]:
             raise BuffersFullError
@@ -176,7 +176,7 @@ class Buffers:
         """Return the columns of the shape; they are views, valid until :meth:`clear`."""
         return [self._array(place) for place in self.shape.places]
 
-    def _array(self, place: Place) -> pa.Array:
+    def _array(self, place: Slot) -> pa.Array:
         count = int(self.counts[place.domain])
         valid = self._valid[place.slot][:count]
         nulls = count - int(np.count_nonzero(valid))

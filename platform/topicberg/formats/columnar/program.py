@@ -251,7 +251,7 @@ class AvroOp(IntEnum):
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """Where the values of a column go."""
 
     name: str
@@ -259,12 +259,12 @@ class Place:
     slot: int
     domain: int
     store: Store
-    inside: tuple[Place, ...] = ()
+    inside: tuple[Slot, ...] = ()
     """The fields of a struct; the items of a list; the keys and the values of a map."""
     items: int = -1
     """The domain of what a list or a map has."""
 
-    def field(self, name: str) -> Place:
+    def field(self, name: str) -> Slot:
         return next(place for place in self.inside if place.name == name)
 
 
@@ -278,7 +278,7 @@ class Shape:
         self.slots, self.domains = next(self._slots), next(self._domains)
         self.all = tuple(self._all(self.places))
 
-    def _place(self, name: str, column: T.IcebergType, domain: int) -> Place:
+    def _place(self, name: str, column: T.IcebergType, domain: int) -> Slot:
         store = next((store for kind, store in _STORES if isinstance(column, kind)), None)
         if store is None:
             raise TableflowError(
@@ -288,19 +288,19 @@ class Shape:
         slot = next(self._slots)
         if isinstance(column, T.StructType):
             fields = (self._place(one.name, one.field_type, domain) for one in column.fields)
-            return Place(name, column, slot, domain, store, tuple(fields))
+            return Slot(name, column, slot, domain, store, tuple(fields))
         if isinstance(column, T.ListType):
             items = next(self._domains)
             item = self._place("element", column.element_type, items)
-            return Place(name, column, slot, domain, store, (item,), items)
+            return Slot(name, column, slot, domain, store, (item,), items)
         if isinstance(column, T.MapType):
             items = next(self._domains)
             key = self._place("key", column.key_type, items)
             value = self._place("value", column.value_type, items)
-            return Place(name, column, slot, domain, store, (key, value), items)
-        return Place(name, column, slot, domain, store)
+            return Slot(name, column, slot, domain, store, (key, value), items)
+        return Slot(name, column, slot, domain, store)
 
-    def _all(self, places: Sequence[Place]) -> Sequence[Place]:
+    def _all(self, places: Sequence[Slot]) -> Sequence[Slot]:
         return [one for place in places for one in (place, *self._all(place.inside))]
 
     def ends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -320,7 +320,7 @@ class Shape:
 
 
 @dataclass
-class Code:
+class ProgramCode:
     """Instructions under construction, of one or more programs."""
 
     instructions: list[list[int]] = field(default_factory=list)
@@ -328,14 +328,14 @@ class Code:
     """Where the branches of unions begin."""
     texts: list[bytes] = field(default_factory=list)
     """Constant texts, such as symbols of enums."""
-    unknown: Place | None = None
+    unknown: Slot | None = None
     """Where the properties of a record of JSON go that are not declared."""
 
     @property
     def at(self) -> int:
         return len(self.instructions)
 
-    def emit(self, operation: int, place: Place | None, *arguments: int) -> int:
+    def emit(self, operation: int, place: Slot | None, *arguments: int) -> int:
         """Append an instruction; return where it is."""
         slot, domain = (place.slot, place.domain) if place else (-1, 0)
         padding = [0] * (WIDTH - 3 - len(arguments))
@@ -360,12 +360,12 @@ class Code:
         return len(self.texts) - len(values)
 
 
-Emit = Callable[[Code, Place], None]
+Emit = Callable[[ProgramCode, Slot], None]
 """Appends the instructions that read a value into a place.
 
 :raises NotCoveredError: there are none
 """
-Skip = Callable[[Code], None]
+Skip = Callable[[ProgramCode], None]
 
 
 @dataclass(frozen=True)
@@ -381,7 +381,9 @@ class Programs:
     language: SchemaType
 
     @classmethod
-    def of(cls, code: Code, writers: Sequence[tuple[int, int]], language: SchemaType) -> Programs:
+    def of(
+        cls, code: ProgramCode, writers: Sequence[tuple[int, int]], language: SchemaType
+    ) -> Programs:
         offsets = np.cumsum([0, *map(len, code.texts)], dtype=np.int64)
         return cls(
             np.array(code.instructions, np.int64).reshape(-1, WIDTH),

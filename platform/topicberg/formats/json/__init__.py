@@ -28,12 +28,12 @@ from functools import lru_cache
 from pyiceberg.types import NestedField, StringType, StructType
 
 from topicberg.errors import TableflowError
-from topicberg.formats.columnar.program import Code, Place
-from topicberg.formats.contract import Pairing, RecordDecoder
+from topicberg.formats.columnar.program import ProgramCode, Slot
+from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.json import columns, record
 from topicberg.formats.json.columns import Node, read_node
 from topicberg.formats.json.conversions import with_conversions
-from topicberg.formats.json.plan import Plan, fields_of, fit
+from topicberg.formats.json.plan import JsonPlan, fields_of, fit
 from topicberg.formats.json.program import emit, emit_record
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -103,12 +103,12 @@ def written(
     return frozenset(own if unknown_as is None else (*own, unknown_as))
 
 
-def filled(pairing: Pairing) -> frozenset[str]:
+def filled(pairing: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`topicberg.formats.Format`."""
     return written(pairing.writer, pairing.latest, pairing.message)
 
 
-def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
     code.unknown = places.get(pairing.writer.options.unknown_as or "")
@@ -119,14 +119,14 @@ def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
 
 
 @lru_cache(maxsize=64)
-def record_decoder(pairing: Pairing) -> RecordDecoder:
+def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
     """Return the reference decoder; see :class:`topicberg.formats.Format`."""
     writer = pairing.writer
     return record.decoder(_plan(pairing), writer.wrapped_as, writer.options.unknown_as)
 
 
 @lru_cache(maxsize=64)
-def _plan(pairing: Pairing) -> Plan:
+def _plan(pairing: ResolvedSchema) -> JsonPlan:
     """Return the plan by which a writer's records become rows.
 
     :raises TableflowError: the writer's schema has another type for a column than the table

@@ -20,8 +20,8 @@ from typing import Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats.json.columns import Kind, Node
-from topicberg.formats.json.plan import RANGES, SCALARS, Plan
-from topicberg.formats.json.scalars import MisfitError, Read, date_time_micros, unexpected_in
+from topicberg.formats.json.plan import RANGES, SCALARS, JsonPlan
+from topicberg.formats.json.scalars import Read, ScalarMisfitError, date_time_micros, unexpected_in
 from topicberg.formats.json.syntax import Number, rendered
 
 NUMBER_FROM_TEXT, TEXT_FROM_ANY = "number_from_text", "text_from_any"
@@ -112,7 +112,7 @@ def _replaced(node: Node, name: str, child: Node | None) -> Node | None:
     return None if child is None else replace(node, children={**node.children, name: child})
 
 
-def converting(read: Read, plan: Plan) -> Read:
+def converting(read: Read, plan: JsonPlan) -> Read:
     """Return what reads a value with the conversions of its field."""
     names = frozenset(plan.node.conversions)
     if not names:
@@ -134,7 +134,7 @@ def converting(read: Read, plan: Plan) -> Read:
     return converted
 
 
-def _of_text(plan: Plan, read: Read) -> Iterator[tuple[str, Read]]:
+def _of_text(plan: JsonPlan, read: Read) -> Iterator[tuple[str, Read]]:
     """Yield what reads text by a conversion; None: it is not of that form."""
 
     def number(text: str) -> Any:
@@ -150,7 +150,7 @@ def _of_text(plan: Plan, read: Read) -> Iterator[tuple[str, Read]]:
         low, high = RANGES["timestamptz"]
         if not low <= millis <= high:
             problem = " is not between the years 1 and 9999"
-            raise MisfitError(plan.column, "value ", text, problem)
+            raise ScalarMisfitError(plan.column, "value ", text, problem)
         return 1000 * millis
 
     yield NUMBER_FROM_TEXT, number

@@ -22,7 +22,7 @@ from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join
 _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 
 
-class Scalar(NamedTuple):
+class JsonScalar(NamedTuple):
     """A kind of values without inner ones.
 
     ``columns``: the type of their column, then those of other columns that they can go to; a value
@@ -37,29 +37,29 @@ class Scalar(NamedTuple):
 
 _TEXTS: tuple[Kind, ...] = ("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
 _UNSCALED = "a number, or base64 of its unscaled bytes"
-SCALARS: dict[Kind, Scalar] = {
-    "string": Scalar((T.StringType,), "string", "a string"),
-    "json": Scalar((T.StringType,), "variant", "a value"),
-    "boolean": Scalar((T.BooleanType,), "boolean", "true or false"),
-    "int": Scalar((T.IntegerType, *_NUMBERS), "int", "a whole number"),
-    "long": Scalar((T.LongType, *_NUMBERS), "bigint", "a whole number"),
-    "float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
-    "double": Scalar((T.DoubleType,), "double", "a number"),
-    "any-float": Scalar((T.FloatType, T.DoubleType), "float", "a number"),
-    "any-double": Scalar((T.DoubleType,), "double", "a number"),
-    "decimal": Scalar((T.DecimalType,), "variant", _UNSCALED),
-    "binary": Scalar((T.BinaryType,), "binary", "base64"),
-    "date": Scalar((T.DateType,), "int", "a whole number of days"),
-    "timestamp": Scalar((T.TimestampType,), "bigint", "a whole number of milliseconds"),
-    "timestamptz": Scalar((T.TimestamptzType,), "bigint", "a whole number of milliseconds"),
-    "date-time": Scalar(
+SCALARS: dict[Kind, JsonScalar] = {
+    "string": JsonScalar((T.StringType,), "string", "a string"),
+    "json": JsonScalar((T.StringType,), "variant", "a value"),
+    "boolean": JsonScalar((T.BooleanType,), "boolean", "true or false"),
+    "int": JsonScalar((T.IntegerType, *_NUMBERS), "int", "a whole number"),
+    "long": JsonScalar((T.LongType, *_NUMBERS), "bigint", "a whole number"),
+    "float": JsonScalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "double": JsonScalar((T.DoubleType,), "double", "a number"),
+    "any-float": JsonScalar((T.FloatType, T.DoubleType), "float", "a number"),
+    "any-double": JsonScalar((T.DoubleType,), "double", "a number"),
+    "decimal": JsonScalar((T.DecimalType,), "variant", _UNSCALED),
+    "binary": JsonScalar((T.BinaryType,), "binary", "base64"),
+    "date": JsonScalar((T.DateType,), "int", "a whole number of days"),
+    "timestamp": JsonScalar((T.TimestampType,), "bigint", "a whole number of milliseconds"),
+    "timestamptz": JsonScalar((T.TimestamptzType,), "bigint", "a whole number of milliseconds"),
+    "date-time": JsonScalar(
         (T.TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
     ),
-    "timestamp-micros": Scalar((T.TimestampType,), "bigint", "a whole number of microseconds"),
-    "timestamp-nanos": Scalar((T.TimestampType,), "bigint", "a whole number of nanoseconds"),
-    **{kind: Scalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
-    "decimal-text": Scalar((T.StringType,), "variant", _UNSCALED),
-    "variable-decimal": Scalar(
+    "timestamp-micros": JsonScalar((T.TimestampType,), "bigint", "a whole number of microseconds"),
+    "timestamp-nanos": JsonScalar((T.TimestampType,), "bigint", "a whole number of nanoseconds"),
+    **{kind: JsonScalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
+    "decimal-text": JsonScalar((T.StringType,), "variant", _UNSCALED),
+    "variable-decimal": JsonScalar(
         (T.StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
     ),
 }
@@ -87,7 +87,7 @@ _GROUPS: dict[Kind, str] = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class JsonPlan:
     """How a value becomes the value of a column, or of a part of one.
 
     ``kind``: how it is read; for a union, that is decided by its ``members``. ``children``: for a
@@ -97,18 +97,18 @@ class Plan:
     kind: Kind
     column: T.IcebergType
     node: Node
-    children: Mapping[str, Plan] = field(default_factory=dict)
-    members: tuple[Member, ...] = ()
+    children: Mapping[str, JsonPlan] = field(default_factory=dict)
+    members: tuple[JsonMember, ...] = ()
 
 
 @dataclass(frozen=True)
-class Member:
+class JsonMember:
     """An alternative of a union. ``place``: the field of the column's struct; "": the column.
 
     ``place`` None: such a value has no column, which makes its record malformed.
     """
 
-    plan: Plan
+    plan: JsonPlan
     place: str | None
 
 
@@ -142,7 +142,7 @@ def columns_of(kind: T.StructType) -> dict[str, T.IcebergType]:
 
 def fit(
     subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str = ""
-) -> Plan:
+) -> JsonPlan:
     """Return the plan by which values of the writer's ``node`` become values of ``column``.
 
     :param latest: the latest schema's type at this place; None: it has none
@@ -169,7 +169,7 @@ def fit(
         part: fit(subject, node.children[part], twins.get(part), kind, join(path, part))
         for part, kind in parts.items()
     }
-    return Plan(read_as, column, node, children)
+    return JsonPlan(read_as, column, node, children)
 
 
 def _read_as(node: Node, latest: Node | None, column: T.IcebergType) -> Kind:
@@ -196,7 +196,7 @@ def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> Table
 
 def _fit_union(
     subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str
-) -> Plan:
+) -> JsonPlan:
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
     columns = columns_of(column) if isinstance(column, T.StructType) else {}
@@ -207,20 +207,20 @@ def _fit_union(
         twins = _matched(nodes, list(latest.children.items()))
     else:
         twins = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
-    members: list[Member] = []
+    members: list[JsonMember] = []
     for one, (place, twin) in zip(nodes, twins, strict=True):
         kind = columns.get(place or "", column)
         if place in ("", *columns):
             try:
-                members.append(Member(fit(subject, one, twin, kind, path), place))
+                members.append(JsonMember(fit(subject, one, twin, kind, path), place))
                 continue
             except TableflowError:
                 pass
         unplaced = fit(subject, one, None, _type_of(one, itertools.count()))
-        members.append(Member(unplaced, None))
+        members.append(JsonMember(unplaced, None))
     if all(member.place is None for member in members):
         raise _unlike(subject, node, column, path)
-    return Plan("union", column, node, members=tuple(members))
+    return JsonPlan("union", column, node, members=tuple(members))
 
 
 def _may_be(node: Node, latest: Node | None) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
 
-from topicberg.formats.columnar.program import Code, JsonOp, NotCoveredError, Place
+from topicberg.formats.columnar.program import JsonOp, NotCoveredError, ProgramCode, Slot
 from topicberg.formats.json.columns import Kind, Node
 from topicberg.formats.json.conversions import NULL_FROM_EMPTY, NUMBER_FROM_TEXT
-from topicberg.formats.json.plan import COMPARED, RANGES, SCALARS, Member, Plan
+from topicberg.formats.json.plan import COMPARED, RANGES, SCALARS, JsonMember, JsonPlan
 
 _SIMPLE: dict[Kind, JsonOp] = {
     "string": JsonOp.TEXT,
@@ -42,7 +42,7 @@ _MAX_BITS = 62
 """Of a mask: kinds of objects, and names of their properties."""
 
 
-def emit_record(code: Code, plan: Plan, places: Mapping[str, Place]) -> None:
+def emit_record(code: ProgramCode, plan: JsonPlan, places: Mapping[str, Slot]) -> None:
     """Append the instructions that read a record's object.
 
     :param places: where the values of the columns go, by name
@@ -57,7 +57,7 @@ def emit_record(code: Code, plan: Plan, places: Mapping[str, Place]) -> None:
             raise NotCoveredError(f"a record is a {kind}")
 
 
-def emit(code: Code, plan: Plan, place: Place) -> None:
+def emit(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
     """Append the instructions that read a value.
 
     :raises NotCoveredError: there are none
@@ -103,7 +103,11 @@ def emit(code: Code, plan: Plan, place: Place) -> None:
 
 
 def _object(
-    code: Code, plan: Plan, place: Place | None, places: Mapping[str, Place], domain: int = 0
+    code: ProgramCode,
+    plan: JsonPlan,
+    place: Slot | None,
+    places: Mapping[str, Slot],
+    domain: int = 0,
 ) -> None:
     """:param domain: of an object that has no place of its own"""
     names = list(plan.children)
@@ -122,7 +126,7 @@ def _object(
         emit(code, child, places[name])
 
 
-def _names(code: Code, names: Sequence[str]) -> int:
+def _names(code: ProgramCode, names: Sequence[str]) -> int:
     """Add names as JSON text has them, then without escapes; return the number of the first one."""
     escaped = [json.dumps(name, ensure_ascii=False)[1:-1].encode() for name in names]
     return code.text([*escaped, *(name.encode() for name in names)])
@@ -131,7 +135,9 @@ def _names(code: Code, names: Sequence[str]) -> int:
 # --- unions ---
 
 
-def _union(code: Code, plan: Plan, place: Place | None, places: Mapping[str, Place]) -> None:
+def _union(
+    code: ProgramCode, plan: JsonPlan, place: Slot | None, places: Mapping[str, Slot]
+) -> None:
     """Append the instructions of a value of several types.
 
     A value goes to the first member that has its JSON type: if that cannot read it, the record is
@@ -158,7 +164,7 @@ def _union(code: Code, plan: Plan, place: Place | None, places: Mapping[str, Pla
             code.targets[first + offset] = target(able[0])
 
 
-def _may_be(plan: Plan, kind: str) -> bool:
+def _may_be(plan: JsonPlan, kind: str) -> bool:
     """Return whether a value of a JSON type may be a value of a member."""
     match plan.kind:
         case "struct" | "map" | "variable-decimal":
@@ -184,7 +190,9 @@ def _is_limited(node: Node) -> bool:
     return bool(node.constants) and node.kind in COMPARED
 
 
-def _member(code: Code, member: Member, place: Place | None, places: Mapping[str, Place]) -> int:
+def _member(
+    code: ProgramCode, member: JsonMember, place: Slot | None, places: Mapping[str, Slot]
+) -> int:
     """Return the first instruction of a member; -1: it has none."""
     if member.place is None:
         return -1
@@ -202,7 +210,7 @@ def _member(code: Code, member: Member, place: Place | None, places: Mapping[str
     return at
 
 
-def _choice(code: Code, plans: Sequence[Plan], targets: Sequence[int]) -> int:
+def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]) -> int:
     """Return the instruction that finds the kind of an object, or that of the only one; -1: none.
 
     The targets of the instruction are: how many kinds there are; the instruction of each; the mask
@@ -261,7 +269,7 @@ def _choice(code: Code, plans: Sequence[Plan], targets: Sequence[int]) -> int:
 # --- numbers ---
 
 
-def _whole(code: Code, plan: Plan, place: Place) -> None:
+def _whole(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
     low, high = RANGES[plan.kind]
     column = plan.column
     if type(column) in _EXACT:
@@ -277,7 +285,7 @@ def _whole(code: Code, plan: Plan, place: Place) -> None:
         code.emit(JsonOp.LONG, place, low, high, _WHOLE[plan.kind])
 
 
-def _decimal(code: Code, plan: Plan, place: Place) -> None:
+def _decimal(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
     precision, own_scale, column = plan.node.precision, plan.node.scale, plan.column
     assert isinstance(column, DecimalType)  # noqa: S101  the plan's
     scale = min(own_scale, column.scale)

@@ -18,8 +18,8 @@ from pyiceberg import types as T
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.conversions import converting
-from topicberg.formats.json.plan import COMPARED, Member, Plan, columns_of
-from topicberg.formats.json.scalars import MisfitError, Read, scalar, unexpected_in
+from topicberg.formats.json.plan import COMPARED, JsonMember, JsonPlan, columns_of
+from topicberg.formats.json.scalars import Read, ScalarMisfitError, scalar, unexpected_in
 from topicberg.formats.json.syntax import members, parsed, rendered
 from topicberg.formats.reasons import MalformedError, shortened
 
@@ -42,7 +42,7 @@ class _Steps(threading.local):
 _steps = _Steps()
 
 
-def decoder(plan: Plan, wrapped_as: str | None, unknown_as: str | None = None) -> RecordDecoder:
+def decoder(plan: JsonPlan, wrapped_as: str | None, unknown_as: str | None = None) -> RecordDecoder:
     """Return what decodes the records of a plan.
 
     :param wrapped_as: a record is the value of this property, of the only one
@@ -67,7 +67,7 @@ def decoder(plan: Plan, wrapped_as: str | None, unknown_as: str | None = None) -
                     row[unknown_as] = members(rest)
                 return row
             return {} if value is None or read is None else {wrapped_as: read(value)}
-        except MisfitError as misfit:
+        except ScalarMisfitError as misfit:
             if wrapped_as is not None:
                 misfit.path.append(wrapped_as)
             raise MalformedError(str(misfit)) from None
@@ -75,7 +75,7 @@ def decoder(plan: Plan, wrapped_as: str | None, unknown_as: str | None = None) -
     return decode
 
 
-def unknown(plan: Plan, value: Any) -> Any:
+def unknown(plan: JsonPlan, value: Any) -> Any:
     """Return what of a value has no column, at the place that it has there; None: nothing.
 
     :param value: one that the plan can read
@@ -95,7 +95,7 @@ def unknown(plan: Plan, value: Any) -> Any:
     return None
 
 
-def _rests(children: Mapping[str, Plan], value: dict[str, Any]) -> dict[str, Any] | None:
+def _rests(children: Mapping[str, JsonPlan], value: dict[str, Any]) -> dict[str, Any] | None:
     found = {}
     for name, inner in value.items():
         if name not in children:
@@ -108,7 +108,7 @@ def _rests(children: Mapping[str, Plan], value: dict[str, Any]) -> dict[str, Any
 # --- nested values ---
 
 
-def _reader(plan: Plan, *, in_union: bool = False) -> Read:
+def _reader(plan: JsonPlan, *, in_union: bool = False) -> Read:
     """:param in_union: the value may be read again, as another member of a union"""
     match plan.kind:
         case "struct":
@@ -137,7 +137,7 @@ def _counted(read: Read) -> Read:
     return counted
 
 
-def _struct(plan: Plan, in_union: bool, is_whole: bool = False) -> Read:
+def _struct(plan: JsonPlan, in_union: bool, is_whole: bool = False) -> Read:
     """:param is_whole: it is a record, whose row lacks the columns that are null"""
     assert isinstance(plan.column, T.StructType)  # noqa: S101  the plan's
     empty: dict[str, Any] = {} if is_whole else dict.fromkeys(columns_of(plan.column))
@@ -153,7 +153,7 @@ def _struct(plan: Plan, in_union: bool, is_whole: bool = False) -> Read:
             for name, inner in value.items():
                 if inner is not None and (read_inner := reader_of(name)) is not None:
                     row[name] = read_inner(inner)
-        except MisfitError as misfit:
+        except ScalarMisfitError as misfit:
             misfit.path.append(f".{name}")
             raise
         return row
@@ -161,7 +161,7 @@ def _struct(plan: Plan, in_union: bool, is_whole: bool = False) -> Read:
     return read
 
 
-def _list(plan: Plan, in_union: bool) -> Read:
+def _list(plan: JsonPlan, in_union: bool) -> Read:
     element, unexpected = _reader(plan.children["element"], in_union=in_union), unexpected_in(plan)
 
     def read(value: Any) -> Any:
@@ -171,7 +171,7 @@ def _list(plan: Plan, in_union: bool) -> Read:
         try:
             for inner in value:
                 found.append(None if inner is None else element(inner))
-        except MisfitError as misfit:
+        except ScalarMisfitError as misfit:
             misfit.path.append(f"[{len(found)}]")
             raise
         return found
@@ -179,7 +179,7 @@ def _list(plan: Plan, in_union: bool) -> Read:
     return read
 
 
-def _map(plan: Plan, in_union: bool) -> Read:
+def _map(plan: JsonPlan, in_union: bool) -> Read:
     read_value, unexpected = _reader(plan.children["value"], in_union=in_union), unexpected_in(plan)
 
     def read(value: Any) -> Any:
@@ -190,7 +190,7 @@ def _map(plan: Plan, in_union: bool) -> Read:
         try:
             for name, inner in value.items():
                 found.append((name, None if inner is None else read_value(inner)))
-        except MisfitError as misfit:
+        except ScalarMisfitError as misfit:
             misfit.path.append(f".{shortened(name)}")
             raise
         return found
@@ -198,7 +198,7 @@ def _map(plan: Plan, in_union: bool) -> Read:
     return read
 
 
-def _entries(plan: Plan, in_union: bool) -> Read:
+def _entries(plan: JsonPlan, in_union: bool) -> Read:
     """Return what reads an array of objects with key and value as a map."""
     readers = {name: _reader(plan.children[name], in_union=in_union) for name in ("key", "value")}
     column, unexpected = plan.column, unexpected_in(plan)
@@ -208,7 +208,7 @@ def _entries(plan: Plan, in_union: bool) -> Read:
             return None
         try:
             return readers[name](inner)
-        except MisfitError as misfit:
+        except ScalarMisfitError as misfit:
             misfit.path.append(f".{name}")
             raise
 
@@ -221,11 +221,11 @@ def _entries(plan: Plan, in_union: bool) -> Read:
             for number, entry in enumerate(value):  # noqa: B007  the path has it
                 if type(entry) is not dict:
                     expected = "an object with key and value expected, "
-                    raise MisfitError(column, expected, entry, " found")
+                    raise ScalarMisfitError(column, expected, entry, " found")
                 if (key := part(entry, "key")) is None:
-                    raise MisfitError(column, "the key is missing in ", entry)
+                    raise ScalarMisfitError(column, "the key is missing in ", entry)
                 found[key] = part(entry, "value")
-        except MisfitError as misfit:
+        except ScalarMisfitError as misfit:
             misfit.path.append(f"[{number}]")
             raise
         return list(found.items())
@@ -236,7 +236,7 @@ def _entries(plan: Plan, in_union: bool) -> Read:
 # --- unions ---
 
 
-def _union(plan: Plan) -> Read:
+def _union(plan: JsonPlan) -> Read:
     """Return what reads a value as the first member that it fits.
 
     Members that declare all properties of an object are preferred: an object fits each member
@@ -246,17 +246,17 @@ def _union(plan: Plan) -> Read:
     column = plan.column
 
     def read(value: Any) -> Any:
-        misfits: list[MisfitError] = []
+        misfits: list[ScalarMisfitError] = []
         fitting: list[tuple[Callable[[Any, Any], Any], Any]] = []
         for is_accepted, read_member, declared, place in members:
             _steps.take(1)
             if not is_accepted(value):
                 lacks = " lacks what the schema requires"
-                misfits.append(MisfitError(column, "value ", value, lacks))
+                misfits.append(ScalarMisfitError(column, "value ", value, lacks))
                 continue
             try:
                 stored = read_member(value)
-            except MisfitError as misfit:
+            except ScalarMisfitError as misfit:
                 misfits.append(misfit)
                 continue
             if declared is None or value.keys() <= declared:
@@ -267,13 +267,13 @@ def _union(plan: Plan) -> Read:
             return place(stored, value)
         if len(misfits) == 1:
             raise misfits[0]
-        raise MisfitError(column, "value ", value, f" is none of its {len(misfits)} types")
+        raise ScalarMisfitError(column, "value ", value, f" is none of its {len(misfits)} types")
 
     return read
 
 
 def _member(
-    plan: Plan, member: Member
+    plan: JsonPlan, member: JsonMember
 ) -> tuple[Callable[[Any], bool], Read, frozenset[str] | None, Callable[[Any, Any], Any]]:
     """Return whether a value may be a member, how it is read, its properties, and where it goes."""
     node = member.plan.node
@@ -286,7 +286,7 @@ def _member(
         if member.place == "":
             return stored
         if member.place is None:
-            raise MisfitError(plan.column, "value ", value, f" is a {kind}, without a column")
+            raise ScalarMisfitError(plan.column, "value ", value, f" is a {kind}, without a column")
         return {**empty, member.place: stored}
 
     return _accepting(node), _reader(member.plan, in_union=True), declared, place
@@ -329,7 +329,7 @@ def _one_of(node: Node) -> Callable[[Any], bool] | None:
     return is_one
 
 
-def _json(plan: Plan, in_union: bool) -> Read:
+def _json(plan: JsonPlan, in_union: bool) -> Read:
     """Return what reads any value as JSON text: without white space, names in order.
 
     A number of up to 38 digits is written without needless zeros, one with an exponent as Java
@@ -342,7 +342,7 @@ def _json(plan: Plan, in_union: bool) -> Read:
     def read(value: Any) -> Any:
         text = rendered(value)
         if opening and text[0] not in opening:
-            raise MisfitError(column, f"{expected} expected, ", value, " found")
+            raise ScalarMisfitError(column, f"{expected} expected, ", value, " found")
         if in_union:
             _steps.take(len(text))
         return text

@@ -21,7 +21,7 @@ from topicberg.formats.connect_values import (
     unscaled_text,
 )
 from topicberg.formats.json.columns import Kind
-from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES, SCALARS, Plan
+from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES, SCALARS, JsonPlan
 from topicberg.formats.json.syntax import Number, abbreviated, plain
 from topicberg.formats.reasons import MalformedError, field_at
 
@@ -57,7 +57,7 @@ _MAX_BITS = 128
 """Of the unscaled value of a decimal, and more."""
 
 
-class MisfitError(Exception):
+class ScalarMisfitError(Exception):
     """A value does not fit its column. ``path``: the names and places that lead to it, backward."""
 
     def __init__(self, column: object, before: str, value: Any = ..., after: str = "") -> None:
@@ -73,13 +73,13 @@ class MisfitError(Exception):
         return f"{field_at(path, self.column)}: {problem}"
 
 
-def unexpected_in(plan: Plan) -> Callable[[Any], MisfitError]:
+def unexpected_in(plan: JsonPlan) -> Callable[[Any], ScalarMisfitError]:
     """Return what makes the error for a value of another type."""
     column, before = plan.column, f"{_EXPECTED.get(plan.kind, 'a value')} expected, "
-    return lambda value: MisfitError(column, before, value, " found")
+    return lambda value: ScalarMisfitError(column, before, value, " found")
 
 
-def scalar(plan: Plan, *, in_union: bool) -> Read:
+def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
     """Return what reads a value.
 
     :param in_union: as a member of a union, which is stricter
@@ -107,7 +107,7 @@ def scalar(plan: Plan, *, in_union: bool) -> Read:
 # --- text ---
 
 
-def _simple(plan: Plan) -> Read:
+def _simple(plan: JsonPlan) -> Read:
     kind: type = bool if plan.kind == "boolean" else str
     unexpected = unexpected_in(plan)
 
@@ -119,7 +119,7 @@ def _simple(plan: Plan) -> Read:
     return read
 
 
-def _binary(plan: Plan, in_union: bool) -> Read:
+def _binary(plan: JsonPlan, in_union: bool) -> Read:
     unexpected = unexpected_in(plan)
 
     def read(value: Any) -> Any:
@@ -143,7 +143,7 @@ def _base64(value: Any) -> bytes | None:
         return None
 
 
-def _date_time(plan: Plan, in_union: bool) -> Read:
+def _date_time(plan: JsonPlan, in_union: bool) -> Read:
     """Return what reads a time of RFC 3339; digits beyond microseconds are dropped."""
     most = _OLD_OFFSET if in_union else _MAX_OFFSET
     unexpected = unexpected_in(plan)
@@ -183,7 +183,7 @@ def date_time_micros(text: str, most: int = _MAX_OFFSET) -> int | None:
     return micros if low <= micros < high + 1000 else None
 
 
-def _text_of_kind(plan: Plan) -> Read:
+def _text_of_kind(plan: JsonPlan) -> Read:
     kind, unexpected = TEXTS[plan.kind], unexpected_in(plan)
 
     def read(value: Any) -> Any:
@@ -207,7 +207,7 @@ def _was_inexact(number: Number) -> bool:
     return bool(exponent) and len(mantissa.lstrip("-").replace(".", "")) > _OLD_DIGITS
 
 
-def _whole(plan: Plan, in_union: bool) -> Read:
+def _whole(plan: JsonPlan, in_union: bool) -> Read:
     kind, column, unexpected = plan.kind, plan.column, unexpected_in(plan)
     low, high = RANGES[kind]
     is_moment = kind in ("date", "timestamp", "timestamptz", "timestamp-micros")
@@ -221,10 +221,10 @@ def _whole(plan: Plan, in_union: bool) -> Read:
             if number is None or (in_union and _was_inexact(value)):
                 raise unexpected(value)
         if not low <= number <= high:
-            raise MisfitError(column, "value ", value, outside)
+            raise ScalarMisfitError(column, "value ", value, outside)
         found = number if stored is None else stored(number)
         if found is None:
-            raise MisfitError(column, "value ", value, " exceeds the column's range")
+            raise ScalarMisfitError(column, "value ", value, " exceeds the column's range")
         return found
 
     return read
@@ -262,7 +262,7 @@ def _int(number: Number) -> int | None:
     return -found if number.startswith("-") else found
 
 
-def _floating(plan: Plan, in_union: bool) -> Read:
+def _floating(plan: JsonPlan, in_union: bool) -> Read:
     column, unexpected = plan.column, unexpected_in(plan)
     is_float = plan.kind.endswith("float")
     others = OTHER_NUMBERS if plan.kind.startswith("any-") else {}
@@ -277,7 +277,7 @@ def _floating(plan: Plan, in_union: bool) -> Read:
         except OverflowError:
             found = math.inf
         if abs(found) == math.inf:
-            raise MisfitError(column, "value ", value, " exceeds the range")
+            raise ScalarMisfitError(column, "value ", value, " exceeds the range")
         return found + 0.0 if in_union else found  # a negative zero is zero there
 
     return read
@@ -316,7 +316,7 @@ def _fraction(number: Number) -> Fraction:
     return -found if number.startswith("-") else found
 
 
-def _decimal(plan: Plan, in_union: bool) -> Read:
+def _decimal(plan: JsonPlan, in_union: bool) -> Read:
     """Return what reads a number, or base64 of Connect's bytes: the unscaled value, big-endian."""
     own = T.DecimalType(plan.node.precision, plan.node.scale)
     column, unexpected = plan.column, unexpected_in(plan)
@@ -330,7 +330,7 @@ def _decimal(plan: Plan, in_union: bool) -> Read:
             if not unscaled or (in_union and len(value) > _OLD_BASE64):
                 raise unexpected(value)
             if int.from_bytes(unscaled, "big", signed=True).bit_length() > _MAX_BITS:
-                raise MisfitError(own, "value ", value, " exceeds the precision")
+                raise ScalarMisfitError(own, "value ", value, " exceeds the precision")
             number = Number(unscaled_text(unscaled, own.scale))
             value = Number(plain(number))
         elif type(value) is int:
@@ -340,16 +340,16 @@ def _decimal(plan: Plan, in_union: bool) -> Read:
         digits, exponent = number.parts()
         for kind in kinds:
             if len(digits) + exponent > kind.precision - kind.scale:
-                raise MisfitError(kind, "value ", value, " exceeds the precision")
+                raise ScalarMisfitError(kind, "value ", value, " exceeds the precision")
             if -exponent > kind.scale:
-                raise MisfitError(kind, "value ", value, " exceeds the scale")
+                raise ScalarMisfitError(kind, "value ", value, " exceeds the scale")
         found = int(digits or 0) * 10 ** (exponent + column.scale)
         return -found if number.startswith("-") else found
 
     return read
 
 
-def _decimal_text(plan: Plan) -> Read:
+def _decimal_text(plan: JsonPlan) -> Read:
     """Return what reads all digits of a number, or of Connect's bytes."""
     column, scale, unexpected = plan.column, plan.node.scale, unexpected_in(plan)
 
@@ -358,16 +358,16 @@ def _decimal_text(plan: Plan) -> Read:
             number = Number(value)
             digits, exponent = number.parts()
             if len(digits) + exponent > 2 * MAX_DECIMAL_BYTES:
-                raise MisfitError(column, "value ", value, " has too many digits")
+                raise ScalarMisfitError(column, "value ", value, " has too many digits")
             if -exponent > scale:
-                raise MisfitError(column, "value ", value, " exceeds the scale")
+                raise ScalarMisfitError(column, "value ", value, " exceeds the scale")
             return plain(number, scale)
         return _all_digits(value, scale, unexpected(value))
 
     return read
 
 
-def _variable_decimal(plan: Plan) -> Read:
+def _variable_decimal(plan: JsonPlan) -> Read:
     """Return what reads all digits of Debezium's object of a scale and an unscaled value."""
     unexpected = unexpected_in(plan)
 
@@ -382,7 +382,7 @@ def _variable_decimal(plan: Plan) -> Read:
     return read
 
 
-def _all_digits(value: Any, scale: int, misfit: MisfitError) -> str:
+def _all_digits(value: Any, scale: int, misfit: ScalarMisfitError) -> str:
     """:param misfit: what to raise if the value is not base64"""
     unscaled = _base64(value)
     if unscaled is None:
@@ -390,5 +390,5 @@ def _all_digits(value: Any, scale: int, misfit: MisfitError) -> str:
     try:
         check_decimal(unscaled, scale, "")
     except MalformedError as error:
-        raise MisfitError(misfit.column, str(error).removeprefix(": ")) from None
+        raise ScalarMisfitError(misfit.column, str(error).removeprefix(": ")) from None
     return unscaled_text(unscaled, scale)

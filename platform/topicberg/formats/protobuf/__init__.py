@@ -40,12 +40,12 @@ from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
-from topicberg.formats.columnar.program import Code, Place, Shape
-from topicberg.formats.contract import Pairing, RecordDecoder
+from topicberg.formats.columnar.program import ProgramCode, Shape, Slot
+from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.protobuf import record, wire
 from topicberg.formats.protobuf.columns import message_fields
 from topicberg.formats.protobuf.program import emit_record
-from topicberg.formats.protobuf.resolution import MisfitError, absent_of_message, message_plan
+from topicberg.formats.protobuf.resolution import FieldMisfitError, absent_of_message, message_plan
 from topicberg.formats.protobuf.schema import (
     file_of,
     index_prefixes,
@@ -100,7 +100,7 @@ def file_fields(name: str, text: str, message: str | None) -> list[T.NestedField
     )
 
 
-def filled(pairing: Pairing) -> frozenset[str]:
+def filled(pairing: ResolvedSchema) -> frozenset[str]:
     """Return the columns that a writer fills; see :class:`topicberg.formats.Format`.
 
     A field whose values do not fit the column of the renamed one fills that of its own name.
@@ -112,20 +112,20 @@ def filled(pairing: Pairing) -> frozenset[str]:
     return frozenset(own[field.column].name for field in plan.fields if field.column is not None)
 
 
-def program(code: Code, places: Mapping[str, Place], pairing: Pairing) -> None:
+def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
     """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
     own, plan, prefixes = reader(pairing)
     emit_record(code, plan, prefixes, places, len(Shape(own).all))
 
 
 @lru_cache(maxsize=256)
-def record_decoder(pairing: Pairing) -> RecordDecoder:
+def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
     """Return the reference decoder; see :class:`topicberg.formats.Format`."""
     _, plan, prefixes = reader(pairing)
     return record.decoder(plan, prefixes, lambda payload: _other_message(payload, pairing))
 
 
-def _other_message(payload: bytes, pairing: Pairing) -> str:
+def _other_message(payload: bytes, pairing: ResolvedSchema) -> str:
     """Return the reason for message indexes that do not name the table's message."""
     expected = target_message(pairing.latest, pairing.message).full_name
     indexes = indexes_of_record(payload)
@@ -176,7 +176,7 @@ def message_indexes(schema: RegisteredSchema, message: str | None) -> bytes:
 
 
 def reader(
-    pairing: Pairing,
+    pairing: ResolvedSchema,
 ) -> tuple[list[T.NestedField], wire.Message, tuple[bytes, ...]]:
     """Return how a writer's records are read.
 
@@ -192,7 +192,7 @@ def reader(
     ]  # the table has other columns, too
     try:
         plan = message_plan(source, target, own)
-    except MisfitError as misfit:
+    except FieldMisfitError as misfit:
         raise TableflowError(
             f"{where}: field {misfit.field} {misfit}",
             hint="register a compatible version, or disable Tableflow for the topic and enable it "

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from pyiceberg import types as T
 
-from topicberg.formats.columnar.program import Code, Encoding, Place, ProtobufOp, Store
+from topicberg.formats.columnar.program import Encoding, ProgramCode, ProtobufOp, Slot, Store
 from topicberg.formats.protobuf.record import MAX_VALUES, stored
 from topicberg.formats.protobuf.wire import (
     FIXED,
     MAX_TEXT_BYTES,
     PRESENT,
-    Field,
     Message,
+    WireField,
     packable,
     wire_type,
 )
@@ -48,10 +48,10 @@ _WHOLE_DIGITS = 38
 
 
 def emit_record(
-    code: Code,
+    code: ProgramCode,
     message: Message,
     prefixes: Sequence[bytes],
-    places: Mapping[str, Place],
+    places: Mapping[str, Slot],
     columns: int,
 ) -> None:
     """Append the instructions that read a record.
@@ -73,10 +73,10 @@ def emit_record(
 
 
 def _message(
-    code: Code,
+    code: ProgramCode,
     message: Message,
-    place: Place | None,
-    places: Mapping[str, Place],
+    place: Slot | None,
+    places: Mapping[str, Slot],
     *,
     is_empty: bool = False,
 ) -> None:
@@ -103,17 +103,17 @@ def _message(
     code.targets += [len(final), *final]
 
 
-def _target(message: Message, field: Field, places: Mapping[str, Place]) -> Place | None:
+def _target(message: Message, field: WireField, places: Mapping[str, Slot]) -> Slot | None:
     return None if field.column is None else places[message.names[field.column]]
 
 
-def _number(code: Code) -> int:
+def _number(code: ProgramCode) -> int:
     """Return a number that no other field or oneof has."""
     code.targets.append(0)
     return len(code.targets) - 1
 
 
-def _field(code: Code, field: Field, place: Place | None) -> list[tuple[int, int]]:
+def _field(code: ProgramCode, field: WireField, place: Slot | None) -> list[tuple[int, int]]:
     """Append the instructions of a field; return them, each with the wire type that it is for."""
     wire = wire_type(field.kind)
     # If a closed enum does not have the number, the field is missing.
@@ -140,7 +140,7 @@ def _field(code: Code, field: Field, place: Place | None) -> list[tuple[int, int
     return found
 
 
-def _value(code: Code, field: Field, place: Place) -> int:
+def _value(code: ProgramCode, field: WireField, place: Slot) -> int:
     """Append the instructions of one value; return the first of them."""
     kind, column, at = field.kind, place.column, code.at
     if field.message is not None:
@@ -171,7 +171,7 @@ def _is_wide(column: T.IcebergType) -> bool:
     return column.scale == 0 and column.precision >= _DIGITS
 
 
-def _converted(code: Code, place: Place, *, is_unsigned: bool = False) -> int:
+def _converted(code: ProgramCode, place: Slot, *, is_unsigned: bool = False) -> int:
     """Append the targets of a number that becomes the value of a column of another type."""
     column = place.column
     if isinstance(column, T.DecimalType):
@@ -189,7 +189,7 @@ def _converted(code: Code, place: Place, *, is_unsigned: bool = False) -> int:
     return len(code.targets) - 5
 
 
-def _of_message(code: Code, field: Field, message: Message, place: Place) -> None:
+def _of_message(code: ProgramCode, field: WireField, message: Message, place: Slot) -> None:
     match field.special:
         case "timestamp":
             code.emit(ProtobufOp.TIMESTAMP, place)
@@ -209,7 +209,7 @@ def _of_message(code: Code, field: Field, message: Message, place: Place) -> Non
             _message(code, message, place, inside, is_empty=special == "empty")
 
 
-def _final(code: Code, field: Field, number: int, place: Place | None) -> list[int]:
+def _final(code: ProgramCode, field: WireField, number: int, place: Slot | None) -> list[int]:
     """Append what is done at the end of a message without the field; return the instructions.
 
     :param number: of the field, or of one around it that is missing
@@ -232,7 +232,7 @@ def _final(code: Code, field: Field, number: int, place: Place | None) -> list[i
 
 
 def _empty_message(
-    code: Code, field: Field, message: Message, number: int, place: Place
+    code: ProgramCode, field: WireField, message: Message, number: int, place: Slot
 ) -> list[int]:
     """Append what fills the place of a message that has no field; return the instructions."""
     match field.special:
@@ -252,7 +252,7 @@ def _empty_message(
     return final
 
 
-def _default(code: Code, value: object, number: int, place: Place) -> int:
+def _default(code: ProgramCode, value: object, number: int, place: Slot) -> int:
     """Append what fills a place with a stored value; return the instruction."""
     if isinstance(value, str | bytes):
         text = value.encode() if isinstance(value, str) else value

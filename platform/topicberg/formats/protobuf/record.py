@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.protobuf import wire
-from topicberg.formats.protobuf.wire import Field, Message
+from topicberg.formats.protobuf.wire import Message, WireField
 from topicberg.formats.reasons import MalformedError, byte, field_at, shortened, shown
 
 MAX_VALUES = 4_000_000
@@ -56,7 +56,7 @@ class _TooLargeError(Exception):
     """The texts that a record's values stand for need too much memory."""
 
 
-class Record:
+class MessageRecord:
     """The bytes of a record, and how many more values and texts of the schema it may have."""
 
     __slots__ = ("data", "left", "text_left")
@@ -80,9 +80,9 @@ class Record:
             raise _TooLargeError
 
 
-Value = Callable[[Record, Occurrence], Any]
+Value = Callable[[MessageRecord, Occurrence], Any]
 """Reads a value. Raises MalformedError: the column cannot hold it."""
-Values = Callable[[Record, Sequence[Occurrence]], Any]
+Values = Callable[[MessageRecord, Sequence[Occurrence]], Any]
 """Reads all occurrences of a field. Raises MalformedError."""
 Row = tuple[dict[str, Any], bool]
 """The values of a message, by column; whether a closed enum had a number without a name."""
@@ -105,7 +105,7 @@ def decoder(
         for prefix in longest_first:
             if payload.startswith(prefix):
                 try:
-                    return read(Record(payload), [(len(prefix), len(payload))])[0]
+                    return read(MessageRecord(payload), [(len(prefix), len(payload))])[0]
                 except _TooLargeError:
                     raise MalformedError(f"the record {_too_large()}") from None
         raise MalformedError(other_message(payload))
@@ -120,7 +120,7 @@ def _too_large() -> str:
 # --- messages ---
 
 
-def _message(plan: Message, path: str) -> Callable[[Record, Pieces], Row]:
+def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]:
     known = {field.number: field for field in plan.fields}
     usual = {field.number: wire.wire_type(field.kind) for field in plan.fields}
     columns = {
@@ -135,14 +135,14 @@ def _message(plan: Message, path: str) -> Callable[[Record, Pieces], Row]:
         if field.message is not None and not field.repeated and field.absent:
             always.append((number, name, values_of))
         else:
-            value = absent[name] = values_of(Record(b""), ())
+            value = absent[name] = values_of(MessageRecord(b""), ())
             if isinstance(value, str | bytes):
                 text[number] = len(value)
     all_text = sum(text.values())
     required = [field for field in plan.fields if field.required]
     width = max(1, len(plan.names))
 
-    def read(record: Record, pieces: Pieces) -> Row:
+    def read(record: MessageRecord, pieces: Pieces) -> Row:
         record.count(width)
         found: dict[int, list[Occurrence]] = {}
         member_of: dict[int, int] = {}
@@ -209,7 +209,7 @@ class _NoVarintError(Exception):
 
 
 def _occurrence(
-    data: bytes, at: int, stop: int, known: Mapping[int, Field], path: str
+    data: bytes, at: int, stop: int, known: Mapping[int, WireField], path: str
 ) -> tuple[int, int, Occurrence, int]:
     """Return number and wire type of the field that starts at ``at``, its content, and its end."""
     start, number = at, -1
@@ -270,11 +270,11 @@ def _cut(what: str, stop: int, path: str) -> MalformedError:
     return MalformedError(f"{whole} ends at {byte(stop)}, within {what}")
 
 
-def _label(field: Field, path: str, kind: object = None) -> str:
+def _label(field: WireField, path: str, kind: object = None) -> str:
     return field_at(f"{path}{field.name}", kind or field.kind)
 
 
-def _wrong_type(field: Field, path: str, wire_type: int, start: int) -> MalformedError:
+def _wrong_type(field: WireField, path: str, wire_type: int, start: int) -> MalformedError:
     expected = wire.wire_type(field.kind)
     return MalformedError(
         f"{_label(field, path)}: wire type {_WIRE_TYPES[wire_type]} at {byte(start)}, "
@@ -282,7 +282,9 @@ def _wrong_type(field: Field, path: str, wire_type: int, start: int) -> Malforme
     )
 
 
-def _unpacked(record: Record, field: Field, path: str, packed: Occurrence) -> list[Occurrence]:
+def _unpacked(
+    record: MessageRecord, field: WireField, path: str, packed: Occurrence
+) -> list[Occurrence]:
     """Return the values of a packed field, as if they were not packed."""
     found: list[Occurrence] = []
     at, stop = packed.begin, packed.stop
@@ -311,7 +313,7 @@ def _unpacked(record: Record, field: Field, path: str, packed: Occurrence) -> li
 # --- fields ---
 
 
-def _values(field: Field, path: str) -> Values:
+def _values(field: WireField, path: str) -> Values:
     """Return what reads the column of a field."""
     if field.is_map:
         return _map(field, path)
@@ -324,7 +326,7 @@ def _values(field: Field, path: str) -> Values:
     if absent is not None:
         absent = stored(absent, field, field.type, path)
 
-    def read(record: Record, found: Sequence[Occurrence]) -> Any:
+    def read(record: MessageRecord, found: Sequence[Occurrence]) -> Any:
         if not found:
             return absent
         if field.kind == "string":  # also earlier values are UTF-8
@@ -335,12 +337,12 @@ def _values(field: Field, path: str) -> Values:
     return read
 
 
-def _singular_message(field: Field, path: str) -> Values:
+def _singular_message(field: WireField, path: str) -> Values:
     assert field.message is not None  # noqa: S101  the caller's condition
     read, finish = _message(field.message, f"{path}{field.name}."), _finish(field, field.type, path)
     is_always = bool(field.absent)
 
-    def values(record: Record, found: Sequence[Occurrence]) -> Any:
+    def values(record: MessageRecord, found: Sequence[Occurrence]) -> Any:
         if not found and not is_always:
             return None
         row, _ = read(record, [(one.begin, one.stop) for one in found])
@@ -349,11 +351,11 @@ def _singular_message(field: Field, path: str) -> Values:
     return values
 
 
-def _map(field: Field, path: str) -> Values:
+def _map(field: WireField, path: str) -> Values:
     assert field.message is not None  # noqa: S101  a map has entries
     read = _message(field.message, f"{path}{field.name}.")
 
-    def values(record: Record, found: Sequence[Occurrence]) -> list[tuple[Any, Any]]:
+    def values(record: MessageRecord, found: Sequence[Occurrence]) -> list[tuple[Any, Any]]:
         entries: dict[Any, Any] = {}
         for one in found:
             row, is_unknown = read(record, [(one.begin, one.stop)])
@@ -365,7 +367,7 @@ def _map(field: Field, path: str) -> Values:
     return values
 
 
-def _value(field: Field, column: pa.DataType, path: str) -> Value:
+def _value(field: WireField, column: pa.DataType, path: str) -> Value:
     """Return what reads one value of a field for a column, or for the elements of a list."""
     kind = field.kind
     if field.message is not None:
@@ -381,7 +383,7 @@ def _value(field: Field, column: pa.DataType, path: str) -> Value:
     if kind == "enum":
         symbols = field.symbols or {}
 
-        def symbol(record: Record, one: Occurrence) -> str:
+        def symbol(record: MessageRecord, one: Occurrence) -> str:
             number = _signed(one.number, 32)
             name = symbols.get(number) or str(number)
             record.expand(len(name))
@@ -396,10 +398,10 @@ def _value(field: Field, column: pa.DataType, path: str) -> Value:
     return lambda _, one: to_column(integer(one.number))
 
 
-def _text(field: Field, column: pa.DataType, path: str) -> Value:
+def _text(field: WireField, column: pa.DataType, path: str) -> Value:
     is_text, is_checked = pa.types.is_string(column), field.kind == "string"
 
-    def read(record: Record, one: Occurrence) -> str | bytes:
+    def read(record: MessageRecord, one: Occurrence) -> str | bytes:
         content = record.data[one.begin : one.stop]
         if not is_text and not is_checked:
             return content
@@ -434,7 +436,7 @@ _INTEGERS: dict[str, Callable[[int], int]] = {
 }
 
 
-def _number(field: Field, column: pa.DataType, path: str) -> Callable[[int], int]:
+def _number(field: WireField, column: pa.DataType, path: str) -> Callable[[int], int]:
     """Return what turns an integer into the value of its column."""
     if pa.types.is_decimal(column):
         factor = 10**column.scale
@@ -455,7 +457,7 @@ def _number(field: Field, column: pa.DataType, path: str) -> Callable[[int], int
     return convert
 
 
-def stored(value: Any, field: Field, column: pa.DataType, path: str) -> Any:
+def stored(value: Any, field: WireField, column: pa.DataType, path: str) -> Any:
     """Return a default as a stored value; see :data:`topicberg.formats.RecordDecoder`."""
     if pa.types.is_string(column) and isinstance(value, bytes):
         return value.decode()
@@ -469,7 +471,7 @@ def stored(value: Any, field: Field, column: pa.DataType, path: str) -> Any:
 # --- well-known messages ---
 
 
-def _finish(field: Field, column: pa.DataType, path: str) -> Callable[[dict[str, Any]], Any]:
+def _finish(field: WireField, column: pa.DataType, path: str) -> Callable[[dict[str, Any]], Any]:
     """Return what turns the fields of a message into the value of its column."""
     match field.special:
         case None:
@@ -489,13 +491,13 @@ def _finish(field: Field, column: pa.DataType, path: str) -> Callable[[dict[str,
 
 
 def _invalid(
-    row: Mapping[str, Any], field: Field, path: str, name: str, problem: str
+    row: Mapping[str, Any], field: WireField, path: str, name: str, problem: str
 ) -> MalformedError:
     parts = ", ".join(f"{part}: {value}" for part, value in row.items())
     return MalformedError(f"{_label(field, path, name)}: value {parts} {problem}")
 
 
-def _timestamp(row: Mapping[str, Any], field: Field, path: str) -> int:
+def _timestamp(row: Mapping[str, Any], field: WireField, path: str) -> int:
     seconds, nanos = row["seconds"], row["nanos"]
     if not 0 <= nanos < 10**9:
         problem = "has nanos that are not between 0 and 999999999"
@@ -506,7 +508,7 @@ def _timestamp(row: Mapping[str, Any], field: Field, path: str) -> int:
     raise _invalid(row, field, path, "google.protobuf.Timestamp", problem)
 
 
-def _date(row: Mapping[str, Any], field: Field, path: str) -> int:
+def _date(row: Mapping[str, Any], field: WireField, path: str) -> int:
     """Return the days since 1970; a date that lacks its year, month or day is malformed."""
     try:
         return (date(row["year"], row["month"], row["day"]) - date(1970, 1, 1)).days
@@ -514,7 +516,7 @@ def _date(row: Mapping[str, Any], field: Field, path: str) -> int:
         raise _invalid(row, field, path, "google.type.Date", "is not a date") from None
 
 
-def _time(row: Mapping[str, Any], field: Field, path: str) -> int:
+def _time(row: Mapping[str, Any], field: WireField, path: str) -> int:
     """Return microseconds of the day; 24:00:00 and a leap second are times of a day."""
     hours, minutes, seconds, nanos = (row[n] for n in ("hours", "minutes", "seconds", "nanos"))
     total = ((hours * 60 + minutes) * 60 + seconds) * _MICROS + nanos // 1000
@@ -525,7 +527,7 @@ def _time(row: Mapping[str, Any], field: Field, path: str) -> int:
     return int(total)
 
 
-def _decimal(row: Mapping[str, Any], field: Field, column: pa.DataType, path: str) -> int:
+def _decimal(row: Mapping[str, Any], field: WireField, column: pa.DataType, path: str) -> int:
     """Return a big-endian unscaled value and its scale in the column's scale, if that is exact."""
     is_whole = pa.types.is_integer(column)  # a later version has whole numbers
     precision, scale = (38, 0) if is_whole else (column.precision, column.scale)

@@ -25,7 +25,7 @@ _WHOLE = (T.IntegerType, T.LongType, T.DecimalType)
 _TEXT = {"string", "bytes"}
 
 
-class MisfitError(Exception):
+class FieldMisfitError(Exception):
     """A field's values cannot be in this column."""
 
     def __init__(self, field: Any, problem: str) -> None:
@@ -33,12 +33,12 @@ class MisfitError(Exception):
         self.field: str = field.full_name
         self.message = field.containing_type
 
-    def of_inner(self, field: Any) -> MisfitError:
+    def of_inner(self, field: Any) -> FieldMisfitError:
         """Return the problem as that of the user's field, not of a message that stands for it."""
         if self.message is not field.message_type:
             return self
         part = self.field.rpartition(".")[2]
-        return MisfitError(field, f"has a {part} that {self}" if is_map(field) else str(self))
+        return FieldMisfitError(field, f"has a {part} that {self}" if is_map(field) else str(self))
 
 
 def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> wire.Message:
@@ -51,7 +51,7 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
     latest = {} if target is None else target.fields_by_number
     namesakes = {} if target is None else target.fields_by_name
     taken: set[str] = set()
-    read: list[wire.Field] = []
+    read: list[wire.WireField] = []
     rest: list[Any] = []
     for field in source.fields:
         twin = latest.get(field.number)
@@ -61,13 +61,13 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
         try:
             read.append(_field_plan(field, twin, columns[places[twin.name]], places[twin.name]))
             taken.add(twin.name)
-        except MisfitError:
+        except FieldMisfitError:
             if twin.name == field.name or field.name not in places:
                 raise
             rest.append(field)
     for field in rest:
         if field.name in taken:
-            raise MisfitError(field, "has no column: its name is that of a later field")
+            raise FieldMisfitError(field, "has no column: its name is that of a later field")
         place = places.get(field.name)
         column = None if place is None else columns[place]
         # The fields inside are named as in the latest field of that name, whatever its number is.
@@ -81,7 +81,7 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
 
 def _field_plan(
     field: Any, twin: Any, column: T.NestedField | None, place: int | None
-) -> wire.Field:
+) -> wire.WireField:
     oneof = field.containing_oneof
     facts: dict[str, Any] = {
         "name": field.name,
@@ -95,11 +95,11 @@ def _field_plan(
         "is_closed": field.enum_type is not None and field.enum_type.is_closed,
     }
     if column is None:
-        return wire.Field(type=None, **facts)
+        return wire.WireField(type=None, **facts)
     kind = column.field_type
     if is_map(field):
         if not isinstance(kind, T.MapType):
-            raise MisfitError(field, f"is a map, its column a {kind}")
+            raise FieldMisfitError(field, f"is a map, its column a {kind}")
         entry = [
             T.NestedField(kind.key_id, "key", kind.key_type, required=False),
             T.NestedField(kind.value_id, "value", kind.value_type, required=False),
@@ -107,13 +107,13 @@ def _field_plan(
         twin_entry = twin.message_type if twin is not None and is_map(twin) else None
         try:
             inner = message_plan(field.message_type, twin_entry, entry)
-        except MisfitError as misfit:
+        except FieldMisfitError as misfit:
             raise misfit.of_inner(field) from None
-        return wire.Field(type=arrow_type(kind), is_map=True, message=inner, **facts)
+        return wire.WireField(type=arrow_type(kind), is_map=True, message=inner, **facts)
     element = kind
     if field.is_repeated:
         if not isinstance(kind, T.ListType):
-            raise MisfitError(field, f"is repeated, its column a {kind}")
+            raise FieldMisfitError(field, f"is repeated, its column a {kind}")
         element = kind.element_type
     message, special = None, None
     if field.message_type is not None:
@@ -125,10 +125,10 @@ def _field_plan(
         try:
             pa.scalar(absent, arrow_type(element))
         except (pa.ArrowException, OverflowError, UnicodeDecodeError):
-            raise MisfitError(
+            raise FieldMisfitError(
                 field, f"has a default that its column, a {kind}, cannot hold"
             ) from None
-    return wire.Field(
+    return wire.WireField(
         type=arrow_type(kind), message=message, special=special, absent=absent, **facts
     )
 
@@ -141,7 +141,7 @@ def _inner(field: Any, twin: Any, column: T.IcebergType) -> tuple[wire.Message, 
         own = [T.NestedField(1, "value", column, required=False)]
         try:
             return message_plan(inner, None, own), special
-        except MisfitError as misfit:
+        except FieldMisfitError as misfit:
             raise misfit.of_inner(field) from None
     if special is not None:
         natural = value_type("the writer's schema", field, itertools.count(1), ())
@@ -152,7 +152,7 @@ def _inner(field: Any, twin: Any, column: T.IcebergType) -> tuple[wire.Message, 
             names = tuple(known_message(inner.full_name).fields_by_name)
         return message_plan(inner, None, [parts[name] for name in names]), special
     if not isinstance(column, T.StructType):
-        raise MisfitError(field, f"is a message, its column a {column}")
+        raise FieldMisfitError(field, f"is a message, its column a {column}")
     twin_message = None if twin is None else twin.message_type
     is_marked = not inner.fields and any(one.name == wire.PRESENT for one in column.fields)
     return message_plan(inner, twin_message, column.fields), "empty" if is_marked else None
@@ -172,7 +172,7 @@ def _check_fits(field: Any, natural: T.IcebergType, column: T.IcebergType) -> No
         or (kind_of(field) in _TEXT and isinstance(column, T.StringType | T.BinaryType))
     )
     if not fits:
-        raise MisfitError(field, f"is a {natural}, its column a {column}")
+        raise FieldMisfitError(field, f"is a {natural}, its column a {column}")
 
 
 def _symbols(field: Any) -> dict[int, str] | None:

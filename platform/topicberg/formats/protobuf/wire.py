@@ -24,7 +24,7 @@ VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 
 
 @dataclass(frozen=True)
-class Field:
+class WireField:
     """A field of a message, and the column that it becomes.
 
     ``name``, ``kind``: from the .proto file; ``message`` and ``group`` have a ``message``, ``enum``
@@ -55,7 +55,7 @@ class Field:
 class Message:
     """A message's fields, and the columns that it becomes, some of which may have no field."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[WireField, ...]
     names: tuple[str, ...]
     types: tuple[pa.DataType, ...]
 
@@ -115,6 +115,6 @@ def wire_type(kind: str) -> int:
     return LENGTH if kind in ("message", "string", "bytes") else VARINT
 
 
-def packable(field: Field) -> bool:
+def packable(field: WireField) -> bool:
     """Return whether several values of a field may be in one piece."""
     return field.repeated and field.kind not in ("message", "group", "string", "bytes")

@@ -82,7 +82,7 @@ class PinnedError(TopicbergError):
 
 
 @dataclass
-class Found:
+class RowsToErase:
     """Where the rows to erase are."""
 
     rows: int = 0
@@ -119,7 +119,7 @@ class Erased:
     """Hours of event time in which rows were erased."""
 
 
-def find(table: Table, rows: Rows) -> Found:
+def find(table: Table, rows: Rows) -> RowsToErase:
     """Return where the rows are; nothing is changed."""
     return _Erasure(table, rows).find()
 
@@ -173,7 +173,7 @@ class _Erasure:
 
     # --- finding ---
 
-    def find(self) -> Found:
+    def find(self) -> RowsToErase:
         self.table.refresh()
         head = list(live_files(self.table)) if self.table.current_snapshot() else []
         self._check(head)
@@ -181,7 +181,7 @@ class _Erasure:
         live = [file.file_path for file in head if self._holds(file.file_path)]
         history = [path for path in named if path not in set(live) and self._holds(path)]
         outside = [path for path in self._unreachable() if self._holds(path)]
-        found = Found(live=len(live), history=len(history), unreachable=len(outside))
+        found = RowsToErase(live=len(live), history=len(history), unreachable=len(outside))
         if not found:
             return found
         deleted = self._deleted(head)

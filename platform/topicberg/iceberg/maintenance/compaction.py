@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.file_facts import Files
 from topicberg.iceberg.maintenance.conflicts import call, literal, spark_sql
-from topicberg.iceberg.maintenance.policy import MEBIBYTE, Policy
+from topicberg.iceberg.maintenance.policy import MEBIBYTE, MaintenancePolicy
 from topicberg.iceberg.summaries import ancestry, operation_of, summary
 from topicberg.spark import quote
 
@@ -58,7 +58,7 @@ def is_compaction(snapshot: Snapshot) -> bool:
     return rewrites and "deleted-data-files" in summary(snapshot)
 
 
-def is_due(table: Table, policy: Policy, now_ms: int) -> bool:
+def is_due(table: Table, policy: MaintenancePolicy, now_ms: int) -> bool:
     """Return whether enough time has passed, or data was added, since the last compaction."""
     since = list(takewhile(lambda snapshot: not is_compaction(snapshot), ancestry(table)))
     if not since:

@@ -32,7 +32,7 @@ from topicberg.iceberg import changes
 from topicberg.iceberg import read_tags as reading
 from topicberg.iceberg.commits import property_updates
 from topicberg.iceberg.files import delete_files, entries, manifests
-from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.shared_keys import delete_shared
 from topicberg.iceberg.summaries import (
     END_OFFSETS,
@@ -56,7 +56,7 @@ class Expirable:
         return bool(self.snapshots or self.refs)
 
 
-def expirable(table: Table, policy: Policy, now_ms: int) -> Expirable:
+def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable:
     """Return what the policy allows to remove.
 
     Of ``main``, everything is kept from its head to the newest snapshot with offsets, where the
@@ -120,7 +120,7 @@ def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
     return written.timestamp_ms if written else -math.inf
 
 
-def expire(table: Table, policy: Policy, now_ms: int, time: str | None = None) -> int:
+def expire(table: Table, policy: MaintenancePolicy, now_ms: int, time: str | None = None) -> int:
     """Expire what is due; return the number of files that were deleted.
 
     :param time: the column by whose hours other tables are derived from this one

@@ -13,7 +13,7 @@ MEBIBYTE = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Policy:
+class MaintenancePolicy:
     """The rules for one table; the defaults are those of a topic's table."""
 
     retention: timedelta = timedelta(days=7)

@@ -22,7 +22,7 @@ from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.maintenance import compaction, expiry, ttl
 from topicberg.iceberg.maintenance.conflicts import retried
 from topicberg.iceberg.maintenance.orphans import remove_orphans
-from topicberg.iceberg.maintenance.policy import Policy
+from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport, TableSize
 from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.iceberg.read_tags import reading
@@ -36,17 +36,17 @@ LISTED_AT_MS = "topicberg.orphans-removed-at-ms"
 """Table property: when the folder was last searched for orphan files."""
 
 
-def topic_policy(spec: TopicSpec) -> Policy:
+def topic_policy(spec: TopicSpec) -> MaintenancePolicy:
     """Return the rules of a topic's spec."""
     kept = spec.tableflow.data_retention_ms
-    return Policy(
+    return MaintenancePolicy(
         retention=_milliseconds(spec.tableflow.retention_ms),
         data_retention=None if kept is None else _milliseconds(kept),
     )
 
 
 def maintain(
-    spec: TopicSpec, endpoints: Endpoints, config: Settings, policy: Policy | None = None
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, policy: MaintenancePolicy | None = None
 ) -> MaintenanceReport:
     """Do what is due for a topic's table.
 
@@ -73,7 +73,7 @@ def maintain(
 def maintain_table(
     table: Table,
     endpoints: Endpoints,
-    policy: Policy,
+    policy: MaintenancePolicy,
     *,
     sort_by: Sequence[str] = (),
     timestamp: str | None = None,
@@ -170,7 +170,9 @@ class _Run:
             rows += self.step("data TTL of mixed files", delete)
         return rows
 
-    def compact(self, policy: Policy, now_ms: int, sort_by: Sequence[str]) -> tuple[int, int]:
+    def compact(
+        self, policy: MaintenancePolicy, now_ms: int, sort_by: Sequence[str]
+    ) -> tuple[int, int]:
         """Return the numbers of data files and delete files that were merged."""
         if not compaction.is_due(self.current, policy, now_ms):
             return 0, 0
@@ -216,7 +218,7 @@ class _Run:
         merge = partial(compaction.rewrite_manifests, self.endpoints, self.identifier)
         return self.step("rewriting manifests", merge)
 
-    def remove_orphans(self, policy: Policy, now_ms: int) -> int:
+    def remove_orphans(self, policy: MaintenancePolicy, now_ms: int) -> int:
         removed = remove_orphans(self.table, policy.orphan_age)
 
         def remember() -> int:

@@ -19,7 +19,7 @@ from topicberg.orchestration.assets.derived import (
 )
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.query.help import hint as similar_names
-from topicberg.tableflow.layout import KEY, VALUE, Half, Layout, table_schema
+from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, table_schema
 from topicberg.topics import TopicSpec
 from topicberg.topics.rules import suggestion
 from topicberg.topics.schema import read_schema
@@ -116,15 +116,15 @@ def _topic_columns(lake: Lake, name: str) -> "StructType":
     return columns
 
 
-def _half(spec: TopicSpec, column: str, lake: Lake) -> Half:
+def _half(spec: TopicSpec, column: str, lake: Lake) -> MessageField:
     one = spec.key if column == KEY else spec.value_schema
     path = (spec.key_schema_path if column == KEY else spec.value_schema_path)(lake.config)
     if path is None:
-        return Half(column, None, is_text=one.is_text)
+        return MessageField(column, None, is_text=one.is_text)
     text = read_schema(path, one.format, one.message).text
     options = spec.json_options("key" if column == KEY else "value")
     schema = RegisteredSchema(0, SCHEMA_TYPES[one.format], text, options=options)
-    return Half(column, Subject(path.name, {0: schema}, schema), one.message)
+    return MessageField(column, Subject(path.name, {0: schema}, schema), one.message)
 
 
 def _columns(

@@ -51,7 +51,7 @@ from topicberg.settings import emr_settings, settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
-from topicberg.transforms.derived import Written, write_window
+from topicberg.transforms.derived import WrittenWindow, write_window
 from topicberg.transforms.spark_tables import read_window
 from topicberg.transforms.windows import FOREVER, Window
 from topicberg.wording import count
@@ -461,7 +461,7 @@ def _job_run(
 
 
 def _lag(
-    catalog: "Catalog", parents: Iterable[tuple[str, str]], written: Written
+    catalog: "Catalog", parents: Iterable[tuple[str, str]], written: WrittenWindow
 ) -> dict[str, float]:
     """Return the seconds from the newest commit of the sources that was read until now."""
     read = []
@@ -476,7 +476,7 @@ def _lag(
     return {"source_lag_seconds": round(max(0.0, time.time() - max(read) / 1000), 3)}
 
 
-def _rows_by_partition(partitions: TimePartitions, written: Written) -> Counter[str]:
+def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
     rows = Counter[str]()
     for hour, added in (written.rows_by_hour or {}).items():
         for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):

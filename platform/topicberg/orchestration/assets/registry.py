@@ -100,10 +100,10 @@ class Table(LakeTable, ABC):
 
     def maintain(self, lakehouse: Lakehouse) -> MaintenanceReport | None:
         """Do what is due; None: another service maintains it."""
-        from topicberg.iceberg.maintenance import Policy, maintain_table, topic_policy
+        from topicberg.iceberg.maintenance import MaintenancePolicy, maintain_table, topic_policy
 
         iceberg = lakehouse.catalog().load_table(self.identifier)
-        policy = Policy(retention=topic_policy(self.root).retention)
+        policy = MaintenancePolicy(retention=topic_policy(self.root).retention)
         return maintain_table(iceberg, lakehouse.endpoints(), policy, time=self.time)
 
     @property

@@ -22,7 +22,7 @@ from dagster_aws.pipes import PipesEMRServerlessClient, PipesS3MessageReader
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import EmrSettings, Settings
-from topicberg.transforms.derived import Written
+from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.emr import JobReport, JobRequest, failed, start_job_run
 from topicberg.transforms.windows import Window
 
@@ -39,7 +39,7 @@ def write_window_on_emr(
     emr: EmrSettings,
     config: Settings,
     endpoints: Endpoints,
-) -> Written:
+) -> WrittenWindow:
     """Compute a window like :func:`topicberg.transforms.derived.write_window`, on EMR Serverless.
 
     :param table: name of the derived table, or of an upsert view

@@ -20,7 +20,7 @@ from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.project_code import packages, pickle_by_value
 from topicberg.spark import CONNECT_MODE
 from topicberg.topics import check_topics
-from topicberg.transforms.derived import Written, write_window
+from topicberg.transforms.derived import WrittenWindow, write_window
 from topicberg.transforms.emr import Failure, JobReport, JobRequest, module_missing
 from topicberg.transforms.upsert_view import refresh
 
@@ -40,7 +40,7 @@ def main() -> None:
         pipes.report_custom_message(report.model_dump(mode="json"))
 
 
-def _compute(pipes: PipesContext) -> Written:
+def _compute(pipes: PipesContext) -> WrittenWindow:
     request = JobRequest.model_validate(pipes.extras)
     os.environ.pop(CONNECT_MODE, None)  # Spark is in this process
     # Modules of the project may make functions for Spark when they are imported.
@@ -51,7 +51,7 @@ def _compute(pipes: PipesContext) -> Written:
         spark.stop()
 
 
-def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Written:
+def _written(spark: SparkSession, request: JobRequest, code: str | None) -> WrittenWindow:
     """:param code: the version of the table's code in Dagster"""
     config = request.config()
     specs, problems = check_topics(config)
@@ -71,7 +71,7 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
     catalog = endpoints.catalog(config)
     if view is not None:
         head = refresh(spark, catalog, view).current_snapshot()
-        return Written(snapshot_id=head.snapshot_id if head else None)
+        return WrittenWindow(snapshot_id=head.snapshot_id if head else None)
     assert derived is not None  # noqa: S101  checked above
     assert request.window is not None  # noqa: S101  see JobRequest
     return write_window(spark, catalog, derivation(derived, lake), request.window)

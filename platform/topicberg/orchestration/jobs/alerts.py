@@ -96,7 +96,9 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
         location = location_of_sensor(context)
-        seen = Reader(context.instance, context.repository_def, wrong, location).observe(state)
+        seen = ObservationReader(context.instance, context.repository_def, wrong, location).observe(
+            state
+        )
         state, faults = evaluate(state, seen, chosen.ui_url, address_of(RUNBOOK, chosen.ui_url))
         decisions = read_decisions(config)
         state, problems = deliver(state, faults, channels(config, chosen), decisions)
@@ -156,7 +158,7 @@ def evaluated_at(instance: dg.DagsterInstance) -> datetime | None:
     return datetime.fromtimestamp(max(times), UTC) if times else None
 
 
-class Reader:
+class ObservationReader:
     """Reads an :class:`topicberg.alerts.observation.Observation` from a Dagster instance."""
 
     def __init__(

@@ -36,7 +36,7 @@ MAX_ATTEMPTS = 3
 _TAGS = {KIND: "catalogs"}
 
 
-class Cursor(BaseModel):
+class CatalogCursor(BaseModel):
     """Table → its state, as :func:`topicberg.catalogs.glue.registered_state` has it."""
 
     life: str = ""
@@ -51,7 +51,7 @@ class Cursor(BaseModel):
     """Runs in a row that failed to register a table."""
     requests: int = 0
 
-    def run_ended(self, succeeded: bool) -> Cursor:
+    def run_ended(self, succeeded: bool) -> CatalogCursor:
         """Return the cursor after the run of the last request."""
         if succeeded:
             settled = {**self.settled, **self.requested}
@@ -81,12 +81,14 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         unfinished = dg.RunsFilter(tags=tags, statuses=UNFINISHED)
         if busy := under_way(context.instance, unfinished):
             return busy  # what changes meanwhile is one request afterwards
-        stored = Cursor.model_validate_json(context.cursor) if context.cursor else Cursor()
+        stored = (
+            CatalogCursor.model_validate_json(context.cursor) if context.cursor else CatalogCursor()
+        )
         before = stored
         if before.requested:
             run = run_with_key(context.instance, before.run_key)
             before = before.run_ended(run is not None and run.status == dg.DagsterRunStatus.SUCCESS)
-        after = Cursor(
+        after = CatalogCursor(
             life=before.life or uuid.uuid4().hex[:8],
             settled=dict(before.settled),
             requests=before.requests,
@@ -123,7 +125,11 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
 
 
 def _is_behind(
-    lakehouse: Lakehouse, catalog: Catalog, table: LakeTable, before: Cursor, after: Cursor
+    lakehouse: Lakehouse,
+    catalog: Catalog,
+    table: LakeTable,
+    before: CatalogCursor,
+    after: CatalogCursor,
 ) -> bool:
     """Return whether a table is to be registered; ``after`` takes note of its state."""
     iceberg = find_table(catalog, table.identifier)

@@ -27,16 +27,16 @@ from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.jobs.snapshot_cursor import (
     ANY_TABLE,
     MAX_RANGES,
-    Cursor,
-    Request,
+    ComputationRequest,
     RunState,
+    TableCursor,
     observe,
     observe_metadata,
     recall,
     request,
     settle,
 )
-from topicberg.orchestration.jobs.watches import Watch
+from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import unread
 
@@ -55,17 +55,17 @@ BATCH_SECONDS = 20.0
 class Tick:
     """What comes of a tick; ``runs``: those of the computation, in the order of its keys."""
 
-    cursor: Cursor
+    cursor: TableCursor
     events: list[AssetMaterialization | AssetObservation]
-    computation: Request | None
+    computation: ComputationRequest | None
     runs: list[Span]
 
 
 def advance(
-    before: Cursor,
+    before: TableCursor,
     states: Mapping[str, RunState],
     iceberg: IcebergTable,
-    watch: Watch,
+    watch: TableWatch,
     catalog: Catalog,
 ) -> Tick:
     """Do a tick, but for what concerns Dagster.
@@ -95,8 +95,8 @@ def advance(
 
 
 def _look(
-    cursor: Cursor, iceberg: IcebergTable, watch: Watch, catalog: Catalog
-) -> tuple[Cursor, list[AssetMaterialization | AssetObservation]]:
+    cursor: TableCursor, iceberg: IcebergTable, watch: TableWatch, catalog: Catalog
+) -> tuple[TableCursor, list[AssetMaterialization | AssetObservation]]:
     """Take note of everything that happened to ``main`` since the cursor."""
     begun, uuid = time.monotonic(), iceberg.metadata.table_uuid.hex
 
@@ -134,8 +134,8 @@ def _number(snapshot: Snapshot) -> int:
 
 
 def _observe_expired(
-    cursor: Cursor, iceberg: IcebergTable, watch: Watch, catalog: Catalog
-) -> Cursor:
+    cursor: TableCursor, iceberg: IcebergTable, watch: TableWatch, catalog: Catalog
+) -> TableCursor:
     """Take note of what snapshots may have changed that are expired, or that the cursor has lost.
 
     Where rows may be removed of any hour, that is every hour of which something is left: here, in
@@ -156,7 +156,7 @@ def _observe_expired(
     return observe(cursor, seen, hours)
 
 
-def _unread_hours(cursor: Cursor, watch: Watch, catalog: Catalog) -> Iterator[Hours]:
+def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> Iterator[Hours]:
     """Return what the tables themselves say that they have not read, up to the cursor.
 
     Normally there are none. But files hold hours that no tick has noticed as changed: those between

@@ -53,9 +53,9 @@ from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.schedules import run_with_key, skip_if_unavailable
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
-    Cursor,
-    Request,
+    ComputationRequest,
     RunState,
+    TableCursor,
     is_moved,
     move,
     register,
@@ -67,7 +67,7 @@ from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, begin,
 from topicberg.orchestration.jobs.watches import (
     HOURS,
     TABLES,
-    Watch,
+    TableWatch,
     listed_tables,
     watches,
 )
@@ -131,7 +131,7 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     return snapshots
 
 
-def _jobs(watched: Iterable[Watch]) -> list[dg.UnresolvedAssetJobDefinition]:
+def _jobs(watched: Iterable[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition]:
     """The jobs of the runs that are requested; each run is for a part of its job's assets."""
     keys: dict[str, list[dg.AssetKey]] = {}
     checks: dict[str, list[dg.AssetCheckKey]] = {}
@@ -163,7 +163,7 @@ class _Evaluation:
         context: dg.SensorEvaluationContext,
         endpoints: Endpoints,
         config: Settings,
-        watched: Mapping[str, Watch],
+        watched: Mapping[str, TableWatch],
         signals: Mapping[str, str],
         registrar: Registrar,
     ) -> None:
@@ -175,7 +175,7 @@ class _Evaluation:
         self.position = Position.parse(context.cursor) or begin(self.instance, watched, location)
         self.cursors = load(self.instance, self.position, watched, location)
         self.runs: dict[str, dg.DagsterRun | None] = {}
-        self.changed: dict[str, Cursor] = {}
+        self.changed: dict[str, TableCursor] = {}
         self.events: list[AssetMaterialization | AssetObservation] = []
         self.requests: list[dg.RunRequest] = []
         self.problems: dict[str, Exception] = {}
@@ -222,7 +222,7 @@ class _Evaluation:
             skip_reason=self._idle() if idle else None,
         )
 
-    def _due(self, now: float, looks_back: bool) -> Iterator[Watch]:
+    def _due(self, now: float, looks_back: bool) -> Iterator[TableWatch]:
         """Yield the tables to load, beginning with another one in each tick."""
         due = [each for each in self.watched.values() if each.reported or looks_back]
         first = int(now // INTERVAL_SECONDS) * SWEEP % max(len(due), 1)
@@ -233,20 +233,20 @@ class _Evaluation:
             if place < SWEEP or moved or self._ended(watch, cursor):
                 yield watch
 
-    def _ended(self, watch: Watch, cursor: Cursor | None) -> bool:
+    def _ended(self, watch: TableWatch, cursor: TableCursor | None) -> bool:
         keys = _keys(cursor) if cursor else []
         return any(self._state(watch, key) != "active" for key in keys)
 
-    def _signal(self, watch: Watch) -> str | None:
+    def _signal(self, watch: TableWatch) -> str | None:
         return self.signals.get(watch.origin.root.name) if watch.origin.reported else None
 
-    def _before(self, watch: Watch) -> tuple[Cursor, dict[str, RunState]]:
+    def _before(self, watch: TableWatch) -> tuple[TableCursor, dict[str, RunState]]:
         """Return the cursor of a table, and how the runs are that were requested for it."""
-        cursor = self.cursors.get(watch.name) or Cursor(life=self.position.life)
+        cursor = self.cursors.get(watch.name) or TableCursor(life=self.position.life)
         return cursor, {key: self._state(watch, key) for key in _keys(cursor)}
 
     def _look(
-        self, watch: Watch, before: tuple[Cursor, Mapping[str, RunState]], now: float
+        self, watch: TableWatch, before: tuple[TableCursor, Mapping[str, RunState]], now: float
     ) -> Tick | Exception | None:
         """Return what happened to a table, or what is wrong with it; None: it does not exist.
 
@@ -272,8 +272,8 @@ class _Evaluation:
 
     def _note_look(
         self,
-        watch: Watch,
-        before: tuple[Cursor, Mapping[str, RunState]],
+        watch: TableWatch,
+        before: tuple[TableCursor, Mapping[str, RunState]],
         found: Tick | Exception | None,
     ) -> None:
         """Take note of it; what is wrong with a table stops no other."""
@@ -291,11 +291,11 @@ class _Evaluation:
         if watch.name in self.cursors:
             self._note(watch.name, cursor)
 
-    def _note(self, name: str, cursor: Cursor) -> None:
+    def _note(self, name: str, cursor: TableCursor) -> None:
         if cursor != self.cursors.get(name):
             self.cursors[name] = self.changed[name] = cursor
 
-    def _wanting(self, wants: Callable[[Cursor], bool]) -> list[Watch]:
+    def _wanting(self, wants: Callable[[TableCursor], bool]) -> list[TableWatch]:
         """Return the tables with registrations, the one first whose last one is the longest ago."""
         found = [
             (cursor.moved_at, name)
@@ -356,7 +356,7 @@ class _Evaluation:
         self._request(run_key, unchecked, [], {BACKGROUND: "true"})
         return before.model_copy(update={"checks_key": run_key, "checked_at": now})
 
-    def _run_key(self, kind: str, number: int, chosen: Iterable[Watch]) -> str:
+    def _run_key(self, kind: str, number: int, chosen: Iterable[TableWatch]) -> str:
         """Return a key that no other selection of tables has.
 
         Dagster launches no key twice: after a tick of which nothing was kept, another selection
@@ -369,7 +369,7 @@ class _Evaluation:
     def _request(
         self,
         run_key: str,
-        chosen: Sequence[Watch],
+        chosen: Sequence[TableWatch],
         keys: list[dg.AssetKey],
         tags: Mapping[str, str],
     ) -> None:
@@ -388,7 +388,7 @@ class _Evaluation:
             )
         )
 
-    def _state(self, watch: Watch, key: str) -> RunState:
+    def _state(self, watch: TableWatch, key: str) -> RunState:
         """Return how a run is; of one that failed, whether it registered this table."""
         state, run = self._run_state(key), self.runs[key]
         if run and state == "failed" and key.startswith(f"{REGISTRATION}:"):
@@ -408,7 +408,7 @@ class _Evaluation:
         began, ended = (record.start_time, record.end_time) if record else (None, None)
         return ended - began if began and ended else 0.0
 
-    def _registered(self, watch: Watch, run: dg.DagsterRun) -> bool:
+    def _registered(self, watch: TableWatch, run: dg.DagsterRun) -> bool:
         asked = run.asset_selection  # None: the whole job
         keys = [key for key in watch.registrations if asked is None or key in asked]
         last = [self.instance.get_latest_materialization_event(key) for key in keys]
@@ -436,14 +436,16 @@ def _now() -> float:
     return time.time()
 
 
-def _keys(cursor: Cursor) -> list[str]:
+def _keys(cursor: TableCursor) -> list[str]:
     """Return the keys of the runs that were requested."""
     return [
         key for wanted in (cursor.request, cursor.registration) if wanted for key in wanted.ranges
     ]
 
 
-def _computations(wanted: Request, runs: Sequence[Span], watch: Watch) -> Iterator[dg.RunRequest]:
+def _computations(
+    wanted: ComputationRequest, runs: Sequence[Span], watch: TableWatch
+) -> Iterator[dg.RunRequest]:
     """A run for each range."""
     for key, run in zip(wanted.ranges, runs, strict=True):
         span = {RANGE_START: run.first, RANGE_END: run.last}
@@ -463,7 +465,10 @@ def _computations(wanted: Request, runs: Sequence[Span], watch: Watch) -> Iterat
 
 
 def _kafka_observation(
-    context: dg.SensorEvaluationContext, watch: Watch, endpoints: Endpoints, iceberg: IcebergTable
+    context: dg.SensorEvaluationContext,
+    watch: TableWatch,
+    endpoints: Endpoints,
+    iceberg: IcebergTable,
 ) -> AssetObservation | None:
     """Where the topic is, and how far behind its table; None while Kafka does not answer."""
     topic = watch.origin.root.name

@@ -43,14 +43,14 @@ Range = tuple[int, int]
 """First hour, and the end: the hours of :data:`topicberg.iceberg.hours.Hours`, as JSON has them."""
 
 
-class Request(BaseModel):
+class ComputationRequest(BaseModel):
     """Runs that were requested together for a snapshot; ``ranges``: run key → hours."""
 
     snapshot: int | None
     ranges: dict[str, Range]
 
 
-class Cursor(BaseModel):
+class TableCursor(BaseModel):
     """What a sensor remembers between two ticks."""
 
     life: str = Field(description="of this cursor, which another one after a reset has not")
@@ -60,10 +60,12 @@ class Cursor(BaseModel):
     settled: str | None = Field(default=None, description="the state of the catalogs' request")
     dirty: bool = Field(default=False, description="a state whose catalogs are not refreshed")
     pending: list[Range] = Field(default_factory=list)
-    request: Request | None = Field(default=None, description="what is being computed")
+    request: ComputationRequest | None = Field(default=None, description="what is being computed")
     failures: int = Field(default=0, description="requests in a row that failed")
     recalls: int = Field(default=0, description="in a row, without a new snapshot")
-    registration: Request | None = Field(default=None, description="what is being registered")
+    registration: ComputationRequest | None = Field(
+        default=None, description="what is being registered"
+    )
     registration_failures: int = Field(default=0, description="the same of registrations")
     moved: str | None = Field(
         default=None, description="the metadata file when a tick moved the pointers of the catalogs"
@@ -76,20 +78,20 @@ class Cursor(BaseModel):
     signal: str | None = Field(default=None, description="what the writer reported when looked at")
 
     @staticmethod
-    def parse(text: str | None) -> Cursor:
+    def parse(text: str | None) -> TableCursor:
         """Return the cursor; a new one if there is none, or one that this version cannot read."""
         try:
             if text:
-                return Cursor.model_validate_json(text)
+                return TableCursor.model_validate_json(text)
         except ValidationError:
             pass
-        return Cursor(life=uuid.uuid4().hex[:8], seen=_seen_by_older_version(text))
+        return TableCursor(life=uuid.uuid4().hex[:8], seen=_seen_by_older_version(text))
 
     @property
     def snapshot(self) -> int | None:
         return self.seen.snapshot if self.seen else None
 
-    def replace(self, **fields: Any) -> Cursor:
+    def replace(self, **fields: Any) -> TableCursor:
         return self.model_copy(update=fields)
 
 
@@ -101,7 +103,7 @@ def _seen_by_older_version(text: str | None) -> Mark | None:
     return Mark(table=ANY_TABLE, snapshot=older["snapshot"], sequence=-1, at=0)
 
 
-def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
+def settle(cursor: TableCursor, states: Mapping[str, RunState]) -> TableCursor:
     """Take note of how the requested runs are; ``states``: run key → state.
 
     A run that is missing was never launched: what it was to do is to be done again.
@@ -117,7 +119,7 @@ def settle(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
     return settle_registration(cursor, states)
 
 
-def settle_registration(cursor: Cursor, states: Mapping[str, RunState]) -> Cursor:
+def settle_registration(cursor: TableCursor, states: Mapping[str, RunState]) -> TableCursor:
     """Do so for the run that registers the table, whether or not the table can be read."""
     registration = cursor.registration
     if registration and _ended(registration, states):
@@ -130,11 +132,11 @@ def settle_registration(cursor: Cursor, states: Mapping[str, RunState]) -> Curso
     return cursor
 
 
-def _ended(request: Request, states: Mapping[str, RunState]) -> bool:
+def _ended(request: ComputationRequest, states: Mapping[str, RunState]) -> bool:
     return all(states[key] != "active" for key in request.ranges)
 
 
-def observe(cursor: Cursor, seen: Mark | None, hours: Iterable[Hours]) -> Cursor:
+def observe(cursor: TableCursor, seen: Mark | None, hours: Iterable[Hours]) -> TableCursor:
     """Take note of a new state of the table and the hours that it touched."""
     return cursor.replace(
         seen=seen,
@@ -147,7 +149,7 @@ def observe(cursor: Cursor, seen: Mark | None, hours: Iterable[Hours]) -> Cursor
     )
 
 
-def recall(cursor: Cursor, hours: Iterable[Hours]) -> Cursor:
+def recall(cursor: TableCursor, hours: Iterable[Hours]) -> TableCursor:
     """Take note of hours that are unread although all that was requested of them is computed.
 
     A few times in a row at most: if computing does not help, the check of the table reports it.
@@ -160,7 +162,9 @@ def recall(cursor: Cursor, hours: Iterable[Hours]) -> Cursor:
     return cursor.replace(pending=_merged(cursor.pending, found), recalls=cursor.recalls + 1)
 
 
-def observe_metadata(cursor: Cursor, before: Cursor, metadata: str, state: str) -> Cursor:
+def observe_metadata(
+    cursor: TableCursor, before: TableCursor, metadata: str, state: str
+) -> TableCursor:
     """Take note of the table's metadata file, after its snapshots.
 
     Maintenance changes it without a snapshot of ``main``; Glue and Snowflake then point to a file
@@ -179,8 +183,8 @@ def observe_metadata(cursor: Cursor, before: Cursor, metadata: str, state: str) 
 
 
 def request(
-    cursor: Cursor, plan: Callable[[list[Hours]], tuple[list[Span], list[Hours]]], key: str
-) -> tuple[Cursor, Request | None, list[Span]]:
+    cursor: TableCursor, plan: Callable[[list[Hours]], tuple[list[Span], list[Hours]]], key: str
+) -> tuple[TableCursor, ComputationRequest | None, list[Span]]:
     """Return what to compute now, if anything.
 
     :param plan: the runs that compute hours, and what is left of the hours
@@ -194,7 +198,7 @@ def request(
         return cursor, None, []
     # A rollback brings an old snapshot back, a reset the old counts: Dagster launches no key twice.
     prefix = f"{key}:{cursor.snapshot}:{cursor.life}-{cursor.requests}"
-    wanted = Request(
+    wanted = ComputationRequest(
         snapshot=cursor.snapshot,
         ranges={
             f"{prefix}:{run.first}..{run.last}": (run.hours.start, run.hours.stop) for run in runs
@@ -203,20 +207,20 @@ def request(
     return cursor.replace(request=wanted, requests=cursor.requests + 1), wanted, runs
 
 
-def wants_registration(cursor: Cursor) -> bool:
+def wants_registration(cursor: TableCursor) -> bool:
     """Whether the table is to be registered, and no run does it yet."""
     failed = cursor.registration_failures >= MAX_ATTEMPTS
     known = cursor.dirty and cursor.snapshot is not None
     return known and cursor.registration is None and not failed
 
 
-def register(cursor: Cursor, run_key: str) -> Cursor:
+def register(cursor: TableCursor, run_key: str) -> TableCursor:
     """Take note of the run that registers the table, with others."""
-    wanted = Request(snapshot=cursor.snapshot, ranges={run_key: (0, 0)})
+    wanted = ComputationRequest(snapshot=cursor.snapshot, ranges={run_key: (0, 0)})
     return cursor.replace(registration=wanted, dirty=False, unchecked=False)
 
 
-def move(cursor: Cursor, now: float, *, is_all: bool) -> Cursor:
+def move(cursor: TableCursor, now: float, *, is_all: bool) -> TableCursor:
     """Take note that the tick itself moved the pointers of the catalogs.
 
     :param is_all: there is nothing else to register
@@ -225,12 +229,12 @@ def move(cursor: Cursor, now: float, *, is_all: bool) -> Cursor:
     return cursor.replace(moved=cursor.metadata, moved_at=now, unchecked=True, dirty=dirty)
 
 
-def is_moved(cursor: Cursor) -> bool:
+def is_moved(cursor: TableCursor) -> bool:
     """Whether a tick has moved the pointers to the state that was last seen."""
     return cursor.moved is not None and cursor.moved == cursor.metadata
 
 
-def wants_move(cursor: Cursor) -> bool:
+def wants_move(cursor: TableCursor) -> bool:
     """Whether a tick is to move the pointers. If a run failed to register them, only runs do."""
     failed = bool(cursor.registration_failures)
     return wants_registration(cursor) and not is_moved(cursor) and not failed

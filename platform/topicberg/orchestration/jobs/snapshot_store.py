@@ -1,4 +1,4 @@
-"""Where the snapshot sensor keeps a :class:`.jobs.snapshot_cursor.Cursor` for each table.
+"""Where the snapshot sensor keeps a :class:`.jobs.snapshot_cursor.TableCursor` for each table.
 
 Dagster stores a sensor's cursor with every tick, so the sensor's own has only what its last tick
 changed; the next tick moves that to Dagster's key-value store. A tick that fails, or whose daemon
@@ -15,7 +15,7 @@ import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.dagster.locations import location_of_automation
-from topicberg.orchestration.jobs.snapshot_cursor import Cursor
+from topicberg.orchestration.jobs.snapshot_cursor import TableCursor
 
 SENSOR = "snapshots"
 _KEY = "topicberg/snapshots/{}"
@@ -27,7 +27,7 @@ class Position(BaseModel):
     """The sensor's own cursor."""
 
     life: str = Field(description="of this cursor, which another one after a reset has not")
-    changed: dict[str, Cursor] = Field(default_factory=dict, description="by the last tick")
+    changed: dict[str, TableCursor] = Field(default_factory=dict, description="by the last tick")
     looked_back_at: float = Field(default=0, description="when sources of lookbacks were watched")
     registrations: int = Field(default=0, description="runs so far; makes their keys unique")
     checks_key: str | None = Field(default=None, description="of the last run of checks")
@@ -58,7 +58,7 @@ def begin(
         if location in (None, location_of_automation(state))
     }
     changed = {
-        name: Cursor.parse(text).replace(life=life)
+        name: TableCursor.parse(text).replace(life=life)
         for name, text in found.items()
         if text and name in wanted
     }
@@ -70,7 +70,7 @@ def load(
     position: Position,
     names: Iterable[str],
     location: str | None = None,
-) -> dict[str, Cursor]:
+) -> dict[str, TableCursor]:
     """Return the cursor of each table that has one, and store what the last tick changed.
 
     :param location: the code location; None: it is not known, as in tests
@@ -84,7 +84,7 @@ def load(
         values = {_key(name, location): newer[name] for name in newer if (name in stored) is known}
         if values:
             instance.daemon_cursor_storage.set_cursor_values(values)
-    cursors = {name: Cursor.parse(text) for name, text in (stored | newer).items()}
+    cursors = {name: TableCursor.parse(text) for name, text in (stored | newer).items()}
     return {name: cursor for name, cursor in cursors.items() if cursor.life == position.life}
 
 
@@ -100,7 +100,9 @@ def _earlier(
 ) -> dict[str, str]:
     """Return the cursors of this sensor that an earlier version has stored."""
     stored = _read(instance, names, None)
-    return {name: text for name, text in stored.items() if Cursor.parse(text).life == position.life}
+    return {
+        name: text for name, text in stored.items() if TableCursor.parse(text).life == position.life
+    }
 
 
 def _key(name: str, location: str | None) -> str:

@@ -26,7 +26,7 @@ MAX_LISTED = 5
 
 
 @dataclass(frozen=True)
-class Watch:
+class TableWatch:
     """A table whose snapshots are watched, and what is requested when they touch partitions."""
 
     name: str
@@ -74,7 +74,7 @@ class Watch:
         return max((plan.first_hour(now) for plan in self.plans), default=BEFORE_EVERYTHING)
 
 
-def watches(lake: Lake) -> Iterator[Watch]:
+def watches(lake: Lake) -> Iterator[TableWatch]:
     """What there is to watch: every topic's table, and the sources of tables that read around."""
     checks = CheckKeys(lake)
 
@@ -94,7 +94,7 @@ def watches(lake: Lake) -> Iterator[Watch]:
         if not table.reported and not downstream:
             continue
         registered = requested[table.root.name] if table.reported else []
-        yield Watch(
+        yield TableWatch(
             name=f"{table.name}_snapshots",
             origin=table,
             registrations=tuple(
@@ -122,7 +122,7 @@ def watches(lake: Lake) -> Iterator[Watch]:
         for source, (why, back, ahead) in around.items():
             downstream = [derived, *lake.downstream(derived.name)]
             several = f"_of_{source}" if len(around) > 1 else ""
-            yield Watch(
+            yield TableWatch(
                 name=re.sub(r"[.-]", "_", f"{derived.name}_{why}{several}"),
                 origin=lake.origin(source),
                 registrations=(),

@@ -6,16 +6,16 @@ from topicberg.tableflow.forgetting.candidates import (
     find_candidates,
 )
 from topicberg.tableflow.forgetting.key import Key
-from topicberg.tableflow.forgetting.records import Records
-from topicberg.tableflow.forgetting.run import FORGOTTEN, Forgetting, Target, Uncovered
+from topicberg.tableflow.forgetting.records import KeyRecords
+from topicberg.tableflow.forgetting.run import FORGOTTEN, ErasureTarget, Forgetting, Uncovered
 
 __all__ = [
     "FORGOTTEN",
     "Candidate",
+    "ErasureTarget",
     "Forgetting",
     "Key",
-    "Records",
-    "Target",
+    "KeyRecords",
     "Uncovered",
     "chosen_columns",
     "find_candidates",

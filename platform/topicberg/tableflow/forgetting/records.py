@@ -50,7 +50,7 @@ Matching = Callable[[Collection[KafkaKey]], set[KafkaKey]]
 
 
 @dataclass
-class Records:
+class KeyRecords:
     """What a topic has of a key."""
 
     topic: str
@@ -75,17 +75,17 @@ class Records:
         return None if self.kept_ms >= FOREVER_MS else time.time() + self.kept_ms / 1000
 
 
-def described_topic(endpoints: Endpoints, topic: str) -> Records:
+def described_topic(endpoints: Endpoints, topic: str) -> KeyRecords:
     """Return how a topic keeps records, without any record.
 
     :raises NoSuchTopicError: there is no such topic
     """
     settings = kafka.topic_config(endpoints, topic)
     compacted = kafka.is_compacted(settings.get("cleanup.policy"))
-    return Records(topic, compacted, kept_ms=_kept_ms(settings, compacted))
+    return KeyRecords(topic, compacted, kept_ms=_kept_ms(settings, compacted))
 
 
-def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> Records:
+def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> KeyRecords:
     """Return what a topic has of a key; a compacted topic is read from its beginning.
 
     :raises TopicbergError: there is no such topic, or Kafka does not answer
@@ -131,7 +131,7 @@ def _kept_ms(settings: Mapping[str, str | None], compacted: bool) -> int:
     return min(FOREVER_MS, limit + of("segment.ms"))
 
 
-def write_tombstones(endpoints: Endpoints, found: Records) -> int:
+def write_tombstones(endpoints: Endpoints, found: KeyRecords) -> int:
     """Write a tombstone for each raw key whose newest record is not one; return how many.
 
     :raises TopicbergError: Kafka does not take them

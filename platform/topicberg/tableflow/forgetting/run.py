@@ -22,7 +22,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import header_of
 from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import delta, erasure
-from topicberg.iceberg.erasure import Condition, Erased, Found, Proof, Rows
+from topicberg.iceberg.erasure import Condition, Erased, Proof, Rows, RowsToErase
 from topicberg.iceberg.erasure.matching import ColumnPath, columns
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import Offsets
@@ -31,8 +31,8 @@ from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.forgetting.key import Key, described
 from topicberg.tableflow.forgetting.records import (
     KafkaKey,
+    KeyRecords,
     Matching,
-    Records,
     described_topic,
     matching_keys,
     records_of,
@@ -85,7 +85,7 @@ class Uncovered:
 
 
 @dataclass(frozen=True)
-class Target:
+class ErasureTarget:
     """A table that may hold rows of the key."""
 
     identifier: tuple[str, str]
@@ -158,28 +158,30 @@ class Forgetting:
         field = NestedField(1, where, column[1], required=False)
         return Key.parse(self.spec.name, [field], text, "--where")
 
-    def _of_topic(self) -> list[Target]:
+    def _of_topic(self) -> list[ErasureTarget]:
         """Return the tables of the topic; one that does not exist yet may read the key later."""
         spec, dead = self.spec, dead_letter_spec(self.spec)
         at, own = spec.table_identifier(self.config), {f.name: f.name for f in self.key.fields}
         kept = spec.name if spec.history else None
         found = [
-            Target(at, "the topic's table", spec.event_time, own, spec=spec, topic=spec.name),
-            Target(history_table(spec), "its history", spec.event_time, own, topic=kept),
+            ErasureTarget(
+                at, "the topic's table", spec.event_time, own, spec=spec, topic=spec.name
+            ),
+            ErasureTarget(history_table(spec), "its history", spec.event_time, own, topic=kept),
         ]
         if dead.name != spec.name and self.where is None:
             what, at = "dead letters", dead.table_identifier(self.config)
             logs = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
-            found.append(Target(at, what, dead.event_time, is_dead_letters=True, topic=logs))
+            found.append(ErasureTarget(at, what, dead.event_time, is_dead_letters=True, topic=logs))
         return found
 
-    def table(self, target: Target) -> Table | None:
+    def table(self, target: ErasureTarget) -> Table | None:
         """Return a table, or None if there is none."""
         return find_table(self._catalog, target.identifier)
 
     # --- Kafka ---
 
-    def records(self) -> Records:
+    def records(self) -> KeyRecords:
         """Return what the topic has of the key; nothing if the topic was deleted.
 
         Of a value that is not the key: the records whose newest row has it. An older record of a
@@ -192,7 +194,7 @@ class Forgetting:
         try:
             found = records_of(self.endpoints, self.spec.name, matching)
         except kafka.NoSuchTopicError:
-            return Records(self.spec.name, compacted=True)
+            return KeyRecords(self.spec.name, compacted=True)
         if held is None:
             self._raws |= {raw for raw, _ in found.newest}
         else:
@@ -224,11 +226,11 @@ class Forgetting:
         pairs = zip(raws, partitions, strict=True)
         return {(bytes(raw), at) for raw, at in pairs if raw is not None}
 
-    def write_tombstones(self, found: Records) -> int:
+    def write_tombstones(self, found: KeyRecords) -> int:
         """Write the tombstones that a compacted topic lacks; return how many."""
         return write_tombstones(self.endpoints, found)
 
-    def dead_letters(self) -> Records | None:
+    def dead_letters(self) -> KeyRecords | None:
         """Return what the dead-letter topic has of the key, by its table; None: there is none."""
         target = next((each for each in self.targets if each.is_dead_letters), None)
         if target is None or (held := self._held(target)) is None:
@@ -286,7 +288,7 @@ class Forgetting:
             self._wait_for_turns(target)
         return found
 
-    def _wait_for_turns(self, target: Target) -> None:
+    def _wait_for_turns(self, target: ErasureTarget) -> None:
         """Wait for batches with records that the table has by now: their files are deleted then.
 
         :raises TopicbergError: one is still running
@@ -300,7 +302,7 @@ class Forgetting:
                 "run the command again",
             )
 
-    def _lacks(self, target: Target, topic: str) -> Offsets:
+    def _lacks(self, target: ErasureTarget, topic: str) -> Offsets:
         table = self.table(target)
         held = noted_offsets(table) if table is not None else {}
         try:
@@ -310,7 +312,7 @@ class Forgetting:
         at = {p: held.get(p, log.beginning.get(p, 0)) for p in log.end}
         return {p: first for p, first in at.items() if first < log.end[p]}
 
-    def _read(self, target: Target, patience: float | None) -> None:
+    def _read(self, target: ErasureTarget, patience: float | None) -> None:
         if target.identifier == history_table(self.spec):
             ingest_history(self.spec, self.endpoints, self.config)
             return
@@ -322,7 +324,7 @@ class Forgetting:
         if table is None or not wait_for(table, end, patience):
             run_once(spec, self.endpoints, self.config)
 
-    def _created(self, target: Target, patience: float) -> Table | None:
+    def _created(self, target: ErasureTarget, patience: float) -> Table | None:
         """Return a table, which the running engine may be about to create."""
         deadline = time.monotonic() + patience
         while (table := self.table(target)) is None and time.monotonic() < deadline:
@@ -331,12 +333,12 @@ class Forgetting:
 
     # --- tables ---
 
-    def find(self, target: Target) -> Found:
+    def find(self, target: ErasureTarget) -> RowsToErase:
         """Return where a table holds rows of the key."""
         held = self._held(target)
-        return Found() if held is None else erasure.find(*held)
+        return RowsToErase() if held is None else erasure.find(*held)
 
-    def erase(self, target: Target) -> Erased:
+    def erase(self, target: ErasureTarget) -> Erased:
         """Erase the rows of the key from a table; what is not there is left as it is."""
         if (held := self._held(target)) is None:
             return Erased()
@@ -357,7 +359,7 @@ class Forgetting:
             keys.forget_files(self.config, spec.name, table, done.replaced)
         return done
 
-    def prove(self, target: Target) -> Proof | None:
+    def prove(self, target: ErasureTarget) -> Proof | None:
         """Read every file of a table; None: it does not exist, or cannot hold the key.
 
         :raises TopicbergError: a file holds a row of the key
@@ -383,13 +385,13 @@ class Forgetting:
         done = Forgotten(by=current_user(), at_ms=now, rows=rows + before.rows, reason=self._reason)
         return {name: done.model_dump_json()}
 
-    def _held(self, target: Target) -> tuple[Table, Rows] | None:
+    def _held(self, target: ErasureTarget) -> tuple[Table, Rows] | None:
         """Return a table and its rows of the key; None: it does not exist, or cannot hold it."""
         table = self.table(target)
         rows = None if table is None else self._rows(target, table)
         return None if table is None or rows is None else (table, rows)
 
-    def _rows(self, target: Target, table: Table) -> Rows | None:
+    def _rows(self, target: ErasureTarget, table: Table) -> Rows | None:
         """Return which rows of a table are the key's; None: it cannot hold it."""
         schema = table.schema()
         if target.is_dead_letters:
@@ -414,12 +416,12 @@ class Forgetting:
             )
         return Rows(schema, tuple(found))
 
-    def _values(self, target: Target, schema: Schema) -> Condition | None:
+    def _values(self, target: ErasureTarget, schema: Schema) -> Condition | None:
         if self._shadowed:
             return None
         return self.condition(schema, target.names)
 
-    def _chosen(self, target: Target, schema: Schema) -> list[Condition]:
+    def _chosen(self, target: ErasureTarget, schema: Schema) -> list[Condition]:
         found = (self.condition(schema, names) for names in target.chosen)
         return [condition for condition in found if condition is not None]
 

@@ -55,7 +55,7 @@ Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 
 
-class Answer(NamedTuple):
+class AwsResponse(NamedTuple):
     """A whole HTTP response; ``status`` as in WSGI, e.g. ``200 OK``."""
 
     status: str
@@ -86,7 +86,7 @@ class Application:
         start_response(answer.status, answer.headers)
         return [answer.body]
 
-    def _answer(self, environ: Environ, body: bytes) -> Answer:
+    def _answer(self, environ: Environ, body: bytes) -> AwsResponse:
         if environ["PATH_INFO"] == "/health":
             return _json({"status": "ok", "services": list(SERVICES)})
         with self._lock:
@@ -141,7 +141,7 @@ class Application:
                 )
             return answer
 
-    def _forward(self, environ: Environ, body: bytes, service: str, region: str) -> Answer:
+    def _forward(self, environ: Environ, body: bytes, service: str, region: str) -> AwsResponse:
         """Return moto's answer, complete, or that of a service which is not moto's.
 
         :raises Refusal: such a service refuses
@@ -156,7 +156,7 @@ class Application:
         if service == "iam" and _action(environ, body, service) == simulator.ACTION:
             principal = principal_of(environ)
             found = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
-            return Answer("200 OK", [("Content-Type", "text/xml")], found)
+            return AwsResponse("200 OK", [("Content-Type", "text/xml")], found)
         status: list[Any] = []
 
         def start_response(*args: Any) -> Callable[[bytes], None]:
@@ -171,7 +171,7 @@ class Application:
             close = getattr(chunks, "close", None)
             if close:
                 close()
-        return Answer(status[0], status[1], content)
+        return AwsResponse(status[0], status[1], content)
 
 
 def _action(environ: Environ, body: bytes, service: str) -> str:
@@ -239,16 +239,16 @@ def _follow_current(body: bytes, region: str) -> Callable[[], None]:
     return follow
 
 
-def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
+def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> AwsResponse:
     body = json.dumps(content).encode()
-    return Answer(
+    return AwsResponse(
         f"{status.value} {status.phrase}",
         [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(body)))],
         body,
     )
 
 
-def _refused(environ: Environ, refusal: Refusal) -> Answer:
+def _refused(environ: Environ, refusal: Refusal) -> AwsResponse:
     """An error in the shape of the protocol that the client speaks: JSON, or XML of Query APIs."""
     if speaks_json(environ):
         answer = _json({"__type": refusal.code, "message": refusal.message}, refusal.status)
@@ -261,7 +261,7 @@ def _refused(environ: Environ, refusal: Refusal) -> Answer:
         f"<Code>{refusal.code}</Code><Message>{escape(refusal.message)}</Message>"
         "</Error><RequestId>00000000-0000-0000-0000-000000000000</RequestId></ErrorResponse>"
     ).encode()
-    return Answer(
+    return AwsResponse(
         f"{refusal.status.value} {refusal.status.phrase}",
         [("Content-Type", "text/xml"), ("Content-Length", str(len(body)))],
         body,

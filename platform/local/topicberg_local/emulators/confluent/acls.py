@@ -14,7 +14,7 @@ from topicberg_local.emulators.confluent.kafka_rest import (
     resources,
 )
 from topicberg_local.emulators.confluent.operation import Call
-from topicberg_local.emulators.confluent.wire import Answer, Body, Query
+from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
 from topicberg_local.emulators.store import Stored
 
 ResourceType = Literal[
@@ -98,7 +98,7 @@ def _found(call: Call) -> list[Stored]:
     return call.account.store.all(ACL, passes)
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     acl: Acl = call.body
     cluster = demand(call)
     for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
@@ -107,22 +107,22 @@ def _create(call: Call) -> Answer:
     if acl.resource_type == "CLUSTER" and acl.resource_name != "kafka-cluster":
         raise _invalid("The only resource of type CLUSTER is kafka-cluster.")
     call.account.store.put(Stored(ACL, (cluster, *acl.model_dump().values())))
-    return Answer()
+    return HttpResponse()
 
 
 def _invalid(text: str) -> Refusal:
     return Refusal(HTTPStatus.BAD_REQUEST, text, number=40002)
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     return resources(call, "KafkaAclList", [_document(call, stored) for stored in _found(call)])
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     demand(call)
     found = _found(call)
     call.account.store.delete(ACL, [stored.name for stored in found])
-    return Answer({"data": [_document(call, stored) for stored in found]})
+    return HttpResponse({"data": [_document(call, stored) for stored in found]})
 
 
 OPERATIONS = [

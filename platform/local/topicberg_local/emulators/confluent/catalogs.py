@@ -18,8 +18,8 @@ from topicberg_local.emulators.confluent.materialization import database_of, tru
 from topicberg_local.emulators.confluent.operation import Call, Operation
 from topicberg_local.emulators.confluent.tableflow import VERSION, find_cluster, tableflow_operation
 from topicberg_local.emulators.confluent.wire import (
-    Answer,
     Body,
+    HttpResponse,
     InCluster,
     PageInCluster,
     Reference,
@@ -151,7 +151,7 @@ def _require(call: Call, environment: str, cluster: str) -> Stored:
     return found
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     spec: NewSpec = call.body.spec
     account = call.account
     cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id).name[0]
@@ -176,22 +176,22 @@ def _create(call: Call) -> Answer:
         "since": time.time(),
     }
     stored = account.add(CATALOG, "tci", properties)
-    return Answer(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
+    return HttpResponse(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: PageInCluster = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
     found = call.account.find(CATALOG, lambda one: one["cluster"] == query.kafka_cluster)
     return call.page(found, VERSION, "CatalogIntegration", _document)
 
 
-def _get(call: Call) -> Answer:
+def _get(call: Call) -> HttpResponse:
     query: InCluster = call.query
-    return Answer(_document(call, _require(call, query.environment, query.kafka_cluster)))
+    return HttpResponse(_document(call, _require(call, query.environment, query.kafka_cluster)))
 
 
-def _change(call: Call) -> Answer:
+def _change(call: Call) -> HttpResponse:
     change: SpecChange = call.body.spec
     stored = _require(call, change.environment.id, change.kafka_cluster.id)
     given = change.model_fields_set
@@ -207,14 +207,14 @@ def _change(call: Call) -> Answer:
         changes["config"] = {**before, **_masked(change.config.model_dump(exclude_unset=True))}
         changes["since"] = time.time()
         call.tables.forget(stored)
-    return Answer(_document(call, call.account.change(stored, changes)))
+    return HttpResponse(_document(call, call.account.change(stored, changes)))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     query: InCluster = call.query
     stored = _require(call, query.environment, query.kafka_cluster)
     call.account.store.delete(CATALOG, [stored.name])
-    return Answer()
+    return HttpResponse()
 
 
 OPERATIONS: list[Operation] = [

@@ -25,8 +25,8 @@ from topicberg_local.emulators.confluent.account import (
 from topicberg_local.emulators.confluent.errors import bad_request, conflict, gone, unsupported
 from topicberg_local.emulators.confluent.operation import Call, Operation
 from topicberg_local.emulators.confluent.wire import (
-    Answer,
     Body,
+    HttpResponse,
     InEnvironment,
     PageInEnvironment,
     Reference,
@@ -159,7 +159,7 @@ def _spec(spec: NewSpec | SpecChange) -> dict[str, Any]:
     return given
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     spec: NewSpec = call.body.spec
     account = call.account
     environment = environments.require(account, spec.environment.id)
@@ -175,10 +175,10 @@ def _create(call: Call) -> Answer:
     if not account.find(REGISTRY, lambda one: one["environment"] == environment.name[0]):
         place = {"environment": environment.name[0], "cloud": spec.cloud, "region": spec.region}
         account.add(REGISTRY, "lsrc", place)
-    return Answer(_document(call, stored), location=f"{PATH}/{name}")
+    return HttpResponse(_document(call, stored), location=f"{PATH}/{name}")
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: ListClusters = call.query
     account = call.account
     if query.network:
@@ -196,12 +196,12 @@ def _list(call: Call) -> Answer:
     return call.page(found, VERSION, "Cluster", _document)
 
 
-def _get(call: Call) -> Answer:
+def _get(call: Call) -> HttpResponse:
     query: InEnvironment = call.query
-    return Answer(_document(call, require(call.account, query.environment, call.path["id"])))
+    return HttpResponse(_document(call, require(call.account, query.environment, call.path["id"])))
 
 
-def _change(call: Call) -> Answer:
+def _change(call: Call) -> HttpResponse:
     spec: SpecChange = call.body.spec
     stored = require(call.account, spec.environment.id, call.path["id"])
     before, changes = stored.properties["spec"], _spec(spec)
@@ -209,17 +209,17 @@ def _change(call: Call) -> Answer:
     if kinds[0] != kinds[1] and kinds != ("Basic", "Standard"):
         raise bad_request(f"A {kinds[0]} cluster cannot become a {kinds[1]} one.")
     stored = call.account.change(stored, {"spec": {**before, **changes}})
-    return Answer(_document(call, stored))
+    return HttpResponse(_document(call, stored))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     """With its keys, bindings, and the topics that were made through this API."""
     query: InEnvironment = call.query
     account = call.account
     stored = require(account, query.environment, call.path["id"])
     name = stored.name[0]
     if GONE_AFTER in stored.properties:
-        return Answer()
+        return HttpResponse()
     if stored.properties["spec"].get("deletion_protection"):
         raise conflict(f"Kafka cluster {name} is protected from deletion.")
     for kind in (CONNECTOR, TABLE, CATALOG):
@@ -233,7 +233,7 @@ def _delete(call: Call) -> Answer:
     account.delete(KEY, lambda properties: properties["resource"] == name)
     roles.unbind(account, crn(account, query.environment, name))
     account.change(stored, {GONE_AFTER: time.time() + account.delays.deletion})
-    return Answer()
+    return HttpResponse()
 
 
 OPERATIONS = [

@@ -32,7 +32,7 @@ from topicberg_local.emulators.confluent.errors import (
     unsupported,
 )
 from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Answer, Body, Query
+from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
 from topicberg_local.emulators.store import Stored
 
 PATH = "/connect/v1/environments/{environment_id}/clusters/{kafka_cluster_id}"
@@ -122,7 +122,7 @@ def _info(account: Account, cluster: Stored, connector: Stored) -> dict[str, Any
     }
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     body: NewConnector = call.body
     account = call.account
     cluster = _cluster(call)
@@ -140,16 +140,16 @@ def _create(call: Call) -> Answer:
     }
     stored = Stored(CONNECTOR, (cluster.name[0], body.name), properties)
     _start(call, stored)
-    return Answer({**_info(account, cluster, stored), "tasks": []})
+    return HttpResponse({**_info(account, cluster, stored), "tasks": []})
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
     account = call.account
     cluster = _cluster(call)
     found = account.find(CONNECTOR, lambda one: one["cluster"] == cluster.name[0])
     if not query.expand:
-        return Answer([connector.name[1] for connector in found])
+        return HttpResponse([connector.name[1] for connector in found])
     expanded = query.expand.split(",")
     answer = {}
     for connector in found:
@@ -159,14 +159,14 @@ def _list(call: Call) -> Answer:
             "status": _status(account, connector),
         }
         answer[connector.name[1]] = {part: parts[part] for part in expanded}
-    return Answer(answer)
+    return HttpResponse(answer)
 
 
-def _get_status(call: Call) -> Answer:
-    return Answer(_status(call.account, _require(call)[1]))
+def _get_status(call: Call) -> HttpResponse:
+    return HttpResponse(_status(call.account, _require(call)[1]))
 
 
-def _put_config(call: Call) -> Answer:
+def _put_config(call: Call) -> HttpResponse:
     config: Configuration = call.body
     account = call.account
     cluster, connector = _require(call)
@@ -179,7 +179,7 @@ def _put_config(call: Call) -> Answer:
         "topic": config["kafka.topic"],
     }
     _start(call, connector)
-    return Answer(_info(account, cluster, connector))
+    return HttpResponse(_info(account, cluster, connector))
 
 
 def _end(call: Call) -> Stored:
@@ -191,16 +191,16 @@ def _end(call: Call) -> Stored:
     return connector
 
 
-def _pause(call: Call) -> Answer:
+def _pause(call: Call) -> HttpResponse:
     _end(call)
-    return Answer()
+    return HttpResponse()
 
 
-def _resume(call: Call) -> Answer:
+def _resume(call: Call) -> HttpResponse:
     _, connector = _require(call)
     connector.properties["paused"] = False
     _start(call, connector)
-    return Answer()
+    return HttpResponse()
 
 
 def _start(call: Call, connector: Stored) -> None:
@@ -211,18 +211,18 @@ def _start(call: Call, connector: Stored) -> None:
     call.generators.wake()
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     call.account.store.delete(CONNECTOR, [_end(call).name])
-    return Answer({"error": None})
+    return HttpResponse({"error": None})
 
 
-def _validate(call: Call) -> Answer:
+def _validate(call: Call) -> HttpResponse:
     """Every field with its value and what is wrong with it."""
     config: Configuration = call.body
     cluster = _cluster(call)
     if call.path["plugin_name"] != PLUGIN:
         raise unsupported(f"the connector plugin {call.path['plugin_name']}; there is {PLUGIN}")
-    return Answer(validated(call.account, cluster, config))
+    return HttpResponse(validated(call.account, cluster, config))
 
 
 def _operation(method: str, path: str, handler: Any, success: int = 200, **more: Any) -> Operation:

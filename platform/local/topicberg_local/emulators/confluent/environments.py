@@ -16,7 +16,7 @@ from topicberg_local.emulators.confluent.account import (
 )
 from topicberg_local.emulators.confluent.errors import conflict, not_found
 from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Answer, Body, Page
+from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page
 from topicberg_local.emulators.store import Stored
 
 VERSION = "org/v2"
@@ -57,31 +57,31 @@ def _refuse_taken(account: Account, display_name: str, but: str = "") -> None:
     account.refuse_taken(ENVIRONMENT, PATH, display_name, text, but)
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     body: NewEnvironment = call.body
     _refuse_taken(call.account, body.display_name)
     stored = call.account.add(ENVIRONMENT, "env", body.model_dump())
-    return Answer(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
+    return HttpResponse(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     return call.page(call.account.store.all(ENVIRONMENT), VERSION, "Environment", _document)
 
 
-def _get(call: Call) -> Answer:
-    return Answer(_document(call, require(call.account, call.path["id"])))
+def _get(call: Call) -> HttpResponse:
+    return HttpResponse(_document(call, require(call.account, call.path["id"])))
 
 
-def _change(call: Call) -> Answer:
+def _change(call: Call) -> HttpResponse:
     body: EnvironmentChange = call.body
     stored = require(call.account, call.path["id"])
     changes = body.model_dump(exclude_unset=True)
     if "display_name" in changes:
         _refuse_taken(call.account, changes["display_name"], but=stored.name[0])
-    return Answer(_document(call, call.account.change(stored, changes)))
+    return HttpResponse(_document(call, call.account.change(stored, changes)))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     """With its Schema Registry, subjects and role bindings; not while anything runs in it."""
     account = call.account
     name = require(account, call.path["id"]).name[0]
@@ -100,10 +100,10 @@ def _delete(call: Call) -> Answer:
     roles.unbind(account, account.crn(f"environment={name}"))
     subjects.delete_all(account, name)
     account.store.delete(ENVIRONMENT, [(name,)])
-    return Answer()
+    return HttpResponse()
 
 
-def _organizations(call: Call) -> Answer:
+def _organizations(call: Call) -> HttpResponse:
     found = call.account.store.all(ORGANIZATION)
     return call.page(found, VERSION, "Organization", _organization)
 

@@ -12,8 +12,8 @@ from topicberg_local.emulators.confluent.account import CATALOG, INTEGRATION, TA
 from topicberg_local.emulators.confluent.errors import Shape, conflict, not_found, unsupported
 from topicberg_local.emulators.confluent.operation import Call, Operation
 from topicberg_local.emulators.confluent.wire import (
-    Answer,
     Body,
+    HttpResponse,
     InEnvironment,
     PageInEnvironment,
     Reference,
@@ -89,7 +89,7 @@ def _require(call: Call) -> Stored:
     return found
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     body: NewIntegration = call.body
     account = call.account
     environment = environments.require(account, body.environment.id).name[0]
@@ -109,10 +109,10 @@ def _create(call: Call) -> Answer:
     properties = {"display_name": body.display_name, "config": config, "environment": environment}
     stored = Stored(INTEGRATION, (name,), properties)
     account.store.put(stored)
-    return Answer(_document(call, stored), location=f"{PATH}/{name}")
+    return HttpResponse(_document(call, stored), location=f"{PATH}/{name}")
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
     if query.provider.upper() not in ("", "AWS"):
         raise unsupported(f"the provider {query.provider}")
@@ -121,16 +121,16 @@ def _list(call: Call) -> Answer:
     return call.page(found, VERSION, "Integration", _document)
 
 
-def _get(call: Call) -> Answer:
-    return Answer(_document(call, _require(call)))
+def _get(call: Call) -> HttpResponse:
+    return HttpResponse(_document(call, _require(call)))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     stored = _require(call)
     if used := _usages(call.account, stored):
         raise conflict(f"Provider integration {stored.name[0]} is in use by {', '.join(used)}.")
     call.account.store.delete(INTEGRATION, [stored.name])
-    return Answer()
+    return HttpResponse()
 
 
 OPERATIONS = [

@@ -9,7 +9,7 @@ from topicberg_local.emulators.confluent import broker, clusters, roles
 from topicberg_local.emulators.confluent.account import CLUSTER
 from topicberg_local.emulators.confluent.errors import Refusal, Shape, unsupported
 from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Answer
+from topicberg_local.emulators.confluent.wire import HttpResponse
 from topicberg_local.emulators.store import Stored
 
 PATH = "/kafka/v3/clusters/{cluster_id}"
@@ -73,9 +73,9 @@ def resource(
     return {"kind": kind, "metadata": metadata, "cluster_id": cluster, **document}
 
 
-def resources(call: Call, kind: str, found: list[dict[str, Any]]) -> Answer:
+def resources(call: Call, kind: str, found: list[dict[str, Any]]) -> HttpResponse:
     """A list as Kafka REST shows it: never in pages."""
-    return Answer({"kind": kind, "metadata": {"self": call.url, "next": None}, "data": found})
+    return HttpResponse({"kind": kind, "metadata": {"self": call.url, "next": None}, "data": found})
 
 
 def kafka_operation(

@@ -34,7 +34,7 @@ from topicberg_local.emulators.confluent.errors import (
     unsupported,
 )
 from topicberg_local.emulators.confluent.operation import Call, Caller, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Answer, Body, Page, ScopedReference
+from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page, ScopedReference
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"
@@ -210,7 +210,7 @@ def _require(call: Call) -> Stored:
     return call.account.require(KEY, (name,), gone(f"API key {name}"))
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     """The one answer that tells the secret."""
     spec: NewSpec = call.body.spec
     account = call.account
@@ -238,10 +238,10 @@ def _create(call: Call) -> Answer:
     account.store.put(stored)
     document = _document(call, stored)
     document["spec"]["secret"] = secret
-    return Answer(document, location=f"{PATH}/{key}")
+    return HttpResponse(document, location=f"{PATH}/{key}")
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
     found = call.account.find(
         KEY,
@@ -253,13 +253,13 @@ def _list(call: Call) -> Answer:
     return call.page(found, VERSION, "ApiKey", _document)
 
 
-def _get(call: Call) -> Answer:
-    return Answer(_document(call, _require(call)))
+def _get(call: Call) -> HttpResponse:
+    return HttpResponse(_document(call, _require(call)))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     call.account.store.delete(KEY, [_require(call).name])
-    return Answer()
+    return HttpResponse()
 
 
 OPERATIONS = [

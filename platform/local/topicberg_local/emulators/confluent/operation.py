@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg_local.emulators.confluent.account import Account
 from topicberg_local.emulators.confluent.errors import Shape
-from topicberg_local.emulators.confluent.wire import Answer, Page, Query, listing
+from topicberg_local.emulators.confluent.wire import HttpResponse, Page, Query, listing
 from topicberg_local.emulators.store import Stored
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Call:
         api_version: str,
         kind: str,
         document: Callable[[Call, Stored], dict[str, Any]],
-    ) -> Answer:
+    ) -> HttpResponse:
         """The asked page of a list."""
         page: Page = self.query
         show = partial(document, self)
@@ -80,7 +80,7 @@ class Operation:
 
     method: str
     path: str
-    handler: Callable[[Call], Answer]
+    handler: Callable[[Call], HttpResponse]
     success: int = 200
     query: type[Query] = Query
     body: Any = None

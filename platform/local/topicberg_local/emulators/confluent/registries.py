@@ -9,7 +9,7 @@ from topicberg_local.emulators.confluent import environments
 from topicberg_local.emulators.confluent.account import REGISTRY, Account
 from topicberg_local.emulators.confluent.errors import not_found
 from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Answer, InEnvironment, PageInEnvironment
+from topicberg_local.emulators.confluent.wire import HttpResponse, InEnvironment, PageInEnvironment
 from topicberg_local.emulators.store import Stored
 
 VERSION = "srcm/v3"
@@ -39,7 +39,7 @@ def _there(account: Account, stored: Stored, delay: float = 0.0) -> bool:
     return time.time() >= stored.created + account.delays.cluster + delay
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: PageInEnvironment = call.query
     account = call.account
     environments.require(account, query.environment)
@@ -48,13 +48,13 @@ def _list(call: Call) -> Answer:
     return call.page(found, VERSION, "Cluster", _document)
 
 
-def _get(call: Call) -> Answer:
+def _get(call: Call) -> HttpResponse:
     query: InEnvironment = call.query
     missing = not_found(f"Schema Registry cluster {call.path['id']}")
     found = call.account.require(REGISTRY, (call.path["id"],), missing)
     if found.properties["environment"] != query.environment or not _there(call.account, found):
         raise missing
-    return Answer(_document(call, found))
+    return HttpResponse(_document(call, found))
 
 
 OPERATIONS = [

@@ -23,7 +23,7 @@ from topicberg_local.emulators.confluent.account import (
 )
 from topicberg_local.emulators.confluent.errors import Refusal, Shape, bad_request, conflict
 from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Answer, Body, Page
+from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"
@@ -122,7 +122,7 @@ def _refuse_unknown(account: Account, body: NewBinding) -> None:
             )
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     body: NewBinding = call.body
     account = call.account
     _refuse_unknown(account, body)
@@ -133,10 +133,10 @@ def _create(call: Call) -> Answer:
             f"{account.url}{PATH}/{other.name[0]}",
         )
     stored = account.add(ROLE_BINDING, "rb", properties)
-    return Answer(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
+    return HttpResponse(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
     found = call.account.find(
         ROLE_BINDING,
@@ -149,14 +149,14 @@ def _list(call: Call) -> Answer:
     return call.page(found, VERSION, "RoleBinding", _document)
 
 
-def _get(call: Call) -> Answer:
-    return Answer(_document(call, _require(call)))
+def _get(call: Call) -> HttpResponse:
+    return HttpResponse(_document(call, _require(call)))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     stored = _require(call)
     call.account.store.delete(ROLE_BINDING, [stored.name])
-    return Answer(_document(call, stored))
+    return HttpResponse(_document(call, stored))
 
 
 def _operation(method: str, path: str, handler: Any, **more: Any) -> Operation:

@@ -58,7 +58,7 @@ from topicberg_local.emulators.confluent.faults import Fault, Faults
 from topicberg_local.emulators.confluent.generators import Generators
 from topicberg_local.emulators.confluent.materialization import Tables
 from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Answer
+from topicberg_local.emulators.confluent.wire import HttpResponse
 
 logger = logging.getLogger(__name__)
 
@@ -313,7 +313,7 @@ def _injected(status: HTTPStatus, headers: dict[str, str] | None = None) -> Refu
     return Refusal(status, "A fault that was asked for.", "injected", headers=headers or {})
 
 
-def _response(answer: Answer, operation: Operation, headers: dict[str, str]) -> Response:
+def _response(answer: HttpResponse, operation: Operation, headers: dict[str, str]) -> Response:
     headers["X-Request-Id"] = uuid.uuid4().hex
     status = answer.status or operation.success
     if answer.document is None:

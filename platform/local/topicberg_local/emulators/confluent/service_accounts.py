@@ -9,7 +9,7 @@ from pydantic import Field
 from topicberg_local.emulators.confluent.account import KEY, ROLE_BINDING, SERVICE_ACCOUNT
 from topicberg_local.emulators.confluent.errors import not_found, unsupported
 from topicberg_local.emulators.confluent.operation import Call, Operation
-from topicberg_local.emulators.confluent.wire import Answer, Body, Page, Query
+from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Page, Query
 from topicberg_local.emulators.store import Stored
 
 VERSION = "iam/v2"
@@ -50,16 +50,16 @@ def _refuse_taken(call: Call, display_name: str, but: str = "") -> None:
     call.account.refuse_taken(SERVICE_ACCOUNT, PATH, display_name, text, but)
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     body: NewServiceAccount = call.body
     if call.query.assigned_resource_owner:
         raise unsupported("assigned_resource_owner")
     _refuse_taken(call, body.display_name)
     stored = call.account.add(SERVICE_ACCOUNT, "sa", body.model_dump())
-    return Answer(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
+    return HttpResponse(_document(call, stored), location=f"{PATH}/{stored.name[0]}")
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     wanted: list[str] = call.query.display_name
     found = call.account.find(
         SERVICE_ACCOUNT, lambda one: not wanted or one["display_name"] in wanted
@@ -67,26 +67,26 @@ def _list(call: Call) -> Answer:
     return call.page(found, VERSION, "ServiceAccount", _document)
 
 
-def _get(call: Call) -> Answer:
-    return Answer(_document(call, _require(call)))
+def _get(call: Call) -> HttpResponse:
+    return HttpResponse(_document(call, _require(call)))
 
 
-def _change(call: Call) -> Answer:
+def _change(call: Call) -> HttpResponse:
     changes = call.body.model_dump(exclude_unset=True)
     stored = _require(call)
     if "display_name" in changes:
         _refuse_taken(call, changes["display_name"], but=stored.name[0])
-    return Answer(_document(call, call.account.change(stored, changes)))
+    return HttpResponse(_document(call, call.account.change(stored, changes)))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     """With its keys and role bindings."""
     account = call.account
     name = _require(call).name[0]
     account.delete(KEY, lambda key: key["owner"] == name)
     account.delete(ROLE_BINDING, lambda one: one["principal"] == f"User:{name}")
     account.store.delete(SERVICE_ACCOUNT, [(name,)])
-    return Answer()
+    return HttpResponse()
 
 
 OPERATIONS = [

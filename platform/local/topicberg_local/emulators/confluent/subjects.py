@@ -17,7 +17,7 @@ from topicberg_local.emulators.confluent import roles
 from topicberg_local.emulators.confluent.account import REGISTRY, SUBJECT, Account
 from topicberg_local.emulators.confluent.errors import Refusal, Shape
 from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
-from topicberg_local.emulators.confluent.wire import Answer
+from topicberg_local.emulators.confluent.wire import HttpResponse
 from topicberg_local.emulators.store import Stored
 
 TIMEOUT_SECONDS = 30
@@ -89,7 +89,7 @@ def check(call: Call) -> None:
         demand(call, subject, what)
 
 
-def _forward(call: Call) -> Answer:
+def _forward(call: Call) -> HttpResponse:
     """:raises TopicbergError: the registry does not answer"""
     check(call)
     path = call.url.removeprefix(call.account.url)
@@ -99,7 +99,9 @@ def _forward(call: Call) -> Answer:
     registry = _registry(call)
     if new and answer.ok and registry is not None:
         call.account.store.put(Stored(SUBJECT, (registry.properties["environment"], subject)))
-    return Answer(answer.content, answer.status_code, media_type=answer.headers.get("Content-Type"))
+    return HttpResponse(
+        answer.content, answer.status_code, media_type=answer.headers.get("Content-Type")
+    )
 
 
 def _ask(

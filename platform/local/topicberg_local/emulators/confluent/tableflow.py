@@ -46,7 +46,7 @@ from topicberg_local.emulators.confluent.tableflow_bodies import (
     SpecChange,
     TableChange,
 )
-from topicberg_local.emulators.confluent.wire import Answer, InCluster
+from topicberg_local.emulators.confluent.wire import HttpResponse, InCluster
 from topicberg_local.emulators.store import Stored
 
 VERSION = "tableflow/v1"
@@ -208,7 +208,7 @@ def demand(call: Call, spec: NewSpec, subject: str) -> None:
         )
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     spec: NewSpec = call.body.spec
     account = call.account
     cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id)
@@ -241,7 +241,7 @@ def _create(call: Call) -> Answer:
     properties["write_mode"] = _enable(call, spec.display_name, properties["spec"], found)
     stored = Stored(TABLE, name, properties)
     account.store.put(stored)
-    return Answer(_document(call, stored), location=f"{PATH}/{spec.display_name}")
+    return HttpResponse(_document(call, stored), location=f"{PATH}/{spec.display_name}")
 
 
 def _start_anew(call: Call, name: str) -> None:
@@ -285,7 +285,7 @@ def _enable(call: Call, topic: str, spec: dict[str, Any], found: FoundTopic | No
     return mode.upper()
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     query: ListTables = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
     found = call.account.find(
@@ -301,12 +301,12 @@ def _list(call: Call) -> Answer:
     return call.page(found, VERSION, "TableflowTopic", _document)
 
 
-def _get(call: Call) -> Answer:
+def _get(call: Call) -> HttpResponse:
     query: InCluster = call.query
-    return Answer(_document(call, _require(call, query.environment, query.kafka_cluster)))
+    return HttpResponse(_document(call, _require(call, query.environment, query.kafka_cluster)))
 
 
-def _change(call: Call) -> Answer:
+def _change(call: Call) -> HttpResponse:
     change: SpecChange = call.body.spec
     account = call.account
     given = change.model_fields_set
@@ -325,18 +325,18 @@ def _change(call: Call) -> Answer:
     stored = account.change(stored, {"spec": spec})
     if "suspended" in given:
         control.resume(account.config, topic)
-    return Answer(_document(call, stored))
+    return HttpResponse(_document(call, stored))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     query: InCluster = call.query
     stored = _require(call, query.environment, query.kafka_cluster)
     control.disable(call.account.config, stored.name[1])
     call.account.store.delete(TABLE, [stored.name])
-    return Answer()
+    return HttpResponse()
 
 
-def _regions(call: Call) -> Answer:
+def _regions(call: Call) -> HttpResponse:
     query: ListRegions = call.query
     found = [Stored("region", (region,), created=0.0) for region in REGIONS]
     if query.cloud.upper() not in ("", "AWS"):

@@ -21,7 +21,7 @@ from topicberg_local.emulators.confluent.kafka_rest import (
     topic_of,
 )
 from topicberg_local.emulators.confluent.operation import Call
-from topicberg_local.emulators.confluent.wire import Answer, Body, Query
+from topicberg_local.emulators.confluent.wire import Body, HttpResponse, Query
 from topicberg_local.emulators.store import Stored
 
 DEFAULT_PARTITIONS = 6
@@ -81,14 +81,14 @@ def _shown(call: Call, name: str, found: Any) -> dict[str, Any]:
     return _document(call, name, len(found.partitions), max(replicas, default=1))
 
 
-def _list(call: Call) -> Answer:
+def _list(call: Call) -> HttpResponse:
     found = broker.names(call.account, cluster_of(call))
     return resources(
         call, "KafkaTopicList", [_shown(call, name, topic) for name, topic in found.items()]
     )
 
 
-def _create(call: Call) -> Answer:
+def _create(call: Call) -> HttpResponse:
     from confluent_kafka.admin import NewTopic as Wanted
 
     body: NewTopic = call.body
@@ -125,17 +125,17 @@ def _create(call: Call) -> Answer:
         raise
     if not body.validate_only:
         requests.topic_created(account.config, name)
-    return Answer(_document(call, name, body.partitions_count, 1))
+    return HttpResponse(_document(call, name, body.partitions_count, 1))
 
 
-def _get(call: Call) -> Answer:
+def _get(call: Call) -> HttpResponse:
     query: GetTopic = call.query
     if query.include_authorized_operations:
         raise unsupported("include_authorized_operations: the local broker has no access lists")
-    return Answer(_shown(call, *topic_of(call, cluster_of(call))))
+    return HttpResponse(_shown(call, *topic_of(call, cluster_of(call))))
 
 
-def _change(call: Call) -> Answer:
+def _change(call: Call) -> HttpResponse:
     from confluent_kafka.admin import NewPartitions
 
     body: TopicChange = call.body
@@ -144,20 +144,20 @@ def _change(call: Call) -> Answer:
         grow = [NewPartitions(name, body.partitions_count)]
         admin = call.account.kafka_admin()
         broker.wait(admin.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[name], name)
-    return Answer(_document(call, name, body.partitions_count, 1))
+    return HttpResponse(_document(call, name, body.partitions_count, 1))
 
 
-def _delete(call: Call) -> Answer:
+def _delete(call: Call) -> HttpResponse:
     cluster = demand(call, call.path["topic_name"])
     name, _ = topic_of(call, cluster)
     admin = call.account.kafka_admin()
     broker.wait(admin.delete_topics([name], request_timeout=TIMEOUT_SECONDS)[name], name)
     requests.topic_deleted(call.account.config, name)
     call.account.store.delete(TOPIC, [(cluster, name)])
-    return Answer()
+    return HttpResponse()
 
 
-def _get_cluster(call: Call) -> Answer:
+def _get_cluster(call: Call) -> HttpResponse:
     name = cluster_of(call)
     base = f"{call.account.url}/kafka/v3/clusters/{name}"
     parts = ("acls", "brokers", "broker-configs", "consumer-groups", "topics")
@@ -165,7 +165,7 @@ def _get_cluster(call: Call) -> Answer:
         part.replace("-", "_"): {"related": f"{base}/{part}"} for part in parts
     }
     related["partition_reassignments"] = {"related": f"{base}/topics/-/partitions/-/reassignment"}
-    return Answer(resource(call, "KafkaCluster", "", "", related))
+    return HttpResponse(resource(call, "KafkaCluster", "", "", related))
 
 
 # --- configurations ---
@@ -206,14 +206,14 @@ def _entry(call: Call, topic: str, entry: Any) -> dict[str, Any]:
     )
 
 
-def _configs(call: Call) -> Answer:
+def _configs(call: Call) -> HttpResponse:
     topic, entries = _entries(call, cluster_of(call))
     return resources(
         call, "KafkaTopicConfigList", [_entry(call, topic, entry) for entry in entries.values()]
     )
 
 
-def _get_config(call: Call) -> Answer:
+def _get_config(call: Call) -> HttpResponse:
     topic, entries = _entries(call, cluster_of(call))
     if call.path["name"] not in entries:
         raise Refusal(
@@ -221,10 +221,10 @@ def _get_config(call: Call) -> Answer:
             f"Config {call.path['name']} cannot be found for TOPIC {topic}",
             number=404,
         )
-    return Answer(_entry(call, topic, entries[call.path["name"]]))
+    return HttpResponse(_entry(call, topic, entries[call.path["name"]]))
 
 
-def _alter(call: Call) -> Answer:
+def _alter(call: Call) -> HttpResponse:
     from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
     body: Alterations = call.body
@@ -240,7 +240,7 @@ def _alter(call: Call) -> Answer:
         [what], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
     )
     broker.wait(futures[what], name)
-    return Answer()
+    return HttpResponse()
 
 
 _CONFIGS = "/topics/{topic_name}/configs"

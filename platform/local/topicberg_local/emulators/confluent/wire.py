@@ -94,7 +94,7 @@ class PageInCluster(PageInEnvironment):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """A success. ``document``: None: no body; bytes: of ``media_type``, as they are; else JSON.
 
     ``status``: None: the operation's own.
@@ -114,7 +114,7 @@ def listing(
     api_version: str,
     kind: str,
     document: Callable[[Stored], dict[str, Any]],
-) -> Answer:
+) -> HttpResponse:
     """One page of a list, the oldest object first.
 
     A page goes on after the last object of the one before: what is created or deleted meanwhile
@@ -132,7 +132,7 @@ def listing(
         rest = [(name, value) for name, value in query if name != "page_token"]
         token = _write(_position(shown[-1]))
         metadata["next"] = f"{url}?{urlencode([*rest, ('page_token', token)])}"
-    return Answer(
+    return HttpResponse(
         {
             "api_version": api_version,
             "kind": f"{kind}List",

@@ -23,5 +23,5 @@ or time travel. Error numbers that no public source shows are at the end of :mod
 | ``users``, ``keys``, ``roles``, ``network_policies`` | the rest of the account |
 | ``privileges`` | which role may do what |
 | ``iceberg``, ``sources``, ``refresher`` | metadata files, S3 and Glue, automated refresh |
-| ``account``, ``engine``, ``passing`` | state on disk, DuckDB, what may pass to it |
+| ``account``, ``engine``, ``pass_through`` | state on disk, DuckDB, what may pass to it |
 """

@@ -21,7 +21,7 @@ from snowflake.connector.errors import Error, ProgrammingError
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from topicberg_local.emulators.snowflake import commands, passing
+from topicberg_local.emulators.snowflake import commands, pass_through
 from topicberg_local.emulators.snowflake.account import TABLE, Account, Context, resolve
 from topicberg_local.emulators.snowflake.errors import already_exists, does_not_exist, read_only
 from topicberg_local.emulators.snowflake.grammar import Statement
@@ -33,7 +33,7 @@ DDL = 0x6000
 
 
 @dataclass(frozen=True)
-class Answer:
+class StatementResult:
     """What goes back: the result, the kind of the statement, and the query's id."""
 
     payload: dict[str, Any]
@@ -66,7 +66,7 @@ class Session:
         with self._lock:
             self._connection.close()
 
-    def execute(self, sql: str, parameters: tuple[Any, ...] | None = None) -> Answer:
+    def execute(self, sql: str, parameters: tuple[Any, ...] | None = None) -> StatementResult:
         """Run one statement.
 
         :param parameters: values of its placeholders
@@ -77,9 +77,9 @@ class Session:
             try:
                 return self._execute(sql, parameters)
             except (Error, duckdb.Error, NotImplementedError, SqlglotError) as error:
-                raise passing.translate(error) from error
+                raise pass_through.translate(error) from error
 
-    def _execute(self, sql: str, parameters: tuple[Any, ...] | None) -> Answer:
+    def _execute(self, sql: str, parameters: tuple[Any, ...] | None) -> StatementResult:
         statement = commands.parse(sql)
         if statement is not None:
             return self._command(statement)
@@ -87,14 +87,14 @@ class Session:
         if called is not None:
             column, value = called
             return _answer(Rows([text_column(column)], [(value,)]), 0)
-        tree = passing.parse(sql)
+        tree = pass_through.parse(sql)
         command = self._on_iceberg_table(tree)
         if command is not None:
             return self._command(command)
         self._check_tables(tree)
         return self._pass_on(sql, parameters, tree)
 
-    def _command(self, statement: Statement) -> Answer:
+    def _command(self, statement: Statement) -> StatementResult:
         rows = commands.run(self.account, self.context, statement)
         self._follow()
         return _answer(rows, DDL if statement.verb in ("CREATE", "ALTER", "DROP") else 0)
@@ -104,14 +104,14 @@ class Session:
 
         :raises ProgrammingError: it would write, or its name is taken
         """
-        written = passing.written_table(tree)
+        written = pass_through.written_table(tree)
         if written is not None and self._iceberg(written):
             self.account.refuse_write(self._full(written) or (), f"{tree.key.upper()}")
             raise read_only(written[-1])
         table = tree.find(exp.Table)
         if table is None or not isinstance(tree, exp.Create | exp.Drop | exp.Describe):
             return None
-        name = passing.table_name(table)
+        name = pass_through.table_name(table)
         if not self._iceberg(name):
             return None
         kind = str(tree.args["kind"]).upper()
@@ -131,7 +131,7 @@ class Session:
         """
         within = {query.alias_or_name for query in tree.find_all(exp.CTE)}
         for table in tree.find_all(exp.Table):
-            full = self._full(passing.table_name(table))
+            full = self._full(pass_through.table_name(table))
             if full is None or (table.name in within and not table.db):
                 continue
             if self.account.store.get(TABLE, full) is not None:
@@ -153,14 +153,16 @@ class Session:
         full = self._full(name)
         return full is not None and self.account.store.get(TABLE, full) is not None
 
-    def _pass_on(self, sql: str, parameters: tuple[Any, ...] | None, tree: exp.Expr) -> Answer:
+    def _pass_on(
+        self, sql: str, parameters: tuple[Any, ...] | None, tree: exp.Expr
+    ) -> StatementResult:
         statement_type = statement_type_id(tree)
         cursor: FakeSnowflakeCursor = self._connection.cursor()
-        sql = passing.fill_in(tree, sql, self.context)
+        sql = pass_through.fill_in(tree, sql, self.context)
         cursor.execute(sql, binding_params=parameters, server=True)
         table = cursor._arrow_table
         query_id = cursor.sfqid or str(uuid.uuid4())
-        if table is None or isinstance(tree, passing.WITHOUT_RESULT):
+        if table is None or isinstance(tree, pass_through.WITHOUT_RESULT):
             payload = Rows.status("Statement executed successfully.").payload()
         elif statement_type in DML_TYPE_IDS:
             columns = [text_column(name) for name in table.column_names]
@@ -169,12 +171,12 @@ class Session:
         else:
             types = self._connection._duck_conn.description or []
             semi_structured = {i for i, (_, kind, *_) in enumerate(types) if str(kind) == "JSON"}
-            labels = passing.labels(tree)
+            labels = pass_through.labels(tree)
             if labels and len(labels) == table.num_columns:
                 names = zip(labels, table.column_names, strict=True)
                 table = table.rename_columns([label or name for label, name in names])
             payload = arrow_payload(table, semi_structured)
-        return Answer(payload, statement_type, query_id)
+        return StatementResult(payload, statement_type, query_id)
 
     def _follow(self) -> None:
         """Make the context's database and schema those of DuckDB and of fakesnow."""
@@ -195,5 +197,5 @@ class Session:
             connection._duck_conn.execute(f'USE {context.database}."{schema}"')
 
 
-def _answer(rows: Rows, statement_type: int) -> Answer:
-    return Answer(rows.payload(), statement_type, str(uuid.uuid4()))
+def _answer(rows: Rows, statement_type: int) -> StatementResult:
+    return StatementResult(rows.payload(), statement_type, str(uuid.uuid4()))

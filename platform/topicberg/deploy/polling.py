@@ -1,4 +1,4 @@
-"""Waiting for something to become so: by asking, with a limit, and saying what was waited for."""
+"""Polling of vendors: with a limit, and with progress for what takes long."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SILENT_SECONDS = 20.0
 """What takes longer says so, again and again."""
 
 
-class PatienceError(TopicbergError):
-    """Something did not become so in time."""
+class DeadlineExceededError(TopicbergError):
+    """What was polled for did not happen in time."""
 
 
-def until(
+def poll(
     ask: Callable[[], T | None],
     what: str,
     seconds: float,
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """The first answer of ``ask`` that is neither None nor False.
+    """Return the first response of ``ask`` that is neither None nor False.
 
     Reads at growing intervals: fast changes are seen soon, and slow ones are not read too often.
 
@@ -39,12 +39,12 @@ def until(
     deadline = time.monotonic() + seconds
     interval = FIRST_SECONDS
     while True:
-        answer = ask()
-        if answer is not None and answer is not False:
-            return answer
+        response = ask()
+        if response is not None and response is not False:
+            return response
         if time.monotonic() + interval > deadline:
-            raise PatienceError(
-                f"waited {seconds:.0f} s in vain: {what}",
+            raise DeadlineExceededError(
+                f"timed out after {seconds:.0f} s: {what}",
                 hint="run the command again: it resumes where it stopped",
             )
         sleep(interval)
@@ -52,7 +52,7 @@ def until(
 
 
 @contextmanager
-def telling(say: Callable[[str], None], usual_minutes: float) -> Iterator[None]:
+def report_progress(say: Callable[[str], None], usual_minutes: float) -> Iterator[None]:
     """Say every :data:`SILENT_SECONDS` how long the body has taken, and how long it usually does.
 
     :param usual_minutes: an order of magnitude; 0: not known
@@ -61,11 +61,11 @@ def telling(say: Callable[[str], None], usual_minutes: float) -> Iterator[None]:
     usual = f", usually about {usual_minutes:g} min" if usual_minutes else ""
     began = time.monotonic()
 
-    def tell() -> None:
+    def report() -> None:
         while not over.wait(SILENT_SECONDS):
             say(f"after {time.monotonic() - began:.0f} s not ready yet{usual}")
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield

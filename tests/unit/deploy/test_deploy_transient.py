@@ -8,7 +8,7 @@ from snowflake.connector.errors import OperationalError, ProgrammingError
 
 from topicberg.clients.answers import UnknownNamesError
 from topicberg.clients.confluent import ApiError, ConflictError, FailedError, GoneError
-from topicberg.deploy.passing import gone, is_refusal, is_retryable
+from topicberg.deploy.transient import gone, is_refusal, is_retryable
 from topicberg.errors import TopicbergError
 
 

@@ -45,7 +45,7 @@ class _Kept:
         return now - self.at >= (QUIET_PAUSE_SECONDS if is_quiet else IDLE_PAUSE_SECONDS)
 
 
-class Keeper(threading.Thread):
+class MaintenanceScheduler(threading.Thread):
     """Maintains a few tables at once: a quarter as many as the engine has workers.
 
     Most of the time of a table is waiting for the object store. Compactions take a share of Spark

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from topicberg.settings import Settings
-from topicberg.tableflow import keeper
+from topicberg.tableflow import maintenance_scheduler
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.topics import load_topic
 
@@ -29,9 +29,9 @@ def test_keeper_inspects_tables_that_change_most_often(
         runs.append(clock[0])
         return report
 
-    monkeypatch.setattr(keeper, "maintain", maintain)
+    monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    one = keeper.Keeper(nothing, config, nothing)
+    one = maintenance_scheduler.MaintenanceScheduler(nothing, config, nothing)
 
     def minutes(number: int) -> list[float]:
         """Return in which of the next minutes the table was maintained."""
@@ -70,8 +70,10 @@ def test_keeper_maintains_several_tables_at_once(
             one.stop()
         return SimpleNamespace(changed=False)
 
-    monkeypatch.setattr(keeper, "maintain", maintain)
-    monkeypatch.setattr(keeper, "PAUSE_SECONDS", 0.0)
-    one = keeper.Keeper(nothing, config, cast("Any", SimpleNamespace(topics=topics)))
+    monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
+    monkeypatch.setattr(maintenance_scheduler, "PAUSE_SECONDS", 0.0)
+    one = maintenance_scheduler.MaintenanceScheduler(
+        nothing, config, cast("Any", SimpleNamespace(topics=topics))
+    )
     one.run()
     assert sorted(done) == sorted(topics)
