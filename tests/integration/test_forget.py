@@ -536,7 +536,7 @@ def test_forget_waits_for_a_batch_that_began_before(
     forget(topic, SECRET)
     second.join()
     assert files_with(topic.table(), SECRET, topic.endpoints) == []
-    assert [row["key"] for row in topic.rows("key")] == ["bob"]
+    assert [row["key"] for row in topic.rows("key")] == [b"bob"]
 
 
 def test_forget_command_beside_the_running_engine(running: Topic) -> None:
@@ -557,7 +557,7 @@ def test_forget_command_beside_the_running_engine(running: Topic) -> None:
     assert (json.loads(note)["rows"], json.loads(note)["reason"]) == (3, "a letter")
     orders(topic, "carol")
     assert wait_for(topic.table(), _ends(topic), 60)
-    assert {row["key"] for row in topic.rows("key")} == {"bob0", "bob1", "bob2", "carol"}
+    assert {row["key"] for row in topic.rows("key")} == {b"bob0", b"bob1", b"bob2", b"carol"}
     code, output = run("forget", name, SECRET, "--yes")
     assert code == 1, output
     code, output = run("forget", name, "nobody", "--dry-run")
