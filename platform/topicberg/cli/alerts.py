@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -148,17 +147,12 @@ def send_test() -> None:
 
 def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
     """Return the active alerts, and when the sensor evaluated them last; None: never."""
-    from topicberg.dagster.home import dagster_home
-
-    os.environ.setdefault("DAGSTER_HOME", str(dagster_home(config)))
-
-    import dagster as dg
-
     from topicberg.alerts.active import active_alerts
     from topicberg.alerts.decisions import read_decisions
+    from topicberg.dagster.home import opened_instance
     from topicberg.orchestration.jobs.alerts import evaluated_at, stored_states
 
-    with dg.DagsterInstance.get() as instance:
+    with opened_instance(config) as instance:
         states = stored_states(instance, config)
         at = evaluated_at(instance)
     return active_alerts(states.values(), read_decisions(config), datetime.now(UTC)), at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -91,14 +90,9 @@ def _print(found: list[_Check], *, describe: bool) -> None:
 
 
 def _recorded(config: Settings) -> list[_Check]:
-    from topicberg.dagster.home import dagster_home
-
-    os.environ.setdefault("DAGSTER_HOME", str(dagster_home(config)))
-
-    import dagster as dg
-
     from topicberg.checks.rules import COVERS
     from topicberg.cli.compute import load_lake
+    from topicberg.dagster.home import opened_instance
     from topicberg.orchestration.checks.adapter import check_specs, lake_checks
     from topicberg.orchestration.checks.evaluations import last_evaluations
 
@@ -106,7 +100,7 @@ def _recorded(config: Settings) -> list[_Check]:
     every = [spec for one in lake.checks for spec in check_specs(*one)]
     every += [spec for one in lake_checks(lake) for spec in one.check_specs]
     specs = {spec.key: spec for spec in every}
-    with dg.DagsterInstance.get() as instance:
+    with opened_instance(config) as instance:
         last = last_evaluations(instance, specs.keys())
     found = []
     for key, spec in specs.items():

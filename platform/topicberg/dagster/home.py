@@ -6,13 +6,19 @@ the same folders.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from topicberg.files import replace_file
 from topicberg.settings import Settings
+
+if TYPE_CHECKING:
+    import dagster as dg
 
 INSTANCE = Path(__file__).parents[1] / "scaffolding" / "templates" / "dagster.yaml.txt"
 """What a project without a section of its own gets."""
@@ -34,3 +40,14 @@ def dagster_home(config: Settings) -> Path:
         storage["config"]["base_dir"] = str(home)
     replace_file(home / "dagster.yaml", yaml.safe_dump(instance))  # starting runs read it
     return home
+
+
+@contextmanager
+def opened_instance(config: Settings) -> Iterator[dg.DagsterInstance]:
+    """Yield the Dagster that ``DAGSTER_HOME`` names, else the deployment's own."""
+    os.environ.setdefault("DAGSTER_HOME", str(dagster_home(config)))
+
+    import dagster as dg
+
+    with dg.DagsterInstance.get() as instance:
+        yield instance

@@ -79,7 +79,7 @@ def emr_policy(context: DeployContext) -> Document:
         allow(["s3:PutObject"], f"{compute}/{JOBS}*"),
         *allow_glue(context, GLUE_READS, context.namespace),
         *allow_glue(context, [*GLUE_READS, "glue:CreateTable", "glue:UpdateTable"], *databases),
-        *key_use(context, WRITES_KEY),
+        *key_use(context.config, WRITES_KEY),
     )
 
 

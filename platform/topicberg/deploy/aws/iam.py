@@ -21,6 +21,7 @@ from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 Document = dict[str, Any]
 GLUE_READS = [
@@ -105,17 +106,22 @@ def allow_glue(context: DeployContext, actions: Iterable[str], *databases: str) 
     ]
 
 
-def key_use(context: DeployContext, actions: Iterable[str]) -> list[Document]:
-    """Return what a role needs of the keys that encrypt what it reads: of each one only by way of
-    the service that has it.
+def key_use(
+    config: Settings, actions: Iterable[str], services: Iterable[str] = ("s3", "glue")
+) -> list[Document]:
+    """Return what is needed of the keys that encrypt what these services have: of each one only by
+    way of its service.
     """
-    config = context.config
-    keys = {"s3": config.bucket_kms_key_arn, "glue": config.glue_kms_key_arn}
-    used = [(service, key) for service, key in keys.items() if key]
-    return [by_way_of(service, context.region, actions, key) for service, key in used]
+    keys = {
+        "s3": config.bucket_kms_key_arn,
+        "glue": config.glue_kms_key_arn,
+        "secretsmanager": config.secrets_kms_key_arn,
+    }
+    used = [(service, key) for service in services if (key := keys[service])]
+    return [_by_way_of(service, config.aws_region, actions, key) for service, key in used]
 
 
-def by_way_of(service: str, region: str, actions: Iterable[str], key: str) -> Document:
+def _by_way_of(service: str, region: str, actions: Iterable[str], key: str) -> Document:
     """Return a statement that allows the use of a key by a service only."""
     condition = {"StringEquals": {"kms:ViaService": f"{service}.{region}.amazonaws.com"}}
     # Glue's catalog also encrypts: https://docs.aws.amazon.com/glue/latest/dg/encrypt-glue-data-catalog.html
@@ -148,7 +154,7 @@ def tableflow_policy(context: DeployContext) -> Document:
         allow(on_bucket, bucket),
         allow(on_objects, f"{bucket}/*"),
         allow(in_glue, f"arn:aws:glue:{context.region}:{context.account}:*"),
-        *key_use(context, WRITES_KEY),
+        *key_use(context.config, WRITES_KEY),
     )
 
 
@@ -173,7 +179,7 @@ def snowflake_policy(context: DeployContext) -> Document:
         allow(["s3:GetBucketLocation", "s3:ListBucket"], buckets),
         allow(["s3:GetObject", "s3:GetObjectVersion"], [f"{bucket}/*" for bucket in buckets]),
         *allow_glue(context, GLUE_READS, context.namespace, *derived),
-        *key_use(context, READS_KEY),
+        *key_use(context.config, READS_KEY),
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from topicberg.deploy.aws.glue import pipelines
-from topicberg.deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, by_way_of, document
+from topicberg.deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, document, key_use
 from topicberg.naming import Names
 from topicberg.settings import Settings, derived_from
 from topicberg.topics import TopicSpec
@@ -99,7 +99,7 @@ def policy(purpose: Purpose, of: Deployed) -> Document:
         return document(*_rotating(of))
     if purpose == "deploy":
         return document(*_reading(of), *_changing(of))
-    return document(*_reading(of), *_with_keys(of, "glue", "secretsmanager", actions=READS_KEY))
+    return document(*_reading(of), *key_use(of.config, READS_KEY, ("glue", "secretsmanager")))
 
 
 def _login(of: Deployed) -> list[Document]:
@@ -225,22 +225,8 @@ def _changing(of: Deployed) -> list[Document]:
             ],
             _workgroup(of),
         ),
-        *_with_keys(of, "s3", "glue", "secretsmanager"),
+        *key_use(of.config, WRITES_KEY, ("s3", "glue", "secretsmanager")),
     ]
-
-
-def _with_keys(
-    of: Deployed, *services: str, actions: tuple[str, ...] = WRITES_KEY
-) -> list[Document]:
-    """Return what a user needs of the keys that encrypt what these services have."""
-    config = of.config
-    keys = {
-        "s3": config.bucket_kms_key_arn,
-        "glue": config.glue_kms_key_arn,
-        "secretsmanager": config.secrets_kms_key_arn,
-    }
-    used = [(service, key) for service in services if (key := keys[service])]
-    return [by_way_of(service, config.aws_region, actions, key) for service, key in used]
 
 
 def _rotating(of: Deployed) -> list[Document]:
@@ -252,7 +238,7 @@ def _rotating(of: Deployed) -> list[Document]:
         allow(["ssm:GetParametersByPath"], of.record),
         allow(["ssm:PutParameter"], of.record[-1:]),  # of what a killed run created
         allow([*reads, *_secret_changes()], of.own_secrets),
-        *_with_keys(of, "secretsmanager"),
+        *key_use(of.config, WRITES_KEY, ("secretsmanager",)),
     ]
 
 

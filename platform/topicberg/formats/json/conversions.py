@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from topicberg.errors import TableflowError
@@ -46,7 +47,8 @@ def with_conversions(node: Node, conversions: Conversions) -> Node:
     Those of a field that this version of the schema lacks, or has of another type, are left out.
     """
     for path, names in conversions:
-        node = _with(node, path.split("."), names) or node
+        if (way := _way(node, path.split("."))) is not None:
+            node = _with(node, way, names)
     return node
 
 
@@ -57,12 +59,13 @@ def check_conversions(where: str, node: Node, conversions: Conversions) -> None:
     :raises TableflowError: there is no such field, or it is of another type
     """
     for path, names in conversions:
-        leaf = _leaf(node, path.split("."))
-        if leaf is None:
+        way = _way(node, path.split("."))
+        if way is None:
             raise TableflowError(
                 f"{where}: conversions: the schema has no field {path}",
                 hint="name a field by its path, such as `lines.price`",
             )
+        leaf = reduce(lambda parent, name: parent.children[name], way, node)
         for name in names:
             if leaf.kind not in _KINDS[name]:
                 raise TableflowError(
@@ -79,37 +82,31 @@ def _inner(node: Node) -> str | None:
     return "value" if node.kind in ("map", "entries") else None
 
 
-def _leaf(node: Node, path: Sequence[str]) -> Node | None:
-    while (inner := _inner(node)) is not None:
-        node = node.children[inner]
+def _way(node: Node, path: Sequence[str]) -> tuple[str, ...] | None:
+    """Return the names of the children that lead to a field; None: there is none."""
+    if (inner := _inner(node)) is not None:
+        way = _way(node.children[inner], path)
+        return None if way is None else (inner, *way)
     if not path:
-        return node
-    # A name may have dots.
-    for size in range(len(path), 0, -1):
-        child = node.children.get(".".join(path[:size])) if node.kind == "struct" else None
-        if child is not None and (found := _leaf(child, path[size:])) is not None:
-            return found
+        return ()
+    if node.kind != "struct":
+        return None
+    for size in range(len(path), 0, -1):  # a name may have dots
+        name = ".".join(path[:size])
+        child = node.children.get(name)
+        if child is not None and (way := _way(child, path[size:])) is not None:
+            return (name, *way)
     return None
 
 
-def _with(node: Node, path: Sequence[str], names: tuple[str, ...]) -> Node | None:
-    """Return a node with the conversions of a field in it; None: it has no such field."""
-    if (inner := _inner(node)) is not None:
-        return _replaced(node, inner, _with(node.children[inner], path, names))
-    if not path:
+def _with(node: Node, way: tuple[str, ...], names: tuple[str, ...]) -> Node:
+    """Return a node with the conversions of the field in it."""
+    if not way:
         allowed = tuple(name for name in names if node.kind in _KINDS[name])
         return replace(node, conversions=allowed)
-    for size in range(len(path), 0, -1):
-        name = ".".join(path[:size])
-        if node.kind == "struct" and name in node.children:
-            child = _with(node.children[name], path[size:], names)
-            if (found := _replaced(node, name, child)) is not None:
-                return found
-    return None
-
-
-def _replaced(node: Node, name: str, child: Node | None) -> Node | None:
-    return None if child is None else replace(node, children={**node.children, name: child})
+    first, *rest = way
+    child = _with(node.children[first], (*rest,), names)
+    return replace(node, children={**node.children, first: child})
 
 
 def converting(read: Read, plan: JsonPlan) -> Read:

@@ -91,7 +91,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.evaluation import evaluate
         from topicberg.alerts.settings import alert_settings
-        from topicberg.orchestration.assets.alerts import alerts_event
+        from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
@@ -107,9 +107,9 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         others = stored_states(context.instance, config, location)
         states = [state, *(one for name, one in others.items() if name != SENSOR)]
         listed = active_alerts(states, decisions, datetime.now(UTC))
-        event, shown = alerts_event(config, listed), _digest(listed)
-        has_list = event.asset_key in context.repository_def.asset_graph.get_all_asset_keys()
-        events = [event] if has_list and shown != state.shown else []
+        shown = _digest(listed)
+        has_list = context.repository_def.asset_graph.has(alerts_key(config))
+        events = [alerts_event(config, listed)] if has_list and shown != state.shown else []
         reported = ", ".join(sorted(state.alerts)) or "no active alerts"
         return dg.SensorResult(
             skip_reason="; ".join([reported, *problems]),
