@@ -285,12 +285,12 @@ def derived(seconds: int) -> Iterator[Row]:
             time.sleep(1)
         first = datetime.now(UTC)
         start(config, TOPIC, rate=DERIVED_RATE, count=DERIVED_RATE * seconds)
-        time.sleep(DERIVED_SECONDS[1])  # the tables before it have no rows of a while
-        for of_table in waits.values():
-            of_table.clear()
-        deadline = time.monotonic() + seconds - DERIVED_SECONDS[1]
+        warm, deadline = time.monotonic() + DERIVED_SECONDS[1], time.monotonic() + seconds
         while time.monotonic() < deadline:
             look_if_there(look)
+            if time.monotonic() < warm:  # the tables before it had no rows of a while
+                for of_table in waits.values():
+                    of_table.clear()
             time.sleep(0.5)
     everything = sorted(wait for of_table in waits.values() for wait in of_table)
     for name, of_table in waits.items():
