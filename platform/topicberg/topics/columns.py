@@ -19,7 +19,7 @@ from topicberg.errors import SpecError, TableflowError
 from topicberg.formats import as_record, is_union
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.envelope import Changes, changed_columns
-from topicberg.formats.limits import refused
+from topicberg.formats.limits import refused, too_deep
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 
 if TYPE_CHECKING:
@@ -81,9 +81,18 @@ def avro_columns(
             avro.schema.parse(text)  # strict about names, duplicates and unions
         parse_schema(schema)  # strict about default values
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
+        if any(isinstance(each, RecursionError) for each in _contexts(error)):
+            raise too_deep(name) from None
         raise SpecError(f"{name} is not an Avro schema: {_reason(error)}") from None
     _check_names(name, schema)
     return _columns(name, RegisteredSchema(0, "AVRO", text), avro_format.fields, changes, part)
+
+
+def _contexts(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that were being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__
 
 
 def _check_format(name: str, text: str, expected: str) -> None:
