@@ -30,19 +30,20 @@ def test_run_waiting_for_a_pool_looks_a_few_times_and_then_continues(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, looks = instance.event_log_storage, 0
+    free = Timer(1.5, storage.free_concurrency_slots_for_run, [OTHER_RUN])
     claim = InstanceConcurrencyContext.claim
 
     def counted(*arguments: object) -> bool:
         nonlocal looks
         looks += 1
+        if looks == 1:
+            free.start()
         return claim(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(InstanceConcurrencyContext, "claim", counted)
     assert storage.claim_concurrency_slot(POOL, OTHER_RUN, "step").is_claimed
     job = dg.define_asset_job("job", [computed], executor_def=EXECUTOR)
     defs = dg.Definitions(assets=[computed], jobs=[job])
-    free = Timer(1.5, storage.free_concurrency_slots_for_run, [OTHER_RUN])
-    free.start()
     result = defs.resolve_job_def("job").execute_in_process(instance=instance)
     free.join()
     assert result.success

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -67,10 +67,13 @@ def advance(
     iceberg: IcebergTable,
     watch: TableWatch,
     catalog: Catalog,
+    joins: Set[Span] | None = None,
 ) -> Tick:
     """Do a tick, but for what concerns Dagster.
 
     :param states: of the runs that were requested, by their keys
+    :param joins: runs of others that this one may be a part of, and it requests none besides. What
+        failed joins none: others would fail with it again.
     """
     cursor, events = settle(before, states), list[AssetMaterialization | AssetObservation]()
     computed = before.request is not None and cursor.request is None and not cursor.failures
@@ -88,7 +91,10 @@ def advance(
     def plan(hours: list[Hours]) -> tuple[list[Span], list[Hours]]:
         if watch.partitions is None:
             return [], []
-        return spans(watch.partitions, hours, now, MAX_RANGES, watch.first_hour(now))
+        runs, left = spans(watch.partitions, hours, now, MAX_RANGES, watch.first_hour(now))
+        if joins is not None and (cursor.failures or not joins >= {*runs}):
+            return [], hours
+        return runs, left
 
     cursor, computation, runs = request(cursor, plan, watch.name)
     return Tick(cursor, events, computation, runs)

@@ -5,7 +5,8 @@ Snowflake (:mod:`.jobs.registration`). It requests runs: one that registers what
 that checks what ticks registered, and for each table one for the affected partitions of everything
 that follows from it alone. A derived table with a lookback follows from more: its source is watched
 for it once more, which also requests the partitions after those that were touched, as far as the
-lookback reaches. So is that of one with a lookup, for everything after them.
+lookback reaches. So is that of one with a lookup, for everything after them. What a tick requests
+of the same partitions is one run, unless the last one failed.
 
 A tick costs what changed. It loads tables whose writer reports another snapshot than at the last
 look, those whose runs have ended, and a few others in turn: no writer reports maintenance, or an
@@ -17,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import repeat
@@ -53,13 +54,13 @@ from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.schedules import run_with_key, skip_if_unavailable
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
-    ComputationRequest,
     RunState,
     TableCursor,
     is_moved,
     move,
     register,
     settle_registration,
+    share,
     wants_move,
     wants_registration,
 )
@@ -78,7 +79,7 @@ from topicberg.tableflow.wait import held_offsets
 
 INTERVAL_SECONDS, LOOKING_BACK_SECONDS = 5, 60
 """A tick costs Dagster some 50 ms, whatever it finds. Who waits for a topic's table waits for the
-first; the second is for what is computed beyond the touched hours.
+first; the second is for what is computed beyond the touched hours, if no run of the first does it.
 """
 OBSERVATION_SECONDS = 60
 """Between two observations of a topic in Kafka, which follow commits to its table."""
@@ -178,6 +179,8 @@ class _Evaluation:
         self.changed: dict[str, TableCursor] = {}
         self.events: list[AssetMaterialization | AssetObservation] = []
         self.requests: list[dg.RunRequest] = []
+        self.computations: list[tuple[TableWatch, str, Span]] = []
+        """What tables want to have computed, and by which runs: watch, run key, partitions."""
         self.problems: dict[str, Exception] = {}
         self.postponed: set[str] = set()
         """What this tick had no time to register, and the next one registers."""
@@ -186,17 +189,9 @@ class _Evaluation:
         """:raises Exception: a table could not be inspected, and nothing happened to the others"""
         now, began = _now(), time.monotonic()
         looks_back = now - self.position.looked_back_at >= LOOKING_BACK_SECONDS
-        due = [*self._due(now, looks_back)]
-        with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
-            for first in range(0, len(due), AT_ONCE):
-                watched = due[first : first + AT_ONCE]
-                befores = [self._before(watch) for watch in watched]
-                looks = pool.map(self._look, watched, befores, repeat(now))
-                for watch, before, look in zip(watched, befores, looks, strict=True):
-                    self._note_look(watch, before, look)
-                silent = sum(classify(error) is not None for error in self.problems.values())
-                if silent >= MAX_SILENT or time.monotonic() - began > BATCH_SECONDS:
-                    break
+        self._look_at([*self._due(now, looks_back)], now, began)
+        self._look_at([*self._joining()], now, began, is_joining=True)
+        self._request_computations()
         self._move_pointers(now)
         registrations = self.position.registrations + self._register()
         position = self._check(now)
@@ -222,6 +217,41 @@ class _Evaluation:
             skip_reason=self._idle() if idle else None,
         )
 
+    def _look_at(
+        self, due: Sequence[TableWatch], now: float, began: float, *, is_joining: bool = False
+    ) -> None:
+        """Look at some tables, as far as there is time.
+
+        :param is_joining: they are computed only by runs that were requested already
+        """
+        joins = self._requested_spans() if is_joining else {}
+        with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
+            for first in range(0, len(due), AT_ONCE):
+                watched = due[first : first + AT_ONCE]
+                befores = [self._before(watch) for watch in watched]
+                spans = [joins[watch.job] if is_joining else None for watch in watched]
+                looks = pool.map(self._look, watched, befores, repeat(now), spans)
+                for watch, before, look in zip(watched, befores, looks, strict=True):
+                    self._note_look(watch, before, look)
+                silent = sum(classify(error) is not None for error in self.problems.values())
+                if silent >= MAX_SILENT or time.monotonic() - began > BATCH_SECONDS:
+                    break
+
+    def _requested_spans(self) -> dict[str, set[Span]]:
+        """Return the partitions that this tick has requested so far, by job."""
+        requested: dict[str, set[Span]] = {}
+        for watch, _, span in self.computations:
+            requested.setdefault(watch.job, set()).add(span)
+        return requested
+
+    def _joining(self) -> Iterator[TableWatch]:
+        """Yield what else follows from the tables for which this tick requests runs."""
+        requested = {(watch.job, watch.origin.name) for watch, _, _ in self.computations}
+        seen = {watch.name for watch, _, _ in self.computations}
+        for watch in self.watched.values():
+            if (watch.job, watch.origin.name) in requested and watch.name not in seen:
+                yield watch
+
     def _due(self, now: float, looks_back: bool) -> Iterator[TableWatch]:
         """Yield the tables to load, beginning with another one in each tick."""
         due = [each for each in self.watched.values() if each.reported or looks_back]
@@ -246,7 +276,11 @@ class _Evaluation:
         return cursor, {key: self._state(watch, key) for key in _keys(cursor)}
 
     def _look(
-        self, watch: TableWatch, before: tuple[TableCursor, Mapping[str, RunState]], now: float
+        self,
+        watch: TableWatch,
+        before: tuple[TableCursor, Mapping[str, RunState]],
+        now: float,
+        joins: Set[Span] | None,
     ) -> Tick | Exception | None:
         """Return what happened to a table, or what is wrong with it; None: it does not exist.
 
@@ -254,7 +288,7 @@ class _Evaluation:
         """
         try:
             iceberg = self.catalog.load_table(watch.origin.identifier)
-            found = advance(*before, iceberg, watch, self.catalog)
+            found = advance(*before, iceberg, watch, self.catalog, joins)
             head, cursor = iceberg.current_snapshot(), found.cursor
             if cursor.registration is None and head and cursor.snapshot == head.snapshot_id:
                 cursor = cursor.replace(signal=self._signal(watch))
@@ -280,7 +314,8 @@ class _Evaluation:
         if isinstance(found, Tick):
             self.events += found.events
             if found.computation:
-                self.requests += _computations(found.computation, found.runs, watch)
+                keys = found.computation.ranges
+                self.computations += zip(repeat(watch), keys, found.runs)
             self._note(watch.name, found.cursor)
             return
         cursor = settle_registration(*before)
@@ -294,6 +329,18 @@ class _Evaluation:
     def _note(self, name: str, cursor: TableCursor) -> None:
         if cursor != self.cursors.get(name):
             self.cursors[name] = self.changed[name] = cursor
+
+    def _request_computations(self) -> None:
+        """Request a run for each range of partitions, for all tables that want it."""
+        shared: dict[tuple[str, Span, str], list[tuple[TableWatch, str]]] = {}
+        for watch, key, span in self.computations:
+            alone = watch.name if self.cursors[watch.name].failures else ""
+            shared.setdefault((watch.job, span, alone), []).append((watch, key))
+        for (_, span, _), members in shared.items():
+            run_key = members[0][1]
+            for watch, key in members[1:]:
+                self._note(watch.name, share(self.cursors[watch.name], key, run_key))
+            self.requests.append(_computation(run_key, span, [watch for watch, _ in members]))
 
     def _wanting(self, wants: Callable[[TableCursor], bool]) -> list[TableWatch]:
         """Return the tables with registrations, the one first whose last one is the longest ago."""
@@ -443,25 +490,25 @@ def _keys(cursor: TableCursor) -> list[str]:
     ]
 
 
-def _computations(
-    wanted: ComputationRequest, runs: Sequence[Span], watch: TableWatch
-) -> Iterator[dg.RunRequest]:
-    """A run for each range."""
-    for key, run in zip(wanted.ranges, runs, strict=True):
-        span = {RANGE_START: run.first, RANGE_END: run.last}
-        yield dg.RunRequest(
-            run_key=key,
-            job_name=watch.job,
-            asset_selection=watch.derived,
-            asset_check_keys=watch.derived_checks,
-            tags={
-                KIND: COMPUTATION,
-                TABLES: listed_tables(watch.derived),
-                HOURS: described_range(run.first, run.last),
-                "dagster/priority": "1" if watch.reported else "0",
-                **span,
-            },
-        )
+def _computation(run_key: str, span: Span, watched: Sequence[TableWatch]) -> dg.RunRequest:
+    """Return a run that computes a range of partitions of what follows from some tables."""
+    derived = list(dict.fromkeys(key for watch in watched for key in watch.derived))
+    return dg.RunRequest(
+        run_key=run_key,
+        job_name=watched[0].job,
+        asset_selection=derived,
+        asset_check_keys=list(
+            dict.fromkeys(key for watch in watched for key in watch.derived_checks)
+        ),
+        tags={
+            KIND: COMPUTATION,
+            TABLES: listed_tables(derived),
+            HOURS: described_range(span.first, span.last),
+            "dagster/priority": "1" if any(watch.reported for watch in watched) else "0",
+            RANGE_START: span.first,
+            RANGE_END: span.last,
+        },
+    )
 
 
 def _kafka_observation(

@@ -207,6 +207,17 @@ def request(
     return cursor.replace(request=wanted, requests=cursor.requests + 1), wanted, runs
 
 
+def share(cursor: TableCursor, key: str, shared: str) -> TableCursor:
+    """Take note that another run computes what was requested.
+
+    :param key: of the run that was requested
+    :param shared: of the run that computes it, with what others requested
+    """
+    assert cursor.request is not None  # noqa: S101  it was just requested
+    ranges = {shared if k == key else k: hours for k, hours in cursor.request.ranges.items()}
+    return cursor.replace(request=cursor.request.model_copy(update={"ranges": ranges}))
+
+
 def wants_registration(cursor: TableCursor) -> bool:
     """Whether the table is to be registered, and no run does it yet."""
     failed = cursor.registration_failures >= MAX_ATTEMPTS

@@ -1,0 +1,156 @@
+"""Tables for which a tick requests the same partitions are computed by one run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+from dagster import DagsterEventType
+from memory_instance import memory_instance
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, TimestamptzType
+
+from definitions import defs
+from topicberg import kafka
+from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets import Lake, find_derived
+from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
+from topicberg.orchestration.jobs.pipelines import COMPUTE
+from topicberg.orchestration.jobs.registration import Registrar
+from topicberg.orchestration.jobs.sensors import LOOKING_BACK_SECONDS, snapshot_sensor
+from topicberg.orchestration.resources import RESOURCES
+from topicberg.orchestration.resources.lakehouse import Lakehouse
+from topicberg.settings import Settings, settings
+from topicberg.topics import load_topic
+
+TIME, TOPIC = "$$timestamp", "stock_trades"
+MOVING = "flagged_stock_trades"
+"""Reads the hour before a trade; the other tables of the topic do not."""
+ALONE = {"stock_trades_with_totals", "stock_total_trades"}
+SCHEMA = Schema(NestedField(1, TIME, TimestamptzType(), required=False))
+NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
+
+
+@dataclass
+class Trades:
+    """The table of trades, and the sensor beside runs that succeed or fail as told."""
+
+    catalog: SqlCatalog
+    instance: dg.DagsterInstance
+    now: float = 1000.0
+    cursor: str | None = None
+    requests: list[dg.RunRequest] = field(default_factory=list)
+    runs: list[dg.DagsterRun] = field(default_factory=list)
+    """Those that have not ended."""
+
+    def __post_init__(self) -> None:
+        derived = tuple(table for table in find_derived() if table.name in {MOVING, *ALONE})
+        self.lake = Lake(settings(), (load_topic(TOPIC),), derived)
+        self.sensor = snapshot_sensor(self.lake, Registrar(lambda _: []))
+        identifier = self.lake.topics[0].table_identifier(settings())
+        self.catalog.create_namespace(identifier[0])
+        self.table = self.catalog.create_table(identifier, SCHEMA)
+
+    def commit(self, *hours_ago: int) -> None:
+        times = [NOW - timedelta(hours=ago) for ago in hours_ago]
+        self.table.append(pa.table({TIME: times}, SCHEMA.as_arrow()))
+
+    def tick(self) -> list[set[str]]:
+        """Return the tables of the runs that a tick requests to compute them."""
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            repository_def=defs.get_repository_def(),
+            resources={"topicberg_lakehouse": RESOURCES["topicberg_lakehouse"]},
+        )
+        tick = self.sensor.evaluate_tick(context)
+        self.cursor = tick.cursor or self.cursor
+        asked = [each for each in tick.run_requests or () if each.job_name.startswith(COMPUTE)]
+        assert len({each.run_key for each in asked}) == len(asked)
+        self.requests += asked
+        self.runs += [
+            self.instance.create_run_for_job(
+                defs.resolve_job_def(COMPUTE),
+                status=dg.DagsterRunStatus.STARTED,
+                tags={**each.tags, "dagster/run_key": str(each.run_key)},
+            )
+            for each in asked
+        ]
+        return [tables(each) for each in asked]
+
+    def end(self, how: DagsterEventType = DagsterEventType.RUN_SUCCESS) -> None:
+        """Let all runs that were requested end."""
+        for run in self.runs:
+            event = dg.DagsterEvent(how.value, run.job_name)
+            self.instance.report_dagster_event(event, run.run_id)
+        self.runs = []
+
+
+def tables(request: dg.RunRequest) -> set[str]:
+    return {key.path[-1] for key in request.asset_selection or ()}
+
+
+@pytest.fixture
+def trades(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trades]:
+    class Deployment:
+        def catalog(self, _: Settings) -> SqlCatalog:
+            return catalog
+
+    def silent(_: Any, topic: str) -> None:
+        raise TopicbergError(f"Kafka has no {topic} in this test")
+
+    monkeypatch.setattr(Lakehouse, "peek", lambda _: Deployment())
+    monkeypatch.setattr(kafka, "beginning_offsets", silent)
+    # The runs compute nothing here: what they should have read would be requested again.
+    monkeypatch.setattr("topicberg.orchestration.jobs.changes._unread_hours", lambda *_: iter(()))
+    with memory_instance() as instance:
+        trades = Trades(catalog, instance)
+        clock = "topicberg.orchestration.jobs.sensors._now"
+        monkeypatch.setattr(clock, lambda: trades.now)
+        yield trades
+
+
+def test_one_run_computes_all_that_follow_from_the_same_hours(trades: Trades) -> None:
+    trades.commit(0)
+    assert trades.tick() == [{MOVING, *ALONE}]
+    request = trades.requests[-1]
+    assert request.tags[RANGE_START] == request.tags[RANGE_END]
+    trades.commit(0)
+    assert trades.tick() == [], "it is under way"
+    trades.end()
+    assert trades.tick() == [{MOVING, *ALONE}], "also before the next look back"
+    trades.end()
+    assert trades.tick() == []
+
+
+def test_hours_that_only_a_lookback_reaches_wait_for_the_next_look_back(trades: Trades) -> None:
+    trades.tick()
+    trades.commit(5)
+    assert trades.tick() == [ALONE]
+    trades.end()
+    assert trades.tick() == []
+    trades.now += LOOKING_BACK_SECONDS
+    assert trades.tick() == [{MOVING}]
+    request = trades.requests[-1]
+    assert request.tags[RANGE_START] < request.tags[RANGE_END]
+
+
+def test_after_a_failed_run_tables_share_none(trades: Trades) -> None:
+    """What fails for one of them would fail the others again and again."""
+    trades.tick()
+    trades.commit(0)
+    assert trades.tick() == [{MOVING, *ALONE}]
+    trades.end(DagsterEventType.RUN_FAILURE)
+    trades.now += LOOKING_BACK_SECONDS
+    assert sorted(trades.tick(), key=len) == [{MOVING}, ALONE]
+    trades.end()
+    trades.now += LOOKING_BACK_SECONDS
+    trades.tick()
+    trades.commit(0)
+    assert trades.tick() == [{MOVING, *ALONE}]
