@@ -93,8 +93,8 @@ BUCKETS = {"bucket": "topics", "derived_bucket": "derived", "compute_bucket": "c
 def job_role(enforced: Account) -> Any:
     """S3 with the keys of a job run of EMR Serverless, as the policy of its role allows it."""
     names = SimpleNamespace(namespace=str)
-    keys = dict.fromkeys(("bucket_kms_key_arn", "glue_kms_key_arn", "secrets_kms_key_arn"))
-    config = SimpleNamespace(**keys)
+    no_keys = dict.fromkeys(("bucket_kms_key_arn", "glue_kms_key_arn", "secrets_kms_key_arn"))
+    config = SimpleNamespace(**no_keys)
     place = {"region": REGION, "account": ACCOUNT, "namespace": "lkc-1", "specs": []}
     context: Any = SimpleNamespace(**BUCKETS, **place, names=names, config=config)
     iam, s3 = enforced.client("iam"), enforced.client("s3")
