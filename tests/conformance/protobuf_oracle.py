@@ -160,6 +160,9 @@ class ProtobufSchema:
         if field.enum_type is not None:
             known = field.enum_type.values_by_number.get(value)
             return str(value) if known is None else known.name
+        if field.message_type is None and kind_of(field) == "string" and isinstance(value, bytes):
+            # Of proto2, Google's library returns text in maps that is not UTF-8 as bytes.
+            raise Malformed("text is not UTF-8", path)
         if field.message_type is None:
             return Decimal(value) if kind_of(field) in ("uint64", "fixed64") else value
         match field.message_type.full_name:
