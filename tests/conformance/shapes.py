@@ -242,6 +242,8 @@ def extended(value: Value, column: Shape) -> Value:
 class _Placing:
     def __init__(self) -> None:
         self.sure = True
+        self.is_numbered = False
+        """Protobuf: a schema with whole numbers for a column of floats is refused as a whole."""
 
     def defaults(self, row: dict[str, Value], columns: Shape, *halves: Half) -> None:
         """Fill in the defaults for what the writers do not have; a tombstone has none."""
@@ -256,6 +258,7 @@ class _Placing:
     ) -> dict[str, Value]:
         """What the writer has of the columns."""
         sources = _sources(writer, columns, latest)
+        self.is_numbered |= writer.numbers is not None
         open_columns: dict[str, Value] = {}
         if writer.numbers is not None and latest is not None and latest.numbers is not None:
             names = {number: name for name, number in latest.numbers.items()}
@@ -402,7 +405,7 @@ class _Placing:
             wanted: float = float(value)
             if want == "float":
                 wanted = _nearest(wanted, path)
-            if have in ("float", "double") or wanted != value:
+            if have in ("float", "double") or wanted != value or self.is_numbered:
                 self.sure = False
             if not math.isnan(wanted) and wanted != value:
                 return ANYTHING
