@@ -41,7 +41,7 @@ from topicberg.orchestration.assets.derived import derivation
 from topicberg.settings import settings
 from topicberg.testing import create_table, rows, spark_session, topic_frame
 from topicberg.topics import load_topics
-from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.derived import write_window
 from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.windows import FOREVER, Window
@@ -81,7 +81,7 @@ class Copies:
             found[table.name] = replace(
                 plan,
                 sources=tuple(
-                    Source(self.source(name), source.time)
+                    replace(source, table=self.source(name))
                     for name, source in zip(names, plan.sources, strict=True)
                 ),
                 target=self.source(table.name),
