@@ -187,13 +187,12 @@ def chunks(
             is_row[rows[~stays] - first] = False
         if plan.upserts is not None:
             is_decoded = plan.key is not None and plan.key.is_decoded
-            # The index decodes it again, so it names its schema.
-            is_framed = is_decoded and plan.decoded[KEY].framing.framing != "glue"
-            keys, offsets, present = (framed if is_framed else messages)[KEY]
-            raw = _binary(keys, offsets[first : to + 1], present[first:to])
             if is_decoded:
+                raw = _named_keys(plan.decoded[KEY], records, framed[KEY], first, to)
                 columns[plan.columns[RAW_KEY]] = _chosen(raw, is_row)
             else:
+                keys, offsets, present = messages[KEY]
+                raw = _binary(keys, offsets[first : to + 1], present[first:to])
                 columns[plan.columns[RAW_KEY]] = _held_keys(_chosen(raw, is_row))
         for at, reason in sorted(reasons.items()):
             rejections.add(records, at, reason)
@@ -548,6 +547,31 @@ def _merged(
 
     filled = [number for number, names in decoder.filled.items() if name in names]
     return pc.if_else(pa.array(np.isin(ids, filled)), own, other.cast(own.type))
+
+
+def _named_keys(
+    decoder: MessageDecoder, records: Records, message: Payloads, first: int, to: int
+) -> pa.Array:
+    """Return keys with a schema as tables hold them: they name it, as the index decodes them again.
+
+    :param message: in the wire format, without those that :func:`.in_wire_format` left out
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    sent, is_sent = _payloads(records, KEY), decoder.framing.framing == "glue"
+    data, offsets, present = sent if is_sent else message
+    raw = _binary(data, offsets[first : to + 1], present[first:to])
+    left_out = np.flatnonzero((present[first:to] == 1) & (np.diff(offsets[first : to + 1]) == 0))
+    if is_sent or not len(left_out):
+        return raw
+    held = raw.to_pylist()
+    for place in left_out.tolist():
+        at = first + place
+        own = sent.data[sent.offsets[at] : sent.offsets[at + 1]].tobytes()
+        header = header_of(KEY, records.raw_headers(at) or ())
+        held[place] = decoder.framing.held(own, header)
+    return pa.array(held, pa.binary())
 
 
 def _held_keys(raw: pa.Array) -> pa.Array:
