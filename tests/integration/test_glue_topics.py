@@ -9,9 +9,11 @@ from uuid import UUID, uuid4
 
 import fastavro
 import pytest
+import yaml
 from aws_schema_registry import DataAndSchema, SchemaRegistryClient
 from aws_schema_registry.avro import AvroSchema
 from aws_schema_registry.serde import KafkaSerializer
+from debezium import ENVELOPE, KEY_SCHEMAS
 from glue_records import glue_record
 from kafka_topics import Topic, avro, encode
 from pyiceberg.types import LongType, NestedField
@@ -19,6 +21,7 @@ from pyiceberg.types import LongType, NestedField
 from topicberg import peek
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TableflowError, UnreachableError
+from topicberg.settings import Settings
 from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.forgetting.records import matching_keys, records_of, write_tombstones
 from topicberg.tableflow.layout import read_layout
@@ -65,9 +68,23 @@ def glue(name: str | None = None) -> dict[str, Any]:
     return {"format": "avro", "framing": "glue", **({} if name is None else {"subject": name})}
 
 
+@pytest.fixture
+def make(own_project: Settings, make_topic: Make) -> Make:
+    """Topics of a project of their own, with a spec file."""
+
+    def made(**fields: Any) -> Topic:
+        topic = make_topic(**fields)
+        document = topic.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        path = own_project.topics_dir / f"{topic.spec.name}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return topic
+
+    return made
+
+
 @pytest.mark.parametrize("engine", ["auto", "spark"])
-def test_table_follows_the_versions_that_records_name(make_topic: Make, engine: str) -> None:
-    topic = make_topic(schema=glue(), tableflow={**LOG, "engine": engine})
+def test_table_follows_the_versions_that_records_name(make: Make, engine: str) -> None:
+    topic = make(schema=glue(), tableflow={**LOG, "engine": engine})
     producer = Producer(topic, topic.spec.name)
     old = [producer.record(FIRST, {"id": number}) for number in range(200)]
     topic.send_raw([packed(one) if place % 2 else one for place, one in enumerate(old)])
@@ -77,7 +94,7 @@ def test_table_follows_the_versions_that_records_name(make_topic: Make, engine: 
     topic.send_raw([new, lost, broken, old[0]], partition=0)
     topic.ingest()
     rows = topic.rows("id", "note")
-    assert [row["id"] for row in rows] == sorted([*range(201), 0])
+    assert sorted(row["id"] for row in rows) == [0, *range(201)]
     assert [row["note"] for row in rows if row["note"]] == ["a"]
     shown = peek.newest(topic.spec.name, 4, topic.endpoints, topic.config)
     by_offset = sorted((one for one in shown if one.partition == 0), key=lambda one: one.offset)
@@ -128,7 +145,7 @@ def test_keys_of_glue_are_upserted_reread_and_forgotten(make_topic: Make) -> Non
     topic.send_raw(rows[4:6], key=lambda place: [packed(old[0]), wider][place], partition=0)
     topic.send_raw([None], key=lambda _: packed(old[3]), partition=0)
     topic.ingest()
-    assert [(row["k"], row["id"]) for row in topic.rows("k", "id")] == [(2, 2), (0, 4), (1, 5)]
+    assert [(row["k"], row["id"]) for row in topic.rows("k", "id")] == [(0, 4), (1, 5), (2, 2)]
     assert topic.table().properties["topicberg.keys-name-schemas"] == "glue"
     assert reread(topic.spec, topic.table(), topic.endpoints, topic.config).rows == 0
 
@@ -139,7 +156,7 @@ def test_keys_of_glue_are_upserted_reread_and_forgotten(make_topic: Make) -> Non
     assert {key for key, _ in found.newest} == {old[1], wider}
     assert write_tombstones(topic.endpoints, found) == 2
     topic.ingest()
-    assert [row["k"] for row in topic.rows("k")] == [2, 0]
+    assert [row["k"] for row in topic.rows("k")] == [0, 2]
 
 
 def test_confluents_records_beside_glues_keys(make_topic: Make) -> None:
@@ -151,6 +168,31 @@ def test_confluents_records_beside_glues_keys(make_topic: Make) -> None:
     topic.send(FIRST, [{"id": 1}], key=lambda _: key)
     topic.ingest()
     assert [(row["k"], row["id"]) for row in topic.rows("k", "id")] == [(7, 1)]
+
+
+def change(op: str, before: Any, after: Any, lsn: int) -> dict[str, Any]:
+    source = {"ts_ms": lsn, "snapshot": "false", "ts_us": None, "txId": 1, "lsn": lsn}
+    return {"before": before, "after": after, "source": source, "op": op, "ts_ms": lsn}
+
+
+def test_changes_in_glue_become_current_rows(make_topic: Make) -> None:
+    made = make_topic()
+    name = f"{made.spec.name}-key"
+    topic = make_topic(
+        schema=glue(), key=glue(name), changelog={"format": "debezium"}, write_mode="upsert"
+    )
+    values, keys = Producer(topic, topic.spec.name), Producer(topic, name)
+    rows = [{"id": number, "v": number, "big": "b"} for number in range(3)]
+    changes = [change("c", None, row, place) for place, row in enumerate(rows, start=1)]
+    changes += [
+        change("u", rows[0], {**rows[0], "v": 9}, 4),
+        change("d", rows[1], None, 5),
+    ]
+    sent = [packed(values.record(ENVELOPE, one)) for one in changes]
+    of_keys = [keys.record(KEY_SCHEMAS[1], {"id": one}) for one in (0, 1, 2, 0, 1)]
+    topic.send_raw(sent, key=lambda place: of_keys[place], partition=0)
+    topic.ingest()
+    assert [(row["id"], row["v"]) for row in topic.rows("id", "v")] == [(0, 9), (2, 2)]
 
 
 def test_reference_of_a_payload_is_avros_own_encoding(make_topic: Make) -> None:

@@ -18,7 +18,6 @@ from aws_schema_registry import DataAndSchema, SchemaRegistryClient
 from aws_schema_registry.avro import AvroSchema
 from aws_schema_registry.jsonschema import JsonSchema
 from aws_schema_registry.serde import KafkaSerializer
-from debezium import ENVELOPE, KEY_SCHEMAS
 from fuzz_json import schema_and_records
 from glue_records import GlueRegistry, glue_record
 from google.protobuf.message_factory import GetMessageClass
@@ -36,7 +35,6 @@ from topicberg.tableflow.foreign import foreign_schemas, named_schemas
 from topicberg.tableflow.key_hashing import times_of
 from topicberg.tableflow.layout import KEY, Layout, read_layout, table_schema
 from topicberg.tableflow.raw_keys import RawKeys
-from topicberg.tableflow.table import ensure_table
 from topicberg.tableflow.waiting import KEYS_NAME_SCHEMAS, check_table
 from topicberg.tableflow.writers import MessageDecoder
 from topicberg.topics import TopicSpec
@@ -373,24 +371,6 @@ def test_keys_of_a_table_keep_their_framing(registry: GlueRegistry, name: str) -
     other = TopicSpec.model_validate(document)
     with pytest.raises(TableflowError, match=r"have key.framing glue, the spec says confluent"):
         check_table(topic.table, other)
-    assert ensure_table  # the property is set by it
-
-
-# --- changes of a database ---
-
-
-def test_changes_are_read_from_awss_registry(registry: GlueRegistry, name: str) -> None:
-    registry.register(name, "avro", json.dumps(ENVELOPE))
-    registry.register(f"{name}-key", "avro", json.dumps(KEY_SCHEMAS[0]))
-    layout = Topic(
-        name,
-        registry.reader(),
-        schema=glue("avro"),
-        key=glue("avro", subject=f"{name}-key"),
-        changelog={"format": "debezium"},
-        write_mode="upsert",
-    ).layout
-    assert layout.value.changes == "rows"
 
 
 def test_compressed_payload_is_not_decompressed_before_its_schema_is_known(

@@ -15,6 +15,7 @@ from glue_records import REGISTRY, GlueRegistry, glue_record
 from specs import Project, minimal
 from strict_aws import strict_aws
 
+from topicberg import kafka
 from topicberg.errors import SpecError
 from topicberg.kafka import discovery
 from topicberg.kafka.discovery import discover
@@ -125,9 +126,7 @@ class Kafka:
 @pytest.fixture
 def endpoints(registry: GlueRegistry, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(discovery, "list_topics", lambda _: {"trades": 3, "web.a": 1, "web.b": 1})
-    monkeypatch.setattr(
-        discovery.kafka, "topic_configs", lambda _, names: ((one, {}) for one in names)
-    )
+    monkeypatch.setattr(kafka, "topic_configs", lambda _, names: ((one, {}) for one in names))
     return cast("Any", Kafka(registry))
 
 
