@@ -27,13 +27,13 @@ from pyiceberg.types import (
 )
 
 from topicberg import kafka
+from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats import ResolvedSchema, format_of
-from topicberg.formats.framing import Framed, framed, header_of, payload
-from topicberg.formats.protobuf import indexes_of_record
-from topicberg.formats.protobuf.schema import file_of, index_prefixes
+from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of, payload
+from topicberg.formats.protobuf import message_of_record
 from topicberg.formats.reasons import MalformedError, not_text
-from topicberg.formats.subjects import RegisteredSchema, SubjectReader
+from topicberg.formats.subjects import RegisteredSchema
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.changes import envelope, key_names
@@ -66,6 +66,7 @@ class PeekedRecord:
     """A record of a topic.
 
     :param key, value: as JSON; of a malformed half its bytes in hex
+    :param schema_id: of the value's schema; of AWS Glue, the UUID of its version
     :param problem: why it is malformed; None: it is not
     """
 
@@ -75,7 +76,7 @@ class PeekedRecord:
     key: Any
     value: Any
     headers: dict[str, Any]
-    schema_id: int | None
+    schema_id: int | str | None
     problem: str | None
 
 
@@ -133,14 +134,15 @@ class _Decoder:
     """Decodes the records of one topic as its engine would."""
 
     def __init__(self, topic: str, endpoints: Endpoints, config: Settings) -> None:
-        self._subjects = SubjectReader(endpoints.schema_registry_client())
+        registry = endpoints.schema_registry_client()
+        readers = schema_readers(endpoints, config, registry)
         self._spec = _spec(topic, endpoints, config)
-        self._foreign = foreign_schemas(self._spec, self._subjects)
-        self._framing = framing(self._spec, endpoints, endpoints.schema_registry_client())
+        self._foreign = foreign_schemas(self._spec, readers)
+        self._framing = framing(self._spec, endpoints, registry)
         if self._framing is not None:
             begin = kafka.beginning_offsets(endpoints, topic)
             self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
-        layout = read_layout(self._spec, self._subjects, config)
+        layout = read_layout(self._spec, readers, config)
         self._halves = {"key": layout.key, "value": layout.value}
         fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
         if (held := _columns(self._spec, endpoints, config)) is not None:
@@ -164,7 +166,7 @@ class _Decoder:
         listed: Any = message.headers() or []
         problems: list[str] = []
         shown: dict[str, Any] = {}
-        ids: dict[str, int | None] = {}
+        ids: dict[str, int | str | None] = {}
         kind, milliseconds = message.timestamp()
         time_ms = milliseconds if kind else NO_TIMESTAMP
         for name, half in self._halves.items():
@@ -188,24 +190,27 @@ class _Decoder:
 
     def _half(
         self, name: str, half: MessageField, raw: bytes | None, header: bytes | None, time_ms: int
-    ) -> tuple[Any, str | None, int | None]:
+    ) -> tuple[Any, str | None, int | str | None]:
         """Return the key or the value, why it is malformed, and the id of its schema."""
         if raw is None:
             return None, None, None
         if half.subject is None and not self._schema_of(name).has_schema:
             return _bytes(raw), not_text(name, raw) if name in self._texts else None, None
         own = raw if self._framing is None or header is not None else self._wire(half, raw)
-        if half.subject is None:
-            record = framed(name, own, header)
-        else:
+        if half.subject is not None:
             record = half.record_framing().framed(own, header)
+        elif half.framing == "glue":
+            record = framed_by_glue(name, own)
+        else:
+            record = framed(name, own, header)
         schema = None if isinstance(record, str) else record.schema
         if schema is not None and (half.subject is None or schema not in half.subject.schemas):
             self._foreign[name].look_up([schema])
         guids = self._foreign[name].guids
         number = guids.get(schema) if isinstance(schema, UUID) else schema
+        shown = str(schema) if half.framing == "glue" and schema is not None else number
         if half.subject is None:
-            return self._of_any_type(name, number, record, raw), None, number
+            return self._of_any_type(name, number, record, raw), None, shown
         half = replace(half, subject=replace(half.subject, guids=guids))
         writers = replace(self._writers[name], half=half)
         writers.refused.clear()
@@ -213,14 +218,14 @@ class _Decoder:
         try:
             writer, body = writers.read(raw, header, self._framing)
         except MalformedError as error:
-            return _bytes(raw), str(error), number
+            return _bytes(raw), str(error), shown
         try:
             pairing = writers.pairing(writer)
-            return _decoded(pairing, body), self._time_problem(name, pairing, body, time_ms), number
+            return _decoded(pairing, body), self._time_problem(name, pairing, body, time_ms), shown
         except MalformedError as error:
-            return _bytes(raw), named(name, str(error)), number
+            return _bytes(raw), named(name, str(error)), shown
         except Exception as error:  # from a library
-            return _bytes(raw), f"the {name} cannot be shown: {error}", number
+            return _bytes(raw), f"the {name} cannot be shown: {error}", shown
 
     def _time_problem(
         self, name: str, pairing: ResolvedSchema, body: bytes, time_ms: int
@@ -334,17 +339,12 @@ def _protobuf(writer: RegisteredSchema, payload: bytes) -> Any:
     from google.protobuf.json_format import MessageToDict
     from google.protobuf.message_factory import GetMessageClass
 
-    file = file_of("the schema", writer)
-    indexes = indexes_of_record(payload) or [0]
-    types = list(file.message_types_by_name.values())
-    message = None
-    for index in indexes:
-        message = types[index]
-        types = list(message.nested_types)
-    start = max(len(prefix) for prefix in index_prefixes(indexes) if payload.startswith(prefix))
-    parsed = GetMessageClass(message)()
-    parsed.ParseFromString(payload[start:])
-    return MessageToDict(parsed, preserving_proto_field_name=True, descriptor_pool=file.pool)
+    found = message_of_record(payload, writer)
+    assert found is not None  # noqa: S101  it was decoded
+    parsed = GetMessageClass(found.message)()
+    parsed.ParseFromString(payload[found.begin :])
+    pool = found.message.file.pool
+    return MessageToDict(parsed, preserving_proto_field_name=True, descriptor_pool=pool)
 
 
 def _plain(value: Any) -> Any:

@@ -238,6 +238,12 @@ class Settings(EnvironmentSettings):
     )
     aws_region: str = "us-east-1"
     """Of all resources in AWS."""
+    glue_schema_registry: str = Field(
+        default="default-registry",
+        pattern=r"^[a-zA-Z0-9_$#.-]{1,255}$",
+        description="registry of AWS Glue Schema Registry with the schemas that records name, of "
+        "topics with framing glue; the default is that of AWS's serializers",
+    )
     aws_account_id: str = Field(default="000000000000", pattern=r"^\d{12}$")
     """The number of the account; in the cloud, `topicberg deploy` finds it."""
     bucket: str = Field(

@@ -25,9 +25,9 @@ from header_framing import NAMES
 from kafka_topics import ORDER, Topic, avro, encode
 from pyiceberg.types import LongType, NestedField
 
+from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TableflowError
 from topicberg.formats.framing import wire_prefix
-from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
 from topicberg.peek import PeekedRecord, newest
 from topicberg.tableflow.deadletters import DeadLetters
@@ -294,7 +294,7 @@ def test_tombstones_of_a_forgotten_key_name_its_schema(make: Make) -> None:
         topic.send_raw([raw], key=always(key), headers=headers)
     topic.ingest()
     assert [row["k"] for row in topic.rows("k")] == [3, 3, 4]
-    layout = read_layout(topic.spec, SubjectReader(client(topic)))
+    layout = read_layout(topic.spec, schema_readers(topic.endpoints, registry=client(topic)))
     wanted = Key.parse(topic.spec.name, [NestedField(1, "k", LongType(), required=False)], "3")
     matching = matching_keys(topic.spec, layout, wanted, topic.endpoints)
     found = records_of(topic.endpoints, topic.spec.name, matching)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from uuid import UUID
 
 import stored_values
 import yaml
@@ -15,6 +16,7 @@ from pyiceberg.types import NestedField
 from specs import Project
 
 from topicberg.formats import ResolvedSchema, format_of
+from topicberg.formats.glue import GlueVersion
 from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow.layout import read_layout, table_schema
 from topicberg.topics import TopicSpec, load_topic
@@ -22,6 +24,10 @@ from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import new_topic_from_kafka
 
 Row = dict[str, Any]
+
+
+def no_glue(uuid: UUID) -> GlueVersion | None:
+    raise AssertionError(f"no record names {uuid}")
 
 
 @dataclass
@@ -50,7 +56,13 @@ def plain_topic(
     project = Project(folder)
     read = [(None, value) for value in (values if sample is None else sample)]
     paths, notes = new_topic_from_kafka(
-        "readings", read, "shop", project.config, FoundTopic(partitions=3), is_enabled=False
+        "readings",
+        read,
+        "shop",
+        project.config,
+        FoundTopic(partitions=3),
+        no_glue,
+        is_enabled=False,
     )
     if sample is not None:
         document = yaml.safe_load(paths[0].read_text())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 from header_framing import RecordHeaders, fetched
 from pyiceberg.table import Table
 
+from topicberg.formats.subjects import SchemaReaders
 from topicberg.iceberg.data_files import WriteTarget
 from topicberg.tableflow.columns import buffers_of, chunks
 from topicberg.tableflow.event_time import EventTime
@@ -20,12 +21,27 @@ from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
 from topicberg.topics import TopicSpec
 
 
-def plan_of(spec: TopicSpec, layout: Layout, table: Table) -> tuple[ReadPlan, UpsertKey | None]:
-    """Return how records become rows of a table, and the key if it is an upsert table."""
+def readers_of(confluent: Any = None, glue: Any = None) -> SchemaReaders:
+    """Return the readers of registries; None: a test does not use it."""
+    return SchemaReaders(confluent, lambda: glue)
+
+
+def plan_of(
+    spec: TopicSpec,
+    layout: Layout,
+    table: Table,
+    foreign: Mapping[str, ForeignSchemas] | None = None,
+) -> tuple[ReadPlan, UpsertKey | None]:
+    """Return how records become rows of a table, and the key if it is an upsert table.
+
+    :param foreign: of keys and values; None: no record names a schema of another subject
+    """
     fields = table.schema().fields
     none = ForeignSchemas(cast("Any", None))
+    foreign = foreign or {KEY: none, VALUE: none}
     key = upsert_key(spec, layout, fields) if spec.write_mode == "upsert" else None
-    decoded = message_decoders(spec, layout, table, {KEY: none, VALUE: none}, key)
+    decoded = message_decoders(spec, layout, table, foreign, key)
+    decoded = {side: one.without(foreign[side].missing) for side, one in decoded.items()}
     names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key", "event-time")}
     event_time = EventTime.of(spec, fields)
     raw, text = raw_columns(layout, fields)

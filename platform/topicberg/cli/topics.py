@@ -13,7 +13,10 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from topicberg.endpoints import Endpoints
+    from topicberg.formats.glue import GlueVersion
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
@@ -227,6 +230,7 @@ def new(
     With a pattern, each topic that matches gets a spec; with --as-pattern, one file describes all
     of them, also those that are created later.
     """
+    from topicberg.endpoints.schemas import glue_reader
     from topicberg.kafka.discovery import find_topic
     from topicberg.kafka.samples import sampled_messages
     from topicberg.topics.discovery import FoundTopic
@@ -262,8 +266,13 @@ def new(
     else:
         found = sampled_messages(name, endpoints)
         read = [(message.key(), message.value()) for message in found]
+        topic = has or FoundTopic(partitions=1)
+
+        def glue(uuid: UUID) -> GlueVersion | None:
+            return glue_reader(endpoints, config).version(uuid)
+
         paths, notes = new_topic_from_kafka(
-            name, read, group, config, has or FoundTopic(partitions=1), is_enabled=enable
+            name, read, group, config, topic, glue, is_enabled=enable
         )
     if has is not None:
         policy = "compacted" if has.is_compacted else "not compacted"

@@ -5,20 +5,27 @@ is. The spec of a topic says how its keys, and its values, name their schemas (:
 
 - ``confluent``: in a header, or else in a prefix, as below.
 - ``header``: in a header only.
+- ``glue``: in the prefix of AWS Glue Schema Registry.
 - ``none``: not at all. All of them have one schema, and the bytes of a record are the payload.
 
-The two ways to name a schema:
+Confluent's two ways to name a schema:
 
 - in a header, ``__key_schema_id`` or ``__value_schema_id``, whose value is 0 and an id of four
   bytes, or 1 and a GUID of 16 bytes. Of Protobuf, the message indexes follow there. The record's
   bytes are the payload.
 - in a prefix: 0 and an id of four bytes, before the payload; Protobuf's begins with the indexes.
 
+AWS Glue's prefix: 3, the compression (0: none, 5: zlib), and the UUID of a version of a schema,
+before the payload, which is compressed or not. Protobuf's begins with the index of its message: see
+:func:`topicberg.formats.protobuf.schema.glue_index`.
+
 All become the *wire format*: the prefix with the id, then the payload, which begins with the
 indexes. Whatever decodes many records reads only that. The one schema of framing ``none`` has the
-id :data:`OWN_SCHEMA_ID`, which no registry gives.
+id :data:`OWN_SCHEMA_ID`, which no registry gives; versions of AWS Glue have ids of
+:mod:`topicberg.formats.glue`.
 
-Source: Confluent's ``SchemaId``, ``DualSchemaIdDeserializer`` (Java) and its Python client.
+Sources: Confluent's ``SchemaId``, ``DualSchemaIdDeserializer`` (Java) and its Python client; AWS's
+``GlueSchemaRegistryDeserializerDataParser`` and ``SerializationDataEncoder`` (Java).
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
 
 Headers = Iterable[tuple[str, bytes | None]]
 """Of a record, in their order; a name may repeat."""
-Framing = Literal["confluent", "header", "none"]
+Framing = Literal["confluent", "header", "glue", "none"]
 """How records name their schemas; see the module."""
 OWN_SCHEMA_ID = 0
 """The id of the schema of records that name none. Registries count from 1."""
@@ -50,8 +58,10 @@ HEADERS = {"key": "__key_schema_id", "value": "__value_schema_id"}
 """The names of the headers that have a schema id, by what they belong to."""
 _SECTIONS = {"key": "key", "value": "schema"}
 """The sections of a spec about keys and values."""
-GLUE_HEADERS, GLUE_BYTES = (b"\x03\x00", b"\x03\x05"), 18
-"""AWS Glue Schema Registry's: version 3, compression or none, and the UUID of a schema."""
+GLUE_VERSION, GLUE_PLAIN, GLUE_ZLIB, GLUE_BYTES = 3, 0, 5, 18
+"""AWS Glue's prefix: its first byte, the two compressions, and its size with the UUID."""
+MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
+"""Of a payload that was compressed: as much as topicberg's clients of Kafka read at once."""
 
 _VARINT = "(?:[89A-F][0-9A-F])*[0-7][0-9A-F]"
 INDEXES = f"^(?:00|{'|'.join(f'{2 * n:02X}{_VARINT * n}' for n in range(1, 33))})$"
@@ -67,13 +77,23 @@ def wire_prefix(schema_id: int) -> bytes:
 class Framed:
     """A key or a value whose framing is understood.
 
-    ``schema``: the id or the GUID of the schema. ``indexes``: what a header has after it;
-    None: the record has a prefix, and the payload begins with them, if the schema has any.
+    ``schema``: the id or the GUID of the schema, or the UUID of its version in AWS Glue.
+    ``indexes``: what a header has after it; None: the record has a prefix, and the payload begins
+    with them, if the schema has any. ``is_compressed``: by zlib.
     """
 
     schema: int | UUID
     payload: bytes
     indexes: bytes | None = None
+    is_compressed: bool = False
+
+    @property
+    def named(self) -> str:
+        """The schema, for a message."""
+        if not isinstance(self.schema, UUID):
+            return f"schema {self.schema}"
+        kind = "schema version" if self.indexes is None else "schema GUID"
+        return f"{kind} {self.schema}"
 
 
 def header_of(side: str, headers: Headers) -> bytes | None:
@@ -96,13 +116,82 @@ def framed(side: str, raw: bytes, header: bytes | None) -> Framed | str:
     """
     if header is not None:
         return _framed_by_header(side, raw, header)
-    if len(raw) >= GLUE_BYTES and raw[:2] in GLUE_HEADERS:
+    if is_of_glue(raw):
         return (
-            f"the {side} is in the wire format of AWS Glue Schema Registry, which is not supported"
+            f"the {side} is in the wire format of AWS Glue Schema Registry: set "
+            f"`{_SECTIONS[side]}.framing: glue` if all records are"
         )
     if len(raw) < WIRE_BYTES or raw[0] != MAGIC_BYTE:
         return _without_schema_id(side, raw)
     return Framed(int.from_bytes(raw[1:WIRE_BYTES], "big"), raw[WIRE_BYTES:])
+
+
+def is_of_glue(raw: bytes) -> bool:
+    """Return whether bytes begin with the prefix of AWS Glue Schema Registry."""
+    is_known = raw[:1] == bytes([GLUE_VERSION]) and raw[1:2] in (b"\x00", b"\x05")
+    return is_known and len(raw) >= GLUE_BYTES
+
+
+def framed_by_glue(side: str, raw: bytes) -> Framed | str:
+    """Return the version of the schema and the payload of a key or a value, or why there are none.
+
+    :param side: ``key`` or ``value``
+    """
+    if raw[:1] != bytes([GLUE_VERSION]) or len(raw) < GLUE_BYTES:
+        return _without_version(side, raw)
+    if raw[1] not in (GLUE_PLAIN, GLUE_ZLIB):
+        return (
+            f"the {side} is in the wire format of AWS Glue Schema Registry, but its second byte is "
+            "neither 0 (not compressed) nor 5 (zlib)"
+        )
+    version = UUID(bytes=bytes(raw[2:GLUE_BYTES]))
+    return Framed(version, raw[GLUE_BYTES:], is_compressed=raw[1] == GLUE_ZLIB)
+
+
+def _without_version(side: str, raw: bytes) -> str:
+    """Return why a key or a value does not name a version of AWS Glue."""
+    section = _SECTIONS[side]
+    expected = "the wire format of AWS Glue Schema Registry"
+    if not raw:
+        return f"the {side} is empty: it is not in {expected}"
+    if is_json(raw):
+        return (
+            f"the {side} is JSON without a schema version: set `{section}.framing: none` if all "
+            "records are plain JSON"
+        )
+    if raw[0] == MAGIC_BYTE and len(raw) >= WIRE_BYTES:
+        return (
+            f"the {side} begins with a schema id (Confluent's wire format), not as {expected}: set "
+            f"`{section}.framing: confluent` if all records do"
+        )
+    return (
+        f"the {side} is not in {expected} (3, 0 or 5, and the UUID of a schema version): set "
+        f"`{section}.framing` to what the records have"
+    )
+
+
+class UncompressedError(ValueError):
+    """A payload is not what its prefix says, or it is too large. The text is the reason."""
+
+
+def decompressed(payload: bytes, most: int = MAX_PAYLOAD_BYTES) -> bytes:
+    """Return a payload that was compressed by zlib.
+
+    :param most: the bytes that it may have; no more are decompressed
+    :raises UncompressedError: it is not zlib's, not all of it, or larger
+    """
+    inflating = zlib.decompressobj()
+    try:
+        found = inflating.decompress(payload, most + 1)
+    except zlib.error:
+        raise UncompressedError("is not zlib's data, as its prefix says") from None
+    if len(found) > most:
+        raise UncompressedError(f"has more than {most // 2**20} MiB when it is decompressed")
+    if not inflating.eof:
+        raise UncompressedError("is only a part of zlib's data")
+    if inflating.unused_data:
+        raise UncompressedError("has other bytes after zlib's data")
+    return found
 
 
 def _without_schema_id(side: str, raw: bytes) -> str:
@@ -151,6 +240,11 @@ def payload(side: str, record: Framed, kind: SchemaType) -> bytes | str:
     :returns: also why the header has no usable message indexes, as text
     """
     rest = record.indexes
+    if record.is_compressed:
+        try:
+            return decompressed(record.payload)
+        except UncompressedError as error:
+            return f"the payload of the {side} {error}"
     if rest is None or _is_whole(rest, kind):
         return (rest or b"") + record.payload
     header = named(side, is_header=True)
@@ -186,8 +280,8 @@ def _hex(raw: bytes) -> str:
 class RecordFraming:
     """How the keys, or the values, of a topic name their schemas; it can be sent to a task.
 
-    ``guids``: the ids of known schemas, in the subject's context. ``indexes``: of framing ``none``
-    and Protobuf, the message indexes of the one message type.
+    ``guids``: the ids of known schemas, in the subject's context; of AWS Glue, of versions.
+    ``indexes``: of framing ``none`` and Protobuf, the message indexes of the one message type.
     """
 
     side: str
@@ -203,6 +297,8 @@ class RecordFraming:
         """
         if self.framing == "none":
             return Framed(OWN_SCHEMA_ID, raw, self.indexes)
+        if self.framing == "glue":
+            return framed_by_glue(self.side, raw)
         if self.framing == "header" and header is None:
             return f"the {self.side} has no header {HEADERS[self.side]}, which names its schema"
         return framed(self.side, raw, header)
@@ -228,8 +324,25 @@ class RecordFraming:
         indexes = payload(self.side, record, self.kind)
         return None if isinstance(indexes, str) else wire_prefix(number) + indexes
 
-    def in_wire_format(self, raw: bytes, header: bytes | None) -> bytes | None:
-        """Return a key or a value in the wire format; None: nothing says what its schema is."""
+    @property
+    def has_headers(self) -> bool:
+        """Whether headers name schemas."""
+        return self.framing in ("confluent", "header")
+
+    def held(self, raw: bytes, header: bytes | None) -> bytes | None:
+        """Return a key or a value as tables hold it; None: nothing says what its schema is.
+
+        It is in the wire format. With AWS Glue it is as it was sent, which names the version: no
+        record has the id of one.
+        """
+        if self.framing == "glue":
+            return raw
         is_named = header is not None and self.framing != "none"
         prefix = self.prefix(header or b"") if is_named else self.usual_prefix
         return None if prefix is None else prefix + raw
+
+    def of_held(self, raw: bytes) -> Framed | str:
+        """Return the schema and the payload of what a table holds, or why there are none."""
+        if self.framing == "glue":
+            return framed_by_glue(self.side, raw)
+        return framed(self.side, raw, None)

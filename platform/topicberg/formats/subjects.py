@@ -1,11 +1,17 @@
-"""The schemas of a subject, as the registry has them at the moment."""
+"""The schemas of a subject, as a registry has them at the moment.
+
+Confluent's registry is read by :class:`SubjectReader`, AWS Glue Schema Registry by
+:class:`topicberg.formats.glue.GlueReader`. A schema of AWS Glue is a subject here.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from uuid import UUID
 
 from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -16,6 +22,8 @@ from topicberg.errors import TableflowError
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+
+    from topicberg.formats.framing import Framing
 
 NOT_FOUND = 404
 MAX_SCHEMA_BYTES = 1024 * 1024
@@ -57,7 +65,8 @@ class RegisteredSchema:
     ``references``: (name, text) of every schema that it refers to, directly or indirectly, each
     after those that it needs itself. ``wrapped_as``: records are JSON values that become a property
     of an object. ``options``: of JSON. ``has_connect_types``: the titles of JSON types are those of
-    Kafka Connect and Debezium. ``problem``: why it cannot be read; it then has no text.
+    Kafka Connect and Debezium. ``has_glue_index``: of Protobuf, records begin with AWS's index of
+    their message, not with Confluent's. ``problem``: why it cannot be read; it then has no text.
     """
 
     schema_id: int
@@ -67,6 +76,7 @@ class RegisteredSchema:
     wrapped_as: str | None = None
     options: JsonOptions = JsonOptions()
     has_connect_types: bool = False
+    has_glue_index: bool = False
     problem: str | None = None
 
     @property
@@ -106,12 +116,86 @@ def in_context(context: str, subject: str) -> str:
     return f":{context}:{subject}"
 
 
+class SchemaReader(Protocol):
+    """Reads the subjects of a registry."""
+
+    @property
+    def name(self) -> str:
+        """The registry, for a message."""
+        ...
+
+    def read(self, name: str) -> Subject:
+        """Return all versions of a subject.
+
+        :raises TableflowError: the subject, or a schema that it refers to, does not exist
+        :raises TopicbergError: the registry does not answer, or refuses
+        """
+        ...
+
+    def context(self, subject: str) -> str:
+        """Return the context of a subject, in which ids are unique."""
+        ...
+
+    def by_id(self, schema_id: int, context: str) -> RegisteredSchema | None:
+        """Return any schema of a context, or None if it has no such id.
+
+        :raises TableflowError: it cannot be read
+        :raises TopicbergError: the registry does not answer, or refuses
+        """
+        ...
+
+    def id_of(self, guid: UUID, context: str) -> int | None:
+        """Return the id that the schema of a GUID has in a context; None: it has none there.
+
+        :raises TableflowError: it cannot be read
+        :raises TopicbergError: the registry does not answer, or refuses
+        """
+        ...
+
+    def guids(self, context: str) -> dict[UUID, int]:
+        """Return the GUIDs of a context that are known, and their ids."""
+        ...
+
+
+class SchemaReaders:
+    """The readers of a deployment's registries; AWS Glue's is made when a topic needs it."""
+
+    def __init__(self, confluent: SubjectReader, make_glue: Callable[[], SchemaReader]) -> None:
+        self.confluent = confluent
+        self._make_glue = make_glue
+
+    @cached_property
+    def glue(self) -> SchemaReader:
+        return self._make_glue()
+
+    def of(self, framing: Framing) -> SchemaReader:
+        """Return the reader of the registry whose schemas records name."""
+        return self.glue if framing == "glue" else self.confluent
+
+
+def within_limits(newest_first: Iterator[RegisteredSchema]) -> list[RegisteredSchema]:
+    """Return the newest versions of a subject that are read, the oldest one first.
+
+    See :data:`MAX_VERSIONS`; no other ones are looked at.
+    """
+    found: list[RegisteredSchema] = []
+    size = 0
+    for schema in islice(newest_first, MAX_VERSIONS):
+        size += schema.size
+        if found and size > MAX_SUBJECT_BYTES:
+            break
+        found.insert(0, schema)
+    return found
+
+
 class _TooLargeError(Exception):
     """A schema, including all that it refers to, exceeds the limits."""
 
 
 class SubjectReader:
-    """Reads subjects from the registry; versions are immutable and therefore read only once."""
+    """Reads Confluent's registry; versions are immutable and therefore read only once."""
+
+    name = "the schema registry"
 
     def __init__(self, client: SchemaRegistryClient) -> None:
         self._client = client
@@ -149,6 +233,10 @@ class SubjectReader:
             guids=self.guids(context_of(name)),
         )
 
+    def context(self, subject: str) -> str:
+        """See :class:`SchemaReader`."""
+        return context_of(subject)
+
     def version(self, name: str, version: int | None) -> RegisteredSchema:
         """Return a version of a subject; None: the newest one.
 
@@ -169,14 +257,7 @@ class SubjectReader:
         )
 
     def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:
-        found: list[RegisteredSchema] = []
-        size = 0
-        for version in reversed(versions[-MAX_VERSIONS:]):
-            schema = self._version(name, version)
-            size += schema.size
-            if found and size > MAX_SUBJECT_BYTES:
-                break
-            found.insert(0, schema)
+        found = within_limits(self._version(name, version) for version in reversed(versions))
         kept = set(versions[-len(found) :])
         self._versions = {
             key: schema

@@ -14,13 +14,15 @@ from pydantic import ValidationError
 
 from topicberg import kafka
 from topicberg.clients.registry import registry_errors
-from topicberg.errors import SpecError, TopicbergError, UnreachableError
+from topicberg.endpoints.schemas import glue_reader
+from topicberg.errors import SpecError, TableflowError, TopicbergError, UnreachableError
 from topicberg.files import update_file
 from topicberg.settings import see_whether_it_runs
 from topicberg.topics.discovery import (
     Discovery,
     FoundSchema,
     FoundTopic,
+    SchemaSource,
     read_discovery,
     schema_file,
     write_discovery,
@@ -42,6 +44,7 @@ INTERVAL_SECONDS = 60.0
 SWEEP = 20
 """Known topics whose configuration and schemas are read again by each look in turn."""
 _READERS = 8
+_PARTS: tuple[Part, ...] = ("value", "key")
 
 
 def list_topics(endpoints: Endpoints) -> dict[str, int]:
@@ -88,8 +91,10 @@ def find_topic(name: str, endpoints: Endpoints, subject: str | None = None) -> F
     partitions = list_topics(endpoints).get(name)
     if partitions is None:
         return None
-    subjects: dict[Part, str] = {} if subject is None else {"value": subject}
-    (found,) = _read([name], {name: partitions}, {name: subjects}, endpoints).values()
+    named: dict[Part, SchemaSource] = {}
+    if subject is not None:
+        named["value"] = SchemaSource(subject)
+    (found,) = _read([name], {name: partitions}, {name: named}, endpoints).values()
     if found.problem is not None:
         raise TopicbergError(found.problem)
     return found
@@ -122,7 +127,8 @@ def discover(
     found = {name: known[name] for name in names if name in known}
     if read:
         now = time.time()
-        for name, topic in _read(sorted(read), there, wanted.subjects, endpoints, config).items():
+        named = {name: wanted.sources(name) for name in read}
+        for name, topic in _read(sorted(read), there, named, endpoints, config).items():
             _keep_rows(topic, known.get(name))
             if topic.problem is None or name not in known or known[name].problem is not None:
                 found[name] = topic
@@ -153,21 +159,27 @@ def _keep_rows(topic: FoundTopic, known: FoundTopic | None) -> None:
 def _read(
     names: list[str],
     partitions: Mapping[str, int],
-    named: Mapping[str, Mapping[Part, str]],
+    named: Mapping[str, Mapping[Part, SchemaSource]],
     endpoints: Endpoints,
     config: Settings | None = None,
 ) -> dict[str, FoundTopic]:
     """Return the topics with their configurations and schemas.
 
-    :param named: subjects that are not TopicNameStrategy's, by topic
+    :param named: where schemas are, if not in TopicNameStrategy's subjects, by topic
     :param config: where the schemas are written for the definitions; None: they are not
     """
     found = _configured(names, partitions, endpoints)
     registry = endpoints.schema_registry_client()
-    with registry_errors("the subjects"):
-        subjects = set(registry.get_subjects())
+    subjects = set[str]()
+    sources = [named.get(name, {}).get(part, SchemaSource()) for name in names for part in _PARTS]
+    if any(one.framing != "glue" for one in sources):
+        with registry_errors("the subjects"):
+            subjects = set(registry.get_subjects())
 
     def newest(topic: str, part: Part) -> FoundSchema | None:
+        own = named.get(topic, {}).get(part, SchemaSource())
+        if own.framing == "glue":
+            return _glue_schema(topic, part, own.subject or topic, endpoints, config)
         for subject in _candidates(topic, part, named.get(topic, {})):
             if subject in subjects:
                 return _schema(topic, part, subject, registry, config)
@@ -187,14 +199,40 @@ def _read(
     return found
 
 
-def _candidates(topic: str, part: Part, named: Mapping[Part, str]) -> list[str]:
+def _candidates(topic: str, part: Part, named: Mapping[Part, SchemaSource]) -> list[str]:
     """Return the subjects that a topic's keys or values may have, the first choice first."""
-    if part in named:
-        return [named[part]]
+    if part in named and (subject := named[part].subject):
+        return [subject]
     own = f"{topic}-{part}"
-    if part == "key" and "value" in named:  # of TopicNameStrategy with a prefix, say
-        return [own, f"{named['value'].removesuffix('-value')}-key"]
+    value = named.get("value", SchemaSource())
+    if part == "key" and value.subject and value.framing != "glue":
+        # Of TopicNameStrategy with a prefix, say.
+        return [own, f"{value.subject.removesuffix('-value')}-key"]
     return [own]
+
+
+def _glue_schema(
+    topic: str, part: Part, name: str, endpoints: Endpoints, config: Settings | None
+) -> FoundSchema | None:
+    """Return the newest version of a schema of AWS Glue, and write its file; None: there is none.
+
+    :raises TopicbergError: AWS does not answer, or refuses
+    """
+    try:
+        newest = glue_reader(endpoints, config).newest(name)
+    except TableflowError:
+        return None
+    kind, text = newest.schema.schema_type.lower(), newest.schema.text
+    if config is not None:
+        update_file(schema_file(config, topic, part, kind), text)
+    return FoundSchema.model_validate(
+        {
+            "format": kind,
+            "version": newest.number,
+            "is_envelope": kind in ("avro", "json") and is_envelope(text),
+            "subject": None if name == topic else name,
+        }
+    )
 
 
 def _schema(

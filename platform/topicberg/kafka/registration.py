@@ -155,6 +155,8 @@ def why_no_files(spec: TopicSpec) -> str:
             f"{' and '.join(own)} is not for the registry: the topic's records name no schema "
             "(`framing: none`)"
         )
+    if any(one.framing == "glue" for one in (spec.value_schema, spec.key)):
+        return "its schemas are in AWS Glue, which topicberg only reads (`framing: glue`)"
     if spec.external:
         return "the topic is external, so its schemas are read from the registry, not from files"
     return "neither its values nor its keys have a schema"

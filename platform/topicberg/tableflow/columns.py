@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
 
 from pyiceberg.transforms import TruncateTransform
 
@@ -186,12 +187,12 @@ def chunks(
             is_row[rows[~stays] - first] = False
         if plan.upserts is not None:
             is_decoded = plan.key is not None and plan.key.is_decoded
-            # With its schema's id: the index decodes it again.
-            keys, offsets, present = (framed if is_decoded else messages)[KEY]
-            raw = _binary(keys, offsets[first : to + 1], present[first:to])
             if is_decoded:
+                raw = _named_keys(plan.decoded[KEY], records, framed[KEY], first, to)
                 columns[plan.columns[RAW_KEY]] = _chosen(raw, is_row)
             else:
+                keys, offsets, present = messages[KEY]
+                raw = _binary(keys, offsets[first : to + 1], present[first:to])
                 columns[plan.columns[RAW_KEY]] = _held_keys(_chosen(raw, is_row))
         for at, reason in sorted(reasons.items()):
             rejections.add(records, at, reason)
@@ -514,7 +515,7 @@ def _schema_ids(
 ) -> NDArray[np.int64]:
     """Return the ids of schemas that keys or values name; -1: none.
 
-    :param message: in the wire format, without those whose headers were too many
+    :param message: in the wire format, without those that :func:`.in_wire_format` left out
     """
     import numpy as np
 
@@ -524,12 +525,15 @@ def _schema_ids(
     there = np.flatnonzero((present[first:to] == 1) & (sizes >= WIRE_BYTES))
     framed = data[begin[there, None] + np.arange(1, WIRE_BYTES)].astype(np.int64)
     ids[there] = framed @ np.array([2**24, 2**16, 2**8, 1], np.int64)
-    if records.header_ends[records.count]:
-        for at in np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
-            header = header_of(decoder.column, records.raw_headers(first + int(at)) or ())
-            prefix = None if header is None else decoder.framing.prefix(header)
-            if prefix is not None:
-                ids[at] = int.from_bytes(prefix[1:WIRE_BYTES], "big")
+    raw = _payloads(records, decoder.column)
+    for at in first + np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
+        own = raw.data[raw.offsets[at] : raw.offsets[at + 1]].tobytes()
+        header = header_of(decoder.column, records.raw_headers(int(at)) or ())
+        record = decoder.framing.framed(own, header)
+        if not isinstance(record, str):
+            named = record.schema
+            number = decoder.framing.guids.get(named) if isinstance(named, UUID) else named
+            ids[at - first] = -1 if number is None else number
     return ids
 
 
@@ -543,6 +547,31 @@ def _merged(
 
     filled = [number for number, names in decoder.filled.items() if name in names]
     return pc.if_else(pa.array(np.isin(ids, filled)), own, other.cast(own.type))
+
+
+def _named_keys(
+    decoder: MessageDecoder, records: Records, message: Payloads, first: int, to: int
+) -> pa.Array:
+    """Return keys with a schema as tables hold them: they name it, as the index decodes them again.
+
+    :param message: in the wire format, without those that :func:`.in_wire_format` left out
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    sent, is_sent = _payloads(records, KEY), decoder.framing.framing == "glue"
+    data, offsets, present = sent if is_sent else message
+    raw = _binary(data, offsets[first : to + 1], present[first:to])
+    left_out = np.flatnonzero((present[first:to] == 1) & (np.diff(offsets[first : to + 1]) == 0))
+    if is_sent or not len(left_out):
+        return raw
+    held = raw.to_pylist()
+    for place in left_out.tolist():
+        at = first + place
+        own = sent.data[sent.offsets[at] : sent.offsets[at + 1]].tobytes()
+        header = header_of(KEY, records.raw_headers(at) or ())
+        held[place] = decoder.framing.held(own, header)
+    return pa.array(held, pa.binary())
 
 
 def _held_keys(raw: pa.Array) -> pa.Array:
@@ -591,12 +620,14 @@ def _message(
 def decode_raw(
     decoder: MessageDecoder, raw: pa.Array
 ) -> Iterator[tuple[NDArray[np.intp], Mapping[str, pa.Array]]]:
-    """Yield parts of keys or values in the wire format: their places, and their columns.
+    """Yield parts of keys or values, as tables hold them: their places, and their columns.
 
     The columns are valid until the next part. What is null or malformed is left out.
     """
     import numpy as np
     import pyarrow as pa
+
+    from topicberg.formats.columnar.framing import held_in_wire_format
 
     raw = raw.filter(raw.is_valid()) if raw.null_count else raw
     raw = raw.cast(pa.binary())  # others write files with 64-bit offsets
@@ -605,12 +636,13 @@ def decode_raw(
     offsets = np.frombuffer(begins, np.int32)[raw.offset : raw.offset + count + 1].astype(np.int64)
     data = np.frombuffer(content or b"", np.uint8)[offsets[0] : offsets[-1]]
     # Compiled code has arrays that can be written.
-    data, offsets = data.copy(), offsets - offsets[0]
-    message = Payloads(data, offsets, np.ones(count, np.uint8))
+    data, offsets, present = data.copy(), offsets - offsets[0], np.ones(count, np.uint8)
+    data, offsets = held_in_wire_format(decoder.framing, data, offsets, present)
+    message = Payloads(data, offsets, present)
 
     def reference(number: int) -> Mapping[str, Any]:
         try:
-            return decoder.decode_wire(raw[number].as_py())
+            return decoder.decode_held(raw[number].as_py())
         except NotCoveredError as error:
             raise MalformedError(str(error)) from None
 

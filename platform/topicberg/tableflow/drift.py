@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
+from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError
 from topicberg.formats import ResolvedSchema, format_of
 from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.subjects import SubjectReader
 from topicberg.kafka.samples import RECORDS, sampled_messages
 from topicberg.tableflow.layout import read_layout
 from topicberg.topics.inference import infer
@@ -86,7 +86,7 @@ def compare(
             hint=f"run `topicberg topics validate {spec.name}` to compare a schema file with the "
             "registry",
         )
-    layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()), config)
+    layout = read_layout(spec, schema_readers(endpoints, config), config)
     assert layout.value.latest is not None  # noqa: S101  JSON has a schema
     columns, latest = layout.value.fields(), layout.value.latest
     decode = format_of(latest).record_decoder(ResolvedSchema(latest, latest, columns))

@@ -24,8 +24,8 @@ from tenacity import wait_random
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
-from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import summaries
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import discard
@@ -129,11 +129,11 @@ class Ingestor:
         self.config = config
         self._catalog = endpoints.catalog(config)
         registry = registry or endpoints.schema_registry_client()
-        self._subjects = SubjectReader(registry)
+        self._readers = schema_readers(endpoints, config, registry)
         self._framing = framing(spec, endpoints, registry)
         self._spark = SparkTurn(sessions or Sessions(endpoints, config), endpoints.spark_connect)
         self._fitted: tuple[object, object] | None = None  # see Layout.fitted
-        self._foreign = foreign_schemas(spec, self._subjects)
+        self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
         self._keys = TopicKeys(spec, config, self._foreign)
         self._left_out = LeftOut(spec, endpoints, config, self._check_abandoned)
@@ -178,7 +178,7 @@ class Ingestor:
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
         with failures.explained(f"topic {self.spec.name}"):
-            return self._table(read_layout(self.spec, self._subjects, self.config))
+            return self._table(read_layout(self.spec, self._readers, self.config))
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
@@ -248,7 +248,7 @@ class Ingestor:
         self._log_end = latest
         if self._framing is not None:
             self._framing.learn_from(beginning, latest)
-        layout = read_layout(self.spec, self._subjects, self.config)
+        layout = read_layout(self.spec, self._readers, self.config)
         table = self._table(layout)
         head = table.current_snapshot()
         held = commit.committed(table, head)

@@ -16,12 +16,13 @@ from topicberg.errors import TableflowError
 from topicberg.formats.subjects import (
     DEFAULT_CONTEXT,
     RegisteredSchema,
-    SubjectReader,
-    context_of,
+    SchemaReader,
+    SchemaReaders,
 )
 
 if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
+    from topicberg.topics.spec import KeySpec, ValueSchema
 
 MAX_SCHEMAS = 1_000
 """The most schemas, and the most missing ids, that are cached."""
@@ -37,7 +38,7 @@ class ForeignSchemas:
 
     def __init__(
         self,
-        subjects: SubjectReader,
+        subjects: SchemaReader,
         context: str = DEFAULT_CONTEXT,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,13 +88,17 @@ class ForeignSchemas:
 
     @property
     def _unknown(self) -> str:
-        inside = "" if self._context == DEFAULT_CONTEXT else f" in the context {self._context}"
-        return f"which the schema registry does not have{inside}"
+        is_named = self._context.startswith(DEFAULT_CONTEXT) and self._context != DEFAULT_CONTEXT
+        inside = f" in the context {self._context}" if is_named else ""
+        return f"which {self._subjects.name} does not have{inside}"
 
     def _look_up_guid(self, guid: UUID) -> bool:
-        number = self._subjects.id_of(guid, self._context)
+        try:
+            number, why = self._subjects.id_of(guid, self._context), self._unknown
+        except TableflowError as error:
+            number, why = None, f"which cannot be read: {error.message}"
         if number is None:
-            self._missing[guid] = self._unknown, self._now() + MISSING_SECONDS
+            self._missing[guid] = why, self._now() + MISSING_SECONDS
             return False
         if number in self.schemas or self._look_up(number):
             return True
@@ -119,11 +124,23 @@ class ForeignSchemas:
         return schema is not None
 
 
-def foreign_schemas(spec: TopicSpec, subjects: SubjectReader) -> dict[str, ForeignSchemas]:
-    """Return the schemas for the keys and the values of a topic, each of its subject's context."""
-    contexts = {"key": context_of(spec.key_subject), "value": context_of(spec.value_subject)}
-    found = {context: ForeignSchemas(subjects, context) for context in set(contexts.values())}
-    return {side: found[context] for side, context in contexts.items()}
+def foreign_schemas(spec: TopicSpec, readers: SchemaReaders) -> dict[str, ForeignSchemas]:
+    """Return the schemas for the keys and the values of a topic, each of its subject's context.
+
+    Keys, or values, without a schema share those of the other: no registry is asked for them alone.
+    """
+    sections: dict[str, tuple[KeySpec | ValueSchema, str]] = {
+        "key": (spec.key, spec.key_subject),
+        "value": (spec.value_schema, spec.value_subject),
+    }
+    known = dict[tuple[int, str], ForeignSchemas]()
+    found = dict[str, ForeignSchemas]()
+    for side, (own, subject) in sections.items():
+        if own.has_schema or not any(one.has_schema for one, _ in sections.values()):
+            reader = readers.of(own.framing)
+            place = id(reader), reader.context(subject)
+            found[side] = known.setdefault(place, ForeignSchemas(reader, place[1]))
+    return {side: found.get(side) or next(iter(found.values())) for side in sections}
 
 
 def named_schemas(texts: Iterable[str]) -> list[int | UUID]:

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
 
-from topicberg.formats.framing import WIRE_BYTES
 from topicberg.iceberg.file_columns import with_names_of
 from topicberg.iceberg.files import names_by_id
 from topicberg.tableflow import key_files
@@ -177,9 +176,9 @@ def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
     times, raw = whole(times), whole(raw)
     found: NDArray[np.int64] = times.cast(pa.int64()).fill_null(NO_TIME).to_numpy().copy()
     if len(key.versions) > 1:
-        named = pc.fill_null(pc.binary_slice(raw, 1, WIRE_BYTES), b"")
-        prefixes = [number.to_bytes(WIRE_BYTES - 1, "big") for number in key.versions]
-        version = pc.index_in(named, pa.array(prefixes, named.type)).fill_null(-1).to_numpy()
+        named = pc.fill_null(pc.binary_slice(raw, *key.version_at), b"")
+        versions = pa.array(key.versions, named.type)
+        version = pc.index_in(named, versions).fill_null(-1).to_numpy()
         found[found != NO_TIME] += 1 + version[found != NO_TIME]
     return found
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pyiceberg.schema import Schema
@@ -33,11 +34,13 @@ from topicberg.formats.envelope import SOURCE, Changes, changed_columns
 from topicberg.formats.framing import OWN_SCHEMA_ID, Framing, RecordFraming
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.protobuf import message_indexes
-from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, Subject, SubjectReader
+from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, SchemaReaders, Subject
 from topicberg.iceberg.names import name_in_files
 from topicberg.topics.spec import EVENT_TIME, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from topicberg.settings import Settings
     from topicberg.topics.schema import Part
     from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
@@ -83,20 +86,21 @@ class MessageField:
 
     @property
     def fitted(self) -> object:
-        """What the columns come from: the id of a schema, or the schema if it has no id."""
+        """What the columns come from: the id of a schema, or the schema if no id stays its own."""
         latest = self.latest
-        return latest and (latest if self.framing == "none" else latest.schema_id)
+        return latest and (latest if self.framing in ("none", "glue") else latest.schema_id)
 
-    def record_framing(self) -> RecordFraming:
+    def record_framing(self, guids: Mapping[UUID, int] = MappingProxyType({})) -> RecordFraming:
         """Return how the records name their schemas.
 
+        :param guids: the ids of GUIDs that were looked up since
         :raises TableflowError: the one schema of all records has no such message
         """
         assert self.subject is not None  # noqa: S101  it is decoded
         latest, indexes = self.subject.latest, b""
         if self.framing == "none" and latest.schema_type == "PROTOBUF":
             indexes = message_indexes(latest, self.message)
-        of_subject = latest.schema_type, self.subject.guids
+        of_subject = latest.schema_type, {**self.subject.guids, **guids}
         return RecordFraming(self.column, *of_subject, self.framing, indexes)
 
     def fields(self, ids: Iterator[int] | None = None) -> list[NestedField]:
@@ -175,8 +179,8 @@ class Layout:
         return self.fitted, *(subject and tuple(subject.schemas) for subject in subjects)
 
 
-def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | None = None) -> Layout:
-    """Return the layout for the spec and the current schemas of the registry.
+def read_layout(spec: TopicSpec, readers: SchemaReaders, config: Settings | None = None) -> Layout:
+    """Return the layout for the spec and the current schemas of the registries.
 
     Records that name no schema are of the spec's schema file, or of a version of the subject.
 
@@ -189,11 +193,11 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
     value = None
     is_change = spec.changelog is not None
     if spec.value_schema.has_schema:
-        value = _with_options(spec, "value", _subject(spec, "value", subjects, config))
+        value = _with_options(spec, "value", _subject(spec, "value", readers, config))
         value = _mapped(value, with_connect_types) if is_change else value
     key = None
     if spec.key.has_schema:
-        key = _with_options(spec, "key", _subject(spec, "key", subjects, config))
+        key = _with_options(spec, "key", _subject(spec, "key", readers, config))
         key = _mapped(key, with_connect_types) if is_change else key
         key = _mapped(key, lambda schema: as_record(schema, KEY))
     layout = Layout(
@@ -230,7 +234,7 @@ def read_layout(spec: TopicSpec, subjects: SubjectReader, config: Settings | Non
 
 
 def _subject(
-    spec: TopicSpec, part: Part, subjects: SubjectReader, config: Settings | None
+    spec: TopicSpec, part: Part, readers: SchemaReaders, config: Settings | None
 ) -> Subject:
     """Return the schemas by which keys or values are decoded.
 
@@ -241,9 +245,9 @@ def _subject(
     own: ValueSchema | KeySpec = spec.key if is_key else spec.value_schema
     name = spec.key_subject if is_key else spec.value_subject
     if own.framing != "none":
-        return subjects.read(name)
+        return readers.of(own.framing).read(name)
     if own.file is None:
-        schema = subjects.version(name, None if own.version == "newest" else own.version)
+        schema = readers.confluent.version(name, None if own.version == "newest" else own.version)
     else:
         name, text = own.file, spec.schema_text(part, config)
         schema = RegisteredSchema(OWN_SCHEMA_ID, SCHEMA_TYPES[own.format], text)

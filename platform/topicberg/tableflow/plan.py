@@ -221,7 +221,9 @@ def message_decoder(writers: Writers) -> MessageDecoder:
     }
     programs = _programs(pairings, fields, latest.schema_type)
     decoded = fields, programs, pairings, writers.columns
-    return MessageDecoder(half.column, *decoded, writers.refused, half.record_framing())
+    # What a table holds of a key names a version of AWS Glue, which may be of another schema.
+    framing = half.record_framing(writers.foreign.guids if half.framing == "glue" else {})
+    return MessageDecoder(half.column, *decoded, writers.refused, framing)
 
 
 def _programs(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
 
-from topicberg.formats.framing import WIRE_BYTES
+from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, framed, framed_by_glue
 from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.columns import decode_raw
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.key_values import key_text
-from topicberg.tableflow.layout import MessageField
+from topicberg.tableflow.layout import KEY, MessageField
 from topicberg.tableflow.plan import message_decoder
 from topicberg.tableflow.upsert_key import UpsertKey
 from topicberg.tableflow.writers import MessageDecoder, Writers
@@ -28,7 +30,7 @@ class RawKeys:
     def texts(self, raw: Any) -> Any:
         """Return the text of each key; null: it is null, or cannot be decoded.
 
-        :param raw: an Arrow array of binary values in the wire format
+        :param raw: an Arrow array of binary values, as tables hold them
         """
         raw = whole(raw)
         decoder = self._decoder_of(raw)
@@ -46,21 +48,29 @@ class RawKeys:
         """Return what decodes keys of all schemas that these ones name."""
         if self._decoder is None:
             self._decoder = self._made()
-        known = self._decoder.writers.keys() | self._decoder.refused.keys()
-        unknown = sorted(_ids(raw) - known)
+        unknown = [one for one in self._named(raw) if not _is_known(self._decoder, one)]
         if unknown and self._foreign.look_up(unknown):
             self._decoder = self._made()
         return self._decoder
+
+    def _named(self, raw: pa.Array) -> Iterator[int | UUID]:
+        """Yield the schemas that raw keys name, each once."""
+        import pyarrow.compute as pc
+
+        of_glue = self._half.framing == "glue"
+        size = GLUE_BYTES if of_glue else WIRE_BYTES
+        for prefix in sorted(pc.binary_slice(raw, 0, size).unique().drop_null().to_pylist()):
+            record = framed_by_glue(KEY, prefix) if of_glue else framed(KEY, prefix, None)
+            if not isinstance(record, str):
+                yield record.schema
 
     def _made(self) -> MessageDecoder:
         decoder = message_decoder(Writers(self._half, self._foreign, self._key.to_decode(())))
         return decoder.without(self._foreign.missing)
 
 
-def _ids(raw: pa.Array) -> set[int]:
-    """Return the ids of schemas that raw keys name."""
-    import pyarrow.compute as pc
-
-    prefixes = pc.binary_slice(raw, 0, WIRE_BYTES).unique().drop_null().to_pylist()
-    whole = (one for one in prefixes if len(one) == WIRE_BYTES and one[0] == 0)
-    return {int.from_bytes(one[1:], "big") for one in whole}
+def _is_known(decoder: MessageDecoder, schema: int | UUID) -> bool:
+    """Return whether a decoder has a schema, or knows why it has not."""
+    number = decoder.framing.guids.get(schema) if isinstance(schema, UUID) else schema
+    refused = decoder.refused
+    return schema in refused or number in refused or number in decoder.writers

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from topicberg import kafka
+from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, SpecError
 from topicberg.formats.framing import header_of
-from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, Ranges
@@ -184,18 +184,18 @@ def _key(
     """Return the key of the table, what decodes raw keys, and the half that they are."""
     if not spec.key.has_schema:
         return raw_key(spec), no_decoder, None
-    subjects = SubjectReader(endpoints.schema_registry_client())
-    layout, foreign = read_layout(spec, subjects), foreign_schemas(spec, subjects)[KEY]
+    readers = schema_readers(endpoints)
+    layout, foreign = read_layout(spec, readers), foreign_schemas(spec, readers)[KEY]
     key = upsert_key(spec, layout, table.schema().fields)
 
     return key, RawKeys(layout.key, key, foreign).texts, layout.key
 
 
-def _in_wire_format(half: MessageField, raw: bytes, message: Message) -> bytes:
-    """Return a key with the id of its schema, which a header may have."""
+def _held(half: MessageField, raw: bytes, message: Message) -> bytes:
+    """Return a key as tables hold it: with the id of its schema, which a header may have."""
     listed: Any = message.headers() or []
-    wire = half.record_framing().in_wire_format(raw, header_of(KEY, listed))
-    return raw if wire is None else wire
+    held = half.record_framing().held(raw, header_of(KEY, listed))
+    return raw if held is None else held
 
 
 def _records(
@@ -205,7 +205,7 @@ def _records(
     for message in messages(endpoints, topic, ranges):
         if (key := message.key()) is not None:
             yield (
-                held_key(key) if half is None else _in_wire_format(half, key, message),
+                held_key(key) if half is None else _held(half, key, message),
                 message.partition() or 0,
                 message.offset() or 0,
                 message.value() is None,

@@ -19,6 +19,7 @@ from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats import format_of
+from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
 from topicberg.formats.protobuf import absent_values
 from topicberg.tableflow.key_values import KeyShape
 from topicberg.tableflow.layout import Layout, MessageField, inner_fields, type_text
@@ -58,8 +59,9 @@ class UpsertKey:
 
     hidden: frozenset[str] = frozenset()
     """The fields whose columns are the value's, and of another type."""
-    versions: tuple[int, ...] = ()
-    """Ids of the key's schemas, the oldest one first."""
+    versions: tuple[bytes, ...] = ()
+    """What raw keys have of the key's schemas, at :attr:`version_at`, the oldest one first."""
+    version_at: tuple[int, int] = (1, WIRE_BYTES)
 
     @property
     def is_decoded(self) -> bool:
@@ -129,8 +131,19 @@ def upsert_key(spec: TopicSpec, layout: Layout, columns: Sequence[NestedField]) 
         shapes=tuple(key_shape(field.field_type, absent.get(field.name)) for field in natural),
         is_in_columns=is_in_columns,
         hidden=frozenset({field.name for field in columns} & shared - held.keys()),
-        versions=tuple(layout.key.subject.schemas)[:MAX_VERSIONS],
+        **_named_versions(layout.key),
     )
+
+
+def _named_versions(key: MessageField) -> dict[str, Any]:
+    """Return how raw keys name the versions of their schema."""
+    assert key.subject is not None  # noqa: S101  see the caller
+    numbers = list(key.subject.schemas)[:MAX_VERSIONS]
+    if key.framing != "glue":
+        return {"versions": tuple(number.to_bytes(WIRE_BYTES - 1, "big") for number in numbers)}
+    uuids = {number: uuid for uuid, number in key.subject.guids.items()}
+    versions = tuple(uuids[number].bytes for number in numbers)
+    return {"versions": versions, "version_at": (2, GLUE_BYTES)}
 
 
 def raw_key(spec: TopicSpec) -> UpsertKey:

@@ -32,7 +32,9 @@ WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"
 """Properties of a table: the formats in the spec when it was created."""
 KEYS_NAME_SCHEMAS = "topicberg.keys-name-schemas"
-"""Property of an upsert table: ``false`` if its keys have a schema and do not name it."""
+"""Property of an upsert table: ``false`` if its keys have a schema and do not name it, ``glue`` if
+it is one of AWS Glue."""
+_FRAMINGS = {"true": "confluent", "false": "none"}
 EVENT_TIME_RULE = "topicberg.event-time"
 """Property of a table: the field and the format of event times that are read from a field."""
 _THREADS = 8
@@ -72,7 +74,7 @@ def check_table(table: Table, spec: TopicSpec) -> None:
             hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
     if (held := table.properties.get(KEYS_NAME_SCHEMAS, "true")) != names_schemas(spec):
-        before, now = ("none", spec.key.framing) if held == "false" else ("confluent", "none")
+        before, now = _FRAMINGS.get(held, held), spec.key.framing
         raise TableflowError(
             f"topic {spec.name}: the keys of its table have key.framing {before}, the spec says "
             f"{now}",
@@ -105,8 +107,9 @@ def event_time_rule(spec: TopicSpec) -> str:
 
 def names_schemas(spec: TopicSpec) -> str:
     """Return what :data:`KEYS_NAME_SCHEMAS` is for a spec."""
-    is_bare = spec.write_mode == "upsert" and spec.key.has_schema and spec.key.framing == "none"
-    return "false" if is_bare else "true"
+    if spec.write_mode != "upsert" or not spec.key.has_schema:
+        return "true"
+    return {"none": "false", "glue": "glue"}.get(spec.key.framing, "true")
 
 
 def formats(spec: TopicSpec) -> dict[str, str]:

@@ -16,7 +16,7 @@ from uuid import UUID
 from topicberg.errors import TableflowError
 from topicberg.formats import RecordDecoder, ResolvedSchema, as_record, format_of, framing
 from topicberg.formats.connect import with_connect_types
-from topicberg.formats.framing import Framed, RecordFraming, framed
+from topicberg.formats.framing import Framed, RecordFraming
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, Subject
@@ -67,9 +67,8 @@ def writer_of(
     number = guids.get(schema) if isinstance(schema, UUID) else schema
     if number is not None and number in writers:
         return writers[number]
-    kind = "schema GUID" if isinstance(schema, UUID) else "schema"
     where = framing.named(column, is_header=record.indexes is not None)
-    what = f"{where} names {kind} {schema}"
+    what = f"{where} names {record.named}"
     reason = refused.get(schema) or refused.get(schema if number is None else number)
     if reason is None:
         raise UnknownSchemaError(what, schema)
@@ -174,9 +173,9 @@ class MessageDecoder:
         """
         return self._decode(self.framing.framed(raw, header))
 
-    def decode_wire(self, raw: bytes) -> Mapping[str, Any]:
-        """Return the same for a record in the wire format."""
-        return self._decode(framed(self.column, raw, None))
+    def decode_held(self, raw: bytes) -> Mapping[str, Any]:
+        """Return the same for what a table holds of a record; see :meth:`.RecordFraming.held`."""
+        return self._decode(self.framing.of_held(raw))
 
     def _decode(self, record: Framed | str) -> Mapping[str, Any]:
         if isinstance(record, str):

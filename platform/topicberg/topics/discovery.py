@@ -10,19 +10,29 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.files import update_file
 from topicberg.settings import Settings
-from topicberg.topics.schema import Part
+from topicberg.topics.schema import Framing, Part
 
 logger = logging.getLogger(__name__)
 
 RAW = frozenset({"none", "text", "string", "bytes"})
 """Formats of keys and values without a schema."""
 SUFFIXES = {"avro": "avsc", "json": "json", "protobuf": "proto"}
+
+
+class SchemaSource(NamedTuple):
+    """What a spec says of where the schema of a topic's keys, or values, is.
+
+    ``subject``: None: the default one of the framing.
+    """
+
+    subject: str | None = None
+    framing: Framing = "confluent"
 
 
 class FoundSchema(BaseModel):
@@ -33,7 +43,7 @@ class FoundSchema(BaseModel):
     is_envelope: bool = False
     """It is Debezium's envelope of a change."""
     subject: str | None = None
-    """None: TopicNameStrategy's."""
+    """None: the default one: see :func:`topicberg.topics.spec.default_subject`."""
 
 
 class FoundTopic(BaseModel):

@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.topics.deadletters import DEFAULT_TARGET, dead_letter_specs
-from topicberg.topics.discovery import found_document, read_discovery
+from topicberg.topics.discovery import SchemaSource, found_document, read_discovery
 from topicberg.topics.patterns import FIELD, TopicPattern
 from topicberg.topics.rules import findings, suggestion
 from topicberg.topics.schema import Part
@@ -141,14 +141,22 @@ class WantedTopics:
     """The topics of Kafka that need discovery."""
 
     patterns: list[TopicPattern]
-    subjects: dict[str, Mapping[Part, str]]
-    """Topics by name, with the subjects that their specs name."""
+    named: dict[str, Mapping[Part, SchemaSource]]
+    """Topics by name, with what their specs say of where the schemas are."""
 
     def __contains__(self, name: str) -> bool:
-        return name in self.subjects or any(pattern.matches(name) for pattern in self.patterns)
+        return name in self.named or any(pattern.matches(name) for pattern in self.patterns)
 
     def __bool__(self) -> bool:
-        return bool(self.patterns or self.subjects)
+        return bool(self.patterns or self.named)
+
+    def sources(self, name: str) -> Mapping[Part, SchemaSource]:
+        """Return what a topic's spec, or its pattern, says of where the schemas are."""
+        if name in self.named:
+            return self.named[name]
+        defaults = next((one.defaults for one in self.patterns if one.matches(name)), {})
+        found = _sources(defaults)
+        return {part: one for part, one in found.items() if one.framing == "glue"}
 
 
 def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics:
@@ -157,22 +165,15 @@ def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics
     :param known: topics that still need it while a file is invalid, which may be their pattern
     """
     patterns: list[TopicPattern] = []
-    wanted: dict[str, Mapping[Part, str]] = {}
+    wanted: dict[str, Mapping[Part, SchemaSource]] = {}
     for source in sources(config):
         document, pattern = source.document, None
         if isinstance(document, dict) and FIELD in document:
             pattern = check_pattern(document)[0]
         elif isinstance(document, dict):
-            sections: dict[Part, Any] = {
-                "value": document.get("schema"),
-                "key": document.get("key"),
-            }
-            if document.get("external") is True or any(map(_is_bare, sections.values())):
-                wanted[source.name] = {
-                    part: section["subject"]
-                    for part, section in sections.items()
-                    if isinstance(section, dict) and isinstance(section.get("subject"), str)
-                }
+            sections = (document.get("schema"), document.get("key"))
+            if document.get("external") is True or any(map(_has_no_file, sections)):
+                wanted[source.name] = _sources(document)
             continue
         if pattern is not None:
             patterns.append(pattern)
@@ -181,11 +182,28 @@ def wanted_topics(config: Settings, known: Collection[str] = ()) -> WantedTopics
     return WantedTopics(patterns, wanted)
 
 
-def _is_bare(section: Any) -> bool:
-    """Return whether records name no schema, and a subject has it."""
+def _has_no_file(section: Any) -> bool:
+    """Return whether only a registry has the schema of a topic that is not external."""
     if not isinstance(section, dict):
         return False
-    return section.get("framing") == "none" and section.get("file") is None
+    return section.get("framing") in ("none", "glue") and section.get("file") is None
+
+
+def _sources(document: Mapping[str, Any]) -> dict[Part, SchemaSource]:
+    """Return what a spec, which may be invalid, says of where the schemas are."""
+    found: dict[Part, SchemaSource] = {}
+    parts: tuple[tuple[Part, str], ...] = (("value", "schema"), ("key", "key"))
+    for part, name in parts:
+        section = document.get(name)
+        if not isinstance(section, dict):
+            continue
+        subject = section.get("subject")
+        subject = subject if isinstance(subject, str) else None
+        if section.get("framing") == "glue":
+            found[part] = SchemaSource(subject, "glue")
+        elif subject is not None:
+            found[part] = SchemaSource(subject)
+    return found
 
 
 def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[tuple[str, str]]]:
@@ -250,9 +268,13 @@ def _by_pattern(
             name, topic, pipeline, pattern.defaults, own_engine=config.own_engine
         )
         if document is None:
+            source = _sources(pattern.defaults).get("value", SchemaSource())
+            missing = f"the registry has no subject {name}-value"
+            if source.framing == "glue":
+                missing = f"AWS Glue has no available schema {source.subject or name}"
             reason = (
-                f"the registry has no subject {name}-value: register a schema, exclude the topic, "
-                "or keep raw bytes with `schema: {format: none}` in the defaults"
+                f"{missing}: register a schema, exclude the topic, or keep raw bytes with "
+                "`schema: {format: none}` in the defaults"
             )
             problems.append(Problem(file, f"topic {name}", reason, topics))
             continue

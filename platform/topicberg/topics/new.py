@@ -8,7 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import yaml
 from pydantic import ValidationError
@@ -16,8 +18,9 @@ from pydantic import ValidationError
 from topicberg.clients.registry import if_found, registry_errors
 from topicberg.errors import SpecError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
+from topicberg.formats.framing import GLUE_BYTES, is_of_glue
 from topicberg.formats.json import connect as connect_json
-from topicberg.topics.discovery import SUFFIXES, FoundTopic, found_document
+from topicberg.topics.discovery import SUFFIXES, FoundSchema, FoundTopic, found_document
 from topicberg.topics.inference import infer
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
@@ -25,6 +28,7 @@ from topicberg.topics.spec import TopicSpec
 
 if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
+    from topicberg.formats.glue import GlueVersion
     from topicberg.settings import Settings
 
 _MAX_HOURLY_DAYS = 730
@@ -135,6 +139,7 @@ def new_topic_from_kafka(
     pipeline: str,
     config: Settings,
     has: FoundTopic,
+    glue: Callable[[UUID], GlueVersion | None],
     *,
     is_enabled: bool,
 ) -> tuple[list[Path], list[str]]:
@@ -142,10 +147,15 @@ def new_topic_from_kafka(
 
     :param read: their keys and values, those of the newest record last
     :param has: what Kafka and the registry have of the topic
+    :param glue: returns a version of a schema in AWS Glue, if it has it
     :return: the paths, and what was found
     :raises SpecError: there are no records, or their values are no JSON objects
     """
     values = [value for _, value in read if value is not None]
+    if values and is_of_glue(values[-1]):
+        keys = [key for key, _ in read if key is not None]
+        found = values[-1], keys
+        return _new_of_glue(name, *found, pipeline, config, has, glue, is_enabled=is_enabled)
     opening = connect_json.opening(values[-1]) if values else None
     if has.value is not None and (opening is None or opening.schema is None):
         return [new_external_topic(name, has, pipeline, config, is_enabled=is_enabled)], []
@@ -190,6 +200,79 @@ def new_topic_from_kafka(
             key, _ = inferred_schema(keys, f"{name}.Key")
     schemas = _Schema("json", text), None if key is None else _Schema("json", key)
     return _written(name, where, pipeline, schemas, config, has, is_enabled=is_enabled), notes
+
+
+def _new_of_glue(
+    name: str,
+    value: bytes,
+    keys: Sequence[bytes],
+    pipeline: str,
+    config: Settings,
+    has: FoundTopic,
+    glue: Callable[[UUID], GlueVersion | None],
+    *,
+    is_enabled: bool,
+) -> tuple[list[Path], list[str]]:
+    """Write the spec of a topic whose schemas are in AWS Glue.
+
+    :param value: of the newest record
+    :param keys: of a sample
+    :return: the path, and what was found
+    :raises SpecError: AWS Glue does not have the schema, or the spec is invalid
+    """
+    version = _version_of(name, "value", value, config, glue)
+    found = has.model_copy(update={"value": _found_version(name, version), "key": None})
+    given: dict[str, Any] = {"schema": {"framing": "glue"}, "key": _raw_key(keys)}
+    notes = [
+        f"the values name version {version.number} of the schema {version.schema_name} in AWS Glue"
+    ]
+    if keys and is_of_glue(keys[-1]):
+        key = _version_of(name, "key", keys[-1], config, glue)
+        found.key, given["key"] = _found_version(name, key), {"framing": "glue"}
+        notes.append(
+            f"the keys name version {key.number} of the schema {key.schema_name} in AWS Glue"
+        )
+    where = "Kafka and AWS Glue Schema Registry"
+    path = _write_external(name, found, pipeline, config, given, where=where, is_enabled=is_enabled)
+    _check(name, [path], config)
+    return [path], notes
+
+
+def _version_of(
+    name: str,
+    side: str,
+    raw: bytes,
+    config: Settings,
+    glue: Callable[[UUID], GlueVersion | None],
+) -> GlueVersion:
+    """:raises SpecError: AWS Glue does not have the version, or has it in another registry"""
+    uuid = UUID(bytes=raw[2:GLUE_BYTES])
+    version = glue(uuid)
+    where = f"the newest {side} of the topic {name} names the schema version {uuid}"
+    if version is None:
+        raise SpecError(
+            f"{where}, which AWS Glue Schema Registry does not have in {config.aws_region}",
+            hint="check TOPICBERG_AWS_REGION, and the account of this process",
+        )
+    if version.registry != config.glue_schema_registry:
+        raise SpecError(
+            f"{where}, which is of the registry {version.registry} of AWS Glue, not of "
+            f"{config.glue_schema_registry}",
+            hint=f"set TOPICBERG_GLUE_SCHEMA_REGISTRY to {version.registry}",
+        )
+    return version
+
+
+def _found_version(name: str, version: GlueVersion) -> FoundSchema:
+    kind, text = version.schema.schema_type.lower(), version.schema.text
+    return FoundSchema.model_validate(
+        {
+            "format": kind,
+            "version": version.number,
+            "is_envelope": kind in ("avro", "json") and is_envelope(text),
+            "subject": None if version.schema_name == name else version.schema_name,
+        }
+    )
 
 
 def _new_plain(
@@ -270,12 +353,17 @@ def _plain_key(name: str, keys: Sequence[bytes]) -> tuple[dict[str, Any], str | 
         found = infer(keys, f"{name}-key")
         if not (found.others or found.untyped or found.left_out):
             return {}, found.text
+    return _raw_key(keys), None
+
+
+def _raw_key(keys: Sequence[bytes]) -> dict[str, Any]:
+    """Return the section of keys without a schema: text in UTF-8, or bytes."""
     try:
         for key in keys:
             key.decode()
     except UnicodeDecodeError:
-        return {"format": "bytes"}, None
-    return {"format": "string"}, None
+        return {"format": "bytes"}
+    return {"format": "string" if keys else "bytes"}
 
 
 def _inner_schemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -341,10 +429,22 @@ def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str,
 
 
 def _write_external(
-    name: str, found: FoundTopic, pipeline: str, config: Settings, *, is_enabled: bool
+    name: str,
+    found: FoundTopic,
+    pipeline: str,
+    config: Settings,
+    given: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    where: str = "Kafka and the schema registry",
+    is_enabled: bool,
 ) -> Path:
-    """:raises SpecError: the file exists already, or the registry has no schema of the values"""
-    document = found_document(name, found, pipeline, own_engine=config.own_engine)
+    """Write the spec of a topic by what is known of it.
+
+    :param given: fields of the spec
+    :param where: what is known is from
+    :raises SpecError: the file exists already, or the registry has no schema of the values
+    """
+    document = found_document(name, found, pipeline, given, own_engine=config.own_engine)
     if document is None:
         raise SpecError(
             f"the registry has no subject {name}-value",
@@ -352,7 +452,7 @@ def _write_external(
             f"of plain JSON, `topicberg topics new {name} --from-kafka` infers the schema",
         )
     changes = "changelog" in document
-    document["description"] = _description(name, "Kafka and the schema registry", changes=changes)
+    document["description"] = _description(name, where, changes=changes)
     # Current rows of changes move to the partition of each change: they are not read by hours.
     if not (changes and document["write_mode"] == "upsert"):
         document |= _by_hours()
@@ -461,7 +561,7 @@ def _by_hours() -> dict[str, Any]:
 def _description(name: str, where: str, *, changes: bool) -> str:
     if changes:
         return f"Changes of a database's table, from {where}."
-    if where == "Kafka and the schema registry":
+    if where.startswith("Kafka and "):
         return f"Records of the topic {name}."
     return f"Records of {where.removeprefix('the newest records of ')}."
 

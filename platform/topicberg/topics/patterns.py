@@ -27,7 +27,7 @@ INTERNAL = ("_", "topicberg.")
 """Beginnings of the names of internal topics, which no pattern matches."""
 _OF_KAFKA = ("name", "partitions", "topic_config", "external", "generator", "publishes")
 _OF_REGISTRY = ("file", "subject", "compatibility")
-"""What the registry says, unless the records name no schema."""
+"""What Confluent's registry says, unless the records name none of its schemas."""
 
 
 def _expression(text: str) -> str | None:
@@ -59,7 +59,7 @@ def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     fields = [name for name in _OF_KAFKA if name in values]
     for section in ("schema", "key"):
         given = values.get(section)
-        if isinstance(given, dict) and given.get("framing") != "none":
+        if isinstance(given, dict) and given.get("framing") not in ("none", "glue"):
             fields += [f"{section}.{name}" for name in _OF_REGISTRY if name in given]
     if fields:
         raise ValueError(

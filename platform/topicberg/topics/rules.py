@@ -7,6 +7,7 @@ that one mistake is reported once, and all mistakes of a file together.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ TRANSFORM_TYPES = {
 }
 """Source types of Iceberg's transforms (table spec, "Partition Transforms")."""
 
+_GLUE_NAME = re.compile(r"[a-zA-Z0-9_$#.-]{1,255}")
+"""AWS Glue's API, CreateSchema: a schema's name."""
 _SUGGESTED = 30
 """Known names that are listed for one that is not known."""
 _COLUMN_SOURCES = (
@@ -169,6 +172,8 @@ def _schema_reference(
     needs_file = schema.has_schema
     if schema.framing == "none" and needs_file:
         yield from _own_schema(section, schema)
+    elif schema.framing == "glue" and needs_file:
+        yield from _glue_schema(section, schema)
     elif schema.framing != "confluent" and not needs_file:
         yield f"{section}.framing", f"format {schema.format} has no schema that a record could name"
     elif needs_file and not schema.file and not is_external:
@@ -209,6 +214,26 @@ def _own_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding
             yield f"{section}.version", f"has no effect: {schema.file} is the schema of all records"
 
 
+def _glue_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
+    """Check what the spec says of a schema that producers register in AWS Glue."""
+    for name in ("file", "compatibility"):
+        if getattr(schema, name) is not None:
+            reason = "is not for framing glue: producers register the schema in AWS Glue, which "
+            yield f"{section}.{name}", f"{reason}topicberg only reads"
+    if schema.subject is not None and not _GLUE_NAME.fullmatch(schema.subject):
+        reason = f'"{schema.subject}" is no name of a schema in AWS Glue: up to 255 letters, digits'
+        yield f"{section}.subject", f"{reason}, '-', '_', '$', '#' and '.'"
+
+
+@_rule("schema", "key", "name")
+def _glue_keys(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
+    both = (spec.value_schema, spec.key)
+    is_one = spec.value_subject == spec.key_subject
+    if is_one and all(one.has_schema and one.framing == "glue" for one in both):
+        reason = f"keys and values cannot both have the schema {spec.key_subject} of AWS Glue, "
+        yield "key.subject", f"{reason}whose newest version defines the columns: name the key's"
+
+
 @_rule("schema", "key")
 def _framing(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     for section, own in (("schema", spec.value_schema), ("key", spec.key)):
@@ -220,12 +245,12 @@ def _framing(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
             continue
         for field in _json_options(own):
             yield f"{section}.{field}", "is only for topicberg's engine"
-        if own.framing == "none" or own.format == "text":
+        if own.framing in ("none", "glue") or own.format == "text":
             field = "format" if own.format == "text" else "framing"
             yield (
                 f"{section}.{field}",
                 f"{getattr(own, field)} is only for topicberg's engine: Confluent's Tableflow "
-                "reads records that name a schema of the registry, and raw bytes",
+                "reads records that name a schema of Confluent's registry, and raw bytes",
             )
 
 

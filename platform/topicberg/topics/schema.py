@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Part = Literal["value", "key"]
 SchemaFormat = Literal["avro", "json", "protobuf", "text", "bytes", "none"]
 KeyFormat = Literal["avro", "json", "protobuf", "string", "bytes", "none"]
-Framing = Literal["confluent", "header", "none"]
+Framing = Literal["confluent", "header", "glue", "none"]
 """As in :mod:`topicberg.formats.framing`, which takes long to import."""
 DECODED = frozenset({"avro", "json", "protobuf"})
 """The formats that have a schema."""

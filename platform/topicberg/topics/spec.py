@@ -266,8 +266,9 @@ class _WithSchema:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the schema is in the registry, and is not only a file."""
-        return self.has_schema and (self.framing != "none" or self.file is None)
+        """Whether the schema is in Confluent's registry, and is not only a file."""
+        of_registry = self.framing in ("confluent", "header")
+        return self.has_schema and (of_registry or (self.framing == "none" and self.file is None))
 
     @property
     def described(self) -> str:
@@ -285,14 +286,16 @@ class ValueSchema(_WithSchema, SpecModel):
     message: str | None = None
     """Protobuf only: the message type of the value; default: the first one of the file."""
     subject: SubjectName | None = None
-    """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``."""
+    """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``; of framing ``glue``,
+    the schema in AWS Glue, if it is not ``<topic>``, as AWS's serializers name it."""
     compatibility: Compatibility | None = None
     """What a new version of the schema may change; default: the registry's level."""
     date_times: Literal["text", "timestamp"] = "text"
     """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
     framing: Framing = "confluent"
     """How a record names its schema. ``confluent``: in a header, or else in a prefix; ``header``:
-    in a header; ``none``: not at all, so all records have one schema."""
+    in a header; ``glue``: in the prefix of AWS Glue Schema Registry, which has the schema;
+    ``none``: not at all, so all records have one schema."""
     version: Literal["newest"] | PositiveInt = "newest"
     """Framing ``none`` without a schema file: the version of the subject that records have."""
     unknown_fields: Literal["ignore", "keep"] = "ignore"
@@ -315,14 +318,16 @@ class KeySpec(_WithSchema, SpecModel):
     message: str | None = None
     """Protobuf only: the message type of the key; default: the first one of the file."""
     subject: SubjectName | None = None
-    """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``."""
+    """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``; of framing ``glue``, the
+    schema in AWS Glue, if it is not ``<topic>``, as AWS's serializers name it."""
     compatibility: Compatibility | None = None
     """What a new version of the schema may change; default: the registry's level."""
     date_times: Literal["text", "timestamp"] = "text"
     """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
     framing: Framing = "confluent"
     """How a record names its schema. ``confluent``: in a header, or else in a prefix; ``header``:
-    in a header; ``none``: not at all, so all records have one schema."""
+    in a header; ``glue``: in the prefix of AWS Glue Schema Registry, which has the schema;
+    ``none``: not at all, so all records have one schema."""
     version: Literal["newest"] | PositiveInt = "newest"
     """Framing ``none`` without a schema file: the version of the subject that records have."""
 
@@ -463,6 +468,15 @@ class Checks(Rules):
     """The largest lag of the table behind Kafka's end offsets, in records."""
 
 
+def default_subject(topic: str, part: Part, framing: str) -> str:
+    """Return the subject of a topic's keys or values that names none: TopicNameStrategy's.
+
+    Of framing ``glue``, it is the schema that AWS's serializers register by default: it has the
+    name of the topic, of keys as of values.
+    """
+    return topic if framing == "glue" else f"{topic}-{part}"
+
+
 def asset_name(topic: str) -> str:
     """Return a topic's name in Dagster ([A-Za-z0-9_]): ``.`` and ``-`` become ``_``."""
     return re.sub(r"[.-]", "_", topic)
@@ -572,13 +586,21 @@ class TopicSpec(SpecModel):
 
     @property
     def value_subject(self) -> str:
-        """The value's subject: TopicNameStrategy's, unless the spec names another one."""
-        return self.value_schema.subject or f"{self.name}-value"
+        """The value's subject: TopicNameStrategy's, unless the spec names another one.
+
+        With framing ``glue`` it is the schema in AWS Glue.
+        """
+        return self.value_schema.subject or default_subject(
+            self.name, "value", self.value_schema.framing
+        )
 
     @property
     def key_subject(self) -> str:
-        """The key's subject: TopicNameStrategy's, unless the spec names another one."""
-        return self.key.subject or f"{self.name}-key"
+        """The key's subject: TopicNameStrategy's, unless the spec names another one.
+
+        With framing ``glue`` it is the schema in AWS Glue.
+        """
+        return self.key.subject or default_subject(self.name, "key", self.key.framing)
 
     def value_schema_path(self, config: Settings | None = None) -> Path | None:
         """Return the value's schema file, or None for format ``none``."""
@@ -664,7 +686,7 @@ class TopicSpec(SpecModel):
     def _reads_registry(self, one: ValueSchema | KeySpec) -> bool:
         """Return whether the registry has the schema, and no file of the project."""
         has_none = one.has_schema and one.file is None
-        return has_none and (self.external or one.framing == "none")
+        return has_none and (self.external or one.framing in ("none", "glue"))
 
     def has_table(self, config: Settings) -> bool:
         """Return whether its table is in the catalogs of the deployment."""

@@ -11,7 +11,13 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from confluent_registry import Registry, running
 
 from topicberg.errors import TableflowError
-from topicberg.formats.subjects import SubjectReader, context_of, in_context
+from topicberg.formats.subjects import (
+    SchemaReader,
+    SchemaReaders,
+    SubjectReader,
+    context_of,
+    in_context,
+)
 from topicberg.tableflow.foreign import ForeignSchemas, foreign_schemas, named_schemas
 from topicberg.topics import TopicSpec
 
@@ -158,12 +164,16 @@ def test_registry_without_contexts_takes_them_for_names(
 def test_keys_and_values_have_the_contexts_of_their_subjects(client: SchemaRegistryClient) -> None:
     spec = {"name": "orders", "pipeline": "shop", "schema": {"format": "avro", "subject": EU}}
     spec["key"] = {"format": "avro"}
-    reader = SubjectReader(client)
-    found = foreign_schemas(TopicSpec.model_validate(spec), reader)
+    readers = SchemaReaders(SubjectReader(client), no_glue)
+    found = foreign_schemas(TopicSpec.model_validate(spec), readers)
     assert found["key"] is not found["value"]
     spec["key"] = {"format": "avro", "subject": ":.eu:orders-key"}
-    found = foreign_schemas(TopicSpec.model_validate(spec), reader)
+    found = foreign_schemas(TopicSpec.model_validate(spec), readers)
     assert found["key"] is found["value"]
+
+
+def no_glue() -> SchemaReader:
+    raise AssertionError("no record is of AWS Glue")
 
 
 def test_named_schemas_are_ids_and_guids() -> None:

@@ -69,7 +69,7 @@ def key(*, is_in_columns: bool) -> UpsertKey:
         fields=(ID,),
         shapes=(KeyShape(),),
         is_in_columns=is_in_columns,
-        versions=(5, 6, 7),
+        versions=tuple(bytes([0, 0, 0, number]) for number in (5, 6, 7)),
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
 import fastavro
 import pytest
@@ -17,14 +17,14 @@ from fuzz_json import schema_and_records
 from header_framing import NAMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import plan_of, rows_of
+from plans import plan_of, readers_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.types import BinaryType, StringType
 from specs import Project
 
 from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import OWN_SCHEMA_ID, wire_prefix
-from topicberg.formats.subjects import RegisteredSchema, Subject, SubjectReader
+from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.layout import Layout, read_layout, table_schema
 from topicberg.tableflow.table import ensure_table
@@ -58,9 +58,7 @@ class Topic:
         self.spec = TopicSpec.model_validate(
             {"name": "orders", "pipeline": "shop", "schema": {"format": "bytes"}, **fields}
         )
-        self.layout: Layout = read_layout(
-            self.spec, cast("SubjectReader", subjects), project.config
-        )
+        self.layout: Layout = read_layout(self.spec, readers_of(subjects), project.config)
         catalog = InMemoryCatalog("test")
         catalog.create_namespace("n")
         self.table = catalog.create_table(f"n.t{next(names)}", table_schema(self.spec, self.layout))
@@ -202,10 +200,10 @@ def test_subject_of_plain_records_gives_the_newest_or_a_fixed_version(project: P
 def test_another_schema_file_is_another_layout(project: Project) -> None:
     topic = Topic(project, schema=bare("json", "order.json"))
     before = topic.layout.fitted
-    assert read_layout(topic.spec, cast("Any", None), project.config).fitted == before
+    assert read_layout(topic.spec, readers_of(), project.config).fitted == before
     more = ORDER["properties"] | {"more": {"type": "integer"}}  # type: ignore[operator]
     project.schema("order.json", json.dumps({"type": "object", "properties": more}))
-    assert read_layout(topic.spec, cast("Any", None), project.config).fitted != before
+    assert read_layout(topic.spec, readers_of(), project.config).fitted != before
 
 
 def test_missing_schema_file_is_named(project: Project) -> None:
@@ -314,7 +312,7 @@ def test_keys_that_are_text_stay_bytes_in_an_earlier_table(project: Project) -> 
     earlier = TopicSpec.model_validate({**fields, "key": {"format": "bytes"}})
     catalog = InMemoryCatalog("test", **{LOCATIONS: "its own"})
     layouts = {
-        one: read_layout(one_spec, cast("SubjectReader", None), project.config)
+        one: read_layout(one_spec, readers_of(), project.config)
         for one, one_spec in (("now", spec), ("then", earlier))
     }
     schema = table_schema(spec, layouts["now"])
@@ -412,7 +410,7 @@ def test_unknown_fields_and_conversions_are_of_every_table(
             },
             {"schema.unknown_fields": "not for a changelog"},
         ),
-        ({"schema": {"format": "json", "framing": "glue"}}, {"schema.framing": "'confluent'"}),
+        ({"schema": {"format": "json", "framing": "avro"}}, {"schema.framing": "'confluent'"}),
     ],
 )
 def test_wrong_spec_is_refused(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from debezium import ENVELOPE, KEY_SCHEMAS, captured_json, schemas
+from plain_topics import no_glue
 from specs import Project, minimal
 
 from topicberg.errors import SpecError
@@ -171,7 +172,7 @@ def test_new_topic_of_json_with_schemas_keeps_current_rows(project: Project) -> 
     read = [(one.key, one.value) for one in records]
     has = FoundTopic(partitions=3, is_compacted=True)
     (spec_file, *_), notes = new_topic_from_kafka(
-        "shop.orders", read, "shop", project.config, has, is_enabled=False
+        "shop.orders", read, "shop", project.config, has, no_glue, is_enabled=False
     )
     document = yaml.safe_load(spec_file.read_text())
     assert document["partitions"] == 3
@@ -191,5 +192,6 @@ def test_new_topic_of_other_json_with_schemas_is_refused(project: Project) -> No
             "shop",
             project.config,
             FoundTopic(partitions=3, is_compacted=False),
+            no_glue,
             is_enabled=False,
         )

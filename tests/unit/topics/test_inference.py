@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plain_topics import no_glue
 from plans import plan_of, rows_of
 from pyiceberg.catalog.memory import InMemoryCatalog
 from specs import Project
@@ -194,7 +195,7 @@ def new(project: Project, values: list[Any], key: bytes | None = b"k", **has: An
     read = [(key, one if isinstance(one, bytes) else json.dumps(one).encode()) for one in values]
     of_kafka = FoundTopic(partitions=3, **has)
     paths, notes = new_topic_from_kafka(
-        "readings", read, "shop", project.config, of_kafka, is_enabled=False
+        "readings", read, "shop", project.config, of_kafka, no_glue, is_enabled=False
     )
     return yaml.safe_load(paths[0].read_text()), "\n".join(notes)
 

@@ -1,26 +1,39 @@
 """Brings arrays of records that are not in the wire format into it.
 
-Their schemas are named by headers, or by nothing: see :mod:`topicberg.formats.framing`. It costs
-nothing where all records are in the wire format.
+Their schemas are named by headers, by AWS Glue's prefix, or by nothing: see
+:mod:`topicberg.formats.framing`. It costs nothing where all records are in the wire format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
 from topicberg.formats.columnar.memory import address, compiled, copy, load_int64
-from topicberg.formats.framing import HEADERS, RecordFraming
+from topicberg.formats.framing import (
+    GLUE_BYTES,
+    GLUE_PLAIN,
+    GLUE_VERSION,
+    GLUE_ZLIB,
+    HEADERS,
+    RecordFraming,
+    UncompressedError,
+    decompressed,
+    wire_prefix,
+)
 
 _UNUSABLE = -1
-"""Of a record whose header does not say what its schema is, or is missing."""
+"""Of a record that does not say what its schema is here."""
 MAX_HEADER = 256
 """Bytes of a header that names a schema at most."""
 MAX_DIFFERENT = 100
-"""The most different headers of the records; others count as unusable here."""
+"""The most different headers, or versions, of the records; others count as unusable here."""
+MAX_DECOMPRESSED = 64 * 1024 * 1024
+"""Bytes of all payloads together that are decompressed here; others count as unusable."""
 
 
 class HeaderArrays(NamedTuple):
@@ -47,32 +60,121 @@ def in_wire_format(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return keys or values in the wire format, and where each begins and the last one ends.
 
-    A record with an unusable header, or without one that it needs, has no bytes, which no format
-    decodes.
+    A record that does not say what its schema is, or not by few different names, has no bytes,
+    which no format decodes.
 
     :param headers: None: the records have none
     :param offsets: of the same records as ``present``, and where the last one ends
     """
+    if framing.framing == "glue":
+        return _of_versions(framing, data, offsets, present)
     usual, found, rows = framing.usual_prefix, np.zeros(0, np.int64), np.zeros(0, np.int64)
-    if headers is not None and framing.framing != "none":
+    if headers is not None and framing.has_headers:
         found, rows = schema_headers(headers, framing.side)
     if usual == b"" and not len(found):
         return data, offsets
-    if len(offsets) != len(present) + 1:  # compiled code does not look
-        raise ValueError(f"{len(offsets)} offsets of {len(present)} records")
     kinds = np.full(len(present), _UNUSABLE if usual is None else 0, np.int64)
     texts = [usual]
     if headers is not None and len(found):
         for text, members in _prefixes(headers, found, framing.prefix):
             kinds[rows[members]] = _UNUSABLE if text is None else len(texts)
             texts.append(text)
+    return _joined(texts, kinds, present, data, offsets[:-1], np.diff(offsets))
+
+
+def held_in_wire_format(
+    framing: RecordFraming,
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    present: NDArray[np.uint8],
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return what tables hold of keys or values in the wire format; see :func:`in_wire_format`."""
+    if framing.framing != "glue":
+        return data, offsets
+    return _of_versions(framing, data, offsets, present)
+
+
+def _joined(
+    texts: list[bytes | None],
+    kinds: NDArray[np.int64],
+    present: NDArray[np.uint8],
+    data: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return records with their prefixes, and where each begins and the last one ends.
+
+    :param texts: the prefixes
+    :param kinds: which of them each record has, or that it has no bytes
+    :param begins: where the payload of each record begins
+    """
+    if not len(begins) == len(sizes) == len(kinds) == len(present):  # compiled code does not look
+        raise ValueError(f"{len(begins) + 1} offsets of {len(present)} records")
     whole = b"".join(text or b"" for text in texts)
     starts = np.cumsum([0, *(len(text or b"") for text in texts)], dtype=np.int64)
-    size = int(offsets[-1] - offsets[0]) + len(present) * max(1, int(np.diff(starts).max()))
+    size = int(sizes.sum()) + len(present) * max(1, int(np.diff(starts).max()))
     into, ends = np.empty(size + 8, np.uint8), np.zeros(len(present) + 1, np.int64)
     prefix_bytes = np.frombuffer(whole + bytes(8), np.uint8).copy()
-    _join(prefix_bytes, starts, kinds, present, data, offsets, into, ends)
+    _join(prefix_bytes, starts, kinds, present, data, begins, sizes, into, ends)
     return into, ends
+
+
+def _of_versions(
+    framing: RecordFraming,
+    data: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    present: NDArray[np.uint8],
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return records with AWS Glue's prefix in the wire format; see :func:`in_wire_format`."""
+    if len(offsets) != len(present) + 1:
+        raise ValueError(f"{len(offsets)} offsets of {len(present)} records")
+    begins, sizes = offsets[:-1].copy(), np.diff(offsets)
+    kinds = np.full(len(present), _UNUSABLE, np.int64)
+    rows = np.flatnonzero((present == 1) & (sizes >= GLUE_BYTES))
+    rows = rows[data[begins[rows]] == GLUE_VERSION]
+    how = data[begins[rows] + 1]
+    rows = rows[(how == GLUE_PLAIN) | (how == GLUE_ZLIB)]
+    names = data[begins[rows][:, None] + np.arange(2, GLUE_BYTES)]
+    texts: list[bytes | None] = [b""]
+    for text, members in _equal(np.ascontiguousarray(names).view(np.uint64).reshape(-1, 2)):
+        number = framing.guids.get(UUID(bytes=text))
+        if number is not None:
+            kinds[rows[members]] = len(texts)
+            texts.append(wire_prefix(number))
+    begins += GLUE_BYTES
+    sizes = sizes - GLUE_BYTES
+    packed = np.flatnonzero(kinds != _UNUSABLE)
+    packed = packed[data[begins[packed] - (GLUE_BYTES - 1)] == GLUE_ZLIB]
+    if len(packed):
+        data = _decompressed(packed, kinds, data, begins, sizes)
+    sizes[kinds == _UNUSABLE] = 0
+    return _joined(texts, kinds, present, data, begins, sizes)
+
+
+def _decompressed(
+    rows: NDArray[np.intp],
+    kinds: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    begins: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """Return the bytes of records and, after them, the decompressed payloads of some.
+
+    Where these begin, and their sizes, are noted; those that cannot be decompressed here become
+    unusable.
+    """
+    parts, end, left = [data], len(data), MAX_DECOMPRESSED
+    for row in rows.tolist():
+        begin = int(begins[row])
+        try:
+            payload = decompressed(data[begin : begin + int(sizes[row])].tobytes(), left)
+        except UncompressedError:
+            kinds[row] = _UNUSABLE
+            continue
+        begins[row], sizes[row] = end, len(payload)
+        parts.append(np.frombuffer(payload, np.uint8))
+        end, left = end + len(payload), left - len(payload)
+    return np.concatenate(parts)
 
 
 def schema_headers(headers: HeaderArrays, side: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -111,36 +213,46 @@ def _prefixes(
     inside = np.arange(width)
     places = np.minimum(begins[:, None] + inside, len(headers.values) - 1)
     letters = np.where(inside < sizes[:, None], headers.values[places], 0)
-    left = np.flatnonzero(sizes <= MAX_HEADER)
+    rest = np.flatnonzero(sizes <= MAX_HEADER)
     parts: list[tuple[bytes | None, NDArray[np.int64]]] = [
         (None, np.flatnonzero(sizes > MAX_HEADER))
     ]
-    while len(left) and len(parts) <= MAX_DIFFERENT:
-        first = left[0]
-        is_same = (sizes[left] == sizes[first]) & (letters[left] == letters[first]).all(axis=1)
-        text = letters[first, : sizes[first]].astype(np.uint8).tobytes()
-        parts.append((prefix(text), left[is_same]))
+    known = np.column_stack([letters[rest], sizes[rest] & 0xFF, sizes[rest] >> 8])
+    for text, members in _equal(known.astype(np.uint8)):
+        size = text[-2] | text[-1] << 8
+        parts.append((prefix(text[:size]), rest[members]))
+    listed = np.concatenate([members for _, members in parts])
+    return [*parts, (None, np.setdiff1d(np.arange(len(found)), listed))]
+
+
+def _equal(names: NDArray[np.generic]) -> Iterator[tuple[bytes, NDArray[np.int64]]]:
+    """Yield up to :data:`MAX_DIFFERENT` different rows of an array, and where each of them is."""
+    left = np.arange(len(names))
+    for _ in range(MAX_DIFFERENT):
+        if not len(left):
+            return
+        first = names[left[0]]
+        is_same = (names[left] == first).all(axis=1)
+        yield first.tobytes(), left[is_same]
         left = left[~is_same]
-    return [*parts, (None, left)]
 
 
 @compiled
 def _join(  # type: ignore[no-untyped-def]
-    prefixes, starts, kinds, present, data, offsets, into, ends
+    prefixes, starts, kinds, present, data, begins, sizes, into, ends
 ):
     source, to, first = address(data), address(into), address(prefixes)
-    offset_at, start_at = address(offsets), address(starts)
+    begin_at, size_at, start_at = address(begins), address(sizes), address(starts)
     at = np.int64(0)
     for record in range(len(kinds)):
         kind = kinds[record]
-        begin = load_int64(offset_at + 8 * record)
-        size = load_int64(offset_at + 8 * record + 8) - begin
         if present[record] and kind != _UNUSABLE:
             start = load_int64(start_at + 8 * kind)
             length = load_int64(start_at + 8 * kind + 8) - start
             copy(to + at, first + start, length)
             at += length
-            copy(to + at, source + begin, size)
+            size = load_int64(size_at + 8 * record)
+            copy(to + at, source + load_int64(begin_at + 8 * record), size)
             at += size
         ends[record + 1] = at
 
@@ -148,5 +260,5 @@ def _join(  # type: ignore[no-untyped-def]
 def compile_framing() -> None:
     """Compile what brings records into the wire format."""
     none, byte = np.zeros(1, np.int64), np.zeros(8, np.uint8)
-    ends = np.zeros(2, np.int64)
-    _join(byte, ends, none, byte[:1], byte, ends, byte.copy(), ends.copy())
+    starts, ends = np.zeros(2, np.int64), np.zeros(2, np.int64)
+    _join(byte, starts, none, byte[:1], byte, none, none, byte.copy(), ends)

@@ -34,7 +34,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyiceberg import types as T
 
@@ -48,6 +48,8 @@ from topicberg.formats.protobuf.program import emit_record
 from topicberg.formats.protobuf.resolution import FieldMisfitError, absent_of_message, message_plan
 from topicberg.formats.protobuf.schema import (
     file_of,
+    glue_index,
+    glue_messages,
     index_prefixes,
     indexes_of,
     root_message,
@@ -128,29 +130,61 @@ def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
 def _other_message(payload: bytes, pairing: ResolvedSchema) -> str:
     """Return the reason for message indexes that do not name the table's message."""
     expected = target_message(pairing.latest, pairing.message).full_name
-    indexes = indexes_of_record(payload)
-    if indexes is None:
+    indexes = "index" if pairing.writer.has_glue_index else "indexes"
+    found = message_of_record(payload, pairing.writer)
+    if found is None:
         return (
-            f"the record has no message indexes at {byte(0)}, before its message {expected}: "
+            f"the record has no message {indexes} at {byte(0)}, before its message {expected}: "
             f"{shown(payload[:8])}"
         )
-    types: Any = list(file_of("the schema", pairing.writer).message_types_by_name.values())
-    named = None
+    what = f"message {indexes} {found.indexes}"
+    if found.message is None:
+        return f"{what}: the schema has no such message"
+    if found.message.full_name == expected:
+        verb = "is" if pairing.writer.has_glue_index else "are"
+        return f"{what} {verb} encoded in more bytes than necessary"
+    return f"{what}: the record is a {found.message.full_name}, the table's message is {expected}"
+
+
+class RecordMessage(NamedTuple):
+    """What a record says of its message, in the bytes before it.
+
+    ``message``: its descriptor; None: the schema has none. ``begin``: where it begins.
+    """
+
+    indexes: list[int] | int
+    message: Any
+    begin: int
+
+
+def message_of_record(payload: bytes, writer: RegisteredSchema) -> RecordMessage | None:
+    """Return the message that a record of a schema begins with, or None if it names none."""
+    file = file_of("the schema", writer)
+    if writer.has_glue_index:
+        found = wire.varint(payload, 0, len(payload))
+        if found is None:
+            return None
+        messages = glue_messages(file)
+        index, begin = found
+        return RecordMessage(index, messages[index] if index < len(messages) else None, begin)
+    read = indexes_of_record(payload)
+    if read is None:
+        return None
+    indexes, begin = read
+    types: Any = list(file.message_types_by_name.values())
+    message = None
     for index in indexes:
         if not 0 <= index < len(types):
-            return f"message indexes {indexes}: the schema has no such message"
-        named, types = types[index], types[index].nested_types
-    assert named is not None  # noqa: S101  there is at least one index
-    if named.full_name == expected:
-        return f"message indexes {indexes} are encoded in more bytes than necessary"
-    return (
-        f"message indexes {indexes}: the record is a {named.full_name}, "
-        f"the table's message is {expected}"
-    )
+            return RecordMessage(indexes, None, begin)
+        message, types = types[index], types[index].nested_types
+    return RecordMessage(indexes, message, begin)
 
 
-def indexes_of_record(payload: bytes) -> list[int] | None:
-    """Return the message indexes that a record begins with, or None if it does not."""
+def indexes_of_record(payload: bytes) -> tuple[list[int], int] | None:
+    """Return Confluent's message indexes that a record begins with, and where they end.
+
+    None: it does not begin with them.
+    """
     numbers: list[int] = []
     at = 0
     while len(numbers) < 1 or (len(numbers) <= numbers[0] < _MAX_INDEXES):
@@ -161,8 +195,8 @@ def indexes_of_record(payload: bytes) -> list[int] | None:
         at = found[1]
     count, *indexes = numbers
     if count == 0:
-        return [0]
-    return indexes if len(indexes) == count else None
+        return [0], at
+    return (indexes, at) if len(indexes) == count else None
 
 
 @lru_cache(maxsize=256)
@@ -198,6 +232,8 @@ def reader(
             hint="register a compatible version, or disable Tableflow for the topic and enable it "
             "again, which creates a new table",
         ) from None
+    if pairing.writer.has_glue_index:
+        return own, plan, (glue_index(source),)
     return own, plan, index_prefixes(indexes_of(source))
 
 

@@ -93,13 +93,36 @@ def indexes_of(message: Any) -> list[int]:
 
 def index_prefixes(path: list[int]) -> tuple[bytes, ...]:
     """Return the encodings of message indexes: zig-zag varints after their count; [0] also as 0."""
-
-    def varint(number: int) -> bytes:
-        rest, encoded = number * 2, bytearray()
-        while rest > 0x7F:
-            encoded.append(rest & 0x7F | 0x80)
-            rest >>= 7
-        return bytes([*encoded, rest])
-
-    full = b"".join(varint(number) for number in (len(path), *path))
+    full = b"".join(_varint(2 * number) for number in (len(path), *path))
     return (b"\x00", full) if path == [0] else (full,)
+
+
+def glue_messages(file: Any) -> list[Any]:
+    """Return all messages of a file in the order in which AWS Glue's serializers count them.
+
+    They sort those of every depth, with the entries of maps, by their full names.
+
+    Source: ``MessageIndexFinder`` (Java) of AWS Glue Schema Registry.
+    """
+    found, rest = list[Any](), list(file.message_types_by_name.values())
+    while rest:
+        found += rest
+        rest = [inner for message in rest for inner in message.nested_types]
+    return sorted(found, key=lambda message: str(message.full_name))
+
+
+def glue_index(message: Any) -> bytes:
+    """Return what AWS Glue's serializers write before a message: its index, as a varint.
+
+    It has no zig-zag. Source: ``ProtobufWireFormatEncoder`` (Java) of AWS Glue Schema Registry.
+    """
+    names = [one.full_name for one in glue_messages(message.file)]
+    return _varint(names.index(message.full_name))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*encoded, number])

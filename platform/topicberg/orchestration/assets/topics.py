@@ -33,6 +33,8 @@ def _values(spec: TopicSpec) -> str:
     own = spec.value_schema
     if own.is_registered:
         return f"{own.described} (subject `{spec.value_subject}`)"
+    if own.framing == "glue":
+        return f"{own.described} (schema `{spec.value_subject}` of AWS Glue)"
     return f"{own.described} (schema file `{own.file}`)" if own.file else own.described
 
 

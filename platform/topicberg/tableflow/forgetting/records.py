@@ -13,10 +13,10 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from topicberg import kafka
+from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import HEADERS, header_of, payload, wire_prefix
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.columns import decode_raw
@@ -174,7 +174,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
     values: Condition = {(f.name,): (key.value(f.name, f.field_type),) for f in key.fields}
     rows = Rows(Schema(*key.fields), (values,))
     registry = endpoints.schema_registry_client()
-    foreign = foreign_schemas(spec, SubjectReader(registry))[KEY]
+    foreign = foreign_schemas(spec, schema_readers(endpoints, registry=registry))[KEY]
     changes = framing(spec, endpoints, registry)
     if changes is not None:
         log = kafka.topic_log(endpoints, spec.name)
@@ -182,8 +182,8 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
     known = layout.key.subject.schemas.keys()
     kind = layout.key.subject.latest.schema_type
 
-    def wire(key: KafkaKey) -> bytes | None:
-        """Return a key in the wire format; None: nothing says what its schema is."""
+    def as_held(key: KafkaKey) -> bytes | None:
+        """Return a key as tables hold it; None: nothing says what its schema is."""
         raw = key.raw
         if changes is not None and key.header is None:
             try:
@@ -197,6 +197,8 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
             foreign.look_up([record.schema])
         number = record.schema
         schema_id = foreign.guids.get(number) if isinstance(number, UUID) else number
+        if layout.key.framing == "glue":
+            return None if schema_id is None else raw
         body = payload(KEY, record, kind)
         if schema_id is None or isinstance(body, str):
             return None
@@ -204,8 +206,8 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
 
     def decoded(keys: Collection[KafkaKey]) -> set[KafkaKey]:
         foreign.begin_batch()
-        wires = {key: wire(key) for key in sorted(keys, key=lambda one: one.raw)}
-        framed_keys = [(key, raw) for key, raw in wires.items() if raw is not None]
+        found_keys = {key: as_held(key) for key in sorted(keys, key=lambda one: one.raw)}
+        framed_keys = [(key, raw) for key, raw in found_keys.items() if raw is not None]
         if not framed_keys:
             return set()
         decoder = message_decoder(Writers(layout.key, foreign, key.fields))

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ValidationError
 from pyiceberg.types import BinaryType, IcebergType, NestedField, StructType
 
 from topicberg import kafka
+from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import header_of
-from topicberg.formats.subjects import SubjectReader
 from topicberg.iceberg import delta, erasure
 from topicberg.iceberg.erasure import Condition, Erased, Proof, Rows, RowsToErase
 from topicberg.iceberg.erasure.matching import ColumnPath, columns
@@ -129,7 +129,7 @@ class Forgetting:
         self.spec, self.endpoints, self.config = spec, endpoints, config
         self._reason = reason
         self._catalog = endpoints.catalog(config)
-        layout = read_layout(spec, SubjectReader(endpoints.schema_registry_client()), config)
+        layout = read_layout(spec, schema_readers(endpoints, config), config)
         self.where = where
         self._raws: set[bytes] = set()
         """Raw keys of the key that are known."""

@@ -12,6 +12,7 @@ moto lacks:
 * IAM simulates the policies of a user or a role (:mod:`topicberg_local.emulators.aws.simulator`);
 * Lake Formation is before Glue, if the data lake settings say so
   (:mod:`topicberg_local.emulators.aws.lake_formation`);
+* Glue lists the versions of a schema (:mod:`topicberg_local.emulators.aws.glue_schemas`);
 * Glue's UpdateTable honours ``VersionId`` and ``SkipArchive``;
 * Secrets Manager's GetSecretValue follows ``AWSCURRENT`` when UpdateSecretVersionStage moves it.
 
@@ -39,7 +40,7 @@ from topicberg.errors import StackError
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import guarded
 from topicberg_local.emulators import process
-from topicberg_local.emulators.aws import athena, emr_serverless, simulator
+from topicberg_local.emulators.aws import athena, emr_serverless, glue_schemas, simulator
 from topicberg_local.emulators.aws.auth import authenticate, principal_of, speaks_json
 from topicberg_local.emulators.aws.lake_formation import LISTS, LakeFormation
 from topicberg_local.emulators.aws.own import ATHENA, EMR
@@ -157,6 +158,8 @@ class Application:
             principal = principal_of(environ)
             found = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
             return AwsResponse("200 OK", [("Content-Type", "text/xml")], found)
+        if service == "glue" and _action(environ, body, service) == glue_schemas.ACTION:
+            return _json(glue_schemas.list_versions(body, os.environ["MOTO_ACCOUNT_ID"], region))
         status: list[Any] = []
 
         def start_response(*args: Any) -> Callable[[bytes], None]:

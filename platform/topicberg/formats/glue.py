@@ -1,0 +1,287 @@
+"""The schemas of AWS Glue Schema Registry, as it has them at the moment.
+
+A schema there is a subject here, and its versions are schemas. Records name a version by its UUID.
+The id of a version is its number; a version of another schema, or one whose number another version
+had, has an id from :data:`FIRST_OTHER` on. Ids are those of one reader, so tables hold none.
+
+A version is used by its status:
+
+- ``AVAILABLE``: records of it are decoded, and the newest one defines the table.
+- ``DELETING``: AWS still returns its definition, so records of it are decoded.
+- ``PENDING``: AWS still checks whether it is compatible. A topic with records of it waits.
+- ``FAILURE``: it is not compatible: records of it are malformed.
+
+Schemas of AWS Glue have no references.
+
+Source: AWS Glue's API, "Schema Registry"; default names by ``AWSSchemaNamingStrategyDefaultImpl``
+(Java), which is the topic's name, of keys as of values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from uuid import UUID
+
+from topicberg.clients.answers import unusable
+from topicberg.clients.aws import every
+from topicberg.clients.glue_schemas import MISSING, NAME, code_of, glue_errors
+from topicberg.errors import TableflowError, UnreachableError
+from topicberg.formats.subjects import (
+    MAX_SCHEMA_BYTES,
+    SCHEMA_TYPES,
+    RegisteredSchema,
+    SchemaType,
+    Subject,
+    within_limits,
+)
+
+FIRST_OTHER = 100_001
+"""AWS's greatest number of a version is 100,000."""
+FRESH_SECONDS = 15.0
+"""How long the list of a schema's versions is not read again, unless a record names a new one."""
+MAX_CACHED, MAX_CACHED_CHARACTERS = 2_000, 64 * MAX_SCHEMA_BYTES
+"""Versions whose definitions are kept, by number and by characters."""
+_PAGE = 100
+_DECODED = ("AVAILABLE", "DELETING")
+
+
+@dataclass(frozen=True)
+class GlueVersion:
+    """A version of a schema.
+
+    ``schema_name``, ``registry``: of its schema. ``schema``: its definition, with no id of its own.
+    ``status``: when it was read.
+    """
+
+    uuid: UUID
+    registry: str
+    schema_name: str
+    number: int
+    status: str
+    schema: RegisteredSchema
+
+    @property
+    def context(self) -> str:
+        return f"{self.registry}/{self.schema_name}"
+
+
+@dataclass(frozen=True)
+class _Listed:
+    uuid: UUID
+    number: int
+    status: str
+
+
+class GlueReader:
+    """Reads one registry of AWS Glue; versions are immutable and therefore read only once."""
+
+    name = NAME
+
+    def __init__(
+        self, client: Any, registry: str, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """:param client: boto3's of Glue"""
+        self._client = client
+        self._registry = registry
+        self._now = now
+        self._listed: dict[str, tuple[float, list[_Listed]]] = {}
+        self._versions: OrderedDict[UUID, GlueVersion] = OrderedDict()
+        self._ids: dict[str, dict[UUID, int]] = {}
+
+    def context(self, subject: str) -> str:
+        """Return what the ids of a schema's versions, and of others seen from it, are unique in."""
+        return f"{self._registry}/{subject}"
+
+    def newest(self, name: str) -> GlueVersion:
+        """Return the newest version of a schema that is available.
+
+        :raises TableflowError: the schema does not exist, or no version is available
+        :raises TopicbergError: AWS does not answer, or refuses
+        """
+        listed = self._list(name)
+        if not listed:
+            raise TableflowError(
+                f"registry {self._registry} of {NAME} has no schema {name}",
+                hint="let the producer register it, set `subject` of the spec to the schema's name "
+                "in AWS Glue, or TOPICBERG_GLUE_SCHEMA_REGISTRY to its registry",
+            )
+        available = [one for one in listed if one.status == "AVAILABLE"]
+        if not available:
+            raise TableflowError(
+                f"schema {name} of {NAME} has no available version: the newest one, "
+                f"{listed[-1].number}, is {listed[-1].status}",
+                hint="register a version that is compatible",
+            )
+        version = self.version(available[-1].uuid)
+        if version is None:
+            self._listed.pop(name, None)
+            raise UnreachableError(
+                f"{NAME}: version {available[-1].number} of schema {name} was deleted while it was "
+                "read",
+                hint="wait: the versions are read again",
+            )
+        return version
+
+    def read(self, name: str) -> Subject:
+        """Return the versions of a schema.
+
+        :raises TableflowError: it does not exist, or no version is available
+        :raises TopicbergError: AWS does not answer, or refuses
+        """
+        newest, context = self.newest(name), self.context(name)
+        others = [one for one in self._list(name) if one.status in _DECODED]
+        uuids = [newest.uuid, *(one.uuid for one in reversed(others) if one.uuid != newest.uuid)]
+        versions = (version for uuid in uuids if (version := self.version(uuid)) is not None)
+        found = within_limits(
+            replace(one.schema, schema_id=self._id(context, context, one.uuid, one.number))
+            for one in versions
+        )
+        return Subject(
+            name=name,
+            schemas={one.schema_id: one for one in found},
+            latest=found[-1],
+            guids=self.guids(context),
+        )
+
+    def by_id(self, schema_id: int, context: str) -> RegisteredSchema | None:
+        """Return the schema of a version that :meth:`id_of` gave an id; None: it gave none.
+
+        :raises TopicbergError: AWS does not answer, or refuses
+        """
+        for uuid, number in self._ids.get(context, {}).items():
+            if number == schema_id:
+                version = self.version(uuid)
+                return None if version is None else replace(version.schema, schema_id=number)
+        return None
+
+    def id_of(self, guid: UUID, context: str) -> int | None:
+        """Return the id of a version; None: there is no such version.
+
+        :raises TableflowError: the version is not compatible with its schema
+        :raises TopicbergError: AWS does not answer, or refuses
+        """
+        version = self.version(guid)
+        if version is None:
+            return None
+        if version.context == context and guid not in self._ids.get(context, {}):
+            self._listed.pop(version.schema_name, None)  # it was registered since
+            listed = {one.uuid for one in self._list(version.schema_name)}
+            if version.status == "AVAILABLE" and guid not in listed:
+                # The table would not have the fields that it adds.
+                raise UnreachableError(
+                    f"{NAME} does not list version {version.number} of schema "
+                    f"{version.schema_name} yet",
+                    hint="wait: the versions are read again",
+                )
+        return self._id(context, version.context, guid, version.number)
+
+    def guids(self, context: str) -> dict[UUID, int]:
+        """Return the known versions of a context, and their ids."""
+        return dict(self._ids.get(context, {}))
+
+    def version(self, uuid: UUID) -> GlueVersion | None:
+        """Return a version by its UUID, of any schema; None: there is none.
+
+        :raises TableflowError: it is not compatible with its schema
+        :raises TopicbergError: AWS does not answer, or refuses
+        """
+        if uuid in self._versions:
+            self._versions.move_to_end(uuid)
+            return self._versions[uuid]
+        with glue_errors(f"schema version {uuid}"):
+            answer = _if_found(self._client.get_schema_version, SchemaVersionId=str(uuid))
+        if answer is None:
+            return None
+        found = _version(uuid, answer)
+        status = found.status
+        what = f"version {found.number} of schema {found.schema_name}"
+        if status == "PENDING":
+            raise UnreachableError(
+                f"{NAME} still checks whether {what} is compatible (PENDING)",
+                hint="wait: the topic goes on when the version is available",
+            )
+        if status not in _DECODED:
+            raise TableflowError(
+                f"{what} has the status {status}: it is not compatible with those before it"
+            )
+        self._versions[uuid] = found
+        sizes = [one.schema.size for one in self._versions.values()]
+        while len(sizes) > MAX_CACHED or sum(sizes) > MAX_CACHED_CHARACTERS:
+            self._versions.popitem(last=False)
+            sizes.pop(0)
+        return found
+
+    def _list(self, name: str) -> list[_Listed]:
+        """Return the versions of a schema, the oldest one first; empty: it does not exist."""
+        read_at, listed = self._listed.get(name, (0.0, []))
+        if listed and self._now() - read_at < FRESH_SECONDS:
+            return listed
+        called = {
+            "SchemaId": {"SchemaName": name, "RegistryName": self._registry},
+            "PaginationConfig": {"PageSize": _PAGE},
+        }
+        with glue_errors(f"schema {name} of registry {self._registry}"):
+            found = _if_found(
+                lambda: [*every(self._client, "list_schema_versions", "Schemas", **called)]
+            )
+        listed = [
+            _Listed(_uuid(one["SchemaVersionId"]), int(one["VersionNumber"]), str(one["Status"]))
+            for one in found or ()
+        ]
+        listed.sort(key=lambda one: one.number)
+        self._listed[name] = self._now(), listed
+        return listed
+
+    def _id(self, context: str, own: str, uuid: UUID, number: int) -> int:
+        """Return the id that a version has in a context.
+
+        :param own: the context of the version's schema
+        """
+        ids = self._ids.setdefault(context, {})
+        if uuid not in ids:
+            taken = ids.values()
+            is_free = own == context and number not in taken
+            ids[uuid] = number if is_free else max([FIRST_OTHER - 1, *taken]) + 1
+        return ids[uuid]
+
+
+def _version(uuid: UUID, answer: Any) -> GlueVersion:
+    """:raises AnswerError: the answer is not AWS's"""
+    called = f"Glue GetSchemaVersion ({uuid})"
+    language, text = str(answer["DataFormat"]), str(answer["SchemaDefinition"])
+    *_, registry, name = ("", *str(answer["SchemaArn"]).split("/"))
+    if language not in SCHEMA_TYPES.values() or not registry or not name:
+        raise unusable(called, "a data format and the ARN of a schema")
+    schema_type = cast("SchemaType", language)
+    is_protobuf = schema_type == "PROTOBUF"
+    if len(text) > MAX_SCHEMA_BYTES:
+        problem = f"the schema has more than {MAX_SCHEMA_BYTES} characters"
+        schema = RegisteredSchema(0, schema_type, "", problem=problem)
+    else:
+        schema = RegisteredSchema(0, schema_type, text, has_glue_index=is_protobuf)
+    number, status = int(answer["VersionNumber"]), str(answer["Status"])
+    return GlueVersion(uuid, registry, name, number, status, schema)
+
+
+def _uuid(text: Any) -> UUID:
+    """:raises AnswerError: the text is not a UUID"""
+    try:
+        return UUID(str(text))
+    except ValueError:
+        raise unusable("Glue ListSchemaVersions", "UUIDs of versions") from None
+
+
+def _if_found(call: Callable[..., Any], **parameters: Any) -> Any:
+    """Return what AWS returns, or None if it does not have it."""
+    from botocore.exceptions import ClientError
+
+    try:
+        return call(**parameters)
+    except ClientError as error:
+        if code_of(error) != MISSING:
+            raise
+        return None
