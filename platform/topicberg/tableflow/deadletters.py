@@ -31,7 +31,7 @@ from topicberg import kafka
 from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats import format_of
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
 from topicberg.kafka.consumer import DamagedRecordsError, messages

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from topicberg.errors import SpecError
-from topicberg.formats import ResolvedSchema, format_of
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import SubjectReader

@@ -10,11 +10,12 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.files import update_file
+from topicberg.formats.table import FORMATS, FormatName
 from topicberg.settings import Settings
 from topicberg.topics.schema import Part
 
@@ -22,13 +23,12 @@ logger = logging.getLogger(__name__)
 
 RAW = frozenset({"none", "text", "string", "bytes"})
 """Formats of keys and values without a schema."""
-SUFFIXES = {"avro": "avsc", "json": "json", "protobuf": "proto"}
 
 
 class FoundSchema(BaseModel):
     """The newest schema of a subject."""
 
-    format: Literal["avro", "json", "protobuf"]
+    format: FormatName
     version: int
     is_envelope: bool = False
     """It is Debezium's envelope of a change."""
@@ -108,7 +108,7 @@ def index_file(config: Settings) -> Path:
 
 def schema_file(config: Settings, topic: str, part: Part, kind: str) -> Path:
     """Return the file of a schema that was found."""
-    return _folder(config) / f"{topic}-{part}.{SUFFIXES[kind]}"
+    return _folder(config) / f"{topic}-{part}.{FORMATS[kind].suffix}"
 
 
 def read_discovery(config: Settings) -> Discovery:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from topicberg.clients.confluent import ConflictError, if_found
 from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg.formats.table import FORMATS
 from topicberg.topics import TopicSpec
 from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
@@ -119,9 +120,6 @@ class Acl(Resource):
         context.kafka.delete(self._path(context), **self._body(context))
 
 
-_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
-
-
 @dataclass(frozen=True)
 class RegistrySubject(Resource):
     """A schema of a topic's spec, registered under a subject."""
@@ -138,7 +136,7 @@ class RegistrySubject(Resource):
 
     def _body(self) -> dict[str, Any]:
         text = read_schema(self.file, self.format, self.message, part="key").text
-        return {"schema": text, "schemaType": _TYPES[self.format]}
+        return {"schema": text, "schemaType": FORMATS[self.format].schema_type}
 
     def find(self, context: DeployContext) -> Live | None:
         registry = context.registry

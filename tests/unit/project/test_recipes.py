@@ -1,0 +1,193 @@
+"""Recipes of ARCHITECTURE.md, "To add …": each one is done in a copy of the library, and works.
+
+A recipe that needs another file, or another place in a file, fails here first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from repository import PROJECT_ROOT
+
+
+@dataclass
+class LibraryCopy:
+    """A copy of the library in which a recipe adds and changes files."""
+
+    folder: Path
+    touched: set[str] = field(default_factory=set)
+    """The files that the recipe has added or changed."""
+
+    def add(self, file: str, text: str) -> None:
+        path = self.folder / "topicberg" / file
+        assert not path.exists()
+        path.write_text(dedent(text), encoding="utf-8")
+        self.touched.add(file)
+
+    def change(self, file: str, old: str, new: str) -> None:
+        path = self.folder / "topicberg" / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        self.touched.add(file)
+
+    def run(self, code: str) -> None:
+        """Run code with the copy instead of the library."""
+        paths = (self.folder, PROJECT_ROOT / "platform/local", PROJECT_ROOT / "tests/support")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", dedent(code)],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> LibraryCopy:
+    # With the compiled code, which is valid as long as the times of the files are the same.
+    shutil.copytree(PROJECT_ROOT / "platform/topicberg", tmp_path / "library/topicberg")
+    return LibraryCopy(tmp_path / "library")
+
+
+CSV_FORMAT = '''
+    """Toy: values that are separated by semicolons. A schema is ``name:type,name:type``."""
+
+    from pyiceberg.types import LongType, NestedField, StringType
+
+    from topicberg.errors import TableflowError
+    from topicberg.formats.columnar.program import NotCoveredError
+    from topicberg.formats.reasons import MalformedError
+
+    _TYPES = {"string": StringType(), "long": LongType()}
+
+
+    def _columns(where, schema):
+        pairs = [one.partition(":") for one in schema.text.strip().split(",")]
+        if unknown := {kind for _, _, kind in pairs} - _TYPES.keys():
+            raise TableflowError(f"{where}: unknown types: {', '.join(sorted(unknown))}")
+        return {name: _TYPES[kind] for name, _, kind in pairs}
+
+
+    def fields(where, schema, ids, message=None):
+        columns = _columns(where, schema).items()
+        return [NestedField(next(ids), name, kind, required=False) for name, kind in columns]
+
+
+    def identity(schema, message=None):
+        return None
+
+
+    def is_union(schema):
+        return False
+
+
+    def as_record(schema, name):
+        return schema
+
+
+    def check_file(where, schema):
+        pass
+
+
+    def written(writer, latest, message=None):
+        return frozenset(_columns(f"schema {writer.schema_id}", writer))
+
+
+    def filled(pairing):
+        return written(pairing.writer, pairing.latest)
+
+
+    def program(code, places, pairing):
+        raise NotCoveredError("there is no compiled code")
+
+
+    def record_decoder(pairing):
+        columns = _columns(f"schema {pairing.writer.schema_id}", pairing.writer)
+
+        def decode(payload):
+            values = payload.decode().split(";")
+            if len(values) != len(columns):
+                raise MalformedError(f"{len(values)} values, not {len(columns)}")
+            pairs = zip(columns.items(), values)
+            return {name: int(text) if kind == LongType() else text for (name, kind), text in pairs}
+
+        return decode
+'''
+
+
+def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) -> None:
+    library.add("formats/csv.py", CSV_FORMAT)
+    library.change(
+        "formats/subjects.py",
+        'SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]',
+        'SchemaType = Literal["AVRO", "JSON", "PROTOBUF", "CSV"]',
+    )
+    table = "formats/table.py"
+    library.change(table, '"json", "protobuf"]', '"json", "protobuf", "csv"]')
+    library.change(
+        table,
+        "_ENTRIES = (\n",
+        "def _csv() -> Format:\n    from topicberg.formats import csv\n\n    return csv\n\n\n"
+        '_ENTRIES = (\n    FormatEntry("csv", "CSV", "csv", _csv),\n',
+    )
+    library.change(
+        "topics/rules.py",
+        "_AS_A_TIME = {\n",
+        '_AS_A_TIME = {\n    "csv": "have the producer write a time",\n',
+    )
+    assert len(library.touched) <= 4
+    library.run("""
+        import tempfile
+        from pathlib import Path
+
+        from plans import plan_of, rows_of
+        from pyiceberg.catalog.memory import InMemoryCatalog
+        from specs import Project, minimal
+
+        from topicberg.deploy.confluent.kafka import RegistrySubject
+        from topicberg.errors import SpecError
+        from topicberg.tableflow.layout import read_layout, table_schema
+        from topicberg.topics import load_topic
+        from topicberg.topics.discovery import FoundSchema, schema_file
+
+        project = Project(Path(tempfile.mkdtemp()))
+        project.schema("trades.csv", "side:string,quantity:long")
+        project.topic(minimal(schema={"format": "csv", "file": "trades.csv", "framing": "none"}))
+        spec = load_topic("trades", project.config)
+        layout = read_layout(spec, None, project.config)
+        catalog = InMemoryCatalog("test")
+        catalog.create_namespace("n")
+        table = catalog.create_table("n.t", table_schema(spec, layout))
+        plan, _ = plan_of(spec, layout, table)
+        rows, rejected = rows_of(plan, [(None, b"BUY;3"), (None, b"SELL"), (None, b"SELL;4")])
+        assert [(row["side"], row["quantity"]) for row in rows] == [("BUY", 3), ("SELL", 4)]
+        assert rejected == {1: "1 values, not 2"}
+
+        # Whatever names a format knows it: discovered topics, and subjects that deploy registers.
+        assert FoundSchema(format="csv", version=1).format == "csv"
+        assert schema_file(project.config, "trades", "value", "csv").suffix == ".csv"
+        path = spec.value_schema_path(project.config)
+        assert RegistrySubject("k", "s", file=path, format="csv")._body()["schemaType"] == "CSV"
+
+        # A schema that the format refuses, and an event time that is no time, are findings.
+        for text, event_time in (("side:number", "$$timestamp"), ("side:string", "side")):
+            project.schema("trades.csv", text)
+            schema = {"format": "csv", "file": "trades.csv", "framing": "none"}
+            project.topic(minimal(schema=schema, event_time=event_time))
+            try:
+                load_topic("trades", project.config)
+            except SpecError as error:
+                assert "unknown types: number" in str(error) or "a time" in str(error), error
+            else:
+                raise AssertionError(text)
+    """)
