@@ -77,5 +77,5 @@ def test_a_plan_that_passes_a_quota_is_noticed() -> None:
 
 
 def test_every_figure_names_its_source() -> None:
-    pages = [one.source for one in PRICES.values()] + [one.source for one in QUOTAS]
+    pages = [one.source for one in PRICES.values()] + [one.source for one in QUOTAS.values()]
     assert all("." in page and "/" in page for page in pages)

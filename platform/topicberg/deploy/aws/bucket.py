@@ -13,9 +13,11 @@ from botocore.exceptions import ClientError
 
 from topicberg.deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import PRICES, QUOTAS, Cost
 from topicberg.deploy.resource import Changes, Fields, Live, Resource, compare
 from topicberg.deploy.transient import code
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
@@ -61,6 +63,7 @@ class Bucket(Resource):
     """It exists: it is never created, changed, emptied or deleted."""
 
     kind = "S3 bucket"
+    quota = QUOTAS["S3 buckets"]
     holds_data = True
     replaced_for = frozenset({"region"})
     lifecycle: ClassVar[dict[str, dict[str, Any]]] = {"incomplete_uploads_days": _UPLOADS}
@@ -74,6 +77,9 @@ class Bucket(Resource):
     def bucket(self, context: DeployContext) -> str:
         """Return its name, which may carry the account's number."""
         return context.bucket
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, 0.0, f"${PRICES['s3'].usd} a GB, and requests")
 
     def find(self, context: DeployContext) -> Live | None:
         s3 = context.aws("s3")

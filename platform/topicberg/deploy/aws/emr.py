@@ -25,9 +25,11 @@ from topicberg.deploy.aws.iam import (
     key_use,
 )
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import JOB_HOURS, PRICES, QUOTAS, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 APPLICATION = "aws/emr/application"
 CODE_KEY = "aws/emr/code"
@@ -178,8 +180,18 @@ class Application(Resource):
     """The application, of type Spark."""
 
     kind = "EMR Serverless application"
+    quota = QUOTAS["vCPU of EMR Serverless"]
     usual_minutes = 2
     unique = False
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        run = min(WORKERS * WORKER_VCPU, config.emr_max_vcpu)
+        hourly = run * PRICES["vcpu"].usd + run * GB_PER_VCPU * PRICES["memory"].usd
+        basis = f"an hour of job runs a day at ${hourly:.2f}; nothing while idle"
+        return Cost(self, hourly * JOB_HOURS, basis)
+
+    def quota_units(self, config: Settings) -> int:
+        return config.emr_max_vcpu
 
     def find(self, context: DeployContext) -> Live | None:
         name, value = context.names.tag

@@ -19,6 +19,7 @@ from typing import Any
 from topicberg.clients.aws import every
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -207,6 +208,7 @@ class Policy(Resource):
     grants: Callable[[DeployContext], Document] = field(kw_only=True)
 
     kind = "IAM policy"
+    quota = QUOTAS["IAM policies"]
 
     def _arn(self, context: DeployContext, number: int) -> str:
         return f"arn:aws:iam::{context.account}:policy{context.config.iam_path}{self._name(number)}"
@@ -327,6 +329,7 @@ class Role(Resource):
     given: str | None = None
 
     kind = "IAM role"
+    quota = QUOTAS["IAM roles"]
     replaced_for = frozenset({"path"})
 
     def find(self, context: DeployContext) -> Live | None:

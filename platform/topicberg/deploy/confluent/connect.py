@@ -8,8 +8,10 @@ from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.settings import Settings
 
 QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
@@ -66,6 +68,9 @@ class Connector(Resource):
             "quickstart": self.quickstart,
             "tasks.max": str(self.tasks),
         }
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, self.tasks * PRICES["task"].usd * HOURS, "by task, and traffic")
 
     def find(self, context: DeployContext) -> Live | None:
         listed = context.cloud.get(self._path(context, "/connectors"), expand="info,status,id")

@@ -11,8 +11,10 @@ from urllib.parse import quote
 
 from topicberg.clients.confluent import ConflictError, if_found
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.formats.table import FORMATS
+from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
@@ -23,6 +25,7 @@ class KafkaTopic(Resource):
     spec: TopicSpec = field(kw_only=True)
 
     kind = "topic"
+    quota = QUOTAS["partitions"]
     holds_data = True
 
     def _path(self, context: DeployContext, rest: str = "") -> str:
@@ -31,6 +34,9 @@ class KafkaTopic(Resource):
     @property
     def parents(self) -> tuple[str, ...]:
         return (CLUSTER,)
+
+    def quota_units(self, config: Settings) -> int:
+        return self.spec.partitions
 
     def find(self, context: DeployContext) -> Live | None:
         topic = if_found(context.kafka.get, self._path(context))
@@ -90,6 +96,7 @@ class Acl(Resource):
     prefixed: bool = field(kw_only=True)
 
     kind = "access list"
+    quota = QUOTAS["ACLs"]
 
     def _path(self, context: DeployContext) -> str:
         return f"/kafka/v3/clusters/{context.cluster}/acls"
@@ -130,6 +137,7 @@ class RegistrySubject(Resource):
     compatibility: str | None = None
 
     kind = "subject"
+    quota = QUOTAS["schemas"]
 
     def _path(self, begin: str = "/subjects", end: str = "") -> str:
         return f"{begin}/{quote(self.name, safe='')}{end}"

@@ -7,9 +7,11 @@ from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
 from topicberg.deploy.context import ENVIRONMENT, DeployContext
+from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 PACKAGE = "ESSENTIALS"
 CLUSTER_TYPE = "Basic"
@@ -153,6 +155,14 @@ class Cluster(Resource):
     @property
     def parents(self) -> tuple[str, ...]:
         return (ENVIRONMENT,)
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        if self.given is not None:
+            return None  # it is paid anyway
+        cluster_type = self.type or (live.fields["type"] if live else "Basic")
+        hourly = PRICES["standard" if cluster_type == "Standard" else "basic"].usd
+        basis = f"{cluster_type}, and ${PRICES['traffic'].usd} a GB in or out, beside storage"
+        return Cost(self, hourly * HOURS, basis)
 
     def find(self, context: DeployContext) -> Live | None:
         if self.given:

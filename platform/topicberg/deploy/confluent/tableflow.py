@@ -8,8 +8,10 @@ from typing import Any
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
+from topicberg.settings import Settings
 from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
 from topicberg.topics import TopicSpec
 
@@ -54,6 +56,9 @@ class TableflowTopic(Resource):
     @property
     def parents(self) -> tuple[str, ...]:
         return (CLUSTER,)
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, PRICES["tableflow"].usd * HOURS, "and by GB processed")
 
     def find(self, context: DeployContext) -> Live | None:
         found = read_topic(context.tableflow, self.name, context.environment, context.cluster)

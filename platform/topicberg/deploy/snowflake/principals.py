@@ -9,10 +9,12 @@ from topicberg.catalogs.snowflake import quote, text
 from topicberg.clients.secrets import Version
 from topicberg.deploy import rsa
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import PRICES, Cost
 from topicberg.deploy.polling import DeadlineExceededError, poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.snowflake.session import SqlObject, account, find, login_problem, run
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 OWNER = "SECURITYADMIN"
 GRANTOR = "ACCOUNTADMIN"
@@ -32,6 +34,9 @@ class UserKeys(Resource):
     def lasting_id(self, live: Live) -> str:
         """Return the name of its secret: what is in there rotates."""
         return self.name
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, PRICES["secret"].usd, "a secret")
 
     def find(self, context: DeployContext) -> Live | None:
         versions = context.secrets.versions(self.name)

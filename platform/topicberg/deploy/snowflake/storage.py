@@ -33,11 +33,13 @@ from topicberg.deploy.aws import iam
 from topicberg.deploy.aws.glue import tables
 from topicberg.deploy.confluent.tableflow import FAILED_POLLS
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import FREE_CLOUD_SERVICES, PRICES, WAREHOUSE_HOURS, Cost, poll_credits
 from topicberg.deploy.polling import DeadlineExceededError, poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.session import SqlObject, find, run, show
 from topicberg.endpoints import glue_rest_uri
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 from topicberg.tableflow.confluent import catalog_problems, read_topic
 from topicberg.topics import TopicSpec
 
@@ -59,6 +61,9 @@ class Warehouse(SqlObject):
     kind = "Snowflake warehouse"
     of = "WAREHOUSE"
     owner = OWNER
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, PRICES["credit"].usd * WAREHOUSE_HOURS, "an hour a day")
 
     def find(self, context: DeployContext) -> Live | None:
         found = self.shown(context)
@@ -420,6 +425,12 @@ class LinkedDatabase(SqlObject):
     of = "DATABASE"
     owner = INTEGRATOR
 
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        free = FREE_CLOUD_SERVICES * WAREHOUSE_HOURS
+        usd = max(0.0, poll_credits(config) - free) * PRICES["credit"].usd
+        basis = f"discovery every {config.snowflake_refresh_seconds} s, beyond what is free"
+        return Cost(self, usd, basis)
+
     def find(self, context: DeployContext) -> Live | None:
         if self.shown(context) is None:
             return None
@@ -536,6 +547,11 @@ class IcebergTable(Resource):
     @property
     def parents(self) -> tuple[str, ...]:
         return ("snowflake/schema",)
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        usd = poll_credits(config) * PRICES["credit"].usd
+        every = config.snowflake_refresh_seconds
+        return Cost(self, usd, f"automated refresh every {every} s, a second each")
 
     def find(self, context: DeployContext) -> Live | None:
         names = SnowflakeNames.of(context.config)
