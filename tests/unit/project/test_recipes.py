@@ -191,3 +191,110 @@ def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) 
             else:
                 raise AssertionError(text)
     """)
+
+
+GROUP = '''
+    """Toy: an IAM group."""
+
+    from dataclasses import dataclass
+
+    from topicberg.deploy.costs import Cost, Quota
+    from topicberg.deploy.resource import Live, Resource
+
+
+    @dataclass(frozen=True)
+    class Group(Resource):
+        kind = "IAM group"
+        quota = Quota("IAM groups", 300, "account", "docs.aws.amazon.com/IAM")
+
+        def find(self, context):
+            iam = context.aws("iam")
+            try:
+                group = iam.get_group(GroupName=self.name)["Group"]
+            except iam.exceptions.NoSuchEntityException:
+                return None
+            return Live(group["Arn"])
+
+        def create(self, context):
+            context.aws("iam").create_group(GroupName=self.name, Path=context.config.iam_path)
+
+        def delete(self, context, live):
+            context.aws("iam").delete_group(GroupName=self.name)
+
+        def cost(self, config, live):
+            return Cost(self, 1.0, "a group")
+'''
+
+
+def test_recipe_of_a_cloud_resource_is_deployed_in_three_files(library: LibraryCopy) -> None:
+    library.add("deploy/aws/groups.py", GROUP)
+    platform, permissions = "deploy/platform.py", "deploy/aws/permissions.py"
+    library.change(
+        platform,
+        "from topicberg.deploy.aws.iam import (\n",
+        "from topicberg.deploy.aws.groups import Group\nfrom topicberg.deploy.aws.iam import (\n",
+    )
+    library.change(
+        platform,
+        '    yield Bucket("aws/bucket"',
+        '    yield Group("aws/group", names.of("readers"))\n    yield Bucket("aws/bucket"',
+    )
+    for before, actions in (
+        ('["ssm:GetParametersByPath"], [parameters, *of.record]),', '"iam:GetGroup"'),
+        (
+            '["ssm:PutParameter", "ssm:DeleteParameter"], of.record[-1:]),',
+            '"iam:CreateGroup", "iam:DeleteGroup"',
+        ),
+    ):
+        groups = f'allow([{actions}], of.iam("group", names.of("readers"))),'
+        library.change(permissions, before, f"{before}\n        {groups}")
+    assert len(library.touched) <= 3
+    library.run("""
+        import os
+        import tempfile
+        from pathlib import Path
+
+        from moto import mock_aws
+        from pydantic import SecretStr
+
+        from topicberg.deploy import engine
+        from topicberg.deploy.aws.permissions import Deployed, policy
+        from topicberg.deploy.context import DeployContext
+        from topicberg.deploy.costs import costs, usage
+        from topicberg.deploy.draw import lines
+        from topicberg.deploy.platform import resources
+        from topicberg.deploy.settings import DeploySettings
+        from topicberg.orchestration.assets.platform import platform_keys
+        from topicberg.settings import Settings
+
+        os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        folder = Path(tempfile.mkdtemp())
+        config = Settings(deployment="cloud", prefix="demo", state_dir=folder)
+        deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
+        group, = (one for one in resources(config, []) if one.key == "aws/group")
+
+        def planned(context):
+            step, = engine.plan([group], context)
+            return step.action
+
+        def ignore(*_):
+            pass
+
+        with mock_aws():
+            context = DeployContext(config, deploy, [], sleep=lambda _: None)
+            assert planned(context) == "create"
+            engine.create([group], context, ignore)
+            assert planned(context) == "keep"
+            assert engine.delete(engine.existing([group], context, ignore), context, ignore) == {}
+            assert planned(context) == "create"
+
+        # The previews of a plan, the picture, the assets and the permissions of users have it.
+        assert [(one.usd, one.basis) for one in costs([group], config, {})] == [(1.0, "a group")]
+        assert [(one.quota.name, one.used) for one in usage([group], config)] == [("IAM groups", 1)]
+        assert any('"aws/group"' in line for line in lines([group]))
+        assert ["platform", "aws", "group"] in [key.path for key in platform_keys(config, [])]
+        of = Deployed(config, "123456789012", ())
+        for purpose, action in (("plan", "iam:GetGroup"), ("deploy", "iam:CreateGroup")):
+            allowed = policy(purpose, of)["Statement"]
+            assert any(action in one["Action"] for one in allowed), action
+    """)
