@@ -298,3 +298,208 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_three_files(library: LibraryC
             allowed = policy(purpose, of)["Statement"]
             assert any(action in one["Action"] for one in allowed), action
     """)
+
+
+COUNTS_ASSET = '''
+    """Toy: a table of how many rows the table of a topic had, computed without Spark."""
+
+    import dagster as dg
+    import pyarrow as pa
+
+    from topicberg.iceberg.tables import find_table
+    from topicberg.orchestration.assets.tables import own_operation
+
+
+    def counts_asset(topic, counts):
+        def compute(context, lakehouse, snowflake):
+            catalog = lakehouse.catalog()
+            rows = catalog.load_table(topic.identifier).scan().count()
+            column = pa.table({"rows": pa.array([rows], pa.int64())})
+            table = find_table(catalog, counts.identifier)
+            if table is None:
+                table = catalog.create_table(counts.identifier, column.schema)
+            table.append(column)
+            return dg.MaterializeResult(asset_key=counts.key("iceberg"), metadata={"rows": rows})
+
+        spec = dg.AssetSpec(counts.key("iceberg"), deps=[topic.key("iceberg")])
+        return own_operation(spec.replace_attributes(group_name=counts.group), compute)
+'''
+COUNTS_KIND = '''
+    @dataclass(frozen=True, kw_only=True)
+    class CountsTable(TableOfTopic):
+        """How many rows the table of a topic had."""
+
+        described = "counts of topic {topic}"
+        requested_with_topic = CATALOGS
+
+        @classmethod
+        def of(cls, spec, config):
+            for topic in TopicTable.of(spec, config):
+                yield cls(
+                    name=f"{topic.name}_counts",
+                    group=topic.group,
+                    identifier=(topic.identifier[0], f"{topic.name}_counts"),
+                    root=spec,
+                    time=None,
+                    source=None,
+                )
+
+        def iceberg_asset(self, lake):
+            (topic,) = TopicTable.of(self.root, lake.config)
+            return counts_asset(topic, self)
+
+        def checks(self, lake):
+            yield readable_by_check()
+
+
+'''
+
+
+def test_recipe_of_a_table_kind_is_computed_in_two_files(library: LibraryCopy) -> None:
+    library.add("orchestration/assets/counts.py", COUNTS_ASSET)
+    registry = "orchestration/assets/registry.py"
+    library.change(
+        registry,
+        "from topicberg.orchestration.assets.derived import",
+        "from topicberg.orchestration.assets.counts import counts_asset\n"
+        "from topicberg.orchestration.assets.derived import",
+    )
+    library.change(registry, "OF_TOPICS: ", f"{dedent(COUNTS_KIND)}OF_TOPICS: ")
+    library.change(registry, "UpsertViewTable)\n", "UpsertViewTable, CountsTable)\n")
+    assert len(library.touched) <= 3
+    library.run("""
+        import os
+        import tempfile
+        from pathlib import Path
+        from unittest.mock import patch
+
+        import boto3
+        import dagster as dg
+        import pyarrow as pa
+        from memory_instance import memory_instance
+        from moto import mock_aws
+        from pyiceberg.catalog.sql import SqlCatalog
+        from specs import Project, minimal
+
+        from topicberg.checks.check import Probe
+        from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
+        from topicberg.orchestration.jobs import check_job, maintenance_job, pipeline_jobs
+        from topicberg.orchestration.jobs.watches import watches
+        from topicberg.orchestration.resources import RESOURCES, Lakehouse
+        from topicberg.topics import load_topics
+
+        os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        folder = Path(tempfile.mkdtemp())
+        project = Project(folder / "project")
+        project.topic(minimal(name="orders"))
+        config = project.config
+        catalog = SqlCatalog("c", uri=f"sqlite:///{folder}/c.db", warehouse=f"file://{folder}")
+        catalog.create_namespace(config.topics_namespace)
+        rows = pa.table({"id": [1, 2, 3]})
+        catalog.create_table((config.topics_namespace, "orders"), rows.schema).append(rows)
+
+        lake = Lake(config, tuple(load_topics(config)), ())
+        definitions = dg.Definitions(
+            assets=list(lake_assets(lake)),
+            asset_checks=list(lake_checks(lake)),
+            jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
+            resources=RESOURCES,
+            executor=dg.in_process_executor,
+        )
+        client = boto3.client("glue", region_name="us-east-1")
+        with (
+            mock_aws(),
+            memory_instance() as instance,
+            patch.object(Lakehouse, "catalog", lambda _: catalog),
+            patch.object(Lakehouse, "glue", lambda _: client),
+            patch.object(Probe, "catalog", catalog),
+        ):
+            result = definitions.resolve_job_def("shop_pipeline").execute_in_process(
+                instance=instance,
+                asset_selection=[dg.AssetKey([of, "orders_counts"]) for of in ("iceberg", "glue")],
+            )
+            assert result.success
+            counts, = (one for one in lake.tables if one.name == "orders_counts")
+            found = catalog.load_table(counts.identifier).scan().to_arrow()
+            assert found.to_pylist() == [{"rows": 3}]
+            checked = definitions.resolve_job_def("check_tables").execute_in_process(
+                instance=instance,
+                asset_selection=[counts.key("iceberg")],
+            )
+            evaluations = checked.get_asset_check_evaluations()
+            assert {(one.check_name, one.passed) for one in evaluations} == {("readable_by", True)}
+            assert client.get_table(DatabaseName=counts.identifier[0], Name=counts.name)
+
+        # Catalogs, the checks of catalogs, and the sensor of the topic have it as well.
+        keys = {counts.key(system) for system in ("iceberg", "glue", "snowflake")}
+        assert keys == {t.key(system) for t, system, some in lake.checks if some and t == counts}
+        watch, = (one for one in watches(lake) if one.name == "orders_snapshots")
+        assert keys <= set(watch.registrations)
+    """)
+
+
+def test_recipe_of_a_check_is_evaluated_in_two_files(library: LibraryCopy) -> None:
+    library.add(
+        "checks/snapshots.py",
+        '''
+            """Toy: a table has few snapshots."""
+
+            from topicberg.checks.check import TableCheck
+            from topicberg.checks.finding import Finding, good
+
+
+            def snapshots_check():
+                def evaluate(probe):
+                    count = len(probe.iceberg.snapshots())
+                    if count < 2:
+                        return good(f"{count} snapshots")
+                    return Finding(what=f"{count} snapshots", remediation="expire some")
+
+                return TableCheck("snapshots", "The table has few snapshots.", evaluate)
+        ''',
+    )
+    topic = "checks/topic.py"
+    library.change(
+        topic,
+        "from topicberg.endpoints import Endpoints\n",
+        "from topicberg.checks.snapshots import snapshots_check\n"
+        "from topicberg.endpoints import Endpoints\n",
+    )
+    library.change(
+        topic,
+        "    yield engine_check(spec)\n",
+        "    yield engine_check(spec)\n    yield snapshots_check()\n",
+    )
+    assert len(library.touched) <= 2
+    library.run("""
+        import tempfile
+        from pathlib import Path
+        from unittest.mock import patch
+
+        import pyarrow as pa
+        from pyiceberg.catalog.memory import InMemoryCatalog
+        from specs import Project, minimal
+
+        from topicberg.checks.check import Probe, evaluate
+        from topicberg.orchestration.assets import Lake
+        from topicberg.orchestration.checks.catalogue import CheckKeys
+        from topicberg.topics import load_topics
+
+        project = Project(Path(tempfile.mkdtemp()))
+        project.topic(minimal(name="orders"))
+        lake = Lake(project.config, tuple(load_topics(project.config)), ())
+        keys = [(*one.asset_key.path, one.name) for one in CheckKeys(lake).all()]
+        assert keys.count(("iceberg", "orders", "snapshots")) == 1
+
+        catalog = InMemoryCatalog("c")
+        catalog.create_namespace(project.config.topics_namespace)
+        rows = pa.table({"id": [1]})
+        table, = lake.tables
+        iceberg = catalog.create_table(table.identifier, rows.schema)
+        check, = (one for one in table.checks(lake) if one.name == "snapshots")
+        for passed in (True, True, False):
+            with patch.object(Probe, "catalog", catalog):
+                finding = evaluate(check, Probe(table, None, None, None))
+            assert finding.passed == passed, finding
+            iceberg.append(rows)
+    """)
