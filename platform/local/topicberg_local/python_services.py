@@ -11,7 +11,7 @@ from topicberg.alerts.settings import alert_environment
 from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
-from topicberg.settings import as_environment
+from topicberg.settings.environment import as_environment
 from topicberg_local.service import SNOWFLAKE_USER, Context, Service
 
 

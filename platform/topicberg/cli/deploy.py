@@ -469,7 +469,8 @@ def _compute_in_cloud(context: DeployContext) -> None:
 
     from topicberg.cli.compute import materialize_derived
     from topicberg.deploy.transient import of_vendor
-    from topicberg.settings import emr_settings, settings
+    from topicberg.settings import settings
+    from topicberg.settings.emr import emr_settings
 
     if context.deploy.profile:
         os.environ["AWS_PROFILE"] = context.deploy.profile

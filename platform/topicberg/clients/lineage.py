@@ -25,7 +25,8 @@ from pydantic_settings import SettingsConfigDict
 from topicberg.errors import SpecError, TopicbergError, safe
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings, invalid, problems, settings
+from topicberg.settings import settings
+from topicberg.settings.environment import Concern, EnvironmentSettings, invalid, problems
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -49,6 +50,7 @@ class LineageSettings(HoldsSecrets, EnvironmentSettings):
     model_config = SettingsConfigDict(
         env_prefix="TOPICBERG_LINEAGE_", extra="ignore", env_ignore_empty=True
     )
+    concern = Concern.LINEAGE
 
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     """The receiver of OpenLineage events, such as Marquez; without it, none are sent."""

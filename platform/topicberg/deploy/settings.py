@@ -15,7 +15,8 @@ from pydantic import Field, SecretStr, ValidationError
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings, Settings
+from topicberg.settings import Settings
+from topicberg.settings.environment import EnvironmentSettings
 
 FIRST_RELEASE = (8, 1)
 """Of EMR with Spark 4.1: emr-spark-8.0.0 has Spark 4.0, emr-7.x has Spark 3.5."""

@@ -19,7 +19,7 @@ from topicberg.logins import OAUTH_CLIENT, has_client, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import EnvironmentSettings, FromJson
+from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
 TOPICS_PREFIX = "TOPICBERG_CATALOG"
@@ -233,6 +233,7 @@ class CatalogSettings(CatalogLogin, EnvironmentSettings):
     """``TOPICBERG_ICEBERG_REST_<FIELD>``."""
 
     model_config = named(PREFIX)
+    concern = Concern.CATALOGS
 
 
 class TopicsCatalogLogin(CatalogLogin):
@@ -247,6 +248,7 @@ class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
     """``TOPICBERG_CATALOG_<FIELD>``, which ``topicberg deploy`` reads too."""
 
     model_config = named(TOPICS_PREFIX)
+    concern = Concern.CATALOGS
 
     uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     name: str | None = None

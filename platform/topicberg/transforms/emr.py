@@ -17,7 +17,8 @@ from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
 from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
-from topicberg.settings import EmrSettings, Settings
+from topicberg.settings import Settings
+from topicberg.settings.emr import EmrSettings
 from topicberg.spark import missing_module
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.windows import Window

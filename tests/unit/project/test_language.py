@@ -39,7 +39,7 @@ CLEAN = (
     "packages.py",
     "project.py",
     "peek.py",
-    "settings.py",
+    "settings",
     "spark.py",
     "testing.py",
     "wording.py",

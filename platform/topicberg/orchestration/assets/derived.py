@@ -47,7 +47,8 @@ from topicberg.orchestration.assets.partitions import (
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.tables import LakeTable, freshness
 from topicberg.orchestration.resources import Lakehouse, Spark
-from topicberg.settings import emr_settings, settings
+from topicberg.settings import settings
+from topicberg.settings.emr import emr_settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
