@@ -32,6 +32,12 @@ from topicberg.deploy.confluent.organization import Cluster, Environment, Schema
 from topicberg.deploy.confluent.tableflow import TableflowTopic
 from topicberg.deploy.context import CLUSTER, ENVIRONMENT, REGISTRY
 from topicberg.deploy.resource import Resource
+from topicberg.deploy.snowflake.integrations import (
+    Integration,
+    ReadingRole,
+    RestIntegration,
+    Volume,
+)
 from topicberg.deploy.snowflake.principals import (
     KEYS,
     OF_TOPICS,
@@ -43,18 +49,8 @@ from topicberg.deploy.snowflake.principals import (
     UserPolicy,
 )
 from topicberg.deploy.snowflake.principals import SnowflakeRole as SnowflakeRole
-from topicberg.deploy.snowflake.storage import (
-    OWNER,
-    Container,
-    IcebergTable,
-    Integration,
-    LinkedDatabase,
-    LinkedTable,
-    ReadingRole,
-    RestIntegration,
-    Volume,
-    Warehouse,
-)
+from topicberg.deploy.snowflake.storage import OWNER, Container, Warehouse
+from topicberg.deploy.snowflake.tables import IcebergTable, LinkedDatabase, LinkedTable
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec

@@ -13,7 +13,7 @@ from topicberg.deploy.context import CLUSTER
 from topicberg.deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource
-from topicberg.deploy.snowflake.storage import LinkedDatabase, LinkedTable
+from topicberg.deploy.snowflake.tables import LinkedDatabase, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 
