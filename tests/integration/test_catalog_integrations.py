@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake import SnowflakeNames, create_table
+from topicberg.catalogs.snowflake.names import SnowflakeNames
+from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.deploy.context import CLUSTER, DeployContext, open_context
 from topicberg.deploy.resource import Live, Resource, compare
 from topicberg.deploy.snowflake.integrations import (

@@ -21,7 +21,8 @@ import requests
 from faulty_proxy import KINDS, FaultyProxy
 from pydantic import SecretStr
 
-from topicberg.catalogs.snowflake import SnowflakeNames, create_table, quote
+from topicberg.catalogs.snowflake.names import SnowflakeNames, quote
+from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey
 from topicberg.dagster.home import dagster_home

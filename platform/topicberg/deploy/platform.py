@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topicberg.catalogs.snowflake import QUERY_ROLE, SnowflakeNames
+from topicberg.catalogs.snowflake.names import QUERY_ROLE, SnowflakeNames
 from topicberg.deploy.aws import emr
 from topicberg.deploy.aws.athena import Workgroup
 from topicberg.deploy.aws.bucket import Bucket, ComputeBucket, DerivedBucket

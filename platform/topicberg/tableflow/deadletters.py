@@ -34,6 +34,7 @@ from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
+from topicberg.kafka import schemas
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.kafka.transactions import (
@@ -186,7 +187,7 @@ class DeadLetters:
         self._schema = fastavro.parse_schema(json.loads(path.read_text()))
         own = str(self._schema["name"])
         subject = self.target.value_subject if self._is_ours(own) else own
-        register = partial(kafka.register_schema, self._endpoints)
+        register = partial(schemas.register_schema, self._endpoints)
         try:
             number = register(subject, self.target.value_schema, path)
         except IncompatibleSchemaError:

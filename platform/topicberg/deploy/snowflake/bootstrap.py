@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topicberg.catalogs.snowflake import quote, text
+from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients.secrets import Secrets, active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.snowflake.session import ROLES

@@ -8,19 +8,17 @@ from typing import Any, ClassVar
 
 from pydantic import SecretStr
 
-from topicberg.catalogs.snowflake import (
+from topicberg.catalogs.snowflake.names import SnowflakeNames, quote, text
+from topicberg.catalogs.snowflake.session import parsed
+from topicberg.catalogs.snowflake.statements import (
     RestLogin,
-    SnowflakeNames,
     create_integration,
     create_rest_integration,
     create_volume,
     delegation,
-    parsed,
-    quote,
     role_arn,
     set_polling,
     set_rest_secret,
-    text,
 )
 from topicberg.clients.answers import VendorAnswer
 from topicberg.deploy.aws import iam

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from topicberg.catalogs.snowflake import quote, text
+from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients.secrets import Version
 from topicberg.deploy import rsa
 from topicberg.deploy.context import DeployContext

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topicberg.catalogs.snowflake import (
-    quote,
-    text,
-)
+from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, WAREHOUSE_HOURS, Cost
 from topicberg.deploy.resource import Fields, Live, Resource

@@ -6,17 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import (
-    SnowflakeNames,
-    TablePath,
+from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
+from topicberg.catalogs.snowflake.session import parsed
+from topicberg.catalogs.snowflake.statements import (
     create_linked_database,
     create_table,
-    link_status,
-    parsed,
-    quote,
-    text,
     topic_integration,
 )
+from topicberg.catalogs.snowflake.tables import link_status
 from topicberg.deploy.aws.glue import tables
 from topicberg.deploy.confluent.tableflow import FAILED_POLLS
 from topicberg.deploy.context import DeployContext

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from topicberg.catalogs.snowflake import quote
+from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake import linked
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,

@@ -23,7 +23,7 @@ from typing import Any
 
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake import quote
+from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake import errors, tables
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,
