@@ -224,9 +224,11 @@ class RegistryProxy:
                 data=request.content if request.can_read_body else None,
                 allow_redirects=False,
             ) as answer:
-                found = _passed_on(answer.headers)
-                found.update(PROTECTION)
-                return web.Response(status=answer.status, body=await answer.read(), headers=found)
+                passed_on = _passed_on(answer.headers)
+                passed_on.update(PROTECTION)
+                return web.Response(
+                    status=answer.status, body=await answer.read(), headers=passed_on
+                )
         except (aiohttp.ClientError, TimeoutError):
             return _text(502, "the schema registry does not answer")
 

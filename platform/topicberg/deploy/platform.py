@@ -356,8 +356,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
         name = f"{of.lower()} {'.'.join(path)}"
         yield Container(key, name, (*within, *first), within, of=of, path=path, comment=comment)
-    for key, role, what in roles:
-        yield SnowflakeRole(f"snowflake/role/{key}", role, comment=f"{what} role for {user}")
+    for key, role, purpose in roles:
+        yield SnowflakeRole(f"snowflake/role/{key}", role, comment=f"{purpose} role for {user}")
     yield UserKeys(KEYS, names.snowflake_secret, user=user)
     properties = {
         "DEFAULT_WAREHOUSE": called.warehouse,
@@ -451,9 +451,9 @@ def _grant(
     name = ".".join(target)
     if role.endswith(f"_{QUERY_ROLE}".upper()):
         who = "query"
-    what = "create_tables_in_" if privilege.startswith("CREATE") else ""
+    action = "create_tables_in_" if privilege.startswith("CREATE") else ""
     return Grant(
-        f"snowflake/grant/{who}/{what}{needs[0].removeprefix('snowflake/')}",
+        f"snowflake/grant/{who}/{action}{needs[0].removeprefix('snowflake/')}",
         f"{privilege} on {on.lower()} {name} to {role}",
         needs,
         needs,

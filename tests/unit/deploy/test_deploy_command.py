@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError, SSOTokenLoadError
 from snowflake.connector.errors import ProgrammingError
 from typer.testing import CliRunner
 
-from topicberg.cli import app, deploy
+from topicberg.cli import app, deploy, deploy_output
 from topicberg.cli.deploy import _targeted
 from topicberg.cli.deploy_output import show_plan, show_status, step_document
 from topicberg.deploy.platform import resources
@@ -98,7 +98,7 @@ def test_errors_of_vendors_are_messages(
 def test_reasons_to_wait_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     context: Any = SimpleNamespace(waiting={"a": "for the administrator", "b": "for records"})
     context.waiting["c"] = "for the administrator"
-    deploy._tell_waiting(context)
+    deploy_output.list_waiting(context)
     assert capsys.readouterr().out.splitlines() == [
         "2 wait for the administrator: run `topicberg deploy create` again after that",
         "1 wait for records: run `topicberg deploy create` again after that",

@@ -27,19 +27,19 @@ class Workgroup(Resource):
     def find(self, context: DeployContext) -> Live | None:
         athena = context.aws("athena")
         try:
-            found = athena.get_work_group(WorkGroup=self.name)["WorkGroup"]
+            workgroup = athena.get_work_group(WorkGroup=self.name)["WorkGroup"]
         except athena.exceptions.InvalidRequestException as error:
             if "not found" in str(error):
                 return None
             raise
-        configuration = found.get("Configuration", {})
+        configuration = workgroup.get("Configuration", {})
         results = configuration.get("ResultConfiguration", {})
         found_tags = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
         fields = {
             "results": results.get("OutputLocation"),
             "enforced": configuration.get("EnforceWorkGroupConfiguration"),
             "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
-            "state": found["State"],
+            "state": workgroup["State"],
             "tags": tags_of(found_tags, context),
         }
         return Live(self.name, fields)

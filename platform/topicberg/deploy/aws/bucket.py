@@ -103,8 +103,8 @@ class Bucket(Resource):
             }
             for name, rule in self.rules(context).items():
                 fields[name] = enabled.get(rule["ID"])
-            found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
-            fields["tags"] = tags_of(found, context)
+            tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
+            fields["tags"] = tags_of(tag_set, context)
         return Live(self.bucket(context), fields)
 
     def desired(self, context: DeployContext) -> Fields:
@@ -168,8 +168,8 @@ class Bucket(Resource):
             status = "Enabled" if context.config.bucket_versioning else "Suspended"
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
         if "tags" in changes:  # a call that replaces all of them
-            found = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
-            kept_tags = [one for one in found if one["Key"] not in context.tags]
+            tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
+            kept_tags = [one for one in tag_set if one["Key"] not in context.tags]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
         own = self.rules(context)
         if changes.keys() & own.keys():  # a call that replaces all of them
@@ -282,12 +282,12 @@ def pages(s3: Any, bucket: str, prefix: str = "") -> Iterator[list[dict[str, Any
         yield page.get("Contents", [])
 
 
-def drop(s3: Any, bucket: str, found: list[dict[str, Any]]) -> None:
+def drop(s3: Any, bucket: str, objects: list[dict[str, Any]]) -> None:
     """Delete objects and versions, as many as a page has: S3 takes no more at once.
 
     :raises TopicbergError: one could not be deleted
     """
-    keys = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in found]
+    keys = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in objects]
     if not keys:
         return
     answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
@@ -298,8 +298,8 @@ def drop(s3: Any, bucket: str, found: list[dict[str, Any]]) -> None:
 
 def _empty(s3: Any, bucket: str) -> None:
     for uploads in s3.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
-        for one in uploads.get("Uploads", []):
-            s3.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+        for upload in uploads.get("Uploads", []):
+            s3.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     try:
         for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
             drop(s3, bucket, [*page.get("Versions", []), *page.get("DeleteMarkers", [])])

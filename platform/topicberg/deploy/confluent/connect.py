@@ -74,12 +74,12 @@ class Connector(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         listed = context.cloud.get(self._path(context, "/connectors"), expand="info,status,id")
-        found = (listed or {}).get(self.name)
-        if found is None:
+        connector = (listed or {}).get(self.name)
+        if connector is None:
             return None
-        config = (found.get("info") or {}).get("config") or {}
-        state = ((found.get("status") or {}).get("connector") or {}).get("state")
-        identity = (found.get("id") or {}).get("id") or self.name
+        config = (connector.get("info") or {}).get("config") or {}
+        state = ((connector.get("status") or {}).get("connector") or {}).get("state")
+        identity = (connector.get("id") or {}).get("id") or self.name
         # A state that passes is the running one for a plan; settle waits for it.
         shown = "RUNNING" if state in _PENDING else state
         unmasked = {name: text for name, text in config.items() if set(str(text)) != {"*"}}

@@ -155,8 +155,10 @@ class RegistrySubject(Resource):
         if self.compatibility:  # without a level of its own, it has the registry's
             level = if_found(registry.get, self._path("/config"))
             fields["compatibility"] = level and level.get("compatibilityLevel")
-        found = if_found(registry.post, self._path(), self._body(), repeatable=True)
-        has = f"versions {versions}, none as in its file" if found is None else "as in its file"
+        registered = if_found(registry.post, self._path(), self._body(), repeatable=True)
+        has = (
+            f"versions {versions}, none as in its file" if registered is None else "as in its file"
+        )
         return Live(self.name, {"schema": has, **fields})
 
     def desired(self, context: DeployContext) -> Fields:

@@ -66,13 +66,13 @@ def check_given(context: DeployContext) -> None:
         )
     if cluster is None:
         return
-    found = _given(cloud, f"/cmk/v2/clusters/{cluster}", environment=environment)
-    if found is None:
+    existing = _given(cloud, f"/cmk/v2/clusters/{cluster}", environment=environment)
+    if existing is None:
         raise TopicbergError(
             f"TOPICBERG_EXISTING_CLUSTER: environment {environment} has no cluster {cluster}",
             hint=hint,
         )
-    spec, phase = found["spec"], (found.get("status") or {}).get("phase")
+    spec, phase = existing["spec"], (existing.get("status") or {}).get("phase")
     place = (str(spec.get("cloud")).upper(), spec.get("region"))
     if place != ("AWS", context.region):
         raise TopicbergError(
@@ -98,17 +98,17 @@ class Environment(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         if self.given:
-            found = _given(context.cloud, f"/org/v2/environments/{self.given}")
+            environment = _given(context.cloud, f"/org/v2/environments/{self.given}")
         else:
             pages = context.cloud.pages("/org/v2/environments")
             named = [one for one in pages if one["display_name"] == self.name]
-            found = only(named, f"environments named {self.name}")
-        if found is None:
+            environment = only(named, f"environments named {self.name}")
+        if environment is None:
             return None
-        package = (found.get("stream_governance_config") or {}).get("package")
+        package = (environment.get("stream_governance_config") or {}).get("package")
         within = f"crn://confluent.cloud/organization={organization(context.cloud)}"
-        crn = f"{within}/environment={found['id']}"
-        return Live(found["id"], {"stream_governance": package}, {"crn": crn})
+        crn = f"{within}/environment={environment['id']}"
+        return Live(environment["id"], {"stream_governance": package}, {"crn": crn})
 
     def is_ours(self, context: DeployContext) -> bool:
         return self.given is None
@@ -167,14 +167,14 @@ class Cluster(Resource):
     def find(self, context: DeployContext) -> Live | None:
         if self.given:
             path = f"/cmk/v2/clusters/{self.given}"
-            found = _given(context.cloud, path, environment=context.environment)
+            cluster = _given(context.cloud, path, environment=context.environment)
         else:
             pages = context.cloud.pages("/cmk/v2/clusters", environment=context.environment)
             named = [one for one in pages if one["spec"].get("display_name") == self.name]
-            found = only(named, f"Kafka clusters named {self.name} in {context.environment}")
-        if found is None:
+            cluster = only(named, f"Kafka clusters named {self.name} in {context.environment}")
+        if cluster is None:
             return None
-        spec = found["spec"]
+        spec = cluster["spec"]
         availability, endpoint = spec.get("availability"), spec.get("http_endpoint")
         within = context.need("confluent/environment").facts["crn"]
         fields = {
@@ -184,12 +184,12 @@ class Cluster(Resource):
             "availability": AVAILABILITY.get(availability, availability),
         }
         facts = {
-            "phase": (found.get("status") or {}).get("phase"),
+            "phase": (cluster.get("status") or {}).get("phase"),
             "http_endpoint": endpoint.rstrip("/") if endpoint else None,
             "bootstrap": _bootstrap(spec),
-            "crn": f"{within}/cloud-cluster={found['id']}",
+            "crn": f"{within}/cloud-cluster={cluster['id']}",
         }
-        return Live(found["id"], fields, facts)
+        return Live(cluster["id"], fields, facts)
 
     def is_ours(self, context: DeployContext) -> bool:
         return self.given is None
@@ -260,16 +260,16 @@ class SchemaRegistry(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.cloud.pages("/srcm/v3/clusters", environment=context.environment)
-        found = next(pages, None)
-        if found is None:
+        registry = next(pages, None)
+        if registry is None:
             return None
         within = context.need("confluent/environment").facts["crn"]
         facts = {
-            "phase": (found.get("status") or {}).get("phase"),
-            "http_endpoint": found["spec"].get("http_endpoint"),
-            "crn": f"{within}/schema-registry={found['id']}",
+            "phase": (registry.get("status") or {}).get("phase"),
+            "http_endpoint": registry["spec"].get("http_endpoint"),
+            "crn": f"{within}/schema-registry={registry['id']}",
         }
-        return Live(found["id"], {}, facts)
+        return Live(registry["id"], {}, facts)
 
     def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:

@@ -61,10 +61,10 @@ class TableflowTopic(Resource):
         return Cost(self, PRICES["tableflow"].usd * HOURS, "and by GB processed")
 
     def find(self, context: DeployContext) -> Live | None:
-        found = read_topic(context.tableflow, self.name, context.environment, context.cluster)
-        if found is None:
+        topic = read_topic(context.tableflow, self.name, context.environment, context.cluster)
+        if topic is None:
             return None
-        spec, status = found["spec"], found.get("status") or {}
+        spec, status = topic["spec"], topic.get("status") or {}
         storage, config = spec.get("storage") or {}, spec.get("config") or {}
         fields = {
             "storage": [storage.get(name) for name in _STORAGE],
@@ -145,13 +145,13 @@ class TableflowTopic(Resource):
 
         def running() -> bool:
             nonlocal failures, pending
-            found = self.find(context)
-            status = found.facts["status"] if found else {}
+            live = self.find(context)
+            status = live.facts["status"] if live else {}
             problem = _problem(status)
             failures = failures + 1 if problem else 0
             if failures >= FAILED_POLLS:
                 raise FailedError(f"{self.title}: {problem}")
-            if found and (wrong := compare(found.fields, self.desired(context)).get("write_mode")):
+            if live and (wrong := compare(live.fields, self.desired(context)).get("write_mode")):
                 raise CannotChangeError(
                     f"{self.title} has write mode {wrong[0]}, its spec wants {wrong[1]}",
                     hint="it follows from the topic's cleanup.policy when Tableflow is enabled: "

@@ -331,9 +331,9 @@ def wait_until_verified(context: DeployContext, integration: str) -> None:
         problem = _verify(context, integration)
         return not problem
 
-    what = f"Snowflake reaches the catalog of {integration}"
+    awaited = f"Snowflake reaches the catalog of {integration}"
     try:
-        poll(verified, what, VERIFY_SECONDS, sleep=context.sleep)
+        poll(verified, awaited, VERIFY_SECONDS, sleep=context.sleep)
     except TopicbergError as error:
         raise TopicbergError(f"catalog integration {integration}: {problem}") from error
 

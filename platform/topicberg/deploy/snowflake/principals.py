@@ -53,8 +53,8 @@ class UserKeys(Resource):
     def create(self, context: DeployContext) -> None:
         """A secret of Terraform's has the pair of slot 1, which its readers go on using."""
         pair = rsa.generate()
-        held = context.secrets.read(self.name) or {}
-        kept = held if rsa.is_public_key(rsa.public_key(held, 1)) else {}
+        stored = context.secrets.read(self.name) or {}
+        kept = stored if rsa.is_public_key(rsa.public_key(stored, 1)) else {}
         values = {
             **kept,
             "snowflake_account_identifier": account(context),
@@ -136,9 +136,9 @@ class User(SqlObject):
             problem = login_problem(context, self.name, private)
             return not problem
 
-        what = f"{self.title} can log in with its newest key"
+        awaited = f"{self.title} can log in with its newest key"
         try:
-            poll(let_in, what, LOGIN_SECONDS, sleep=context.sleep)
+            poll(let_in, awaited, LOGIN_SECONDS, sleep=context.sleep)
         except DeadlineExceededError as error:
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",

@@ -111,9 +111,9 @@ class LinkedDatabase(SqlObject):
             reason = status.failure
             return status.state != "FAILED"
 
-        what = f"{self.title} follows its catalog"
+        awaited = f"{self.title} follows its catalog"
         try:
-            poll(follows, what, VERIFY_SECONDS, sleep=context.sleep)
+            poll(follows, awaited, VERIFY_SECONDS, sleep=context.sleep)
         except DeadlineExceededError as error:
             raise TopicbergError(f"{error.message}: {reason}", hint=error.hint) from error
 
@@ -143,14 +143,14 @@ class IcebergTable(Resource):
     def find(self, context: DeployContext) -> Live | None:
         names = SnowflakeNames.of(context.config)
         within = f" IN SCHEMA {quote(names.database, names.schema)}"
-        found = show(context, "ICEBERG TABLES", self.name, OWNER, within)
-        if found is None:
+        row = show(context, "ICEBERG TABLES", self.name, OWNER, within)
+        if row is None:
             return None
-        state = _refresh_state(found)
+        state = _refresh_state(row)
         fields = {
-            "catalog": found["catalog_name"],
-            "volume": found["external_volume_name"],
-            "glue_table": [found["catalog_namespace"], found["catalog_table_name"]],
+            "catalog": row["catalog_name"],
+            "volume": row["external_volume_name"],
+            "glue_table": [row["catalog_namespace"], row["catalog_table_name"]],
             "auto_refresh": state in REFRESHING,
         }
         return Live(self.name, fields, {"refresh": state})
@@ -228,9 +228,9 @@ class IcebergTable(Resource):
         try:
             poll(there, f"the catalog has {name}", CATALOG_SECONDS, sleep=context.sleep)
         except DeadlineExceededError as error:
-            found = ", ".join(sorted(tables(context, context.namespace))) or "no table"
+            listed = ", ".join(sorted(tables(context, context.namespace))) or "no table"
             raise TopicbergError(
-                f"{self.title}: {error.message}; Glue database {context.namespace} has {found}",
+                f"{self.title}: {error.message}; Glue database {context.namespace} has {listed}",
                 hint=error.hint,
             ) from error
 

@@ -118,8 +118,8 @@ class Application:
                 if is_governed and answer.ok:
                     lake.remember_creator(action, body, principal)
                     if action in LISTS:
-                        found = lake.visible(action, body, json.loads(answer.body), principal)
-                        answer = _json(found)
+                        visible = lake.visible(action, body, json.loads(answer.body), principal)
+                        answer = _json(visible)
             except Refusal as refusal:
                 return _refused(environ, refusal)
             if keep is not None and answer.ok:
@@ -155,8 +155,8 @@ class Application:
             return _json(workgroups.answer(_action(environ, body, service), body))
         if service == "iam" and _action(environ, body, service) == simulator.ACTION:
             principal = principal_of(environ)
-            found = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
-            return AwsResponse("200 OK", [("Content-Type", "text/xml")], found)
+            simulated = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
+            return AwsResponse("200 OK", [("Content-Type", "text/xml")], simulated)
         status: list[Any] = []
 
         def start_response(*args: Any) -> Callable[[bytes], None]:

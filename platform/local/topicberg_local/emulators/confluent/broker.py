@@ -28,13 +28,13 @@ def names(account: Account, cluster: str) -> dict[str, Any]:
 
     owners = {stored.name[1]: stored.name[0] for stored in account.store.all(TOPIC)}
     try:
-        found = account.kafka_admin().list_topics(timeout=TIMEOUT_SECONDS).topics
+        topics = account.kafka_admin().list_topics(timeout=TIMEOUT_SECONDS).topics
     except KafkaException as error:
         raise _refusal(error, "the topics") from error
     main = account.config.cluster_id
     return {
-        name: found[name]
-        for name in sorted(found)
+        name: topics[name]
+        for name in sorted(topics)
         if not name.startswith("__") and owners.get(name, main) == cluster
     }
 

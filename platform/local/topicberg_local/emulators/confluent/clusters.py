@@ -184,7 +184,7 @@ def _list(call: Call) -> HttpResponse:
     if query.network:
         raise unsupported("the filter spec.network")
     environments.require(account, query.environment)
-    found = [
+    clusters = [
         cluster
         for cluster in account.store.all(CLUSTER)
         if cluster.properties["environment"] == query.environment
@@ -193,7 +193,7 @@ def _list(call: Call) -> HttpResponse:
         and query.deletion_protection
         in (None, cluster.properties["spec"].get("deletion_protection", False))
     ]
-    return call.page(found, VERSION, "Cluster", _document)
+    return call.page(clusters, VERSION, "Cluster", _document)
 
 
 def _get(call: Call) -> HttpResponse:
