@@ -99,7 +99,7 @@ class Platform:
         token = self.stack.confluent_admin_token.get_secret_value()
         requests.request(
             method,
-            f"{self.stack.confluent}/stand-in/v1/faults",
+            f"{self.stack.confluent}/emulator/v1/faults",
             json=fault,
             headers={"Authorization": f"Bearer {token}"},
             timeout=10,

@@ -64,11 +64,11 @@ class Reports:
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
-    def warn(self, what: str, reason: object) -> None:
+    def warn(self, subject: str, reason: object) -> None:
         now = time.monotonic()
-        if now - self._last.get(what, -REPORT_SECONDS) >= REPORT_SECONDS:
-            self._last[what] = now
-            logger.warning("%s: %s", what, reason)
+        if now - self._last.get(subject, -REPORT_SECONDS) >= REPORT_SECONDS:
+            self._last[subject] = now
+            logger.warning("%s: %s", subject, reason)
 
 
 async def accept(listener: socket.socket, serve: Serve, reports: Reports) -> None:

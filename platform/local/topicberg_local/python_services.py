@@ -59,9 +59,9 @@ def confluent(context: Context) -> Service:
         command=_module(context, "topicberg_local.emulators.confluent", "confluent"),
         environment={
             **_settings(context),
-            "TOPICBERG_STAND_IN_API_KEY": secrets.confluent_api_key,
-            "TOPICBERG_STAND_IN_API_SECRET": secrets.confluent_api_secret.get_secret_value(),
-            "TOPICBERG_STAND_IN_ADMIN_TOKEN": secrets.confluent_admin_token.get_secret_value(),
+            "TOPICBERG_EMULATOR_API_KEY": secrets.confluent_api_key,
+            "TOPICBERG_EMULATOR_API_SECRET": secrets.confluent_api_secret.get_secret_value(),
+            "TOPICBERG_EMULATOR_ADMIN_TOKEN": secrets.confluent_admin_token.get_secret_value(),
         },
         url=context.url("confluent"),
         port=context.ports["confluent"],

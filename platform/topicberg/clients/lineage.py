@@ -144,7 +144,7 @@ def event(
     state: str,
     run: JobRun,
     namespace: str,
-    at: datetime,
+    moment: datetime,
     output: TableState | None = None,
     rows: int | None = None,
     size: int | None = None,
@@ -211,7 +211,7 @@ def event(
         ]
     return RunEvent(
         eventType=RunState[state],
-        eventTime=at.astimezone(UTC).isoformat(),
+        eventTime=moment.astimezone(UTC).isoformat(),
         run=Run(runId=run.id, facets=of_run),
         job=Job(namespace=namespace, name=run.name),
         inputs=inputs,

@@ -149,11 +149,11 @@ def check_name(where: str, name: str) -> None:
         )
 
 
-def check_length(what: str, name: str) -> None:
+def check_length(described: str, name: str) -> None:
     """:raises TableflowError: the name has too many characters"""
     if len(name) > MAX_NAME:
         raise TableflowError(
-            f"{what} has {len(name)} characters, the limit is {MAX_NAME}: {shortened(name)}",
+            f"{described} has {len(name)} characters, the limit is {MAX_NAME}: {shortened(name)}",
             hint="use a shorter name",
         )
 

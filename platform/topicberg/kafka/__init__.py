@@ -334,7 +334,7 @@ def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
     return None
 
 
-def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
+def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
     """Wait for a response of the broker.
 
     :raises NoSuchTopicError: the topic does not exist
@@ -346,7 +346,7 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
         server = endpoints.kafka_login.token_uri if endpoints.kafka_login.auth == "oidc" else None
         return UnreachableError(
-            f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
+            f"Kafka at {endpoints.kafka_bootstrap} does not answer ({action})",
             hint=see_whether_it_runs("Kafka")
             + (f", and check that the OAuth server {server} gives out tokens" if server else ""),
         )
@@ -354,19 +354,19 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
     try:
         return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
     except FutureTimeoutError:
-        raise _login_error(endpoints, what) or silent() from None
+        raise _login_error(endpoints, action) or silent() from None
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise NoSuchTopicError(
-                f"{what}: the topic does not exist on {endpoints.kafka_bootstrap}",
+                f"{action}: the topic does not exist on {endpoints.kafka_bootstrap}",
                 hint="check the name; the Tableflow engine creates a topic that has a spec",
             ) from None
         if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
-            raise _login_error(endpoints, what) or silent() from error
+            raise _login_error(endpoints, action) or silent() from error
         if reason.code() in _LEADERLESS:
-            raise no_leader(what) from error
-        raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
+            raise no_leader(action) from error
+        raise TopicbergError(f"Kafka refused ({action}): {reason.str()}") from error
 
 
 def _create_missing(spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None) -> bool:
@@ -524,9 +524,9 @@ class NoLeaderError(TopicbergError):
     """A partition has no leader: it is being created, or its broker has just restarted."""
 
 
-def no_leader(what: str) -> NoLeaderError:
+def no_leader(action: str) -> NoLeaderError:
     return NoLeaderError(
-        f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
+        f"Kafka has no leader for a partition ({action})", hint="try again in a moment"
     )
 
 

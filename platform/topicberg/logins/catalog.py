@@ -118,12 +118,12 @@ class CatalogLogin(OAuthLogin):
         return found | {"headers": sorted(self.headers)}
 
     @classmethod
-    def from_public(cls, found: Mapping[str, Any]) -> Self:
+    def from_public(cls, public: Mapping[str, Any]) -> Self:
         """Return such a login with the secrets of this process's environment.
 
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
-        given = dict(found)
+        given = dict(public)
         for name in _SECRETS:
             given[name] = os.environ.get(f"{cls.settings_prefix}_{name.upper()}") or None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")

@@ -130,7 +130,7 @@ def noted(config: Settings) -> tuple[dict[str, Any], str]:
     return found, f"{path} lacks it"
 
 
-def see_whether_it_runs(what: str, *, starts: bool = False) -> str:
+def see_whether_it_runs(service: str, *, starts: bool = False) -> str:
     """Return the hint about a service that does not answer.
 
     Only the local stack knows its services: `topicberg status` says nothing of another deployment.
@@ -139,5 +139,5 @@ def see_whether_it_runs(what: str, *, starts: bool = False) -> str:
     """
     if settings().deployment == "local":
         start = ", `topicberg up` to start it" if starts else ""
-        return f"run `topicberg status` to see whether {what} runs{start}"
-    return f"check that {what} runs, and that this machine reaches it: network, DNS and firewall"
+        return f"run `topicberg status` to see whether {service} runs{start}"
+    return f"check that {service} runs, and that this machine reaches it: network, DNS and firewall"

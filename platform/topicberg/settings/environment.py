@@ -90,10 +90,12 @@ def problems(
     return found
 
 
-def invalid(what: str, lines: list[str], hint: str) -> TopicbergError:
+def invalid(subject: str, lines: list[str], hint: str) -> TopicbergError:
     """Return the error of invalid settings: one line if one of them is invalid."""
     text = lines[0] if len(lines) == 1 else "\n  ".join(["", *lines])
-    return TopicbergError(f"{what}: {text}" if len(lines) == 1 else f"{what}:{text}", hint=hint)
+    return TopicbergError(
+        f"{subject}: {text}" if len(lines) == 1 else f"{subject}:{text}", hint=hint
+    )
 
 
 def as_environment(chosen: BaseSettings) -> dict[str, str]:

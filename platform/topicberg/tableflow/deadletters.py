@@ -107,11 +107,11 @@ class DeadLetters:
         self._schema: Any = None
 
     def write(
-        self, table: Table, topic_id: str, held: Offsets, malformed: Iterable[Record]
+        self, table: Table, topic_id: str, committed: Offsets, malformed: Iterable[Record]
     ) -> None:
         """Produce the malformed records that the dead-letter topic does not have yet.
 
-        :param held: up to where the table holds the topic: earlier records are not read again
+        :param committed: up to where the table holds the topic: earlier records are not read again
         :param malformed: records with :data:`COLUMNS`
         :raises CommitConflictError: another engine of this topic took over
         :raises TopicbergError: the dead-letter topic does not take them
@@ -128,7 +128,7 @@ class DeadLetters:
                 topic_id,
             ):
                 session = self._open(producer_id, topic_id)
-            session.logged.forget(held)
+            session.logged.forget(committed)
             try:
                 for some in self._new(session, malformed):
                     self._send(session, some)

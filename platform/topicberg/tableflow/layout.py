@@ -432,7 +432,7 @@ _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than
 
 
 def twins(
-    held: Sequence[NestedField], new: Sequence[NestedField], path: str = ""
+    existing: Sequence[NestedField], new: Sequence[NestedField], path: str = ""
 ) -> Iterator[tuple[str, str]]:
     """Yield the fields that would be one column with another one, at every depth.
 
@@ -442,9 +442,9 @@ def twins(
     :return: path of the new field, name of the column
     """
     by_lower: dict[str, NestedField] = {}
-    for field in held:
+    for field in existing:
         by_lower.setdefault(name_in_files(field.name).lower(), field)
-    by_name = {field.name: field for field in held}
+    by_name = {field.name: field for field in existing}
     for field in new:
         where = f"{path}{field.name}"
         twin = by_lower.setdefault(name_in_files(field.name).lower(), field)

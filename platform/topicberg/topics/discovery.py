@@ -57,7 +57,7 @@ class Discovery(BaseModel):
 
 def found_document(
     name: str,
-    found: FoundTopic,
+    found_topic: FoundTopic,
     pipeline: str,
     given: Mapping[str, Any] = MappingProxyType({}),
     *,
@@ -76,27 +76,27 @@ def found_document(
         schema.get("framing") == "none" and schema.keys() & {"file", "subject"}
     )
     if not own:
-        if found.value is None:
+        if found_topic.value is None:
             return None
-        schema["format"] = found.value.format
-        if found.value.subject is not None:
-            schema["subject"] = found.value.subject
+        schema["format"] = found_topic.value.format
+        if found_topic.value.subject is not None:
+            schema["subject"] = found_topic.value.subject
     document: dict[str, Any] = {"name": name, "pipeline": pipeline, **given, "schema": schema}
-    document |= {"external": True, "partitions": found.partitions}
-    is_change = bool(own_engine and found.value and found.value.is_envelope)
+    document |= {"external": True, "partitions": found_topic.partitions}
+    is_change = bool(own_engine and found_topic.value and found_topic.value.is_envelope)
     if is_change and not own and "changelog" not in given:
         document["changelog"] = {"format": "debezium"}
     is_change = bool(document.get("changelog"))
     # Bytes without a schema; the keys of changes have one, or a table has no primary key.
     own_key: dict[str, Any] = {"format": "none" if is_change else "bytes"}
-    if found.key is not None and key.get("format") not in RAW:
-        own_key = {"format": found.key.format}
-        if found.key.subject is not None:
-            own_key["subject"] = found.key.subject
+    if found_topic.key is not None and key.get("format") not in RAW:
+        own_key = {"format": found_topic.key.format}
+        if found_topic.key.subject is not None:
+            own_key["subject"] = found_topic.key.subject
     document["key"] = key = own_key | key
     if "write_mode" not in given:
         # The key of a change is written as its value is.
-        is_upsert = key["format"] == schema["format"] if is_change else found.is_compacted
+        is_upsert = key["format"] == schema["format"] if is_change else found_topic.is_compacted
         document["write_mode"] = "upsert" if is_upsert else "append"
     return document
 
@@ -123,9 +123,9 @@ def read_discovery(config: Settings) -> Discovery:
         return Discovery()
 
 
-def write_discovery(config: Settings, found: Discovery) -> None:
+def write_discovery(config: Settings, discovery: Discovery) -> None:
     """Replace the last discovery, if it differs."""
-    update_file(index_file(config), found.model_dump_json(exclude_defaults=True))
+    update_file(index_file(config), discovery.model_dump_json(exclude_defaults=True))
 
 
 def _folder(config: Settings) -> Path:

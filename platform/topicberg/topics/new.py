@@ -75,13 +75,13 @@ def new_topic(
 
 
 def new_external_topic(
-    name: str, found: FoundTopic, pipeline: str, config: Settings, *, is_enabled: bool
+    name: str, found_topic: FoundTopic, pipeline: str, config: Settings, *, is_enabled: bool
 ) -> Path:
     """Write the spec of a topic that Kafka has and whose schemas the registry has; return its path.
 
     :raises SpecError: the file exists already, the registry has no schema, or the spec is invalid
     """
-    path = _write_external(name, found, pipeline, config, is_enabled=is_enabled)
+    path = _write_external(name, found_topic, pipeline, config, is_enabled=is_enabled)
     _check(name, [path], config)
     return path
 

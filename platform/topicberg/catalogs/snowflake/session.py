@@ -45,9 +45,9 @@ def records(connection: SnowflakeConnection, statement: str) -> list[VendorAnswe
     """Return the rows of a statement: column in lower case → value."""
     columns, rows = ask(connection, statement)
     names = [column.lower() for column in columns]
-    asked = _called(statement)
+    request = _called(statement)
     return [
-        VendorAnswer(dict(zip(names, row, strict=True)), asked, is_certain=True) for row in rows
+        VendorAnswer(dict(zip(names, row, strict=True)), request, is_certain=True) for row in rows
     ]
 
 
@@ -61,14 +61,14 @@ def parsed(value: Any, statement: str) -> VendorAnswer:
 
     :raises AnswerError: it is none
     """
-    asked = f"Snowflake ({statement})"
+    request = f"Snowflake ({statement})"
     try:
         found = json.loads(value)
     except (TypeError, ValueError):
         found = None
     if not isinstance(found, dict):
-        raise unusable(asked, "an object of JSON")
-    return VendorAnswer(found, asked, is_certain=True)
+        raise unusable(request, "an object of JSON")
+    return VendorAnswer(found, request, is_certain=True)
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:

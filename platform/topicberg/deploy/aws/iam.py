@@ -62,9 +62,9 @@ def tags(context: DeployContext) -> list[dict[str, str]]:
     return [{"Key": name, "Value": value} for name, value in context.tags.items()]
 
 
-def tags_of(found: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
+def tags_of(tag_set: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
     """Return those tags of a resource that topicberg sets; others are the operator's."""
-    held = {one["Key"]: one["Value"] for one in found or []}
+    held = {one["Key"]: one["Value"] for one in tag_set or []}
     return {name: held[name] for name in context.tags if name in held}
 
 

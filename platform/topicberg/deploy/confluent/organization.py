@@ -22,15 +22,17 @@ CLUSTER_SECONDS = 3600.0
 REGISTRY_SECONDS = 600.0
 
 
-def only(found: list[dict[str, Any]], what: str) -> dict[str, Any] | None:
+def only(objects: list[dict[str, Any]], described: str) -> dict[str, Any] | None:
     """The one that has the name.
 
     :raises ApiError: there are several, so it is unknown which one is meant
     """
-    if len(found) > 1:
-        ids = ", ".join(str(one["id"]) for one in found)
-        raise ApiError(f"there are {len(found)} {what}: {ids}", hint="delete all but one of them")
-    return found[0] if found else None
+    if len(objects) > 1:
+        ids = ", ".join(str(one["id"]) for one in objects)
+        raise ApiError(
+            f"there are {len(objects)} {described}: {ids}", hint="delete all but one of them"
+        )
+    return objects[0] if objects else None
 
 
 def organization(cloud: Api) -> str:

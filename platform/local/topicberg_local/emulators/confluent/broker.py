@@ -76,16 +76,16 @@ def delete_all(account: Account, cluster: str) -> None:
         account.store.delete(TOPIC, [(cluster, name)])
 
 
-def wait(future: Future[T], what: str) -> T:
+def wait(future: Future[T], action: str) -> T:
     """:raises Refusal: the broker refuses, or does not answer"""
     from confluent_kafka import KafkaException
 
     try:
         return future.result(TIMEOUT_SECONDS)
     except KafkaException as error:
-        raise _refusal(error, what) from error
+        raise _refusal(error, action) from error
     except TimeoutError:
-        raise TopicbergError(f"Kafka does not answer ({what})") from None
+        raise TopicbergError(f"Kafka does not answer ({action})") from None
 
 
 def _refusal(error: Exception, what: str) -> Exception:

@@ -108,11 +108,11 @@ def _is_gone(cluster: Stored) -> bool:
     return bool(time.time() > cluster.properties.get(GONE_AFTER, float("inf")))
 
 
-def require_main(account: Account, cluster: str, what: str) -> None:
+def require_main(account: Account, cluster: str, action: str) -> None:
     """:raises Refusal: not the cluster whose topics the local engine and generators know"""
     if cluster != account.config.cluster_id:
         raise unsupported(
-            f"{what} on a further Kafka cluster ({cluster}); only"
+            f"{action} on a further Kafka cluster ({cluster}); only"
             f" {account.config.cluster_id} has them"
         )
 

@@ -1,7 +1,7 @@
 """``/iam/v2/api-keys``, and who signed a request.
 
-A key is good for the one API that its resource names. Its secret is told once; what is kept is a
-hash of it.
+A key is good for the one API that its resource names. Its secret is returned once; a hash of it is
+kept.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def _require(call: Call) -> Stored:
 
 
 def _create(call: Call) -> HttpResponse:
-    """The one answer that tells the secret."""
+    """The one response that has the secret."""
     spec: NewSpec = call.body.spec
     account = call.account
     if spec.resources:

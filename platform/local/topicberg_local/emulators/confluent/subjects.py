@@ -51,12 +51,14 @@ def _may(call: Call, subject: str, what: str) -> bool:
     return may(call.account, _registry(call), call.caller.principal, subject, what)
 
 
-def may(account: Account, registry: Stored | None, principal: str, subject: str, what: str) -> bool:
+def may(
+    account: Account, registry: Stored | None, principal: str, subject: str, operation: str
+) -> bool:
     """Whether a user or service account may do it, in an environment's registry."""
     name = registry.name[0] if registry else ""
     within = f"environment={registry.properties['environment']}" if registry else ""
     crn = account.crn(within, f"schema-registry={name}", f"subject={subject}")
-    return roles.honours(account, principal, (*_ROLES[what], "OrganizationAdmin"), crn)
+    return roles.honours(account, principal, (*_ROLES[operation], "OrganizationAdmin"), crn)
 
 
 def of_environment(account: Account, environment: str) -> Stored | None:

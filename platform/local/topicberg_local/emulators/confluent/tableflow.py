@@ -221,7 +221,7 @@ def _create(call: Call) -> HttpResponse:
             f"{account.url}{PATH}/{spec.display_name}",
         )
     storage = _checked_storage(call, cluster, spec)
-    _start_anew(call, spec.display_name)
+    _drop_earlier(call, spec.display_name)
     properties: dict[str, Any] = {
         "environment": spec.environment.id,
         "cluster": cluster.name[0],
@@ -244,7 +244,7 @@ def _create(call: Call) -> HttpResponse:
     return HttpResponse(_document(call, stored), location=f"{PATH}/{spec.display_name}")
 
 
-def _start_anew(call: Call, name: str) -> None:
+def _drop_earlier(call: Call, name: str) -> None:
     """Drop the table of an earlier topic of the name: Confluent's new table has a path of its own.
 
     The table of the topic that is there now stays: the stack's engine may be writing it.
@@ -281,7 +281,7 @@ def _enable(
     policy = broker.cleanup_policy(call.account, topic)
     mode: Literal["append", "upsert"] = "upsert" if "compact" in policy else "append"
     try:
-        control.enable(config, topic, options, mode, found=discovered)
+        control.enable(config, topic, options, mode, discovered=discovered)
     except SpecError as error:
         raise unsupported(error.message) from None
     return mode.upper()

@@ -264,10 +264,10 @@ def like(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts), re.IGNORECASE | re.DOTALL)
 
 
-def chosen(statement: Statement, found: Iterable[Stored]) -> list[Stored]:
+def chosen(statement: Statement, objects: Iterable[Stored]) -> list[Stored]:
     """What a SHOW … LIKE keeps."""
     pattern = like("%" if statement.like is None else statement.like)
-    return [stored for stored in found if pattern.fullmatch(stored.name[-1])]
+    return [stored for stored in objects if pattern.fullmatch(stored.name[-1])]
 
 
 @dataclass

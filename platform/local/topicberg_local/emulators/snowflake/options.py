@@ -52,8 +52,8 @@ class Spec:
         self.complete(properties)
         return properties
 
-    def complete(self, found: Properties) -> None:
-        missing = [name for name in self.required if name not in found]
+    def complete(self, properties: Properties) -> None:
+        missing = [name for name in self.required if name not in properties]
         if missing:
             raise missing_options(missing)
 

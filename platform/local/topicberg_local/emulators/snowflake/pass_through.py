@@ -40,7 +40,7 @@ _PROPERTIES = (exp.TemporaryProperty, exp.TransientProperty, exp.SchemaCommentPr
 def parse(sql: str) -> exp.Expr:
     """The statement's tree.
 
-    :raises ProgrammingError: a syntax error, or a statement that nobody here can do
+    :raises ProgrammingError: a syntax error, or a statement that the emulator does not support
     """
     try:
         parsed = sqlglot.parse(sql, read="snowflake")
