@@ -35,7 +35,7 @@ class Settings(
     ConfluentSettings,
     EngineSettings,
     LocalStackSettings,
-    DeploymentSettings,
+    DeploymentSettings,  # its fields come first: pydantic takes those of the last base first
 ):
     """The deployment and the names in it.
 
