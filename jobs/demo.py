@@ -156,7 +156,7 @@ def _counts(
     tables: Sequence[LakeTable], engine: Engine, endpoints: Endpoints, config: Settings
 ) -> dict[str, int]:
     """Return table → rows, of all tables with one query."""
-    from topicberg.catalogs.snowflake import table_path
+    from topicberg.catalogs.snowflake.names import table_path
     from topicberg.endpoints import CATALOG
     from topicberg.query import run_query
 

@@ -29,7 +29,8 @@ from pyiceberg.types import (
 from topicberg import kafka
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.formats import ResolvedSchema, format_of
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of, payload
 from topicberg.formats.protobuf import message_of_record
 from topicberg.formats.reasons import MalformedError, not_text
@@ -312,7 +313,7 @@ def _row(values: Mapping[str, Any], columns: Sequence[NestedField]) -> dict[str,
 
 
 def _shown(value: Any, column: IcebergType) -> Any:
-    """Return a stored value (:data:`topicberg.formats.RecordDecoder`) for people, as JSON."""
+    """Return a stored value, as a record decoder returns it, for people, as JSON."""
     if value is None:
         return None
     match column:

@@ -162,10 +162,10 @@ def _classify(error: BaseException) -> FailureKind | None:
 
 
 @contextmanager
-def conflicts(what: str) -> Iterator[None]:
+def conflicts(subject: str) -> Iterator[None]:
     """Raise the libraries' errors of a commit that came second as one of topicberg's.
 
-    :param what: the object, as in ``table shop.orders``
+    :param subject: the object, as in ``table shop.orders``
     :raises CommitConflictError: another commit came first
     """
     try:
@@ -173,7 +173,7 @@ def conflicts(what: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, TopicbergError) or _classify(error) is not CONFLICT:
             raise
-        raise CommitConflictError(f"{what}: {first_line(error)}") from error
+        raise CommitConflictError(f"{subject}: {first_line(error)}") from error
 
 
 def retry_conflicts(

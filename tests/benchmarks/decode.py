@@ -20,11 +20,12 @@ from typing import Any
 import fastavro
 import numpy as np
 
-from topicberg.formats import ResolvedSchema, avro, protobuf
+from topicberg.formats import avro, protobuf
 from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
 from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.framing import WIRE_BYTES, wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType

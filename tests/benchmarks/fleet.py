@@ -55,7 +55,8 @@ from dagster_dev import dagster_dev
 from project_copy import copy_project
 from workloads import quantile
 
-from topicberg.catalogs.snowflake import ask, quote
+from topicberg.catalogs.snowflake.names import quote
+from topicberg.catalogs.snowflake.session import ask
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.formats.framing import wire_prefix

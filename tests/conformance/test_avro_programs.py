@@ -22,9 +22,10 @@ from shapes import difference
 from stored_values import row
 from test_avro_records import Table, damaged, histories
 
-from topicberg.formats import ResolvedSchema, avro
+from topicberg.formats import avro
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema

@@ -19,7 +19,8 @@ from stored_values import row
 from versions import Decoded, Version
 
 from topicberg.errors import TableflowError
-from topicberg.formats import RecordDecoder, ResolvedSchema, avro
+from topicberg.formats import avro
+from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
 

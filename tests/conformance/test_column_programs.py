@@ -21,9 +21,10 @@ from program_runner import NUMBER, ProgramRunner
 from shapes import Malformed, Refused, difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Format, avro
+from topicberg.formats import avro
 from topicberg.formats.columnar.memory import forget_stale
 from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.formats.contract import Format
 from topicberg.formats.subjects import RegisteredSchema
 
 TIME = {"type": "int", "logicalType": "date"}

@@ -26,10 +26,10 @@ from shapes import difference
 from versions import Version
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Format, ResolvedSchema
 from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.program import NotCoveredError
+from topicberg.formats.contract import Format, ResolvedSchema
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 

@@ -15,8 +15,8 @@ from json_family import version
 from shapes import difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_format
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema
 

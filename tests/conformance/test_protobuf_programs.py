@@ -17,8 +17,9 @@ from protobuf_family import ProtobufFamily
 from shapes import difference
 
 from topicberg.errors import TableflowError
-from topicberg.formats import Format, ResolvedSchema, protobuf
+from topicberg.formats import protobuf
 from topicberg.formats.columnar.columns import Buffers
+from topicberg.formats.contract import Format, ResolvedSchema
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema

@@ -20,7 +20,7 @@ from pyiceberg.table import Table
 
 from topicberg import kafka
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import sync
+from topicberg.catalogs.snowflake.tables import sync
 from topicberg.endpoints import Endpoints
 from topicberg.formats.framing import wire_prefix
 from topicberg.query import run_query

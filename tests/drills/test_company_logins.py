@@ -38,7 +38,8 @@ from rich.console import Console
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.catalogs import snowflake
+from topicberg.catalogs.snowflake.names import QUERY_ROLE, SnowflakeNames
+from topicberg.catalogs.snowflake.statements import bootstrap, bootstrap_linked
 from topicberg.datagen import record_generator
 from topicberg.datagen.producer import avro_encoder
 from topicberg.deploy import rsa
@@ -282,11 +283,11 @@ class Daemon:
 def in_snowflake(stack: Endpoints, config: Settings) -> None:
     """What ``topicberg deploy`` makes in Snowflake and in Secrets Manager."""
     pair, names = rsa.generate(), Names(config.prefix)
-    role, called = config.snowflake_name(snowflake.QUERY_ROLE), snowflake.SnowflakeNames.of(config)
+    role, called = config.snowflake_name(QUERY_ROLE), SnowflakeNames.of(config)
     with Snowflake().connection() as connection:
         for statement in (
-            *snowflake.bootstrap(config),
-            *snowflake.bootstrap_linked(config),
+            *bootstrap(config),
+            *bootstrap_linked(config),
             f"CREATE USER COMPANY TYPE = SERVICE DEFAULT_ROLE = ACCOUNTADMIN DEFAULT_WAREHOUSE = "
             f"COMPUTE_WH RSA_PUBLIC_KEY = '{pair.public}'",
             "GRANT ROLE ACCOUNTADMIN TO USER COMPANY",

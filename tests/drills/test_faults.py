@@ -27,7 +27,8 @@ from waiting import wait_until
 
 from topicberg import kafka
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import SnowflakeTable, read_back, table_path
+from topicberg.catalogs.snowflake.names import table_path
+from topicberg.catalogs.snowflake.tables import SnowflakeTable, read_back
 from topicberg.checks import catalogs
 from topicberg.datagen.runner import run_here
 from topicberg.endpoints import Endpoints

@@ -30,7 +30,8 @@ from snowflake.connector import connect
 from waiting import wait_until
 
 from topicberg import kafka
-from topicberg.catalogs import glue, snowflake
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake.tables import sync
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance import MaintenancePolicy, maintain_table
@@ -229,7 +230,7 @@ class Drill:
                 account=account.account, user=account.user, **login, **address
             ) as connection:
                 location = self.table(spec).location()
-                snowflake.sync(connection, self.config, spec.snowflake_name, at, location)
+                sync(connection, self.config, spec.snowflake_name, at, location)
         for engine in engines:
             quote = "`" if engine == "spark" else '"'
             columns = ", ".join(f"{quote}{name}{quote}" for name in names)

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake import SnowflakeNames, create_table
+from topicberg.catalogs.snowflake.names import SnowflakeNames
+from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.deploy.context import CLUSTER, DeployContext, open_context
 from topicberg.deploy.resource import Live, Resource, compare
-from topicberg.deploy.snowflake.storage import (
+from topicberg.deploy.snowflake.integrations import (
     INTEGRATOR,
     Integration,
-    LinkedDatabase,
     RestIntegration,
     Volume,
     wait_until_verified,
 )
+from topicberg.deploy.snowflake.tables import LinkedDatabase
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings, settings
@@ -105,7 +106,7 @@ def test_glues_rest_api_is_verified(make_context: MakeContext) -> None:
 
 def _verify_at_once(context: DeployContext, name: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topicberg.deploy.snowflake.storage.VERIFY_SECONDS", 0.0)
+        patch.setattr("topicberg.deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
         wait_until_verified(context, name)
 
 
@@ -118,7 +119,7 @@ def test_other_catalogs_are_kept_and_cannot_be_reached(
     integration = RestIntegration("snowflake/rest_integration", names.rest_integration)
     live = created(integration, context)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("topicberg.deploy.snowflake.storage.VERIFY_SECONDS", 0.0)
+        patch.setattr("topicberg.deploy.snowflake.integrations.VERIFY_SECONDS", 0.0)
         with pytest.raises(TopicbergError, match="cannot reach a catalog at https://org-open"):
             integration.settle(context, live)
     Volume("snowflake/volume", names.volume).create(context)

@@ -460,7 +460,7 @@ def test_a_kill_loses_nothing_and_changes_no_key(cloud: Cloud, kill_service: Kil
 
 
 def test_requested_faults_occur_over_the_network(cloud: Cloud) -> None:
-    url = f"{cloud.stack.confluent}/stand-in/v1/faults"
+    url = f"{cloud.stack.confluent}/emulator/v1/faults"
     fault = {"kind": "slow", "times": 1, "seconds": 1.5, "path": "organizations"}
     assert requests.post(url, json=fault, timeout=5).status_code == 401
     assert requests.post(url, json=fault, headers=cloud.admin, timeout=5).ok

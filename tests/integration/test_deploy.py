@@ -21,7 +21,8 @@ import requests
 from faulty_proxy import KINDS, FaultyProxy
 from pydantic import SecretStr
 
-from topicberg.catalogs.snowflake import SnowflakeNames, create_table, quote
+from topicberg.catalogs.snowflake.names import SnowflakeNames, quote
+from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey
 from topicberg.dagster.home import dagster_home
@@ -98,7 +99,7 @@ class Platform:
         token = self.stack.confluent_admin_token.get_secret_value()
         requests.request(
             method,
-            f"{self.stack.confluent}/stand-in/v1/faults",
+            f"{self.stack.confluent}/emulator/v1/faults",
             json=fault,
             headers={"Authorization": f"Bearer {token}"},
             timeout=10,

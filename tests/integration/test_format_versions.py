@@ -15,7 +15,8 @@ from kafka_topics import ORDER, Topic, encode
 from pyiceberg.manifest import DataFileContent
 from typer.testing import CliRunner
 
-from topicberg.catalogs import glue, snowflake
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake.tables import sync
 from topicberg.checks.catalogs import count_rows
 from topicberg.cli import app
 from topicberg.endpoints import CATALOG
@@ -96,7 +97,7 @@ def in_snowflake(topic: Topic) -> list[int]:
     glue.register(topic.endpoints.boto3("glue"), topic.table(), *glue_table)
     location = topic.table().location()
     with Snowflake().connection() as connection:
-        snowflake.sync(connection, config, spec.snowflake_name, glue_table, location)
+        sync(connection, config, spec.snowflake_name, glue_table, location)
     query = f"SELECT id FROM {spec.snowflake_name}"
     return [row[0] for row in run_query(query, "snowflake", topic.endpoints, config).rows]
 

@@ -109,8 +109,8 @@ def job_role(enforced: Account) -> Any:
     assumed = enforced.client("sts").assume_role(
         RoleArn=f"arn:aws:iam::{ACCOUNT}:role/job", RoleSessionName="job"
     )["Credentials"]
-    keys = assumed["AccessKeyId"], assumed["SecretAccessKey"], assumed["SessionToken"]
-    return boto3.Session(*keys, region_name=REGION).client("s3", endpoint_url=enforced.url)
+    login = assumed["AccessKeyId"], assumed["SecretAccessKey"], assumed["SessionToken"]
+    return boto3.Session(*login, region_name=REGION).client("s3", endpoint_url=enforced.url)
 
 
 def test_role_of_emr_jobs_may_do_what_a_job_does_and_no_more(job_role: Any) -> None:

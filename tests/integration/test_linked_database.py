@@ -20,8 +20,11 @@ from pyiceberg.types import LongType, NestedField, StringType
 from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs import glue, snowflake
-from topicberg.catalogs.snowflake import NoSuchIcebergTableError, table_path
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake import tables as snowflake_tables
+from topicberg.catalogs.snowflake.names import SnowflakeNames, table_path
+from topicberg.catalogs.snowflake.statements import bootstrap_linked
+from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, link_status
 from topicberg.checks.catalogs import check_parity
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.resources import Snowflake
@@ -67,7 +70,7 @@ def catalog(stack: Endpoints) -> Catalog:
 @pytest.fixture(scope="module")
 def linked(config: Settings, connection: SnowflakeConnection) -> Iterator[str]:
     """The linked database, created as the asset does it."""
-    assert snowflake.link_status(connection, config).state == "RUNNING"
+    assert link_status(connection, config).state == "RUNNING"
     yield DATABASE
     connection.cursor().execute(f"DROP DATABASE {DATABASE}")
 
@@ -184,7 +187,7 @@ def test_suspended_discovery_finds_nothing_new(
 
 def sync(connection: SnowflakeConnection, config: Settings, table: Table, name: str) -> Any:
     place = (NAMESPACE, name)
-    return snowflake.sync(connection, config, name.upper(), place, table.location())
+    return snowflake_tables.sync(connection, config, name.upper(), place, table.location())
 
 
 @pytest.mark.parametrize(
@@ -225,7 +228,7 @@ def test_tables_that_cannot_be_read_are_named(
         (failure,) = status(query)["failureDetails"]
         assert failure["qualifiedEntityName"] == f"{NAMESPACE}.broken"
         assert "not within the storage base URL" in failure["errorMessage"]
-        found = snowflake.link_status(connection, config)
+        found = link_status(connection, config)
         path = table_path(config, "BROKEN", (NAMESPACE, "broken"))
         assert "not within the storage base URL" in found.reason(path)
     finally:
@@ -236,7 +239,7 @@ def test_case_sensitive_database_matches_exactly(
     stack: Endpoints, catalog: Catalog, query: Query, linked: str, config: Settings
 ) -> None:
     register(stack, fresh(catalog, "exact"), "exact")
-    names = snowflake.SnowflakeNames.of(config)
+    names = SnowflakeNames.of(config)
     query(
         "CREATE OR REPLACE DATABASE LINKS_EXACT LINKED_CATALOG = (CATALOG = "
         f"'{names.linked_integration}' BLOCKED_NAMESPACES = ('other')), "
@@ -260,9 +263,9 @@ def test_vended_credentials_need_lake_formation(
     register(stack, fresh(catalog, "vended"), "vended")
     update = {"snowflake_vended_credentials": True, "prefix": "vends"}
     vended = config.model_copy(update=update)
-    names = snowflake.SnowflakeNames.of(vended)
+    names = SnowflakeNames.of(vended)
     lake, arn = stack.boto3("lakeformation"), f"arn:aws:s3:::{config.bucket}"
-    for statement in snowflake.bootstrap_linked(vended):
+    for statement in bootstrap_linked(vended):
         query(statement)
     try:
         assert not discovered(query, "vended", names.linked_database)

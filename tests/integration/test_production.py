@@ -39,7 +39,8 @@ from topicberg.kafka.group import PARTITIONS
 from topicberg.logins.catalog import CatalogSettings
 from topicberg.logins.kafka import KafkaSettings
 from topicberg.logins.registry import RegistrySettings
-from topicberg.settings import EmrSettings, Settings
+from topicberg.settings import Settings
+from topicberg.settings.emr import EmrSettings
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.topics import load_topics
 from topicberg_local.ports import choose

@@ -15,7 +15,6 @@ import yaml
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from topicberg import kafka
 from topicberg.checks.topic import check_schema
 from topicberg.cli import app
 from topicberg.clients.confluent import Api
@@ -26,6 +25,7 @@ from topicberg.deploy.resource import CannotChangeError
 from topicberg.deploy.resource import compare as differences
 from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.kafka import schemas
 from topicberg.kafka.registration import compare, pull, register
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic
@@ -185,7 +185,7 @@ def test_commands_name_a_changed_file(topic: Topic, run: Callable[..., tuple[int
 
 def test_restore_schema_of_an_unregistered_file_is_refused(topic: Topic) -> None:
     with pytest.raises(TopicbergError, match="has no version with the schema") as missing:
-        kafka.later_versions(topic.spec, topic.stack, topic.config)
+        schemas.later_versions(topic.spec, topic.stack, topic.config)
     assert f"topicberg topics register {topic.name}" in (missing.value.hint or "")
 
 

@@ -128,7 +128,7 @@ def cloud_holds(table: Table, topic: Topic) -> bool:
     def held(table: Table) -> Offsets:
         return held_offsets(table, topic.spec, topic.endpoints, end)
 
-    return wait_for(table, end, 0, held=held)
+    return wait_for(table, end, 0, offsets_of=held)
 
 
 def test_several_writer_schemas_in_one_batch(make_topic: Callable[..., Topic]) -> None:

@@ -19,7 +19,8 @@ from kafka_topics import ORDER, Row, Topic, avro, encode
 from pyiceberg.manifest import DataFileContent
 
 from topicberg import kafka
-from topicberg.catalogs import glue, snowflake
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake.tables import sync
 from topicberg.checks.topic import check_deletes
 from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.formats.framing import wire_prefix
@@ -92,7 +93,7 @@ def engines_read(topic: Topic, columns: str) -> dict[str, list[tuple[Any, ...]]]
     glue.register(endpoints.boto3("glue"), topic.table(), *glue_table)
     with Snowflake().connection() as connection:
         location = topic.table().location()
-        snowflake.sync(connection, config, spec.snowflake_name, glue_table, location)
+        sync(connection, config, spec.snowflake_name, glue_table, location)
     names: dict[Engine, str] = {
         "duckdb": f'lake."{config.cluster_id}".{spec.name}',
         "spark": f"lake.`{config.cluster_id}`.{spec.name}",

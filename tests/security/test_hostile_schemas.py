@@ -12,7 +12,8 @@ from hostile import AVRO, SCHEMAS, VALID, Kind, records, schemas, zigzag
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import ResolvedSchema, as_record, format_of, is_union
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import as_record, format_of, is_union
 from topicberg.formats.subjects import RegisteredSchema
 
 COUNT = int(os.environ.get("TOPICBERG_TEST_ATTACKS", "60"))

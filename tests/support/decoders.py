@@ -10,8 +10,8 @@ import stored_values
 from numpy.typing import NDArray
 from program_runner import PREFIX, ProgramRunner
 
-from topicberg.formats import Format, ResolvedSchema
 from topicberg.formats.columnar.decoding import decode
+from topicberg.formats.contract import Format, ResolvedSchema
 from topicberg.formats.reasons import MalformedError
 
 Row = dict[str, Any]

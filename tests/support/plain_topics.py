@@ -15,7 +15,8 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.types import NestedField
 from specs import Project
 
-from topicberg.formats import ResolvedSchema, format_of
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.glue import GlueVersion
 from topicberg.formats.reasons import MalformedError
 from topicberg.tableflow.layout import read_layout, table_schema

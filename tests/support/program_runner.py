@@ -7,9 +7,9 @@ from typing import Any
 
 from compiled import decode_by_programs
 
-from topicberg.formats import Format, ResolvedSchema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
+from topicberg.formats.contract import Format, ResolvedSchema
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicberg.formats import Format, ResolvedSchema
+from topicberg.formats.contract import Format, ResolvedSchema
 from topicberg.formats.reasons import MalformedError
 
 

@@ -49,4 +49,4 @@ def test_no_other_message_suggests_the_status_of_the_stack() -> None:
         for path in (PROJECT_ROOT / "platform" / "topicberg").rglob("*.py")
         if "run `topicberg status`" in path.read_text()
     }
-    assert found == {"settings.py"}
+    assert found == {"settings/__init__.py"}

@@ -12,7 +12,8 @@ import fastavro
 import pytest
 from specs import Project, minimal
 
-from topicberg.formats import ResolvedSchema, avro
+from topicberg.formats import avro
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.kafka import discovery
 from topicberg.peek import _decoded, _how_to_find

@@ -64,11 +64,11 @@ class Reports:
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
 
-    def warn(self, what: str, reason: object) -> None:
+    def warn(self, subject: str, reason: object) -> None:
         now = time.monotonic()
-        if now - self._last.get(what, -REPORT_SECONDS) >= REPORT_SECONDS:
-            self._last[what] = now
-            logger.warning("%s: %s", what, reason)
+        if now - self._last.get(subject, -REPORT_SECONDS) >= REPORT_SECONDS:
+            self._last[subject] = now
+            logger.warning("%s: %s", subject, reason)
 
 
 async def accept(listener: socket.socket, serve: Serve, reports: Reports) -> None:
@@ -224,9 +224,11 @@ class RegistryProxy:
                 data=request.content if request.can_read_body else None,
                 allow_redirects=False,
             ) as answer:
-                found = _passed_on(answer.headers)
-                found.update(PROTECTION)
-                return web.Response(status=answer.status, body=await answer.read(), headers=found)
+                passed_on = _passed_on(answer.headers)
+                passed_on.update(PROTECTION)
+                return web.Response(
+                    status=answer.status, body=await answer.read(), headers=passed_on
+                )
         except (aiohttp.ClientError, TimeoutError):
             return _text(502, "the schema registry does not answer")
 

@@ -228,10 +228,10 @@ def _fetch(aside: Path, cache: Path, name: str, pin: Pin, count: OnBytes) -> Non
             hint="check the network and run `topicberg up` again;"
             " what was downloaded so far is kept",
         ) from None
-    if (found := sha256(path)) != pin.sha256:
+    if (checksum := sha256(path)) != pin.sha256:
         path.unlink()
         raise StackError(
-            f"{path.name} has the checksum {found[:16]}…, {LOCK_FILE.name} says"
+            f"{path.name} has the checksum {checksum[:16]}…, {LOCK_FILE.name} says"
             f" {pin.sha256[:16]}…; the file was removed",
             hint="check for a proxy that changes files, or update the lock file",
         )

@@ -39,14 +39,14 @@ def resolve(bundle: Bundle) -> list[Coordinate]:
         for c in requested
     ]
     _, transitive = context.resolver.resolve(inputs)
-    found = [
+    coordinates = [
         Coordinate(a.groupId, a.artifactId, a.version, a.classifier, a.packaging)
         for a in (dependency.artifact for dependency in transitive)
     ]
     own = {(c.group, c.artifact) for c in requested + plain}
     resolved = [
         c
-        for c in found
+        for c in coordinates
         if (c.group, c.artifact) not in own
         and not any(fnmatch(f"{c.group}:{c.artifact}", pattern) for pattern in bundle.exclude)
     ]

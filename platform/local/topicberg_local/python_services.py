@@ -11,7 +11,7 @@ from topicberg.alerts.settings import alert_environment
 from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
 from topicberg.endpoints import Endpoints
-from topicberg.settings import as_environment
+from topicberg.settings.environment import as_environment
 from topicberg_local.service import SNOWFLAKE_USER, Context, Service
 
 
@@ -59,9 +59,9 @@ def confluent(context: Context) -> Service:
         command=_module(context, "topicberg_local.emulators.confluent", "confluent"),
         environment={
             **_settings(context),
-            "TOPICBERG_STAND_IN_API_KEY": secrets.confluent_api_key,
-            "TOPICBERG_STAND_IN_API_SECRET": secrets.confluent_api_secret.get_secret_value(),
-            "TOPICBERG_STAND_IN_ADMIN_TOKEN": secrets.confluent_admin_token.get_secret_value(),
+            "TOPICBERG_EMULATOR_API_KEY": secrets.confluent_api_key,
+            "TOPICBERG_EMULATOR_API_SECRET": secrets.confluent_api_secret.get_secret_value(),
+            "TOPICBERG_EMULATOR_ADMIN_TOKEN": secrets.confluent_admin_token.get_secret_value(),
         },
         url=context.url("confluent"),
         port=context.ports["confluent"],

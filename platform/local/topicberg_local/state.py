@@ -135,13 +135,13 @@ def credentials(config: Settings) -> Credentials:
     """Return the stack's secrets, generated when they are first needed."""
     path = config.state_dir / "credentials.json"
     try:
-        found = Credentials.model_validate_json(path.read_bytes())
+        stored = Credentials.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        found = Credentials.generate()
+        stored = Credentials.generate()
     except (ValidationError, OSError) as error:
         raise damaged(path, error) from None
-    write_file(path, found.model_dump_json())  # including those of new services
-    return found
+    write_file(path, stored.model_dump_json())  # including those of new services
+    return stored
 
 
 def save_endpoints(config: Settings, services: dict[str, str | None], endpoints: Endpoints) -> None:

@@ -48,7 +48,7 @@ class ActiveAlert:
 
 
 def active_alerts(
-    states: Iterable[AlertState], decisions: Decisions, at: datetime
+    states: Iterable[AlertState], decisions: Decisions, moment: datetime
 ) -> list[ActiveAlert]:
     """Return the active alerts: errors first, then those that are not taken care of, the oldest.
 
@@ -58,11 +58,11 @@ def active_alerts(
     for state in states:
         for key, alert in {**state.unsent, **state.alerts}.items():
             acknowledgement = state.acknowledgement_of(key, decisions)
-            if silence := decisions.silence_of(alert, at):
+            if silence := decisions.silence_of(alert, moment):
                 found.append(ActiveAlert(alert, "silenced", silence))
             elif key in state.unsent and alert.cause is not None:
                 found.append(ActiveAlert(alert, "consequence"))
-            elif key in state.alerts and acknowledgement and acknowledgement.until > at:
+            elif key in state.alerts and acknowledgement and acknowledgement.until > moment:
                 found.append(ActiveAlert(alert, "acknowledged", acknowledgement))
             else:
                 found.append(ActiveAlert(alert, "active"))

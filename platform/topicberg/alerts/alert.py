@@ -139,7 +139,7 @@ class AlertState(BaseModel):
 
 
 def changes(
-    state: AlertState, now: Mapping[str, Alert], decisions: Decisions, at: datetime
+    state: AlertState, now: Mapping[str, Alert], decisions: Decisions, moment: datetime
 ) -> list[Notice]:
     """Return what is to be sent, resolved faults first.
 
@@ -148,27 +148,27 @@ def changes(
     is paged fixes the cause. Neither is one that is silenced, until the silence expires.
     """
     notices = [
-        Notice(state="resolved", alert=alert, at=at)
+        Notice(state="resolved", alert=alert, at=moment)
         for key, alert in state.alerts.items()
         if key not in now
     ]
     for key, alert in now.items():
-        if decisions.silence_of(alert, at) is not None:
+        if decisions.silence_of(alert, moment) is not None:
             continue
         known = state.alerts.get(key)
         acknowledgement = state.acknowledgement_of(key, decisions)
         if known is None:
             if not _is_consequence(alert, now):
-                notices.append(Notice(state="firing", alert=alert, at=at))
+                notices.append(Notice(state="firing", alert=alert, at=moment))
         elif alert.severity == "error" and known.severity == "warning":
-            notices.append(Notice(state="firing", alert=alert, at=at))
+            notices.append(Notice(state="firing", alert=alert, at=moment))
         elif acknowledgement is None:
             continue
-        elif acknowledgement.until <= at:
-            notices.append(Notice(state="firing", alert=known, at=at))
+        elif acknowledgement.until <= moment:
+            notices.append(Notice(state="firing", alert=known, at=moment))
         elif state.acknowledged.get(key) != acknowledgement.at:
             by = acknowledgement.by_whom
-            notices.append(Notice(state="acknowledged", alert=known, at=at, by=by))
+            notices.append(Notice(state="acknowledged", alert=known, at=moment, by=by))
     return notices
 
 

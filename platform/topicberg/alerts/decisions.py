@@ -75,9 +75,9 @@ class Decisions(BaseModel, frozen=True):
     """By the key of the alert."""
     silences: tuple[Silence, ...] = ()
 
-    def silence_of(self, alert: Concerned, at: datetime) -> Silence | None:
+    def silence_of(self, alert: Concerned, moment: datetime) -> Silence | None:
         """Return the silence that covers an alert at a time, the longest one."""
-        found = [one for one in self.silences if one.until > at and one.covers(alert)]
+        found = [one for one in self.silences if one.until > moment and one.covers(alert)]
         return max(found, key=lambda one: one.until, default=None)
 
 

@@ -9,7 +9,13 @@ from pydantic_settings import SettingsConfigDict
 
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings, as_environment, invalid, problems
+from topicberg.settings.environment import (
+    Concern,
+    EnvironmentSettings,
+    as_environment,
+    invalid,
+    problems,
+)
 
 
 class AlertAddresses(HoldsSecrets):
@@ -35,6 +41,7 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
     model_config = SettingsConfigDict(
         env_prefix="TOPICBERG_ALERT_", extra="ignore", env_ignore_empty=True
     )
+    concern = Concern.ALERTS
 
     heartbeat_url: SecretStr | None = None
     """Gets a request (GET) from the engine every minute, as long as the engine works."""

@@ -141,8 +141,8 @@ def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | No
         return None
 
 
-def metadata_location(found: TableTypeDef) -> str | None:
-    return found.get("Parameters", {}).get(METADATA_LOCATION)
+def metadata_location(table: TableTypeDef) -> str | None:
+    return table.get("Parameters", {}).get(METADATA_LOCATION)
 
 
 def pointers(client: GlueClient, database: str) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pyiceberg.table import StaticTable
 
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import NoSuchIcebergTableError, find_table_path, read_back
+from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, find_table_path, read_back
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, age, from_ms, good
 from topicberg.iceberg.position_deletes import live_rows

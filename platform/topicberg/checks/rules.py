@@ -27,7 +27,7 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.types import DecimalType, DoubleType, FloatType
 
-from topicberg.catalogs.snowflake import quote
+from topicberg.catalogs.snowflake.names import quote
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.iceberg.snapshots import changed_files, changes_since

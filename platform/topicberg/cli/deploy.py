@@ -5,32 +5,41 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from topicberg.cli.bootstrap import bootstrap_ci, bootstrap_snowflake
-from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import cell, echo, echo_json
+from topicberg.cli.deploy_compute import compute_derived, compute_in_cloud
+from topicberg.cli.deploy_output import (
+    announce_generators,
+    list_grants,
+    list_kept,
+    list_waiting,
+    preview,
+    reporting,
+    show_plan,
+    show_status,
+    step_document,
+)
+from topicberg.cli.lazy import settings
+from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
 from topicberg.local import require_local_stack
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
     from topicberg.deploy.preflight import Command
-    from topicberg.deploy.resource import Resource, Step
+    from topicberg.deploy.resource import Resource
 
-FIRST_RECORDS_SECONDS = 120.0
+
 app = typer.Typer(
     help="Make the platform in Confluent Cloud, AWS and Snowflake, and look after it.",
     no_args_is_help=True,
 )
-
-
 app.command("bootstrap-snowflake")(bootstrap_snowflake)
 app.command("bootstrap-ci")(bootstrap_ci)
 
@@ -60,8 +69,6 @@ Target = Annotated[
         "snowflake/, and what they need; may be repeated",
     ),
 ]
-
-
 Also = Annotated[
     list[str] | None,
     typer.Option(
@@ -183,10 +190,12 @@ def plan(
     )
     steps = engine.plan(_targeted(graph, target), context)
     if out is not None:
-        out.write_text(json.dumps([_document(context, step) for step in steps], indent=2) + "\n")
+        out.write_text(
+            json.dumps([step_document(context, step) for step in steps], indent=2) + "\n"
+        )
         echo(f"wrote {out}", err=True)
-    changes = _show(steps, everything=everything)
-    _preview(context, graph)
+    changes = show_plan(steps, everything=everything)
+    preview(context, graph)
     if changes:
         raise typer.Exit(1)
 
@@ -212,24 +221,24 @@ def create(
         flags, compute=not no_compute, generators=not no_generators, before="create"
     )
     graph = _targeted(graph, target)
-    _announce_generators(graph)
+    announce_generators(graph)
     try:
-        with exclusive(context), noting(context), _reporting() as report:
+        with exclusive(context), noting(context), reporting() as report:
             engine.create(graph, context, report)
     except engine.DeployError:
-        _tell_waiting(context)
+        list_waiting(context)
         with suppress(Exception):  # the error that ended the deployment is reported
-            _tell_grants(context)
+            list_grants(context)
         raise
-    _tell_grants(context)
+    list_grants(context)
     if not no_compute and not target and context.config.deployment == "cloud":
-        _compute_in_cloud(context)
+        compute_in_cloud(context)
     if not no_compute and not target and context.config.deployment == "local":
-        _compute_derived(context)
+        compute_derived(context)
         if context.waiting:  # the computation also creates tables of topics without records
-            with exclusive(context), _reporting() as report:
+            with exclusive(context), reporting() as report:
                 engine.create(graph, context, report)
-    _tell_waiting(context)
+    list_waiting(context)
     wanted = sum(resource.wanted for resource in graph)
     made = wanted - len(context.waiting)
     later = f", {len(context.waiting)} wait" if context.waiting else ""
@@ -257,10 +266,10 @@ def delete(
     context.purge_secrets = purge_secrets
     context.claimed = frozenset(one.key for one in _matching(graph, also or []))
     with exclusive(context):
-        with _reporting() as report:
+        with reporting() as report:
             found = engine.existing(graph, context, report)
         deleted = [resource for resource, _ in found]
-        _list_kept(context)
+        list_kept(context)
         if not deleted:
             echo("there is nothing to delete")
             return
@@ -280,7 +289,7 @@ def delete(
             )
         if not yes:
             typer.confirm(f"Delete these {len(deleted)} resources?", abort=True)
-        with _reporting() as report:
+        with reporting() as report:
             left = engine.delete(found, context, report)
         gone = sorted(context.record.keys() - {resource.key for resource in graph})
     if gone:
@@ -315,9 +324,9 @@ def status(
     steps = engine.plan(graph, context)
     note(context)
     if as_json:
-        echo_json([_document(context, step) for step in steps])
+        echo_json([step_document(context, step) for step in steps])
     else:
-        _table(context, steps)
+        show_status(context, steps)
     if any(step.action not in (Action.KEEP, Action.WAIT) for step in steps):
         raise typer.Exit(1)
 
@@ -390,39 +399,6 @@ def emr_image(
     )
 
 
-def _list_kept(context: DeployContext) -> None:
-    """List what exists and is not deleted, since nothing shows that it is topicberg's."""
-    if not context.kept:
-        return
-    echo("These resources stay: `create` did not create them, or the record of that is lost:")
-    for key, title in context.kept.items():
-        echo(f"    {title} ({key})")
-    echo("To delete one of them as well, add --also with its key.")
-
-
-def _tell_waiting(context: DeployContext) -> None:
-    from collections import Counter
-
-    for reason, count in Counter(context.waiting.values()).items():
-        echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
-
-
-def _announce_generators(graph: list[Resource]) -> None:
-    from topicberg.deploy.confluent.connect import Connector
-
-    generators = [one for one in graph if isinstance(one, Connector) and one.wanted]
-    if not generators:
-        return
-    each = ", ".join(
-        f"{one.topic} ({f'{one.rate:g} a second' if one.rate else 'as fast as it can'})"
-        for one in generators
-    )
-    echo(
-        f"generators write records to {each} until they are deleted; --no-generators: without them",
-        err=True,
-    )
-
-
 def _start_stack() -> None:
     from rich.console import Console
 
@@ -433,68 +409,6 @@ def _start_stack() -> None:
 
     if not all(service.running for service in stack.status(settings())):
         start(settings(), Console(stderr=True))
-
-
-def _compute_derived(context: DeployContext) -> None:
-    """Run the pipelines on what the connectors have produced so far, so that every table has rows.
-
-    In the cloud, and locally from then on, Dagster does it by itself.
-    """
-    from datetime import UTC, datetime
-
-    from topicberg import kafka
-    from topicberg.cli.compute import materialize
-    from topicberg.deploy.confluent.connect import Connector
-    from topicberg.deploy.platform import resources
-    from topicberg.deploy.polling import poll
-
-    endpoints = load_endpoints(context.config)
-    graph = resources(context.config, context.specs)
-    for topic in [one.topic for one in graph if isinstance(one, Connector) and one.wanted]:
-
-        def has_records(topic: str = topic) -> bool:
-            return any(kafka.end_offsets(endpoints, topic).values())
-
-        poll(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
-    echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
-    materialize(context.config, endpoints, datetime.now(UTC))
-
-
-def _compute_in_cloud(context: DeployContext) -> None:
-    """Compute the tables derived from topics that have records, where Dagster would.
-
-    What fails does not undo the deployment: Dagster computes the same later.
-    """
-    import os
-
-    from topicberg.cli.compute import materialize_derived
-    from topicberg.deploy.transient import of_vendor
-    from topicberg.settings import emr_settings, settings
-
-    if context.deploy.profile:
-        os.environ["AWS_PROFILE"] = context.deploy.profile
-    settings.cache_clear()  # the names of the deployment are known now
-    later = "Dagster computes them: start its daemon with this deployment's settings"
-    where = "EMR Serverless" if emr_settings() else "TOPICBERG_SPARK_REMOTE"
-    if emr_settings() is None and context.config.spark_remote is None:
-        echo(f"the derived tables are not computed here: there is no Spark. {later}")
-        return
-    waiting = {
-        spec.name
-        for spec in context.specs
-        if not spec.has_table(context.config)
-        or f"snowflake/table/{spec.asset_name}" in context.waiting
-    }
-    echo(f"computing the derived tables by {where}: minutes for each", err=True)
-    try:
-        computed = materialize_derived(settings(), load_endpoints(settings()), waiting)
-    except Exception as error:
-        if not (isinstance(error, TopicbergError) or of_vendor(error)):
-            raise
-        echo(f"warning: the derived tables are not complete: {error}", fg="yellow", err=True)
-        echo(f"everything else is created. {later}")
-        return
-    echo(f"computed and registered in Snowflake: {', '.join(computed) or 'no table yet'}")
 
 
 def _open(
@@ -522,19 +436,6 @@ def _open(
     context = open_context(config, flags)
     check(context, before)
     return context, resources(context.config, context.specs)
-
-
-def _document(context: DeployContext, step: Step) -> dict[str, Any]:
-    """A step of a plan, for programs."""
-    return {
-        "resource": step.resource.key,
-        "name": step.resource.name,
-        "id": _id(context, step.resource),
-        "table_path": _place(context, step.resource),
-        "action": step.action.value,
-        "reason": step.reason,
-        "changes": step.lines(),
-    }
 
 
 def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource]:
@@ -570,154 +471,3 @@ def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:
             )
         chosen += [by_key[key] for key in meant]
     return chosen
-
-
-_SIGNS = {
-    "create": ("+", "green"),
-    "change": ("~", "yellow"),
-    "replace": ("±", "red"),
-    "delete": ("-", "red"),
-    "look again": ("?", "cyan"),
-    "wait": ("…", "cyan"),
-    "keep": (" ", None),
-}
-
-
-_VENDORS = {
-    "confluent": "Confluent Cloud",
-    "key": "API keys, in AWS Secrets Manager",
-    "aws": "AWS",
-    "snowflake": "Snowflake",
-}
-
-
-def _show(steps: list[Step], *, everything: bool) -> int:
-    """Print a plan, by vendor. Returns how many resources are to change."""
-    from collections import Counter
-
-    counts = Counter(step.action.value for step in steps)
-    shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
-    vendor = None
-    for step in sorted(shown, key=lambda step: [*_VENDORS].index(_vendor(step))):
-        if _vendor(step) != vendor:
-            vendor = _vendor(step)
-            echo(_VENDORS[vendor], bold=True)
-        sign, color = _SIGNS[step.action.value]
-        because = f" ({step.reason})" if step.reason else ""
-        echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
-        for line in step.lines():
-            echo(f"      {line}")
-    kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
-    later = f"; {waiting} wait" if waiting else ""
-    if not counts:
-        echo(f"nothing to do: {kept} resources are up to date{later}")
-    else:
-        summary = ", ".join(f"{count} to {action}" for action, count in counts.items())
-        echo(f"{summary}; {kept} are up to date{later}")
-    return sum(counts.values())
-
-
-def _preview(context: DeployContext, graph: list[Resource]) -> None:
-    """Print manual steps, what is not computed, what the whole deployment costs, and which quotas
-    it meets.
-    """
-    from topicberg.deploy.costs import AS_OF, costs, usage
-    from topicberg.deploy.open_catalog import manual_steps
-    from topicberg.deploy.uncomputed import uncomputed
-
-    _tell_grants(context)
-    if steps := manual_steps(context):
-        echo("to do manually in Snowflake Open Catalog:", bold=True)
-        for place, step in enumerate(steps, 1):
-            echo(f"  {place}. {step}")
-    if missing := uncomputed(context.config, context.specs, _left_out(context)):
-        echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
-        for line in missing:
-            echo(f"  {line}")
-    found = costs(graph, context.config, context.live)
-    total = sum(one.usd for one in found)
-    kinds: dict[str, list[Any]] = {}
-    for one in found:
-        kinds.setdefault(one.resource.kind, []).append(one)
-    echo(f"about ${total:,.0f} a month (order of magnitude, list prices of {AS_OF})", bold=True)
-    for kind, some in sorted(kinds.items(), key=lambda item: -sum(one.usd for one in item[1])):
-        usd, number = sum(one.usd for one in some), f" x {len(some)}" if len(some) > 1 else ""
-        echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
-    used = [each for each in usage(graph, context.config) if each.used]
-    listed = ", ".join(f"{each.quota.name} {each.used} of {each.quota.limit:,}" for each in used)
-    echo(f"default quotas: {listed}")
-    for each in used:
-        if each.passed:
-            quota = each.quota
-            echo(
-                f"warning: {each.used} {quota.name} pass the default quota of {quota.limit:,} of "
-                f"each {quota.scope}; ask the vendor for more: https://{quota.source}",
-                fg="yellow",
-                err=True,
-            )
-
-
-def _tell_grants(context: DeployContext) -> None:
-    """Print the grants of AWS Lake Formation that are missing for what exists."""
-    from topicberg.deploy.aws.lake_formation import manual_steps
-
-    if grants := manual_steps(context):
-        echo("to do by a data lake administrator in AWS Lake Formation:", bold=True)
-        for grant in grants:
-            echo(f"  {grant}")
-
-
-def _left_out(context: DeployContext) -> list[str]:
-    """Return the derived tables that the graph of this deployment does not have."""
-    if context.config.has_spark:
-        return []
-    from topicberg.cli.compute import load_lake
-    from topicberg.orchestration.assets.lake import find_derived
-
-    held = load_lake(context.config).derived_by_name
-    return sorted({one.name for one in find_derived()} - held.keys())
-
-
-def _vendor(step: Step) -> str:
-    vendor = step.resource.key.partition("/")[0]
-    return vendor if vendor in _VENDORS else "confluent"
-
-
-def _table(context: DeployContext, steps: list[Step]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("resource", "name", "id", "state")
-    for step in steps:
-        state = {"keep": "up to date", "wait": f"waits {cell(step.reason)}"}.get(
-            step.action.value, f"[red]{step.action.value}"
-        )
-        resource = step.resource
-        name, found = cell(resource.name), _id(context, resource) or ""
-        found = " ".join(filter(None, (found, _place(context, resource))))
-        table.add_row(resource.key, name, cell(found), state)
-    Console().print(table)
-
-
-def _place(context: DeployContext, resource: Resource) -> str | None:
-    """Return where Tableflow has the table of a topic, for what is one."""
-    live = context.live.get(resource.key)
-    place: str | None = live.facts.get("table_path") if live else None
-    return place
-
-
-def _id(context: DeployContext, resource: Resource) -> str | None:
-    live = context.live.get(resource.key)
-    return live.id if live else None
-
-
-@contextmanager
-def _reporting() -> Iterator[Any]:
-    """One line for each thing that happens; several resources are worked on at once."""
-    lock = threading.Lock()
-
-    def report(resource: Resource, what: str) -> None:
-        with lock:
-            echo(f"{what}: {resource.title}", err=True)
-
-    yield report

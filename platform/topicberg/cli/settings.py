@@ -1,4 +1,4 @@
-"""``topicberg settings``: every setting, its value, and where it is from."""
+"""``topicberg settings``: every setting by its concern, its value, and where it is from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,15 +22,31 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_settings import BaseSettings
 
+    from topicberg.settings.environment import Concern
+
 HIDDEN = "(hidden)"
 _PASSWORD = re.compile(r"(?<=://)[^/@]*@")
 _MARKUP = re.compile(r":[a-z]+:`~?\.?(?:\w+\.)*(\w+)`|`{1,2}")
+
+
+_BY_BEGIN = {
+    "CONFLUENT": "CONFLUENT",
+    "KAFKA": "KAFKA",
+    "SCHEMA_REGISTRY": "REGISTRY",
+    "ICEBERG_REST": "CATALOGS",
+    "CATALOG": "CATALOGS",
+    "SNOWFLAKE": "SNOWFLAKE",
+    "SPARK": "COMPUTE",
+    "S3": "AWS",
+}
+"""Beginning of a variable → its concern, for the addresses of several vendors in one model."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """A variable, what it is set to, and where; the value of a secret is hidden."""
 
+    concern: str
     variable: str
     value: str | None
     origin: str
@@ -48,7 +65,7 @@ def settings(
     changed: Annotated[bool, typer.Option("--changed", help="Only those that are set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Show every setting with its value, where the value is from, and what it is for."""
+    """Show every setting, by concern, with its value, where that is from, and what it is for."""
     from rich.console import Console
     from rich.table import Table
 
@@ -66,9 +83,13 @@ def settings(
     table = Table("setting", "value", "from", "what it is", box=None, pad_edge=False)
     for column in table.columns:
         column.overflow = "fold"
-    for one in found:
-        value = "" if one.value is None else one.value
-        table.add_row(cell(one.variable), cell(value), one.origin, cell(one.description))
+    for concern, members in groupby(found, key=lambda one: one.concern):
+        if table.row_count:
+            table.add_row()
+        table.add_row(f"[bold]{concern}[/bold]")
+        for one in members:
+            value = "" if one.value is None else one.value
+            table.add_row(cell(one.variable), cell(value), one.origin, cell(one.description))
     Console().print(table)
 
 
@@ -88,25 +109,43 @@ def _deployed() -> dict[str, str]:
 def every_setting(
     environment: Mapping[str, str], file: Mapping[str, str], deployed: Mapping[str, str]
 ) -> list[Setting]:
-    """Return every setting, by its variable.
+    """Return every setting, by its concern and its variable.
 
     :param file: variables of the file of settings, which the environment precedes
     :param deployed: what ``topicberg deploy`` noted, which both precede
     """
     sources = {"environment": environment, ".env": file, "topicberg deploy": deployed}
+    from topicberg.settings.environment import Concern
+
     found: dict[str, Setting] = {}
     for model in models():
         described = _described(model)
         for name, field in model.model_fields.items():
             variables = variables_of(model, name)
-            setting = _setting(variables, field, described.get(name, ""), sources)
+            concern = _concern(model, name, variables[0])
+            setting = _setting(concern, variables, field, described.get(name, ""), sources)
             known = found.get(variables[0])
             if variables[0].startswith(PREFIX) and (known is None or not known.description):
                 found[variables[0]] = setting
-    return sorted(found.values(), key=lambda one: one.variable)
+    order = list(Concern)
+    return sorted(found.values(), key=lambda one: (order.index(Concern(one.concern)), one.variable))
+
+
+def _concern(model: type[BaseSettings], name: str, variable: str) -> Concern:
+    """Return what a field is about: the concern of the model that has it, or that its name says."""
+    from topicberg.settings.environment import Concern
+
+    stated = next(one for one in model.__mro__ if name in inspect.get_annotations(one))
+    for one in (stated, model):
+        if "concern" in vars(one):
+            return Concern(vars(one)["concern"])
+    own = variable.removeprefix(PREFIX)
+    begins = (concern for begin, concern in _BY_BEGIN.items() if own.startswith(f"{begin}_"))
+    return Concern[next(begins, "DEPLOY")]
 
 
 def _setting(
+    concern: str,
     variables: list[str],
     field: FieldInfo,
     described: str,
@@ -118,9 +157,11 @@ def _setting(
         for variable in variables:
             if value := given.get(variable):
                 shown = HIDDEN if is_secret else redact(_PASSWORD.sub(f"{HIDDEN}@", value))
-                return Setting(variables[0], shown, origin, text)
+                return Setting(concern, variables[0], shown, origin, text)
     default = None if field.is_required() or field.default_factory else field.get_default()
-    return Setting(variables[0], None if default is None else _shown(default), "default", text)
+    return Setting(
+        concern, variables[0], None if default is None else _shown(default), "default", text
+    )
 
 
 def _shown(default: Any) -> str:

@@ -23,7 +23,8 @@ def sync(
 
     This is the same as materializing glue/TABLE and snowflake/TABLE in the UI.
     """
-    from topicberg.catalogs import glue, snowflake
+    from topicberg.catalogs import glue
+    from topicberg.catalogs.snowflake.tables import sync
     from topicberg.cli.compute import load_lake
     from topicberg.orchestration.resources import Lakehouse, Snowflake
 
@@ -36,7 +37,7 @@ def sync(
     moved = glue.register(lakehouse.glue(), iceberg, *chosen.glue_table)
     echo(f"Glue: {'points to' if moved else 'pointed already to'} {iceberg.metadata_location}")
     with Snowflake().connection() as connection:
-        seen = snowflake.sync(
+        seen = sync(
             connection, config, chosen.snowflake_name, chosen.snowflake_source, iceberg.location()
         )
     echo(f"Snowflake: {count(seen.rows, 'row')}")

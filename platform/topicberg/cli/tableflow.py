@@ -98,7 +98,7 @@ def enable(
     found = None
     if control.needs_look(config, topic):
         found = _find(topic, config)
-    spec = control.enable(config, topic, given, modes[write_mode], found=found, command=True)
+    spec = control.enable(config, topic, given, modes[write_mode], discovered=found, command=True)
     if found is not None:
         echo(f"{topic} has no spec: {described(spec)}")
     echo(

@@ -450,6 +450,7 @@ def grow(name: Name, yes: Yes = False) -> None:
     A key's new records may be in another partition than its older ones, so consumers no longer
     read them in order.
     """
+
     from topicberg import kafka
 
     spec, endpoints, _ = _topic(name)
@@ -471,10 +472,11 @@ def restore_schema(name: Name, yes: Yes = False) -> None:
     Use it if a version was registered that no table can follow, and the topic is suspended.
     Records that were written with such a version stay in the topic: Tableflow reports them.
     """
-    from topicberg import kafka
+
+    from topicberg.kafka import schemas
 
     spec, endpoints, config = _topic(name)
-    versions = kafka.later_versions(spec, endpoints, config)
+    versions = schemas.later_versions(spec, endpoints, config)
     if not versions:
         echo(f"{name}: the registry has no version after the schema files'")
         return
@@ -482,7 +484,7 @@ def restore_schema(name: Name, yes: Yes = False) -> None:
         echo(f"{subject}: version {version} will be deleted")
     if not yes:
         typer.confirm("Delete them? It cannot be undone", abort=True)
-    kafka.delete_versions(versions, endpoints)
+    schemas.delete_versions(versions, endpoints)
     for subject, version in versions:
         echo(f"{subject}: version {version} is deleted")
     echo(

@@ -24,7 +24,7 @@ _OTHERS = frozenset(
     | {"TOPICBERG_WAREHOUSE_URL", "TOPICBERG_DERIVED_WAREHOUSE_URL"}
 )
 """Names that no model reads: what is read before all models, and what `topicberg env` prints."""
-_INTERNAL = ("TOPICBERG_TEST_", "TOPICBERG_STAND_IN_", "TOPICBERG_PROXY_", "TOPICBERG_STACK")
+_INTERNAL = ("TOPICBERG_TEST_", "TOPICBERG_EMULATOR_", "TOPICBERG_PROXY_", "TOPICBERG_STACK")
 
 
 _OF_DEPLOY = ("AWS_PROFILE", "AWS_ENDPOINT_URL")

@@ -25,7 +25,8 @@ from pydantic_settings import SettingsConfigDict
 from topicberg.errors import SpecError, TopicbergError, safe
 from topicberg.project import env_file
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings, invalid, problems, settings
+from topicberg.settings import settings
+from topicberg.settings.environment import Concern, EnvironmentSettings, invalid, problems
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -49,6 +50,7 @@ class LineageSettings(HoldsSecrets, EnvironmentSettings):
     model_config = SettingsConfigDict(
         env_prefix="TOPICBERG_LINEAGE_", extra="ignore", env_ignore_empty=True
     )
+    concern = Concern.LINEAGE
 
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
     """The receiver of OpenLineage events, such as Marquez; without it, none are sent."""
@@ -142,7 +144,7 @@ def event(
     state: str,
     run: JobRun,
     namespace: str,
-    at: datetime,
+    moment: datetime,
     output: TableState | None = None,
     rows: int | None = None,
     size: int | None = None,
@@ -209,7 +211,7 @@ def event(
         ]
     return RunEvent(
         eventType=RunState[state],
-        eventTime=at.astimezone(UTC).isoformat(),
+        eventTime=moment.astimezone(UTC).isoformat(),
         run=Run(runId=run.id, facets=of_run),
         job=Job(namespace=namespace, name=run.name),
         inputs=inputs,

@@ -26,8 +26,8 @@ _GATEWAY = (502, 503, 504)
 
 
 @contextmanager
-def registry_errors(what: str) -> Iterator[None]:
-    """Turn the registry client's errors into one clear error that names ``what``.
+def registry_errors(subject: str) -> Iterator[None]:
+    """Turn the registry client's errors into one clear error that names ``subject``.
 
     :raises TopicbergError: the registry does not answer, or refuses
     :raises AnswerError: the response is not a registry's
@@ -41,26 +41,27 @@ def registry_errors(what: str) -> Iterator[None]:
 
     library = "confluent_kafka.schema_registry"
     try:
-        with answered(f"the schema registry ({what})", "JSON of a registry", library):
+        with answered(f"the schema registry ({subject})", "JSON of a registry", library):
             yield
     except SchemaRegistryError as error:
         status, reason = error.http_status_code, f"{error.error_message} ({error.http_status_code})"
         if status in (401, 403):
             raise LoginError(
-                f"the schema registry refuses the login ({what}): {reason}",
+                f"the schema registry refuses the login ({subject}): {reason}",
                 hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, "
                 "whichever you use, and what it may do",
             ) from error
         if status in _GATEWAY:
             raise UnreachableError(
-                f"the schema registry does not answer ({what}): {status} from the proxy before it",
+                f"the schema registry does not answer ({subject}): {status} from the proxy before "
+                "it",
                 hint=see_whether_it_runs("the schema registry"),
             ) from error
         kind = IncompatibleSchemaError if status == CONFLICT else TopicbergError
-        raise kind(f"the schema registry refused {what}: {reason}") from error
+        raise kind(f"the schema registry refused {subject}: {reason}") from error
     except (HTTPError, OSError) as error:
         raise UnreachableError(
-            f"the schema registry does not answer ({what}): {error}",
+            f"the schema registry does not answer ({subject}): {error}",
             hint=see_whether_it_runs("the schema registry"),
         ) from error
 

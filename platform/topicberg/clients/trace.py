@@ -25,9 +25,9 @@ def enable() -> None:
     log_to_stderr(logging.WARNING, "%(asctime)s %(message)s", {logger.name: logging.DEBUG})
 
 
-def confluent(what: str, status: int, began: float) -> None:
-    """:param what: method and address, without the query"""
-    logger.debug("Confluent: %s: %d, %s", what, status, _spent(began))
+def confluent(request: str, status: int, began: float) -> None:
+    """:param request: method and address, without the query"""
+    logger.debug("Confluent: %s: %d, %s", request, status, _spent(began))
 
 
 def snowflake(statement: str, role: str, began: float) -> None:

@@ -24,11 +24,8 @@ from topicberg.deploy.settings import DeploySettings, load
 from topicberg.deploy.transient import broken
 from topicberg.endpoints import load_endpoints
 from topicberg.naming import Names
-from topicberg.settings import (
-    Settings,
-    derived_from,
-    with_choices,
-)
+from topicberg.settings import Settings, with_choices
+from topicberg.settings.aws import derived_from
 from topicberg.topics import TopicSpec, load_topics
 
 if TYPE_CHECKING:

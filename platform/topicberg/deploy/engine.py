@@ -349,18 +349,18 @@ def _clear(graph: list[Resource], context: DeployContext, report: Report) -> Non
 def with_needs(chosen: Iterable[Resource], graph: Iterable[Resource]) -> list[Resource]:
     """The chosen ones and all that they need."""
     by_key = {resource.key: resource for resource in graph}
-    found: dict[str, Resource] = {}
+    needed: dict[str, Resource] = {}
 
     def add(resource: Resource) -> None:
-        if resource.key not in found:
-            found[resource.key] = resource
+        if resource.key not in needed:
+            needed[resource.key] = resource
             for key in resource.needs:
                 if key in by_key:
                     add(by_key[key])
 
     for resource in chosen:
         add(resource)
-    return list(found.values())
+    return list(needed.values())
 
 
 def ensure(resource: Resource, context: DeployContext, report: Report) -> Live:
@@ -448,13 +448,13 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
     """
     context.record.load()
     by_key = {resource.key: resource for resource in in_order(resources)}
-    found: dict[str, Live | str] = {}
+    seen: dict[str, Live | str] = {}
     one_at_a_time = threading.Lock()
 
     def reveal(missing: str) -> None:
         with one_at_a_time:
             if missing not in context.live or not context.live[missing].facts.get("key"):
-                found[missing] = converge(by_key[missing], context, report)
+                seen[missing] = converge(by_key[missing], context, report)
 
     def look_at(resource: Resource) -> None:
         may_be_ours = resource.is_ours(context) and may_own(resource, context)
@@ -471,7 +471,7 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
             if live is None:  # who creates it from now on is another administrator
                 context.record.drop(resource.key)
             elif may_be_ours and owns(resource, context, live):
-                found[resource.key] = live
+                seen[resource.key] = live
             elif resource.is_ours(context):
                 context.kept[resource.key] = resource.title
         except Exception as error:  # the others are still to be deleted
@@ -482,10 +482,10 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
             else:
                 goes_by_itself = isinstance(error, MissingError | CredentialsError | GoneError)
             if not goes_by_itself:
-                found[resource.key] = f"cannot be seen: {_reason(error)}"
+                seen[resource.key] = f"cannot be seen: {_reason(error)}"
 
     _walk(by_key, look_at)
-    return [(by_key[key], found[key]) for key in reversed(by_key) if key in found]
+    return [(by_key[key], seen[key]) for key in reversed(by_key) if key in seen]
 
 
 def remove(resource: Resource, context: DeployContext, live: Live) -> None:
@@ -522,7 +522,9 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
     poll(is_gone, f"{resource.title} is gone", GONE_SECONDS)
 
 
-def delete(found: list[Found], context: DeployContext, report: Report) -> dict[str, str]:
+def delete(
+    existing_resources: list[Found], context: DeployContext, report: Report
+) -> dict[str, str]:
     """Delete what :func:`existing` found, each after all that needs it.
 
     Goes on after a failure, but keeps what the failed resource needs: without it the next run
@@ -537,7 +539,7 @@ def delete(found: list[Found], context: DeployContext, report: Report) -> dict[s
         for key in of.needs:
             kept.setdefault(key, of.title)
 
-    for resource, live in found:
+    for resource, live in existing_resources:
         if resource.key in kept:
             left[resource.title] = f"{kept[resource.key]} is left and needs it"
             keep_needs(resource)

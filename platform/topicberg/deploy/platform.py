@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from topicberg.catalogs.snowflake import QUERY_ROLE, SnowflakeNames
+from topicberg.catalogs.snowflake.names import QUERY_ROLE, SnowflakeNames
 from topicberg.deploy.aws import emr
 from topicberg.deploy.aws.athena import Workgroup
 from topicberg.deploy.aws.bucket import Bucket, ComputeBucket, DerivedBucket
@@ -32,6 +32,12 @@ from topicberg.deploy.confluent.organization import Cluster, Environment, Schema
 from topicberg.deploy.confluent.tableflow import TableflowTopic
 from topicberg.deploy.context import CLUSTER, ENVIRONMENT, REGISTRY
 from topicberg.deploy.resource import Resource
+from topicberg.deploy.snowflake.integrations import (
+    Integration,
+    ReadingRole,
+    RestIntegration,
+    Volume,
+)
 from topicberg.deploy.snowflake.principals import (
     KEYS,
     OF_TOPICS,
@@ -43,18 +49,8 @@ from topicberg.deploy.snowflake.principals import (
     UserPolicy,
 )
 from topicberg.deploy.snowflake.principals import SnowflakeRole as SnowflakeRole
-from topicberg.deploy.snowflake.storage import (
-    OWNER,
-    Container,
-    IcebergTable,
-    Integration,
-    LinkedDatabase,
-    LinkedTable,
-    ReadingRole,
-    RestIntegration,
-    Volume,
-    Warehouse,
-)
+from topicberg.deploy.snowflake.storage import OWNER, Container, Warehouse
+from topicberg.deploy.snowflake.tables import IcebergTable, LinkedDatabase, LinkedTable
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -360,8 +356,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
         comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
         name = f"{of.lower()} {'.'.join(path)}"
         yield Container(key, name, (*within, *first), within, of=of, path=path, comment=comment)
-    for key, role, what in roles:
-        yield SnowflakeRole(f"snowflake/role/{key}", role, comment=f"{what} role for {user}")
+    for key, role, purpose in roles:
+        yield SnowflakeRole(f"snowflake/role/{key}", role, comment=f"{purpose} role for {user}")
     yield UserKeys(KEYS, names.snowflake_secret, user=user)
     properties = {
         "DEFAULT_WAREHOUSE": called.warehouse,
@@ -455,9 +451,9 @@ def _grant(
     name = ".".join(target)
     if role.endswith(f"_{QUERY_ROLE}".upper()):
         who = "query"
-    what = "create_tables_in_" if privilege.startswith("CREATE") else ""
+    action = "create_tables_in_" if privilege.startswith("CREATE") else ""
     return Grant(
-        f"snowflake/grant/{who}/{what}{needs[0].removeprefix('snowflake/')}",
+        f"snowflake/grant/{who}/{action}{needs[0].removeprefix('snowflake/')}",
         f"{privilege} on {on.lower()} {name} to {role}",
         needs,
         needs,

@@ -24,7 +24,7 @@ class DeadlineExceededError(TopicbergError):
 
 def poll(
     ask: Callable[[], T | None],
-    what: str,
+    awaited: str,
     seconds: float,
     *,
     sleep: Callable[[float], None] = time.sleep,
@@ -33,8 +33,8 @@ def poll(
 
     Reads at growing intervals: fast changes are seen soon, and slow ones are not read too often.
 
-    :param what: a sentence about what is waited for, for the error
-    :raises PatienceError: not within ``seconds``
+    :param awaited: a sentence about what is waited for, for the error
+    :raises DeadlineExceededError: not within ``seconds``
     """
     deadline = time.monotonic() + seconds
     interval = FIRST_SECONDS
@@ -44,7 +44,7 @@ def poll(
             return response
         if time.monotonic() + interval > deadline:
             raise DeadlineExceededError(
-                f"timed out after {seconds:.0f} s: {what}",
+                f"timed out after {seconds:.0f} s: {awaited}",
                 hint="run the command again: it resumes where it stopped",
             )
         sleep(interval)

@@ -17,6 +17,8 @@ from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
+    from topicberg.deploy.costs import Cost, Quota
+    from topicberg.settings import Settings
 
 
 class Action(StrEnum):
@@ -106,6 +108,8 @@ class Resource:
     """By order of magnitude, how long it takes until others can use it; 0: seconds."""
     unique: ClassVar[bool] = True
     """Its vendor refuses a second one of its name."""
+    quota: ClassVar[Quota | None] = None
+    """The vendor's quota that it counts for."""
 
     def find(self, context: DeployContext) -> Live | None:
         """:raises MissingError: what is needed to look is not there"""
@@ -154,6 +158,17 @@ class Resource:
     def remark(self, context: DeployContext, live: Live) -> str:
         """Return what is unexpected of it and is left as it is; empty: nothing is."""
         return ""
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        """Return what it costs a month; None: it is free.
+
+        :param live: as it is; None: it does not exist, or was not looked at
+        """
+        return None
+
+    def quota_units(self, config: Settings) -> int:
+        """Return how much of its quota it takes."""
+        return 1
 
     @property
     def parents(self) -> tuple[str, ...]:

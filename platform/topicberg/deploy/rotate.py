@@ -85,7 +85,7 @@ def rotate(
 
     :raises TopicbergError: some could not be rotated; their active keys still work
     """
-    at = now or datetime.now(UTC)
+    moment = now or datetime.now(UTC)
     user = next((one for one in graph if isinstance(one, User)), None)
     rotated = 0
     problems: list[str] = []
@@ -98,9 +98,9 @@ def rotate(
             if any(one.resource is resource and one.action is Action.CREATE for one in steps):
                 raise TopicbergError("it does not exist", hint="run `topicberg deploy create`")
             if isinstance(resource, RotatingKey):
-                rotated += _rotate_key(resource, context, tell, force=force, now=at)
+                rotated += _rotate_key(resource, context, tell, force=force, now=moment)
             elif user:
-                rotated += _rotate_pair(resource, user, context, tell, force=force, now=at)
+                rotated += _rotate_pair(resource, user, context, tell, force=force, now=moment)
         except Exception as error:  # whatever it is, the other keys are still to be rotated
             if is_expired(error):
                 raise TopicbergError(

@@ -15,7 +15,8 @@ from pydantic import Field, SecretStr, ValidationError
 from topicberg.endpoints.addresses import Addresses
 from topicberg.errors import TopicbergError
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings, Settings
+from topicberg.settings import Settings
+from topicberg.settings.environment import EnvironmentSettings
 
 FIRST_RELEASE = (8, 1)
 """Of EMR with Spark 4.1: emr-spark-8.0.0 has Spark 4.0, emr-7.x has Spark 3.5."""
@@ -78,24 +79,24 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     """
     given = {name: value for name, value in flags.items() if value is not None}
     problems: list[str] = []
-    found = None
+    deploy = None
     try:
-        found = DeploySettings(**_local(config) | given)
+        deploy = DeploySettings(**_local(config) | given)
     except ValidationError as error:
         errors = error.errors(include_input=False)
         problems += [f"{_called(str(one['loc'][0]))}: {one['msg']}" for one in errors]
-    stated = found or _Stated(**given)
+    stated = deploy or _Stated(**given)
     problems += _catalog_problems(stated, config)
     problems += _emr_problems(config)
     problems += _existing_problems(config)
     if config.deployment == "cloud":
         problems += _cloud_problems(stated)
-    if found is None or problems:
+    if deploy is None or problems:
         raise TopicbergError(
             "the deployment's settings are incomplete or wrong:\n  " + "\n  ".join(problems),
             hint="set them in the environment or in .env, or by the flag of the same name",
         )
-    return found
+    return deploy
 
 
 def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list[str]:

@@ -20,12 +20,12 @@ def uncomputed(
     if config.has_spark:
         return []
     enabled = [spec for spec in specs if spec.tableflow.enabled]
-    found = {
+    left_out = {
         "published topics": [spec.name for spec in specs if spec.publishes],
         "histories": [f"{spec.asset_name}_history" for spec in enabled if spec.history],
         "derived tables that read a history": list(derived),
     }
-    lines = [f"{kind}: {', '.join(sorted(names))}" for kind, names in found.items() if names]
+    lines = [f"{kind}: {', '.join(sorted(names))}" for kind, names in left_out.items() if names]
     if not config.on_emr:
         lines.insert(0, "derived tables and upsert views")
     return [*lines, "charts of derived tables, and checks of their rows that are functions"]

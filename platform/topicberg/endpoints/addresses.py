@@ -6,7 +6,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.security.models import HoldsSecrets
-from topicberg.settings import EnvironmentSettings
+from topicberg.settings.environment import EnvironmentSettings
 
 
 class Addresses(HoldsSecrets, EnvironmentSettings):

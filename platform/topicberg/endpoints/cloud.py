@@ -25,7 +25,9 @@ from topicberg.logins.catalog import (
 from topicberg.logins.kafka import KafkaLogin, KafkaSettings
 from topicberg.logins.registry import RegistryLogin, RegistrySettings
 from topicberg.naming import Names
-from topicberg.settings import DEPLOYED_FILE, Settings, emr_settings, invalid, problems
+from topicberg.settings import DEPLOYED_FILE, Settings
+from topicberg.settings.emr import emr_settings
+from topicberg.settings.environment import invalid, problems
 
 SECRETS_SECONDS = 300.0
 """How long read secrets are cached."""

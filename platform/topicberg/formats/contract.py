@@ -57,10 +57,11 @@ class Format(Protocol):
     """The functions of a format's module."""
 
     def fields(
-        self, subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+        self, where: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
     ) -> list[NestedField]:
         """Return the columns of a schema in its order, every one optional, with ids from ``ids``.
 
+        :param where: the subject, schema or file, for errors
         :param message: Protobuf only: the message type; None: the file's first one
         :raises TableflowError: the schema cannot become a table (no record, recursive, a reference
             is missing)
@@ -75,6 +76,33 @@ class Format(Protocol):
         the subject's latest schema.
 
         :raises TableflowError: the schema cannot be read
+        """
+        ...
+
+    def is_union(self, schema: RegisteredSchema) -> bool:
+        """Return whether the schema is a choice of several event types, which has no single table.
+
+        :raises TableflowError: the schema cannot be read
+        """
+        ...
+
+    def as_record(self, schema: RegisteredSchema, name: str) -> RegisteredSchema:
+        """Return a key's schema that is not a record as a record with one field of this name.
+
+        Only the top of the schema decides whether it is a record, as in ``{"$ref": …}``: the
+        columns of tables depend on it.
+
+        :raises TableflowError: the schema cannot be read
+        """
+        ...
+
+    def check_file(self, where: str, schema: RegisteredSchema) -> None:
+        """Refuse a schema file for a reason that :meth:`fields` does not have.
+
+        Libraries of producers may refuse what could become a table, and specs say more of files.
+
+        :param where: the file, for errors
+        :raises TableflowError: the schema is not valid
         """
         ...
 

@@ -32,12 +32,12 @@ from topicberg.clients.glue_schemas import MISSING, NAME, code_of, glue_errors
 from topicberg.errors import TableflowError, UnreachableError
 from topicberg.formats.subjects import (
     MAX_SCHEMA_BYTES,
-    SCHEMA_TYPES,
     RegisteredSchema,
     SchemaType,
     Subject,
     within_limits,
 )
+from topicberg.formats.table import BY_SCHEMA_TYPE
 
 FIRST_OTHER = 100_001
 """AWS's greatest number of a version is 100,000."""
@@ -254,7 +254,7 @@ def _version(uuid: UUID, answer: Any) -> GlueVersion:
     called = f"Glue GetSchemaVersion ({uuid})"
     language, text = str(answer["DataFormat"]), str(answer["SchemaDefinition"])
     *_, registry, name = ("", *str(answer["SchemaArn"]).split("/"))
-    if language not in SCHEMA_TYPES.values() or not registry or not name:
+    if language not in BY_SCHEMA_TYPE or not registry or not name:
         raise unusable(called, "a data format and the ARN of a schema")
     schema_type = cast("SchemaType", language)
     is_protobuf = schema_type == "PROTOBUF"

@@ -106,6 +106,23 @@ def check_size(where: str, schema: RegisteredSchema) -> None:
         )
 
 
+def parsed_json(where: str, schema: RegisteredSchema) -> Any:
+    """Return the JSON value that a schema is, without its references.
+
+    :param where: the subject, schema or file, for the error
+    :raises TableflowError: it is not JSON, is nested too deeply, or exceeds the limits
+    """
+    check_size(where, schema)
+    try:
+        return json.loads(schema.text)
+    except RecursionError:
+        raise too_deep(where) from None
+    except json.JSONDecodeError as error:
+        raise TableflowError(
+            f"{where} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}"
+        ) from None
+
+
 def check_unicode(where: str, contents: Any) -> None:
     """Refuse a schema whose text has half of a surrogate pair: no other system can encode it.
 
@@ -132,11 +149,11 @@ def check_name(where: str, name: str) -> None:
         )
 
 
-def check_length(what: str, name: str) -> None:
+def check_length(described: str, name: str) -> None:
     """:raises TableflowError: the name has too many characters"""
     if len(name) > MAX_NAME:
         raise TableflowError(
-            f"{what} has {len(name)} characters, the limit is {MAX_NAME}: {shortened(name)}",
+            f"{described} has {len(name)} characters, the limit is {MAX_NAME}: {shortened(name)}",
             hint="use a shorter name",
         )
 

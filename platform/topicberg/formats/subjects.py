@@ -38,8 +38,6 @@ MAX_GUIDS = 2_000
 """GUIDs whose ids are known."""
 
 SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]
-SCHEMA_TYPES: Mapping[str, SchemaType] = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
-"""The types of the registry, by the formats of a spec."""
 
 DEFAULT_CONTEXT = "."
 

@@ -51,21 +51,21 @@ def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFi
 
 
 def entries_by_manifest(
-    io: FileIO, found: Iterable[ManifestFile], *, discard_deleted: bool = True
+    io: FileIO, manifests: Iterable[ManifestFile], *, discard_deleted: bool = True
 ) -> Iterator[tuple[str, list[ManifestEntry]]]:
     """Yield the path of each manifest and its entries.
 
     :param discard_deleted: without the entries of removed files
     """
 
-    listed = list(found)
+    listed = list(manifests)
     read = in_parallel(partial(read_entries, io, discard_deleted=discard_deleted), listed)
     yield from zip((manifest.manifest_path for manifest in listed), read, strict=True)
 
 
-def entries(io: FileIO, found: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
+def entries(io: FileIO, manifests: Iterable[ManifestFile]) -> Iterator[ManifestEntry]:
     """Yield the entries of manifests, without those of removed files."""
-    for _, read in entries_by_manifest(io, found):
+    for _, read in entries_by_manifest(io, manifests):
         yield from read
 
 

@@ -1,4 +1,4 @@
-"""Topics and subjects: create them as their spec requires, read a topic's offsets and identity.
+"""Topics: create them as their spec requires, read a topic's offsets and identity.
 
 Every call has a timeout, and its error names who did not answer. What reads a topic raises
 :class:`NoSuchTopicError` if it does not exist.
@@ -12,10 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import (
@@ -40,24 +38,19 @@ from confluent_kafka.admin import (
 )
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from topicberg.clients.registry import CONFLICT, IncompatibleSchemaError, if_found, registry_errors
 from topicberg.endpoints import Endpoints
-from topicberg.errors import LoginError, SpecError, TopicbergError, UnreachableError
+from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.kafka.schemas import register_schema
 from topicberg.settings import see_whether_it_runs, settings
 from topicberg.topics import requests
-from topicberg.topics.refusals import refusal
-from topicberg.topics.schema import read_schema
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
-
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
-    from topicberg.topics.spec import KeySpec, ValueSchema
+
 
 logger = logging.getLogger(__name__)
-
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
@@ -78,7 +71,6 @@ _LEADERLESS = (
     *(KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH),
 )
 LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-
 T = TypeVar("T")
 
 
@@ -285,9 +277,6 @@ def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
     return TopicLog(str(described.topic_id), beginning, end)
 
 
-# --- topics ---
-
-
 @dataclass
 class _Account:
     """A client and the reason why its last login failed, with the time (monotonic).
@@ -345,7 +334,7 @@ def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
     return None
 
 
-def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
+def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
     """Wait for a response of the broker.
 
     :raises NoSuchTopicError: the topic does not exist
@@ -357,7 +346,7 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
         server = endpoints.kafka_login.token_uri if endpoints.kafka_login.auth == "oidc" else None
         return UnreachableError(
-            f"Kafka at {endpoints.kafka_bootstrap} does not answer ({what})",
+            f"Kafka at {endpoints.kafka_bootstrap} does not answer ({action})",
             hint=see_whether_it_runs("Kafka")
             + (f", and check that the OAuth server {server} gives out tokens" if server else ""),
         )
@@ -365,19 +354,19 @@ def result_of(future: Future[T], endpoints: Endpoints, what: str) -> T:
     try:
         return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
     except FutureTimeoutError:
-        raise _login_error(endpoints, what) or silent() from None
+        raise _login_error(endpoints, action) or silent() from None
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise NoSuchTopicError(
-                f"{what}: the topic does not exist on {endpoints.kafka_bootstrap}",
+                f"{action}: the topic does not exist on {endpoints.kafka_bootstrap}",
                 hint="check the name; the Tableflow engine creates a topic that has a spec",
             ) from None
         if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
-            raise _login_error(endpoints, what) or silent() from error
+            raise _login_error(endpoints, action) or silent() from error
         if reason.code() in _LEADERLESS:
-            raise no_leader(what) from error
-        raise TopicbergError(f"Kafka refused ({what}): {reason.str()}") from error
+            raise no_leader(action) from error
+        raise TopicbergError(f"Kafka refused ({action}): {reason.str()}") from error
 
 
 def _create_missing(spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None) -> bool:
@@ -535,9 +524,9 @@ class NoLeaderError(TopicbergError):
     """A partition has no leader: it is being created, or its broker has just restarted."""
 
 
-def no_leader(what: str) -> NoLeaderError:
+def no_leader(action: str) -> NoLeaderError:
     return NoLeaderError(
-        f"Kafka has no leader for a partition ({what})", hint="try again in a moment"
+        f"Kafka has no leader for a partition ({action})", hint="try again in a moment"
     )
 
 
@@ -564,124 +553,3 @@ def _offsets(
         place.partition: result_of(future, endpoints, f"list the offsets of {topic}").offset
         for place, future in sorted(futures.items(), key=lambda item: item[0].partition)
     }
-
-
-# --- subjects ---
-
-
-def register_schema(
-    endpoints: Endpoints, subject: str, schema: ValueSchema | KeySpec, path: Path
-) -> int:
-    """Return the id of the schema in the subject; register it if no version of the subject has it.
-
-    The subject gets the compatibility level of the spec, if the spec has one.
-
-    :param schema: the schema section of the topic's spec
-    :param path: its file
-    :raises IncompatibleSchemaError: the subject's compatibility level does not allow it
-    :raises TopicbergError: the registry does not answer, or refuses
-    """
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-    registry = endpoints.schema_registry_client()
-    file_schema = as_registered(schema, path)
-    with registry_errors(f"the schema of {subject}"):
-        _set_compatibility(registry, subject, schema.compatibility)
-        found = lookup(registry, subject, file_schema)
-        if found is not None and found.schema_id is not None:
-            return found.schema_id
-        try:
-            schema_id = registry.register_schema(subject, file_schema)
-        except SchemaRegistryError as error:
-            if error.http_status_code != CONFLICT:
-                raise
-            what, hint = refusal(error.error_message, compatibility(registry, subject))
-            raise IncompatibleSchemaError(
-                f"the schema registry refused the schema of {subject} ({path.name}): {what}",
-                hint=hint,
-            ) from error
-        # A registry may forget the level of a subject that has no versions yet.
-        _set_compatibility(registry, subject, schema.compatibility)
-    logger.info("registered schema %d as %s", schema_id, subject)
-    return schema_id
-
-
-def as_registered(schema: ValueSchema | KeySpec, path: Path) -> Schema:
-    """Return the schema of a file as it is registered.
-
-    :param schema: the schema section of the topic's spec
-    :raises SpecError: the file is invalid
-    """
-    from confluent_kafka.schema_registry import Schema
-
-    text = read_schema(path, schema.format, schema.message, part="key").text
-    return Schema(text, schema.format.upper())
-
-
-def lookup(registry: SchemaRegistryClient, subject: str, schema: Schema) -> RegisteredSchema | None:
-    """Return the version of a subject that has this schema, or None."""
-    return if_found(registry.lookup_schema, subject, schema)
-
-
-def latest_version(registry: SchemaRegistryClient, subject: str) -> RegisteredSchema | None:
-    """Return the newest version of a subject, or None if the subject does not exist."""
-    return if_found(registry.get_latest_version, subject)
-
-
-def compatibility(registry: SchemaRegistryClient, subject: str) -> str | None:
-    """Return the compatibility level of a subject, or None if the registry does not report it."""
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-    for name in (subject, None):
-        with suppress(SchemaRegistryError, KeyError):
-            return registry.get_compatibility(name)
-    return None
-
-
-def _set_compatibility(registry: SchemaRegistryClient, subject: str, level: str | None) -> None:
-    if level is not None and if_found(registry.get_compatibility, subject) != level:
-        registry.set_compatibility(subject, level)
-
-
-def later_versions(
-    spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None
-) -> list[tuple[str, int]]:
-    """Return the versions of the topic's subjects that came after the schema of its spec.
-
-    :returns: subject and version
-    :raises SpecError: the spec names no schema file
-    :raises TopicbergError: a subject does not have the spec's schema
-    """
-    if not list(spec.schema_files(config)):
-        raise SpecError(
-            f"the spec of topic {spec.name} names no schema file to return to",
-            hint="let the owner of the schemas delete the versions"
-            if spec.external
-            else "add `schema.file` to the spec",
-        )
-    registry = endpoints.schema_registry_client()
-    found: list[tuple[str, int]] = []
-    for subject, schema, path in spec.schema_files(config):
-        with registry_errors(f"the schema of {subject}"):
-            ours = lookup(registry, subject, as_registered(schema, path))
-            if ours is None:
-                raise TopicbergError(
-                    f"subject {subject} has no version with the schema of {path.name}",
-                    hint=f"run `topicberg topics register {spec.name}`, which registers it",
-                )
-            versions = registry.get_versions(subject)
-            found += [
-                (subject, n) for n in versions if ours.version is not None and n > ours.version
-            ]
-    return found
-
-
-def delete_versions(versions: list[tuple[str, int]], endpoints: Endpoints) -> None:
-    """Delete versions of subjects, as :func:`later_versions` returns them.
-
-    :raises TopicbergError: the registry does not answer, or refuses
-    """
-    registry = endpoints.schema_registry_client()
-    for subject, version in versions:
-        with registry_errors(f"the schema of {subject}"):
-            registry.delete_version(subject, version)

@@ -17,6 +17,7 @@ from topicberg.clients.registry import registry_errors
 from topicberg.endpoints.schemas import glue_reader
 from topicberg.errors import SpecError, TableflowError, TopicbergError, UnreachableError
 from topicberg.files import update_file
+from topicberg.formats.table import BY_SCHEMA_TYPE
 from topicberg.settings import see_whether_it_runs
 from topicberg.topics.discovery import (
     Discovery,
@@ -241,9 +242,11 @@ def _schema(
     """Return the newest schema of a subject, and write its file; None: no format has it."""
     with registry_errors(f"the schema of {subject}"):
         newest = registry.get_latest_version(subject)
-    schema, kind = newest.schema, (newest.schema.schema_type or "AVRO").lower()
-    if kind not in ("avro", "json", "protobuf"):
+    schema = newest.schema
+    entry = BY_SCHEMA_TYPE.get(schema.schema_type or "AVRO")
+    if entry is None:
         return None
+    kind = entry.name
     text = schema.schema_str or ""
     if config is not None:
         path = schema_file(config, topic, part, kind)

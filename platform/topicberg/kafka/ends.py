@@ -43,31 +43,31 @@ class EndReader:
         self._described: dict[str, _Described | TopicbergError] = {}
         self._describe_at = 0.0
 
-    def read(self, held: Mapping[str, Offsets]) -> dict[str, Ends | TopicbergError]:
+    def read(self, committed: Mapping[str, Offsets]) -> dict[str, Ends | TopicbergError]:
         """Return the ends of topics, or why they are not known: one request to each broker.
 
         A second request reads where transactions hold records back, only of the topics that have
         records after those that are held.
 
-        :param held: topic → partition → first offset that is not needed
+        :param committed: topic → partition → first offset that is not needed
         :raises UnreachableError: Kafka does not answer
         """
-        if self._now() >= self._describe_at or not self._described.keys() >= held.keys():
-            self._describe(held)
+        if self._now() >= self._describe_at or not self._described.keys() >= committed.keys():
+            self._describe(committed)
         known = {
             topic: one
-            for topic in held
+            for topic in committed
             if isinstance(one := self._described.get(topic), _Described)
         }
         high = self._list(known, IsolationLevel.READ_UNCOMMITTED)
         waiting = {
             topic: known[topic]
             for topic, ends in high.items()
-            if isinstance(ends, dict) and ends != held[topic]
+            if isinstance(ends, dict) and ends != committed[topic]
         }
         stable = self._list(waiting, IsolationLevel.READ_COMMITTED)
         found: dict[str, Ends | TopicbergError] = {}
-        for topic in held:
+        for topic in committed:
             one, ends = self._described[topic], high.get(topic)
             readable = stable.get(topic, ends)
             if isinstance(one, TopicbergError):

@@ -130,27 +130,27 @@ class Records:
             self.has_header_value,
         )
 
-    def raw(self, at: int) -> dict[str, Any]:
+    def raw(self, index: int) -> dict[str, Any]:
         """Return one record as it is in Kafka.
 
         ``headers`` is None if there are none, or if a name is not UTF-8.
         """
-        headers = self.raw_headers(at)
+        headers = self.raw_headers(index)
         return {
-            "key": _slice(self.keys, self.key_offsets, self.has_key, at),
-            "value": _slice(self.values, self.value_offsets, self.has_value, at),
-            "partition": int(self.partitions[at]),
-            "offset": int(self.offsets[at]),
-            "timestampType": int(self.time_types[at]) - 1,
-            "timestamp_ms": int(self.times[at]),
+            "key": _slice(self.keys, self.key_offsets, self.has_key, index),
+            "value": _slice(self.values, self.value_offsets, self.has_value, index),
+            "partition": int(self.partitions[index]),
+            "offset": int(self.offsets[index]),
+            "timestampType": int(self.time_types[index]) - 1,
+            "timestamp_ms": int(self.times[index]),
             "headers": headers and [{"key": name, "value": value} for name, value in headers],
         }
 
-    def raw_headers(self, at: int) -> list[tuple[str, bytes | None]] | None:
+    def raw_headers(self, index: int) -> list[tuple[str, bytes | None]] | None:
         """Return the headers of one record; None: there are none, or a name is not UTF-8."""
         names, values = self.header_offsets
         found: list[tuple[str, bytes | None]] = []
-        for number in range(self.header_ends[at], self.header_ends[at + 1]):
+        for number in range(self.header_ends[index], self.header_ends[index + 1]):
             name = self.headers[names[number] : names[number + 1]].tobytes()
             value = self.headers[self.size :][values[number] : values[number + 1]].tobytes()
             try:

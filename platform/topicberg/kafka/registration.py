@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from topicberg import kafka
 from topicberg.clients.registry import registry_errors
 from topicberg.errors import SpecError
+from topicberg.kafka import schemas
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -133,17 +133,17 @@ def _compare(
     schema: ValueSchema | KeySpec,
     path: Path,
 ) -> FileState:
-    file_schema = kafka.as_registered(schema, path)
+    file_schema = schemas.as_registered(schema, path)
     with registry_errors(f"subject {subject}"):
-        latest = kafka.latest_version(registry, subject)
+        latest = schemas.latest_version(registry, subject)
         if latest is None:
             return FileState(topic, subject, path.name, None, None)
-        found = kafka.lookup(registry, subject, file_schema)
+        found = schemas.lookup(registry, subject, file_schema)
         if found is not None:
             return FileState(topic, subject, path.name, found.version, latest.version)
-        level = schema.compatibility or kafka.compatibility(registry, subject)
+        level = schema.compatibility or schemas.compatibility(registry, subject)
         acceptable = None
-        if schema.compatibility in (None, kafka.compatibility(registry, subject)):
+        if schema.compatibility in (None, schemas.compatibility(registry, subject)):
             acceptable = registry.test_compatibility(subject, file_schema)
     return FileState(topic, subject, path.name, None, latest.version, acceptable, level)
 
@@ -170,7 +170,7 @@ def register(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[Fi
     :raises TopicbergError: the registry does not answer, or refuses
     """
     for subject, schema, path in spec.schema_files(config):
-        kafka.register_schema(endpoints, subject, schema, path)
+        schemas.register_schema(endpoints, subject, schema, path)
     return compare(spec, endpoints, config)
 
 
@@ -186,13 +186,13 @@ def pull(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[Path]:
     written = []
     for subject, schema, path in spec.schema_files(config):
         with registry_errors(f"subject {subject}"):
-            latest = kafka.latest_version(registry, subject)
+            latest = schemas.latest_version(registry, subject)
             if latest is None or latest.schema is None:
                 raise SpecError(
                     f"subject {subject} does not exist in the schema registry",
                     hint=f"run `topicberg topics register {spec.name}`",
                 )
-            found = kafka.lookup(registry, subject, kafka.as_registered(schema, path))
+            found = schemas.lookup(registry, subject, schemas.as_registered(schema, path))
         if found is None:
             raise SpecError(
                 f"{path.name} has changes that are not registered as {subject}",

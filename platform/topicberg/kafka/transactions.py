@@ -52,7 +52,7 @@ def transactional_producer(
 
 @contextmanager
 def transaction_errors(
-    what: str, hint: str, refused: type[TopicbergError] = TopicbergError
+    action: str, hint: str, refused: type[TopicbergError] = TopicbergError
 ) -> Iterator[None]:
     """Report failures of calls of a transactional producer.
 
@@ -64,8 +64,10 @@ def transaction_errors(
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() in _FENCED:
-            raise CommitConflictError(f"{what}: another producer took over") from error
-        raise refused(f"{what}: Kafka refused a transaction: {reason.str()}", hint=hint) from error
+            raise CommitConflictError(f"{action}: another producer took over") from error
+        raise refused(
+            f"{action}: Kafka refused a transaction: {reason.str()}", hint=hint
+        ) from error
 
 
 def abort(producer: Producer) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import TopicbergError
-from topicberg.settings import EnvironmentSettings, problems
+from topicberg.settings.environment import EnvironmentSettings, problems
 
 Model = TypeVar("Model", bound=EnvironmentSettings)
 

@@ -19,7 +19,7 @@ from topicberg.logins import OAUTH_CLIENT, has_client, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import EnvironmentSettings, FromJson
+from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson
 
 PREFIX = "TOPICBERG_ICEBERG_REST"
 TOPICS_PREFIX = "TOPICBERG_CATALOG"
@@ -118,12 +118,12 @@ class CatalogLogin(OAuthLogin):
         return found | {"headers": sorted(self.headers)}
 
     @classmethod
-    def from_public(cls, found: Mapping[str, Any]) -> Self:
+    def from_public(cls, public: Mapping[str, Any]) -> Self:
         """Return such a login with the secrets of this process's environment.
 
         :raises TopicbergError: the environment lacks a secret; names the variable
         """
-        given = dict(found)
+        given = dict(public)
         for name in _SECRETS:
             given[name] = os.environ.get(f"{cls.settings_prefix}_{name.upper()}") or None
         headers = json.loads(os.environ.get(f"{cls.settings_prefix}_HEADERS") or "{}")
@@ -233,6 +233,7 @@ class CatalogSettings(CatalogLogin, EnvironmentSettings):
     """``TOPICBERG_ICEBERG_REST_<FIELD>``."""
 
     model_config = named(PREFIX)
+    concern = Concern.CATALOGS
 
 
 class TopicsCatalogLogin(CatalogLogin):
@@ -247,6 +248,7 @@ class TopicsCatalogSettings(HoldsSecrets, EnvironmentSettings):
     """``TOPICBERG_CATALOG_<FIELD>``, which ``topicberg deploy`` reads too."""
 
     model_config = named(TOPICS_PREFIX)
+    concern = Concern.CATALOGS
 
     uri: str | None = Field(default=None, pattern=r"^https?://.+[^/]$")
     name: str | None = None

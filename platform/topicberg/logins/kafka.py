@@ -16,7 +16,7 @@ from topicberg.errors import LoginError
 from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
-from topicberg.settings import EnvironmentSettings, FromJson
+from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson
 
 PREFIX = "TOPICBERG_KAFKA"
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -183,6 +183,7 @@ class KafkaSettings(KafkaLogin, EnvironmentSettings):
     """``TOPICBERG_KAFKA_<FIELD>``."""
 
     model_config = named(PREFIX)
+    concern = Concern.KAFKA
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import SecretStr, model_validator
 from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.redaction import remember
-from topicberg.settings import EnvironmentSettings
+from topicberg.settings.environment import Concern, EnvironmentSettings
 
 PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
 
@@ -115,3 +115,4 @@ class RegistrySettings(RegistryLogin, EnvironmentSettings):
     """``TOPICBERG_SCHEMA_REGISTRY_<FIELD>``."""
 
     model_config = named(PREFIX)
+    concern = Concern.REGISTRY

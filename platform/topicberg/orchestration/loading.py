@@ -30,7 +30,8 @@ from topicberg.orchestration.jobs import (
 )
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.project import VARIABLE
-from topicberg.settings import emr_settings, settings
+from topicberg.settings import settings
+from topicberg.settings.emr import emr_settings
 from topicberg.topics.kept import build_with_kept
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyiceberg.typedef import Identifier
     from snowflake.connector import SnowflakeConnection
 
-    from topicberg.catalogs.snowflake import TablePath
+    from topicberg.catalogs.snowflake.names import TablePath
 
 __all__ = ["Engine", "QueryError", "QueryResult", "check_reads", "duckdb_connection", "run_query"]
 
@@ -161,7 +161,7 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     """
     import duckdb
 
-    from topicberg.catalogs.snowflake import quote  # DuckDB quotes as Snowflake does
+    from topicberg.catalogs.snowflake.names import quote  # DuckDB quotes as Snowflake does
 
     config = config or settings()
     _check_listening("the Iceberg catalog", endpoints.iceberg_rest)
@@ -258,7 +258,8 @@ def _snowflake_connection(endpoints: Endpoints, config: Settings) -> SnowflakeCo
     """Return a connection that can only read."""
     import snowflake.connector
 
-    from topicberg.catalogs.snowflake import QUERY_ROLE, ask, logging_in
+    from topicberg.catalogs.snowflake.names import QUERY_ROLE
+    from topicberg.catalogs.snowflake.session import ask, logging_in
 
     account = endpoints.snowflake
     if account.host and account.port:
@@ -286,7 +287,7 @@ def _snowflake_connection(endpoints: Endpoints, config: Settings) -> SnowflakeCo
 def _ask_snowflake(
     sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None
 ) -> Answer:
-    from topicberg.catalogs.snowflake import ask
+    from topicberg.catalogs.snowflake.session import ask
 
     with _snowflake_connection(endpoints, config) as connection:
         if config.snowflake_linked_database:
@@ -296,7 +297,7 @@ def _ask_snowflake(
 
 def _in_linked_database(sql: str, connection: SnowflakeConnection, config: Settings) -> str:
     """Return the query with the names that tables of topics have in the linked database."""
-    from topicberg.catalogs.snowflake import find_table_path
+    from topicberg.catalogs.snowflake.tables import find_table_path
     from topicberg.query.linked import qualify
     from topicberg.topics import check_topics
 
@@ -376,7 +377,7 @@ def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str
 
 def _commits_behind(name: str, sql: str, endpoints: Endpoints, config: Settings) -> int | None:
     """Return by how many commits Snowflake's state of a table is older; None: it is not known."""
-    from topicberg.catalogs.snowflake import find_table_path, read_back
+    from topicberg.catalogs.snowflake.tables import find_table_path, read_back
 
     with suppress(Exception):  # this is only a hint for a query that failed already
         catalog = endpoints.catalog(config)

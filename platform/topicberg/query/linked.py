@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topicberg.catalogs.snowflake import TablePath, quote
+from topicberg.catalogs.snowflake.names import TablePath, quote
 
 
 def qualify(sql: str, find: Callable[[str], TablePath | None]) -> str:

@@ -61,7 +61,7 @@ def first_offsets(
     spec: TopicSpec,
     endpoints: Endpoints,
     table: Table,
-    held: commit.Committed,
+    committed: commit.Committed,
     log: kafka.TopicLog,
 ) -> Offsets:
     """Return the topic's start offsets, fixed in the table before the first commit.
@@ -69,7 +69,7 @@ def first_offsets(
     Otherwise a table that starts at the latest offset would start later at every attempt.
     """
     position = spec.tableflow.start_position
-    if position == "earliest" or held.offsets:
+    if position == "earliest" or committed.offsets:
         return {}
     known = table.properties.get(summaries.FIRST_OFFSETS)
     # Earlier versions of topicberg noted no id.

@@ -45,23 +45,23 @@ def enable(
     tableflow: dict[str, Any] | None = None,
     write_mode: Literal["append", "upsert"] | None = None,
     *,
-    found: FoundTopic | None = None,
+    discovered: FoundTopic | None = None,
     command: bool = False,
 ) -> TopicSpec:
     """Materialize the topic from now on.
 
     :param tableflow: fields of ``tableflow:`` in a topic spec that replace the spec's
     :param write_mode: of a topic without a spec; default: what Kafka and the registry say
-    :param found: what they have of a topic without a spec; None: as when it was enabled before
+    :param discovered: what they have of a topic without a spec; None: as when it was enabled before
     :param command: the settings come from a command: they replace earlier ones, and stay
     :returns: the spec that the engine uses from now on
     :raises SpecError: a setting is invalid
     """
     given = dict(tableflow or {})
     with suppress(TopicbergError):  # a damaged request is replaced
-        if found is None and (before := read_request(config, topic)) is not None:
-            found, write_mode = before.found, write_mode or before.write_mode
-    request = StoredRequest(topic=topic, enabled=True, write_mode=write_mode, found=found)
+        if discovered is None and (before := read_request(config, topic)) is not None:
+            discovered, write_mode = before.found, write_mode or before.write_mode
+    request = StoredRequest(topic=topic, enabled=True, write_mode=write_mode, found=discovered)
     if command:
         request.command = given
     else:

@@ -185,10 +185,10 @@ class OldRows:
         return replaced, stale
 
 
-def together(one: Sequence[FileRows], other: Sequence[FileRows]) -> list[FileRows]:
+def together(first: Sequence[FileRows], other: Sequence[FileRows]) -> list[FileRows]:
     """Return the rows of both, each once."""
     found: dict[str, FileRows] = {}
-    for each in (*one, *other):
+    for each in (*first, *other):
         path = each.file.file_path
         if path in found:
             positions = np.union1d(found[path].positions, each.positions).astype(np.uint32)

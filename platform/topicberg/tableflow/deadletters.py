@@ -31,9 +31,10 @@ from topicberg import kafka
 from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError, TopicbergError
-from topicberg.formats import format_of
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
+from topicberg.kafka import schemas
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.kafka.transactions import (
@@ -106,11 +107,11 @@ class DeadLetters:
         self._schema: Any = None
 
     def write(
-        self, table: Table, topic_id: str, held: Offsets, malformed: Iterable[Record]
+        self, table: Table, topic_id: str, committed: Offsets, malformed: Iterable[Record]
     ) -> None:
         """Produce the malformed records that the dead-letter topic does not have yet.
 
-        :param held: up to where the table holds the topic: earlier records are not read again
+        :param committed: up to where the table holds the topic: earlier records are not read again
         :param malformed: records with :data:`COLUMNS`
         :raises CommitConflictError: another engine of this topic took over
         :raises TopicbergError: the dead-letter topic does not take them
@@ -127,7 +128,7 @@ class DeadLetters:
                 topic_id,
             ):
                 session = self._open(producer_id, topic_id)
-            session.logged.forget(held)
+            session.logged.forget(committed)
             try:
                 for some in self._new(session, malformed):
                     self._send(session, some)
@@ -186,7 +187,7 @@ class DeadLetters:
         self._schema = fastavro.parse_schema(json.loads(path.read_text()))
         own = str(self._schema["name"])
         subject = self.target.value_subject if self._is_ours(own) else own
-        register = partial(kafka.register_schema, self._endpoints)
+        register = partial(schemas.register_schema, self._endpoints)
         try:
             number = register(subject, self.target.value_schema, path)
         except IncompatibleSchemaError:

@@ -11,7 +11,8 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError
-from topicberg.formats import ResolvedSchema, format_of
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
 from topicberg.kafka.samples import RECORDS, sampled_messages

@@ -157,7 +157,7 @@ def is_of_service(error: PySparkException) -> bool:
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
+def explained(subject: str) -> Iterator[None]:
     """Raise errors of the catalog and the store as :func:`explain` words them.
 
     :raises TopicbergError: the catalog or the store refuses, or does not answer
@@ -166,16 +166,18 @@ def explained(what: str) -> Iterator[None]:
         yield
     except (RESTError, OSError) as error:
         if isinstance(error, LoginError):
-            raise LoginError(f"{what}: {error.message}", hint=error.hint) from error
-        raise explain(what, error) from error
+            raise LoginError(f"{subject}: {error.message}", hint=error.hint) from error
+        raise explain(subject, error) from error
 
 
-def explain(what: str, error: BaseException) -> TopicbergError:
+def explain(subject: str, error: BaseException) -> TopicbergError:
     """Return an error of Spark, the catalog or the store at e.g. ``topic orders`` as a message."""
     text = str(error)
     for known in _KNOWN:
         if known.search(text):
-            return TopicbergError(f"{what}: {known.message}{known.reason(text)}", hint=known.hint)
+            return TopicbergError(
+                f"{subject}: {known.message}{known.reason(text)}", hint=known.hint
+            )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if details := re.search(r'^\s*details = "(.+)"', text, re.MULTILINE):  # an error of gRPC
         lines = [details[1]]
@@ -186,7 +188,7 @@ def explain(what: str, error: BaseException) -> TopicbergError:
     if _CONNECTION.search(text):
         service = unavailable_service(error)
         return UnreachableError(
-            f"{what}: {service or 'a service'} does not answer: {reason}",
+            f"{subject}: {service or 'a service'} does not answer: {reason}",
             hint=f"{availability_hint(service)}; the engine then writes the batch again",
         )
-    return TopicbergError(f"{what}: {type(error).__name__}: {reason}")
+    return TopicbergError(f"{subject}: {type(error).__name__}: {reason}")

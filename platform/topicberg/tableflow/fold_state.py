@@ -23,13 +23,13 @@ def order_of(micros: int | None, position: Any) -> Order | None:
     return (-1 if micros is None else micros, empty if position is None else position)
 
 
-def precedes(one: Order, other: Order) -> bool:
+def precedes(change: Order, other: Order) -> bool:
     """Return whether one change of a key came before another change of the same key.
 
     A snapshot reads rows as they were at its position, but with the time of the reading: changes
     after this position may have earlier times.
     """
-    return one < other or (type(one[1]) is type(other[1]) and one[1] < other[1])
+    return change < other or (type(change[1]) is type(other[1]) and change[1] < other[1])
 
 
 class _Change(BaseModel):

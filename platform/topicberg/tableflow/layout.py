@@ -28,13 +28,14 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError
-from topicberg.formats import as_record, format_of, is_union
 from topicberg.formats.connect import with_connect_types
+from topicberg.formats.dispatch import as_record, format_of, is_union
 from topicberg.formats.envelope import SOURCE, Changes, changed_columns
 from topicberg.formats.framing import OWN_SCHEMA_ID, Framing, RecordFraming
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.protobuf import message_indexes
-from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, SchemaReaders, Subject
+from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
+from topicberg.formats.table import FORMATS
 from topicberg.iceberg.names import name_in_files
 from topicberg.topics.spec import EVENT_TIME, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
 
@@ -118,7 +119,7 @@ class MessageField:
     def _written(
         self, subject: Subject, version: RegisteredSchema, ids: Iterator[int]
     ) -> list[NestedField]:
-        return format_of(version).fields(subject.name, version, ids, self.message)
+        return format_of(version).fields(f"subject {subject.name}", version, ids, self.message)
 
     def _columns(self, fields: list[NestedField]) -> list[NestedField]:
         if self.changes is None or self.subject is None:
@@ -250,7 +251,7 @@ def _subject(
         schema = readers.confluent.version(name, None if own.version == "newest" else own.version)
     else:
         name, text = own.file, spec.schema_text(part, config)
-        schema = RegisteredSchema(OWN_SCHEMA_ID, SCHEMA_TYPES[own.format], text)
+        schema = RegisteredSchema(OWN_SCHEMA_ID, FORMATS[own.format].schema_type, text)
     schema = replace(schema, schema_id=OWN_SCHEMA_ID)
     return Subject(name, {OWN_SCHEMA_ID: schema}, schema)
 
@@ -435,7 +436,7 @@ _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than
 
 
 def twins(
-    held: Sequence[NestedField], new: Sequence[NestedField], path: str = ""
+    existing: Sequence[NestedField], new: Sequence[NestedField], path: str = ""
 ) -> Iterator[tuple[str, str]]:
     """Yield the fields that would be one column with another one, at every depth.
 
@@ -445,9 +446,9 @@ def twins(
     :return: path of the new field, name of the column
     """
     by_lower: dict[str, NestedField] = {}
-    for field in held:
+    for field in existing:
         by_lower.setdefault(name_in_files(field.name).lower(), field)
-    by_name = {field.name: field for field in held}
+    by_name = {field.name: field for field in existing}
     for field in new:
         where = f"{path}{field.name}"
         twin = by_lower.setdefault(name_in_files(field.name).lower(), field)

@@ -34,13 +34,13 @@ class Places:
             self._chunks[key] = np.zeros(CHUNK, np.bool_)
         self._chunks[key][place[1] % CHUNK] = True
 
-    def forget(self, held: Mapping[int, int]) -> None:
+    def forget(self, committed: Mapping[int, int]) -> None:
         """Remove places before these offsets, once there are many."""
         if len(self._chunks) > KEPT_CHUNKS:
             self._chunks = {
                 (partition, number): chunk
                 for (partition, number), chunk in self._chunks.items()
-                if (number + 1) * CHUNK > held.get(partition, 0)
+                if (number + 1) * CHUNK > committed.get(partition, 0)
             }
 
     def dump(self) -> dict[str, str]:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from topicberg.formats import ResolvedSchema, format_of
 from topicberg.formats.columnar.program import NotCoveredError, ProgramCode, Programs, Shape
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.subjects import SchemaType
 from topicberg.iceberg.data_files import (
     WriteTarget,

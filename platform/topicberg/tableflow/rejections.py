@@ -56,10 +56,10 @@ class Rejections:
         """Whether records name, or have, schemas that were not looked up yet."""
         return bool(self.unknown or self.inline)
 
-    def add(self, records: Records, at: int, reason: MalformedError) -> None:
+    def add(self, records: Records, index: int, reason: MalformedError) -> None:
         """Add one of some records."""
         self.count += 1
-        place = int(records.partitions[at]), int(records.offsets[at])
+        place = int(records.partitions[index]), int(records.offsets[index])
         number = reason.schema_id if isinstance(reason, UnknownSchemaError) else None
         if number is not None and len(self.unknown) < MAX_UNKNOWN:
             self.unknown.add(number)
@@ -68,7 +68,7 @@ class Rejections:
         if self.first is None or place < self.first[0]:
             self.first = place, str(reason), number
         if self.mode == "LOG":
-            self.records.append(records.raw(at) | {"reason": str(reason), "schema_id": number})
+            self.records.append(records.raw(index) | {"reason": str(reason), "schema_id": number})
 
     def name_missing(self, foreign: Mapping[str, ForeignSchemas]) -> None:
         """Give the reasons of records whose schemas were looked up and are missing.

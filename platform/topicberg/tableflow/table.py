@@ -264,7 +264,7 @@ def _evolve(table: Table, schema: Schema) -> None:
         ) from error
 
 
-def check_types(held: IcebergType, new: IcebergType, path: str = "") -> None:
+def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None:
     """Refuse conversions that PyIceberg would do and Iceberg's specification forbids.
 
     Text and bytes are not converted into each other, and a column keeps its unit of time. A decimal
@@ -272,8 +272,8 @@ def check_types(held: IcebergType, new: IcebergType, path: str = "") -> None:
 
     :raises ValueError: the conversion is refused
     """
-    if isinstance(held, StructType) and isinstance(new, StructType):
-        by_name = {field.name: field for field in held.fields}
+    if isinstance(existing, StructType) and isinstance(new, StructType):
+        by_name = {field.name: field for field in existing.fields}
         for field in new.fields:
             if column := by_name.get(field.name):
                 where = f"{path}.{field.name}" if path else field.name
@@ -281,15 +281,19 @@ def check_types(held: IcebergType, new: IcebergType, path: str = "") -> None:
                 if before and now and before != now:
                     raise ValueError(f"the column {where} is in {before}, the schema has {now}")
                 check_types(column.field_type, field.field_type, where)
-    elif isinstance(held, ListType) and isinstance(new, ListType):
-        check_types(held.element_type, new.element_type, f"{path}.element")
-    elif isinstance(held, MapType) and isinstance(new, MapType):
-        check_types(held.key_type, new.key_type, f"{path}.key")
-        check_types(held.value_type, new.value_type, f"{path}.value")
-    elif {type(held), type(new)} == {StringType, BinaryType}:
-        raise ValueError(f"the column {path} is of type {held}, the schema has {new}")
-    elif isinstance(held, DecimalType) and isinstance(new, DecimalType) and held.scale != new.scale:
+    elif isinstance(existing, ListType) and isinstance(new, ListType):
+        check_types(existing.element_type, new.element_type, f"{path}.element")
+    elif isinstance(existing, MapType) and isinstance(new, MapType):
+        check_types(existing.key_type, new.key_type, f"{path}.key")
+        check_types(existing.value_type, new.value_type, f"{path}.value")
+    elif {type(existing), type(new)} == {StringType, BinaryType}:
+        raise ValueError(f"the column {path} is of type {existing}, the schema has {new}")
+    elif (
+        isinstance(existing, DecimalType)
+        and isinstance(new, DecimalType)
+        and existing.scale != new.scale
+    ):
         raise ValueError(
-            f"the column {path} is a {held}, the schema has a {new}, and the scale of a column "
+            f"the column {path} is a {existing}, the schema has a {new}, and the scale of a column "
             "cannot change"
         )

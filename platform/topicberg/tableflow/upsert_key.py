@@ -18,7 +18,7 @@ from pyiceberg import types as T
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats import format_of
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
 from topicberg.formats.protobuf import absent_values
 from topicberg.tableflow.key_values import KeyShape
@@ -183,8 +183,8 @@ def _versions(key: MessageField) -> Iterator[list[NestedField]]:
     for writer in key.subject.schemas.values():
         if writer.schema_type == key.subject.latest.schema_type:
             try:
-                name = key.subject.name
-                yield format_of(writer).fields(name, writer, itertools.count(1), key.message)
+                where = f"subject {key.subject.name}"
+                yield format_of(writer).fields(where, writer, itertools.count(1), key.message)
             except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
                 continue
 

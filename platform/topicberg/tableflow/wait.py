@@ -48,19 +48,19 @@ def wait_for(
     target: Offsets,
     patience: float,
     on_progress: Callable[[int], None] = lambda _: None,
-    held: Callable[[Table], Offsets] = noted_offsets,
+    offsets_of: Callable[[Table], Offsets] = noted_offsets,
 ) -> bool:
     """Refresh the table until it holds the topic up to ``target``.
 
     :param patience: seconds without any progress after which to give up
     :param on_progress: called with the number of records still missing
-    :param held: up to where the table holds its topic
+    :param offsets_of: up to where the table holds its topic
     :returns: False if there was no progress for ``patience`` seconds
     """
     best: int | None = None
     deadline = time.monotonic() + patience
     while True:
-        offsets = held(table.refresh())
+        offsets = offsets_of(table.refresh())
         missing = sum(max(0, offset - offsets.get(p, 0)) for p, offset in target.items())
         if missing == 0:
             return True

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from topicberg.errors import TableflowError
-from topicberg.formats import RecordDecoder, ResolvedSchema, as_record, format_of, framing
+from topicberg.formats import framing
 from topicberg.formats.connect import with_connect_types
+from topicberg.formats.contract import RecordDecoder, ResolvedSchema
+from topicberg.formats.dispatch import as_record, format_of
 from topicberg.formats.framing import Framed, RecordFraming
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError

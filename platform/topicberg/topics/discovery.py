@@ -10,11 +10,12 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
 from topicberg.files import update_file
+from topicberg.formats.table import FORMATS, FormatName
 from topicberg.settings import Settings
 from topicberg.topics.schema import Framing, Part
 
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 RAW = frozenset({"none", "text", "string", "bytes"})
 """Formats of keys and values without a schema."""
-SUFFIXES = {"avro": "avsc", "json": "json", "protobuf": "proto"}
 
 
 class SchemaSource(NamedTuple):
@@ -38,7 +38,7 @@ class SchemaSource(NamedTuple):
 class FoundSchema(BaseModel):
     """The newest schema of a subject."""
 
-    format: Literal["avro", "json", "protobuf"]
+    format: FormatName
     version: int
     is_envelope: bool = False
     """It is Debezium's envelope of a change."""
@@ -67,7 +67,7 @@ class Discovery(BaseModel):
 
 def found_document(
     name: str,
-    found: FoundTopic,
+    found_topic: FoundTopic,
     pipeline: str,
     given: Mapping[str, Any] = MappingProxyType({}),
     *,
@@ -86,27 +86,27 @@ def found_document(
         schema.get("framing") == "none" and schema.keys() & {"file", "subject"}
     )
     if not own:
-        if found.value is None:
+        if found_topic.value is None:
             return None
-        schema["format"] = found.value.format
-        if found.value.subject is not None:
-            schema["subject"] = found.value.subject
+        schema["format"] = found_topic.value.format
+        if found_topic.value.subject is not None:
+            schema["subject"] = found_topic.value.subject
     document: dict[str, Any] = {"name": name, "pipeline": pipeline, **given, "schema": schema}
-    document |= {"external": True, "partitions": found.partitions}
-    is_change = bool(own_engine and found.value and found.value.is_envelope)
+    document |= {"external": True, "partitions": found_topic.partitions}
+    is_change = bool(own_engine and found_topic.value and found_topic.value.is_envelope)
     if is_change and not own and "changelog" not in given:
         document["changelog"] = {"format": "debezium"}
     is_change = bool(document.get("changelog"))
     # Bytes without a schema; the keys of changes have one, or a table has no primary key.
     own_key: dict[str, Any] = {"format": "none" if is_change else "bytes"}
-    if found.key is not None and key.get("format") not in RAW:
-        own_key = {"format": found.key.format}
-        if found.key.subject is not None:
-            own_key["subject"] = found.key.subject
+    if found_topic.key is not None and key.get("format") not in RAW:
+        own_key = {"format": found_topic.key.format}
+        if found_topic.key.subject is not None:
+            own_key["subject"] = found_topic.key.subject
     document["key"] = key = own_key | key
     if "write_mode" not in given:
         # The key of a change is written as its value is.
-        is_upsert = key["format"] == schema["format"] if is_change else found.is_compacted
+        is_upsert = key["format"] == schema["format"] if is_change else found_topic.is_compacted
         document["write_mode"] = "upsert" if is_upsert else "append"
     return document
 
@@ -118,7 +118,7 @@ def index_file(config: Settings) -> Path:
 
 def schema_file(config: Settings, topic: str, part: Part, kind: str) -> Path:
     """Return the file of a schema that was found."""
-    return _folder(config) / f"{topic}-{part}.{SUFFIXES[kind]}"
+    return _folder(config) / f"{topic}-{part}.{FORMATS[kind].suffix}"
 
 
 def read_discovery(config: Settings) -> Discovery:
@@ -133,9 +133,9 @@ def read_discovery(config: Settings) -> Discovery:
         return Discovery()
 
 
-def write_discovery(config: Settings, found: Discovery) -> None:
+def write_discovery(config: Settings, discovery: Discovery) -> None:
     """Replace the last discovery, if it differs."""
-    update_file(index_file(config), found.model_dump_json(exclude_defaults=True))
+    update_file(index_file(config), discovery.model_dump_json(exclude_defaults=True))
 
 
 def _folder(config: Settings) -> Path:

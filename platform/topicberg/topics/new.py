@@ -20,7 +20,8 @@ from topicberg.errors import SpecError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.framing import GLUE_BYTES, is_of_glue
 from topicberg.formats.json import connect as connect_json
-from topicberg.topics.discovery import SUFFIXES, FoundSchema, FoundTopic, found_document
+from topicberg.formats.table import BY_SCHEMA_TYPE, FORMATS
+from topicberg.topics.discovery import FoundSchema, FoundTopic, found_document
 from topicberg.topics.inference import infer
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
@@ -48,7 +49,11 @@ class _Schema:
     def section(self, name: str, half: str = "") -> dict[str, str]:
         """Return the section of a spec of the topic ``name``."""
         named = {} if self.subject is None else {"subject": self.subject}
-        return {"format": self.format, "file": f"{name}{half}.{SUFFIXES[self.format]}", **named}
+        return {
+            "format": self.format,
+            "file": f"{name}{half}.{FORMATS[self.format].suffix}",
+            **named,
+        }
 
 
 def new_topic(
@@ -74,13 +79,13 @@ def new_topic(
 
 
 def new_external_topic(
-    name: str, found: FoundTopic, pipeline: str, config: Settings, *, is_enabled: bool
+    name: str, found_topic: FoundTopic, pipeline: str, config: Settings, *, is_enabled: bool
 ) -> Path:
     """Write the spec of a topic that Kafka has and whose schemas the registry has; return its path.
 
     :raises SpecError: the file exists already, the registry has no schema, or the spec is invalid
     """
-    path = _write_external(name, found, pipeline, config, is_enabled=is_enabled)
+    path = _write_external(name, found_topic, pipeline, config, is_enabled=is_enabled)
     _check(name, [path], config)
     return path
 
@@ -570,7 +575,7 @@ def _newest(subject: str, usual: str, endpoints: Endpoints) -> _Schema | None:
     """Return the newest schema of a subject; None: the subject does not exist.
 
     :param usual: the subject of TopicNameStrategy
-    :raises SpecError: it refers to other subjects
+    :raises SpecError: it refers to other subjects, or no format has its type
     """
     with registry_errors(f"the subject {subject}"):
         latest = if_found(endpoints.schema_registry_client().get_latest_version, subject)
@@ -581,7 +586,13 @@ def _newest(subject: str, usual: str, endpoints: Endpoints) -> _Schema | None:
             f"subject {subject}: its schema refers to other subjects",
             hint="create the topic first: the schemas of an existing topic stay in the registry",
         )
-    kind = (latest.schema.schema_type or "AVRO").lower()
+    schema_type = latest.schema.schema_type or "AVRO"
+    if schema_type not in BY_SCHEMA_TYPE:
+        raise SpecError(
+            f"subject {subject}: its schema is of the unknown type {schema_type}",
+            hint=f"use {', '.join(BY_SCHEMA_TYPE)}",
+        )
+    kind = BY_SCHEMA_TYPE[schema_type].name
     return _Schema(kind, latest.schema.schema_str or "", None if subject == usual else subject)
 
 

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from topicberg.errors import SpecError
+from topicberg.formats.table import FORMATS, FormatName
 
 if TYPE_CHECKING:
     from topicberg.formats.envelope import Changes
     from topicberg.formats.subjects import JsonOptions
 
 Part = Literal["value", "key"]
-SchemaFormat = Literal["avro", "json", "protobuf", "text", "bytes", "none"]
-KeyFormat = Literal["avro", "json", "protobuf", "string", "bytes", "none"]
+SchemaFormat = Literal[FormatName, "text", "bytes", "none"]
+KeyFormat = Literal[FormatName, "string", "bytes", "none"]
 Framing = Literal["confluent", "header", "glue", "none"]
 """As in :mod:`topicberg.formats.framing`, which takes long to import."""
-DECODED = frozenset({"avro", "json", "protobuf"})
+DECODED = frozenset(FORMATS)
 """The formats that have a schema."""
 
 OWN = "topicberg:"
@@ -71,7 +72,7 @@ def read_schema(
 ) -> SchemaFile:
     """Read and check one schema file.
 
-    :param kind: avro, json or protobuf
+    :param kind: a format that has schemas
     :param message: protobuf only: the message type; None: the first one of the file
     :param options: JSON Schema only: what the spec says besides it
     :param changes: the records are changes, see :class:`topicberg.topics.spec.ChangelogSpec`
@@ -96,19 +97,13 @@ def _read(
     changes: Changes | Literal["key"] | None,
     part: Part | None,
 ) -> SchemaFile:
-    from topicberg.topics import columns
+    from topicberg.topics.columns import file_columns
 
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path.name} cannot be read: {error}") from None
-    match kind:
-        case "avro":
-            found = columns.avro_columns(path.name, text, changes, part)
-        case "json":
-            found = columns.json_columns(path.name, text, changes, part, options)
-        case _:
-            found = columns.protobuf_columns(path.name, text, message)
-    if not found:
+    columns = file_columns(path.name, text, kind, message, options, changes, part)
+    if not columns:
         raise SpecError(f"{path.name} has no fields")
-    return SchemaFile(text, found)
+    return SchemaFile(text, columns)

@@ -103,10 +103,10 @@ def write_window(
     return written
 
 
-def lacking(what: str, module: str) -> TopicbergError:
+def lacking(subject: str, module: str) -> TopicbergError:
     """Return the error of a function whose module the workers of Spark cannot import.
 
-    :param what: names the table
+    :param subject: names the table
     """
     if module.partition(".")[0] in OF_DRIVER:
         hint = (
@@ -119,7 +119,7 @@ def lacking(what: str, module: str) -> TopicbergError:
             "`dependencies` in pyproject.toml, then run `topicberg deploy create`. A module of the "
             "project must be in a package that its pipelines import: see docs/project.md"
         )
-    return TopicbergError(f"{what}: the workers of Spark have no module {module}", hint=hint)
+    return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
 
 
 def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[Window]:

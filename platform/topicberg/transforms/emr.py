@@ -17,7 +17,8 @@ from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
 from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
-from topicberg.settings import EmrSettings, Settings
+from topicberg.settings import Settings
+from topicberg.settings.emr import EmrSettings
 from topicberg.spark import missing_module
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.windows import Window
@@ -147,13 +148,13 @@ def _spark_submit_parameters(emr: EmrSettings, config: Settings, lake: LakeEndpo
     return f"{shlex.join(words)} {emr.spark_submit_parameters}".strip()
 
 
-def module_missing(module: str, what: str) -> TopicbergError:
+def module_missing(module: str, subject: str) -> TopicbergError:
     """Return the error of code that EMR Serverless cannot import.
 
-    :param what: says what failed
+    :param subject: says what failed
     """
     return TopicbergError(
-        f"{what}: the code of the EMR Serverless application has no module {module}",
+        f"{subject}: the code of the EMR Serverless application has no module {module}",
         hint=f"add the package of {module} to `dependencies` in pyproject.toml, install it, then "
         "run `topicberg deploy create`, which uploads the code; an image of your own is built "
         "again with `topicberg deploy emr-image`",
@@ -161,21 +162,21 @@ def module_missing(module: str, what: str) -> TopicbergError:
 
 
 def failed(
-    what: str, report: JobReport | None, state: str, details: str, logs: str
+    subject: str, report: JobReport | None, state: str, details: str, logs: str
 ) -> TopicbergError:
     """Return the error of a job run that did not succeed.
 
-    :param what: names the table and the job run
+    :param subject: names the table and the job run
     :param report: the report of the run, if it got that far
     :param details: EMR Serverless's explanation of the state
     """
     hint = f"read its logs under {logs}"
     if report and report.failure:
         kind = _RETRYABLE.get(report.failure.kind or "", TopicbergError)
-        return kind(f"{what} failed: {report.failure.message}", hint=hint)
+        return kind(f"{subject} failed: {report.failure.message}", hint=hint)
     if state == "FAILED" and (module := missing_module(details)):
-        return module_missing(module, f"{what} failed")
-    message = f"{what} ended as {state}: {details or 'EMR Serverless gives no reason'}"
+        return module_missing(module, f"{subject} failed")
+    message = f"{subject} ended as {state}: {details or 'EMR Serverless gives no reason'}"
     if state == "FAILED" and _NO_ROOM.search(details):
         return ThrottledError(message, hint="give the application more capacity, or a queue")
     return TopicbergError(message, hint=hint)

@@ -200,7 +200,7 @@ def _encoded(topic: str, half: PublishedField, columns: set[str]) -> Column:
     from pyspark.sql import functions as F
     from pyspark.sql.avro.functions import to_avro
 
-    from topicberg.topics.columns import avro_columns, json_columns
+    from topicberg.topics.columns import file_columns
 
     if half.format == "none":
         return F.lit(None).cast("binary")
@@ -208,11 +208,11 @@ def _encoded(topic: str, half: PublishedField, columns: set[str]) -> Column:
         _require(topic, [half.field or ""], columns)
         return F.encode(F.col(quote(half.field or "")).cast("string"), "utf-8")
     if half.format == "avro":
-        names = list(avro_columns(topic, half.text))
+        names = list(file_columns(topic, half.text, "avro"))
         _require(topic, names, columns)
         payload = to_avro(F.struct(*(F.col(quote(name)) for name in names)), half.text)
     elif half.format == "json":
-        _require(topic, json_columns(topic, half.text), columns)
+        _require(topic, file_columns(topic, half.text, "json"), columns)
         payload = _json(half.text)
     else:
         raise PublishError(f"topic {topic}: rows cannot be published as {half.format}")
@@ -257,7 +257,7 @@ def _json(schema: str) -> Column:
     """
     from pyspark.sql import functions as F
 
-    record = read_node("of the topic", RegisteredSchema(0, "JSON", schema))
+    record = read_node("the topic's schema", RegisteredSchema(0, "JSON", schema))
     numbers = {"timestamptz": "unix_millis", "timestamp": "unix_millis", "date": "unix_date"}
 
     def value(name: str, kind: str) -> Column:

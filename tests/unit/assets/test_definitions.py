@@ -21,13 +21,11 @@ from topicberg.errors import SpecError
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
 from topicberg.orchestration.assets.platform import platform_assets
-from topicberg.orchestration.assets.registry import OF_TOPICS, HistoryTable, TopicTable
-from topicberg.orchestration.assets.tables import CATALOGS
 from topicberg.orchestration.jobs import everything, pipeline_jobs, snapshot_sensor
 from topicberg.orchestration.jobs.watches import watches
 from topicberg.orchestration.resources import RESOURCES, Lakehouse
-from topicberg.settings import DEPLOYED_FILE, Settings, settings
-from topicberg.topics import TopicSpec, load_topics
+from topicberg.settings import DEPLOYED_FILE, settings
+from topicberg.topics import load_topics
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 from topicberg.transforms.windows import FOREVER, reached
 
@@ -430,38 +428,3 @@ def test_wrong_parameters_are_refused() -> None:
     wrong = root.model_copy(update={"parameters": {table.name: {"z_score": -1}}})
     with pytest.raises(SpecError, match="z_score"):
         table.parameters_of(wrong)
-
-
-def test_further_kind_of_table_is_one_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Assets, checks, maintenance, catalogs and the topic's sensor have it without a change."""
-
-    class AuditTable(HistoryTable):
-        described = "audit of topic {topic}"
-        has_snapshot_sensor = False
-
-        @classmethod
-        def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
-            for topic in TopicTable.of(spec, config) if spec.name == "stock_trades" else ():
-                name = f"{topic.name}_audit"
-                yield cls(
-                    name=name,
-                    group=topic.group,
-                    identifier=(topic.identifier[0], name),
-                    root=spec,
-                    time=None,
-                    source=None,
-                )
-
-    monkeypatch.setattr("topicberg.orchestration.assets.lake.OF_TOPICS", (*OF_TOPICS, AuditTable))
-    lake = Lake(LAKE.config, LAKE.topics, LAKE.derived)
-    keys = {key.to_user_string() for asset in lake_assets(lake) for key in asset.keys}
-    audits = {f"{system}/stock_trades_audit" for system in CATALOGS}
-    assert audits <= keys
-    assert audits == {
-        table.key(system).to_user_string()
-        for table, system, checks in lake.checks
-        if checks and table.name == "stock_trades_audit"
-    }
-    assert "stock_trades_audit" in {table.name for table in lake.tables}
-    (watch,) = (each for each in watches(lake) if each.name == "stock_trades_snapshots")
-    assert audits <= {key.to_user_string() for key in watch.registrations}

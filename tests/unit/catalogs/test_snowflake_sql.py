@@ -10,24 +10,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from topicberg.catalogs import snowflake
+from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
+from topicberg.catalogs.snowflake.statements import (
+    RestLogin,
+    bootstrap,
+    create_integration,
+    create_rest_integration,
+    create_table,
+    create_volume,
+    set_polling,
+)
+from topicberg.catalogs.snowflake.tables import read_back
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 
 CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
-LOGIN = snowflake.RestLogin("https://c", "c", "id", SecretStr("s"), "scope")
+LOGIN = RestLogin("https://c", "c", "id", SecretStr("s"), "scope")
 
 
 @given(st.text(min_size=1))
 def test_a_name_cannot_leave_its_quotes(name: str) -> None:
-    quoted = snowflake.quote(name)
+    quoted = quote(name)
     assert quoted[1:-1].replace('""', "").count('"') == 0
     assert quoted[1:-1].replace('""', '"') == name
 
 
 @given(st.text())
 def test_a_value_cannot_leave_its_quotes(value: str) -> None:
-    inside = snowflake.text(value)[1:-1]
+    inside = text(value)[1:-1]
     assert inside.replace("\\\\", "").replace("''", "").count("'") == 0
     assert inside.replace("''", "'").replace("\\\\", "\\") == value
 
@@ -36,19 +46,19 @@ def test_a_value_cannot_leave_its_quotes(value: str) -> None:
     ("statement", "parts"),
     [
         (
-            snowflake.create_volume(CONFIG),
+            create_volume(CONFIG),
             ['IF NOT EXISTS "DEMO_VOLUME"', "'s3://demo/'", "ALLOW_WRITES = FALSE"],
         ),
         (
-            snowflake.create_volume(CONFIG, derived=True),
+            create_volume(CONFIG, derived=True),
             ['IF NOT EXISTS "DEMO_DERIVED_VOLUME"', "'s3://demo-derived/'"],
         ),
         (
-            snowflake.create_integration(CONFIG),
+            create_integration(CONFIG),
             ["CATALOG_SOURCE = GLUE", "CATALOG_NAMESPACE = 'lkc-1'", "ENABLED = TRUE"],
         ),
         (
-            snowflake.create_table(snowflake.SnowflakeNames.of(CONFIG), "T", "db", "t"),
+            create_table(SnowflakeNames.of(CONFIG), "T", "db", "t"),
             ['"DEMO_DATABASE"."DEMO_SCHEMA"."T"', "CATALOG_NAMESPACE = 'db'"],
         ),
     ],
@@ -63,9 +73,9 @@ def test_every_integration_polls_at_the_interval_of_the_settings(linked: bool) -
     """At once: a plan right after the first `create` finds no difference."""
     config = Settings(prefix="demo", cluster_id="lkc-1", snowflake_refresh_seconds=600)
     for statement in (
-        snowflake.create_integration(config, linked=linked),
-        snowflake.create_rest_integration(config, LOGIN, linked=linked),
-        snowflake.set_polling(config, "CI"),
+        create_integration(config, linked=linked),
+        create_rest_integration(config, LOGIN, linked=linked),
+        set_polling(config, "CI"),
     ):
         assert "REFRESH_INTERVAL_SECONDS = 600 ENABLED = TRUE" in statement
 
@@ -78,14 +88,14 @@ def test_interval_that_snowflake_refuses_is_no_setting(seconds: int) -> None:
 
 def test_nothing_that_is_there_is_made_anew() -> None:
     """A new volume or integration has another external id, and the trust in it is gone."""
-    names = snowflake.SnowflakeNames.of(CONFIG)
-    made = [*snowflake.bootstrap(CONFIG), snowflake.create_table(names, "T", "db", "t")]
+    names = SnowflakeNames.of(CONFIG)
+    made = [*bootstrap(CONFIG), create_table(names, "T", "db", "t")]
     for statement in made:
         assert "OR REPLACE" not in statement
         if not statement.startswith("USE ROLE"):
             assert "IF NOT EXISTS" in statement
-    assert "STORAGE_AWS_EXTERNAL_ID = 'demo'" in snowflake.create_volume(CONFIG)
-    assert "AUTO_REFRESH = TRUE" in snowflake.create_table(names, "T", "db", "t", auto_refresh=True)
+    assert "STORAGE_AWS_EXTERNAL_ID = 'demo'" in create_volume(CONFIG)
+    assert "AUTO_REFRESH = TRUE" in create_table(names, "T", "db", "t", auto_refresh=True)
 
 
 class Refreshed:
@@ -119,10 +129,10 @@ class Refreshed:
 @pytest.mark.parametrize("times", [0, 1, 3])
 def test_rows_are_those_of_the_metadata_file(times: int) -> None:
     connection: Any = Refreshed(times)
-    seen = snowflake.read_back(connection, snowflake.TablePath("D", "S", "T"))
+    seen = read_back(connection, TablePath("D", "S", "T"))
     assert (seen.metadata_location, seen.rows) == (f"state {times}", times)
 
 
 def test_table_that_is_refreshed_all_the_time_is_read() -> None:
     connection: Any = Refreshed(1000)
-    assert snowflake.read_back(connection, snowflake.TablePath("D", "S", "T")).rows
+    assert read_back(connection, TablePath("D", "S", "T")).rows

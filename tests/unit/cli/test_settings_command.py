@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from topicberg.cli import app
 from topicberg.cli.settings import HIDDEN, every_setting
 from topicberg.cli.variables import _OTHERS, known
+from topicberg.settings.environment import Concern
 
 SECRET = "hush-hush"
 
@@ -25,6 +26,31 @@ def test_every_setting_is_shown_with_what_it_is() -> None:
     assert not missing
     (port,) = (one for one in found if one.variable == "TOPICBERG_ALERT_SMTP_PORT")
     assert port.value == "587"
+
+
+@pytest.mark.parametrize(
+    ("variable", "concern"),
+    [
+        ("PREFIX", Concern.DEPLOYMENT),
+        ("KAFKA_API_KEY", Concern.KAFKA),
+        ("KAFKA_BOOTSTRAP", Concern.KAFKA),
+        ("BUCKET", Concern.AWS),
+        ("SPARK_REMOTE", Concern.COMPUTE),
+        ("EMR_LOG_URI", Concern.COMPUTE),
+        ("SNOWFLAKE_USER", Concern.SNOWFLAKE),
+        ("ALERT_SLACK_URL", Concern.ALERTS),
+        ("DAY_COUNT", Concern.DEPLOY),
+        ("PORTS", Concern.LOCAL),
+    ],
+)
+def test_setting_is_listed_under_its_concern(variable: str, concern: Concern) -> None:
+    found = {one.variable: one.concern for one in every_setting({}, {}, {})}
+    assert found[f"TOPICBERG_{variable}"] == concern
+
+
+def test_concerns_are_listed_in_their_order_and_none_is_empty() -> None:
+    found = [one.concern for one in every_setting({}, {}, {})]
+    assert list(dict.fromkeys(found)) == list(Concern)
 
 
 @pytest.mark.parametrize("source", ["environment", ".env"])
@@ -64,6 +90,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SECRET not in shown.output
     monkeypatch.setenv("COLUMNS", "160")
     table = CliRunner().invoke(app, ["settings", "bucket"]).output
+    assert "AWS" in table
     assert "TOPICBERG_BUCKET" in table
     assert ".env" in table
     assert "TOPICBERG_ALERT" not in table

@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import ask, logging_in, parsed
+from topicberg.catalogs.snowflake.session import ask, logging_in, parsed
 from topicberg.clients.answers import AnswerError, UnknownNamesError, VendorAnswer, answered
 from topicberg.clients.confluent import Api, GarbledError, UncertainError
 from topicberg.clients.registry import registry_errors

@@ -10,8 +10,9 @@ from botocore.exceptions import ClientError, SSOTokenLoadError
 from snowflake.connector.errors import ProgrammingError
 from typer.testing import CliRunner
 
-from topicberg.cli import app, deploy
-from topicberg.cli.deploy import _document, _show, _table, _targeted
+from topicberg.cli import app, deploy, deploy_output
+from topicberg.cli.deploy import _targeted
+from topicberg.cli.deploy_output import show_plan, show_status, step_document
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Action, Live, Resource, Step
 from topicberg.errors import TopicbergError
@@ -29,7 +30,7 @@ def test_plan_is_shown_by_vendor_with_old_and_new_values(
 ) -> None:
     changes = {"partitions": (3, 6), "cleanup.policy": ("delete", "compact")}
     steps = [Step(one, Action.CHANGE, changes) for one in reversed(graph)]
-    assert _show(steps, everything=False) == len(graph)
+    assert show_plan(steps, everything=False) == len(graph)
     lines = capsys.readouterr().out.splitlines()
     vendors = [line for line in lines if not line.startswith((" ", "~"))]
     assert vendors[:4] == [
@@ -69,8 +70,8 @@ def test_status_shows_where_tableflow_has_a_table(
     path = "s3://b/10011010/lkc-1/v1/0c1b"
     context: Any = SimpleNamespace(live={table.key: Live("stock_trades", {}, {"table_path": path})})
     step = Step(table, Action.KEEP)
-    assert _document(context, step)["table_path"] == path
-    _table(context, [step])
+    assert step_document(context, step)["table_path"] == path
+    show_status(context, [step])
     assert path in capsys.readouterr().out
 
 
@@ -97,7 +98,7 @@ def test_errors_of_vendors_are_messages(
 def test_reasons_to_wait_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     context: Any = SimpleNamespace(waiting={"a": "for the administrator", "b": "for records"})
     context.waiting["c"] = "for the administrator"
-    deploy._tell_waiting(context)
+    deploy_output.list_waiting(context)
     assert capsys.readouterr().out.splitlines() == [
         "2 wait for the administrator: run `topicberg deploy create` again after that",
         "1 wait for records: run `topicberg deploy create` again after that",

@@ -13,7 +13,7 @@ from topicberg.deploy.context import CLUSTER
 from topicberg.deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource
-from topicberg.deploy.snowflake.storage import LinkedDatabase, LinkedTable
+from topicberg.deploy.snowflake.tables import LinkedDatabase, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, load_topics
 
@@ -77,5 +77,5 @@ def test_a_plan_that_passes_a_quota_is_noticed() -> None:
 
 
 def test_every_figure_names_its_source() -> None:
-    pages = [one.source for one in PRICES.values()] + [one.source for one in QUOTAS]
+    pages = [one.source for one in PRICES.values()] + [one.source for one in QUOTAS.values()]
     assert all("." in page and "/" in page for page in pages)

@@ -31,7 +31,8 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource, Step
 from topicberg.deploy.settings import DeploySettings
 from topicberg.errors import TopicbergError
-from topicberg.settings import DEPLOYED_FILE, EmrSettings, Settings, emr_settings, settings
+from topicberg.settings import DEPLOYED_FILE, Settings, settings
+from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless
 

@@ -25,7 +25,7 @@ from topicberg.deploy.platform import resources
 from topicberg.deploy.record import PAGE_CHARACTERS, CreationRecord
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
-from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
+from topicberg.deploy.snowflake.tables import IcebergTable, LinkedTable
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings

@@ -23,7 +23,9 @@ from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import ProgrammingError
 from vendors import ADMIN_SECRET, Vendors, in_this_process
 
-from topicberg.catalogs import snowflake
+from topicberg.catalogs.snowflake.names import SnowflakeNames, table_path
+from topicberg.catalogs.snowflake.session import ask
+from topicberg.catalogs.snowflake.tables import sync
 from topicberg.clients import trace
 from topicberg.clients.confluent import Api
 from topicberg.deploy import engine, rsa
@@ -152,8 +154,8 @@ def derived(deployed: DeployContext, deployment: Deployment) -> Iterator[str]:
     deployment.vendors.table(DERIVED, folder)
     yield folder
     with logged_in(deployed) as connection:
-        table = snowflake.SnowflakeNames.of(deployed.config).table("TOTALS")
-        snowflake.ask(connection, f"DROP ICEBERG TABLE IF EXISTS {table}")
+        table = SnowflakeNames.of(deployed.config).table("TOTALS")
+        ask(connection, f"DROP ICEBERG TABLE IF EXISTS {table}")
     deployment.vendors.glue.drop_table(DERIVED)
 
 
@@ -255,10 +257,10 @@ def test_tables_are_found_as_tableflow_writes_them(deployed: DeployContext) -> N
     (database, name), folder = stock_trades(deployed)
     table = deployed.aws("glue").get_table(DatabaseName=database, Name=name)["Table"]
     assert table["StorageDescriptor"]["Location"].startswith(f"{folder}/metadata/")
-    path = snowflake.SnowflakeNames.of(deployed.config).table("STOCK_TRADES")
+    path = SnowflakeNames.of(deployed.config).table("STOCK_TRADES")
     with logged_in(deployed) as connection:
         asked = f'SELECT "$$offset", "$$timestamp" FROM {path}'
-        ((offset, time),) = snowflake.ask(connection, asked)[1]
+        ((offset, time),) = ask(connection, asked)[1]
     assert (offset, time.isoformat()) == (7, "2026-01-01T00:00:00+00:00")
 
 
@@ -266,12 +268,12 @@ def test_service_user_creates_derived_tables(deployed: DeployContext, derived: s
     """With its own role: neither the topics' bucket nor an admin is needed."""
     seen = deployed.seen
     with logged_in(deployed) as connection:
-        assert snowflake.sync(connection, seen, "TOTALS", DERIVED, derived).rows == 1
-        table = snowflake.sync(connection, seen, "STOCK_TRADES", *stock_trades(deployed))
+        assert sync(connection, seen, "TOTALS", DERIVED, derived).rows == 1
+        table = sync(connection, seen, "STOCK_TRADES", *stock_trades(deployed))
         assert table.rows == 1
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
-            snowflake.ask(connection, f"DROP ICEBERG TABLE {table.name}")
-    derived_table = snowflake.SnowflakeNames.of(deployed.config).table("TOTALS")
+            ask(connection, f"DROP ICEBERG TABLE {table.name}")
+    derived_table = SnowflakeNames.of(deployed.config).table("TOTALS")
     with deployed.snowflake() as session:
         session.run(f"DROP ICEBERG TABLE {derived_table}", "SYSADMIN")  # by the role that owns it
 
@@ -282,7 +284,7 @@ def test_queries_run_with_a_role_that_only_reads(
     """The service user owns derived tables, and by default has the privileges of all its roles."""
     context = deployed
     with logged_in(context) as connection:
-        snowflake.sync(connection, context.seen, "TOTALS", DERIVED, derived)
+        sync(connection, context.seen, "TOTALS", DERIVED, derived)
     values = context.need("snowflake/user_keys").facts["values"]
     deploy, user = context.deploy, context.config.snowflake_name("user")
     endpoints: Any = SimpleNamespace(
@@ -303,13 +305,13 @@ def test_queries_run_with_a_role_that_only_reads(
     with pytest.raises(QueryError, match="Insufficient privileges"):
         run_query(drop, "snowflake", endpoints, context.config)
     with logged_in(context) as connection:
-        snowflake.ask(connection, f"USE ROLE {context.config.snowflake_name('query_role')}")
-        snowflake.ask(connection, "USE SECONDARY ROLES NONE")
-        table = snowflake.SnowflakeNames.of(context.config).table("TOTALS")
+        ask(connection, f"USE ROLE {context.config.snowflake_name('query_role')}")
+        ask(connection, "USE SECONDARY ROLES NONE")
+        table = SnowflakeNames.of(context.config).table("TOTALS")
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
-            snowflake.ask(connection, f"DROP ICEBERG TABLE {table}")
-        snowflake.ask(connection, "USE SECONDARY ROLES ALL")
-        snowflake.ask(connection, f"ALTER ICEBERG TABLE {table} REFRESH")
+            ask(connection, f"DROP ICEBERG TABLE {table}")
+        ask(connection, "USE SECONDARY ROLES ALL")
+        ask(connection, f"ALTER ICEBERG TABLE {table} REFRESH")
 
 
 def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
@@ -322,7 +324,7 @@ def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
     cloud = context.active_key("key/cloud")
     Api(context.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
     with logged_in(context) as connection:
-        assert snowflake.ask(connection, "SELECT 1")[1] == [(1,)]
+        assert ask(connection, "SELECT 1")[1] == [(1,)]
 
 
 def test_policies_of_ci_allow_every_request(
@@ -390,7 +392,7 @@ def test_upgrade_adds_and_loses_nothing(complete: Deployment) -> None:
     assert context
     with logged_in(context) as connection:
         folder = f"s3://{context.bucket}/demo_stock_trades/older"
-        assert snowflake.sync(connection, context.seen, "OLDER", OLD_TABLE, folder).rows == 1
+        assert sync(connection, context.seen, "OLDER", OLD_TABLE, folder).rows == 1
 
 
 def older(deployment: Deployment) -> None:
@@ -401,7 +403,7 @@ def older(deployment: Deployment) -> None:
     folder = f"s3://{context.bucket}/demo_stock_trades/older"
     deployment.vendors.table(OLD_TABLE, folder)
     with logged_in(context) as connection:
-        snowflake.sync(connection, context.seen, "OLDER", OLD_TABLE, folder)
+        sync(connection, context.seen, "OLDER", OLD_TABLE, folder)
     for one in reversed(engine.in_order(graph)):
         if one.key in NEW:
             engine.remove(one, context, context.need(one.key))
@@ -419,10 +421,10 @@ def test_host_without_the_choice_uses_created_tables(deployed: DeployContext) ->
     unaware = context.seen.model_copy(update=LINKED)
     topics, folder = stock_trades(context)
     with logged_in(context) as connection:
-        table = snowflake.sync(connection, unaware, "STOCK_TRADES", topics, folder)
-        assert table.name == snowflake.SnowflakeNames.of(context.config).table("STOCK_TRADES")
+        table = sync(connection, unaware, "STOCK_TRADES", topics, folder)
+        assert table.name == SnowflakeNames.of(context.config).table("STOCK_TRADES")
         with pytest.raises(TopicbergError, match="no catalog-linked database"):
-            snowflake.sync(connection, unaware, "NEW", (context.cluster, "new"), folder)
+            sync(connection, unaware, "NEW", (context.cluster, "new"), folder)
 
 
 def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> None:
@@ -445,23 +447,21 @@ def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> Non
     assert vendors.objects() == before
     context = complete.context
     assert context
-    created = snowflake.SnowflakeNames.of(context.config).table("STOCK_TRADES")
+    created = SnowflakeNames.of(context.config).table("STOCK_TRADES")
     topics, folder = stock_trades(context)
-    path = snowflake.table_path(context.seen, "STOCK_TRADES", topics)
+    path = table_path(context.seen, "STOCK_TRADES", topics)
     assert path.is_linked
     with logged_in(context) as connection:
-        table = snowflake.sync(connection, context.seen, "STOCK_TRADES", topics, folder)
+        table = sync(connection, context.seen, "STOCK_TRADES", topics, folder)
         assert (table.name, table.rows) == (path.sql, 1)
-        assert snowflake.ask(connection, f"SELECT count(*) FROM {created}")[1] == [(1,)]
+        assert ask(connection, f"SELECT count(*) FROM {created}")[1] == [(1,)]
         with pytest.raises(ProgrammingError, match="Insufficient privileges"):
-            snowflake.ask(connection, f"ALTER DATABASE {path.database} SUSPEND DISCOVERY")
+            ask(connection, f"ALTER DATABASE {path.database} SUSPEND DISCOVERY")
 
 
 def test_linked_database_that_drifts_is_changed_back(linked: Deployment) -> None:
     assert linked.context
-    path = snowflake.table_path(
-        linked.context.seen, "STOCK_TRADES", stock_trades(linked.context)[0]
-    )
+    path = table_path(linked.context.seen, "STOCK_TRADES", stock_trades(linked.context)[0])
     alter = f"ALTER DATABASE {path.database}"
     for drift in ("SUSPEND DISCOVERY", "UPDATE LINKED_CATALOG SET ALLOWED_WRITE_OPERATIONS = ALL"):
         linked.changed()
@@ -491,7 +491,7 @@ def test_names_of_snowflakes_documents_change_nothing(
 ) -> None:
     """Documents and accounts differ in the names that DESC has."""
     monkeypatch.setattr(linked.vendors.snowflake, "documented_names", True)
-    names = snowflake.SnowflakeNames.of(linked.vendors.open()[0].config)
+    names = SnowflakeNames.of(linked.vendors.open()[0].config)
     shown = {row[1] for row in linked.vendors.sql(f'DESC EXTERNAL VOLUME "{names.volume}"')}
     assert "storage_location_1" in shown
     assert linked.plan(**LINKED) == {}
@@ -504,7 +504,7 @@ def test_delete_leaves_nothing(linked: Deployment) -> None:
     folder = f"s3://{context.derived_bucket}/{'/'.join(DERIVED)}"
     linked.vendors.table(DERIVED, folder)
     with logged_in(context) as connection:
-        assert snowflake.sync(connection, context.seen, "TOTALS", DERIVED, folder).rows == 1
+        assert sync(connection, context.seen, "TOTALS", DERIVED, folder).rows == 1
     assert linked.vendors.left() != set()
     assert linked.delete(**LINKED) == {}
     assert linked.vendors.left() == set()
@@ -518,7 +518,7 @@ def test_other_names_of_the_principal_of_an_integration_by_sigv4(
     monkeypatch.setattr(vendors.snowflake, "sigv4_properties", "API")
     vendors.confluent.written.add(TOPICS[1])
     deleted.create(**LINKED)
-    integration = snowflake.SnowflakeNames.of(vendors.open()[0].config).linked_integration
+    integration = SnowflakeNames.of(vendors.open()[0].config).linked_integration
     shown = {row[0] for row in vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
     assert "API_AWS_IAM_USER_ARN" in shown
     assert deleted.plan(**LINKED) == {}

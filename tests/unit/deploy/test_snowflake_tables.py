@@ -11,7 +11,7 @@ import pytest
 
 from topicberg.deploy.resource import Live
 from topicberg.deploy.snowflake.session import SnowflakeSession
-from topicberg.deploy.snowflake.storage import IcebergTable, LinkedTable
+from topicberg.deploy.snowflake.tables import IcebergTable, LinkedTable
 from topicberg.settings import Settings
 from topicberg.topics import load_topic
 

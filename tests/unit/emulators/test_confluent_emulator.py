@@ -144,7 +144,7 @@ def test_nobody_enters_without_a_key(cloud: Cloud, auth: tuple[str, str] | None)
     assert answer.status_code == 401
     assert error(answer)["status"] == "401"
     assert answer.headers["WWW-Authenticate"].startswith("Basic")
-    assert cloud.call("GET", "/stand-in/v1/faults", auth=auth).status_code == 401
+    assert cloud.call("GET", "/emulator/v1/faults", auth=auth).status_code == 401
 
 
 def test_a_new_key_is_unknown_for_a_while(cloud: Cloud) -> None:
@@ -549,7 +549,7 @@ def test_a_page_neither_repeats_nor_skips_when_others_go(
 
 
 def ask_for(cloud: Cloud, **fault: Any) -> None:
-    made = cloud.call("POST", "/stand-in/v1/faults", fault, auth=None, headers=ADMIN)
+    made = cloud.call("POST", "/emulator/v1/faults", fault, auth=None, headers=ADMIN)
     assert made.status_code == 201, made.text
 
 
@@ -565,7 +565,7 @@ def test_the_next_requests_fail_as_asked(cloud: Cloud) -> None:
     assert statuses == [503, 503, 200]
     ask_for(cloud, kind="unsynced", times=1)
     assert cloud.call("GET", "/org/v2/environments").status_code == 401
-    left = cloud.call("GET", "/stand-in/v1/faults", auth=None, headers=ADMIN).json()
+    left = cloud.call("GET", "/emulator/v1/faults", auth=None, headers=ADMIN).json()
     assert [fault["hits"] for fault in left] == [1, 2, 1]
 
 
@@ -578,7 +578,7 @@ def test_a_lost_answer_is_of_a_request_that_was_carried_out(cloud: Cloud) -> Non
 
 def test_a_percentage_of_faults_is_the_same_each_time(cloud: Cloud) -> None:
     def statuses() -> list[int]:
-        cloud.call("DELETE", "/stand-in/v1/faults", auth=None, headers=ADMIN)
+        cloud.call("DELETE", "/emulator/v1/faults", auth=None, headers=ADMIN)
         ask_for(cloud, kind="500", percent=30, seed=5)
         return [cloud.call("GET", "/org/v2/environments").status_code for _ in range(60)]
 
@@ -598,12 +598,12 @@ def test_a_percentage_of_faults_is_the_same_each_time(cloud: Cloud) -> None:
     ],
 )
 def test_a_fault_that_cannot_be_is_refused(cloud: Cloud, fault: dict[str, Any]) -> None:
-    answer = cloud.call("POST", "/stand-in/v1/faults", fault, auth=None, headers=ADMIN)
+    answer = cloud.call("POST", "/emulator/v1/faults", fault, auth=None, headers=ADMIN)
     assert answer.status_code == 422
 
 
 def test_delays_can_be_changed_and_stay(cloud: Cloud, tmp_path: Path) -> None:
-    path = "/stand-in/v1/delays"
+    path = "/emulator/v1/delays"
     changed = cloud.call("PATCH", path, {"cluster": 9}, auth=None, headers=ADMIN)
     assert changed.json()["cluster"] == 9
     for wrong in ({"cluster": -1}, {"lunch": 1}, {"cluster": "long"}):

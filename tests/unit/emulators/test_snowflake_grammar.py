@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake import text
+from topicberg.catalogs.snowflake.names import text
 from topicberg_local.emulators.snowflake import pass_through
 from topicberg_local.emulators.snowflake.commands import parse
 from topicberg_local.emulators.snowflake.grammar import Statement

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats import ResolvedSchema, avro
+from topicberg.formats import avro
 from topicberg.formats.avro.schema import Type
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
 from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema
 

@@ -10,8 +10,9 @@ import reasons
 from debezium import captured, schemas
 from decoders import Decoders
 
-from topicberg.formats import ResolvedSchema, avro
+from topicberg.formats import avro
 from topicberg.formats.connect import with_connect_types
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.envelope import AFTER, changed_columns
 from topicberg.formats.framing import WIRE_BYTES
 from topicberg.formats.subjects import RegisteredSchema

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topicberg.errors import SpecError
-from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_schema
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
-from topicberg.topics.columns import json_columns
+from topicberg.topics.columns import file_columns
 
 NAMES = ("number_from_text", "null_from_empty")
 DECIMAL = {
@@ -239,7 +239,7 @@ def test_conversion_of_another_type_is_refused(conversions: Any, reason: str) ->
     schema = json.dumps({"type": "object", "properties": PROPERTIES})
     options = JsonOptions(True, None, tuple(conversions.items()))
     with pytest.raises(SpecError, match=reason):
-        json_columns("s.json", schema, None, None, options)
+        file_columns("s.json", schema, "json", None, options)
 
 
 # --- what the schema does not name ---
@@ -346,4 +346,4 @@ def test_schema_whose_unknown_fields_have_no_column_is_refused(
 ) -> None:
     schema = json.dumps({"type": "object", "properties": properties})
     with pytest.raises(SpecError, match=reason):
-        json_columns("s.json", schema, None, None, JsonOptions(False, "$$unknown-fields"))
+        file_columns("s.json", schema, "json", None, JsonOptions(False, "$$unknown-fields"))

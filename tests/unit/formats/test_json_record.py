@@ -13,8 +13,8 @@ from growth import ratio, seconds
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_schema
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.plan import JsonPlan
 from topicberg.formats.limits import MAX_FIELDS

@@ -20,8 +20,8 @@ from pyiceberg.types import BinaryType, NestedField
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import ResolvedSchema
 from topicberg.formats import json as json_schema
+from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.json import fields
 from topicberg.formats.subjects import JsonOptions, RegisteredSchema
 

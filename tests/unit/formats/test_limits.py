@@ -23,13 +23,9 @@ from pyiceberg.types import NestedField, StructType
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import (
-    ResolvedSchema,
-    as_record,
-    format_of,
-    is_union,
-    subjects,
-)
+from topicberg.formats import subjects
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import as_record, format_of, is_union
 from topicberg.formats.limits import (
     MAX_DEPTH,
     MAX_FIELDS,

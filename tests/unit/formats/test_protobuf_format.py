@@ -18,7 +18,9 @@ from google.protobuf.message import DecodeError
 from reasons import reason
 
 from topicberg.errors import TableflowError
-from topicberg.formats import ResolvedSchema, format_of, protobuf
+from topicberg.formats import protobuf
+from topicberg.formats.contract import ResolvedSchema
+from topicberg.formats.dispatch import format_of
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.protobuf import protoc
 from topicberg.formats.subjects import RegisteredSchema
@@ -158,11 +160,11 @@ def test_messages_without_fields_have_a_column_of_their_presence() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("Trade next = 1;", "subject s: field shop.Trade.next refers to shop.Trade"),
+        ("Trade next = 1;", "s: field shop.Trade.next refers to shop.Trade"),
         ("message In { repeated Trade up = 1; } In in = 1;", "Trade.In.up refers to shop.Trade"),
         ("map<string, Trade> all = 1;", "value refers to shop.Trade"),
         ("google.protobuf.Struct any = 1;", "refers to google.protobuf.Struct"),
-        ("int32 a = ;", "subject s is not Protobuf"),
+        ("int32 a = ;", "s is not Protobuf"),
     ],
 )
 def test_refused(body: str, reason: str) -> None:

@@ -85,8 +85,8 @@ def test_avro(tmp_path: Path) -> None:
     [
         ("", "not JSON: line 1, column 1"),
         ('{"type": "record",}', "not JSON"),
-        ('"string"', "must be a record"),
-        ("[]", "must be a record"),
+        ('"string"', "is not a record"),
+        ("[]", "is not a record"),
         ('{"type": "record"}', "not an Avro schema"),
         (record(), "has no fields"),
         (record(field("a", "nope")), "not an Avro schema"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topicberg.catalogs.snowflake import TablePath
+from topicberg.catalogs.snowflake.names import TablePath
 from topicberg.query.linked import qualify
 
 TRADES = 'L."lkc"."stock_trades"'

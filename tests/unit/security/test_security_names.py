@@ -18,7 +18,8 @@ from specs import Project, minimal
 from sqlglot import exp
 
 from topicberg import query, spark
-from topicberg.catalogs import snowflake
+from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
+from topicberg.catalogs.snowflake.statements import bootstrap, create_table, refresh_table
 from topicberg.datagen.status import read_status as read_generator
 from topicberg.errors import SpecError, TableflowError, TopicbergError
 from topicberg.formats.protobuf import protoc
@@ -75,7 +76,7 @@ in_sql = hostile.filter(lambda text: "\0" not in text)
 
 @pytest.mark.parametrize(
     ("quote", "dialect"),
-    [(spark.quote, "spark"), (snowflake.quote, "snowflake"), (snowflake.quote, "duckdb")],
+    [(spark.quote, "spark"), (quote, "snowflake"), (quote, "duckdb")],
 )
 @given(namespace=in_sql, table=in_sql)
 def test_a_quoted_name_stays_one_name(
@@ -90,7 +91,7 @@ def test_a_quoted_name_stays_one_name(
 @pytest.mark.parametrize(
     ("escape", "dialect"),
     [
-        (snowflake.text, "snowflake"),
+        (text, "snowflake"),
         (literal, "spark"),
         (query._literal, "duckdb"),
     ],
@@ -105,11 +106,11 @@ def test_a_literal_stays_one_literal(
 
 @given(table=in_sql, database=in_sql)
 def test_statements_for_snowflake_are_single(table: str, database: str) -> None:
-    names = snowflake.SnowflakeNames.of(Settings())
+    names = SnowflakeNames.of(Settings())
     made = [
-        snowflake.create_table(names, table, database, table),
-        snowflake.refresh_table(snowflake.TablePath(database, database, table)),
-        *snowflake.bootstrap(Settings()),
+        create_table(names, table, database, table),
+        refresh_table(TablePath(database, database, table)),
+        *bootstrap(Settings()),
     ]
     for statement in made:
         kinds = [token.token_type.name for token in sqlglot.tokenize(statement, "snowflake")]

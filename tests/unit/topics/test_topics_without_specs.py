@@ -64,7 +64,7 @@ def test_topic_is_the_same_wherever_it_has_no_spec(
     expected_key = key or ("none" if is_envelope else "bytes")
     is_upsert = key == value if is_envelope else is_compacted
 
-    enabled = control.enable(config, "orders", found=found, command=True)
+    enabled = control.enable(config, "orders", discovered=found, command=True)
     assert (enabled.value_schema.format, enabled.key.format) == (value, expected_key)
     assert enabled.write_mode == ("upsert" if is_upsert else "append")
     assert (enabled.changelog is not None) == is_envelope
@@ -97,7 +97,7 @@ def test_topic_without_schema_of_values_is_refused_everywhere(config: Settings) 
     found = FoundTopic(partitions=1, key=FoundSchema(format="avro", version=1))
     assert found_document("orders", found, "shop", own_engine=True) is None
     with pytest.raises(SpecError, match="the registry has no subject orders-value"):
-        control.enable(config, "orders", found=found, command=True)
+        control.enable(config, "orders", discovered=found, command=True)
     assert requests.read_request(config, "orders") is None
     with pytest.raises(SpecError, match="the registry has no subject orders-value"):
         new_external_topic("orders", found, "shop", config, is_enabled=False)
@@ -108,7 +108,9 @@ def test_topic_without_schema_of_values_is_refused_everywhere(config: Settings) 
 
 def test_topic_stays_what_it_was_until_its_table_is_dropped(config: Settings) -> None:
     """Also with a key that was registered since, and after later commands."""
-    first = control.enable(config, "orders", found=topic("avro", None, True, False), command=True)
+    first = control.enable(
+        config, "orders", discovered=topic("avro", None, True, False), command=True
+    )
     later = topic("avro", "avro", True, False)
     again = control.enable(config, "orders", {"error_handling": {"mode": "SKIP"}}, command=True)
     assert facts(again) == facts(first)
@@ -116,7 +118,7 @@ def test_topic_stays_what_it_was_until_its_table_is_dropped(config: Settings) ->
     assert facts(control.enable(config, "orders", command=True)) == facts(first)
     control.table_dropped(config, "orders")
     assert control.needs_look(config, "orders")
-    assert control.enable(config, "orders", found=later, command=True).key.format == "avro"
+    assert control.enable(config, "orders", discovered=later, command=True).key.format == "avro"
 
 
 def test_topic_enabled_by_an_earlier_version_stays_as_it_is(config: Settings) -> None:
@@ -131,7 +133,7 @@ def test_topic_enabled_by_an_earlier_version_stays_as_it_is(config: Settings) ->
 
 def test_write_mode_of_the_command_wins(config: Settings) -> None:
     found = topic("avro", None, True, False)
-    assert control.enable(config, "orders", None, "append", found=found).write_mode == "append"
+    assert control.enable(config, "orders", None, "append", discovered=found).write_mode == "append"
 
 
 def test_new_topics_are_enabled_only_if_requested(config: Settings) -> None:

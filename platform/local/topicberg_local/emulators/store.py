@@ -100,11 +100,11 @@ class Store:
             rows = self._connection.execute(
                 "SELECT name, properties, created FROM objects WHERE kind = ?", (kind,)
             ).fetchall()
-        found = [
+        objects = [
             Stored(kind, tuple(json.loads(name)), json.loads(properties), created)
             for name, properties, created in rows
         ]
-        return sorted(filter(where, found), key=lambda stored: stored.name)
+        return sorted(filter(where, objects), key=lambda stored: stored.name)
 
     def close(self) -> None:
         with self.lock:

@@ -130,29 +130,29 @@ def version(root: Path) -> str:
         digest.update(f"{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     digest.update(_requirements(root).encode())
-    for name, one in sorted(_not_in_index(root).items()):
-        digest.update(f"{name}\0{one.read_text('RECORD')}\0".encode())
+    for name, distribution in sorted(_not_in_index(root).items()):
+        digest.update(f"{name}\0{distribution.read_text('RECORD')}\0".encode())
     return digest.hexdigest()[:16]
 
 
 def _files(root: Path) -> dict[str, Path]:
     """Return name in the archive → file, but for the files that Python makes."""
     project = read_project(root)
-    found = dict(_below(Path(topicberg.__file__).parent, "library/topicberg"))
+    files = dict(_below(Path(topicberg.__file__).parent, "library/topicberg"))
     for folder in (project.topics, project.schemas):
         for name, path in _below(root / folder, f"project/{folder}"):
             if not any(part.startswith(".") for part in path.relative_to(root).parts):
-                found[name] = path
+                files[name] = path
     for path in sorted((root / project.defs).rglob(COMPONENT_FILE)) if project.defs else ():
-        found[f"project/{path.relative_to(root)}"] = path
+        files[f"project/{path.relative_to(root)}"] = path
     for place in packages(root).values():
         # A package that is installed elsewhere is found in "src".
         parent = "src" if place.parent != root else ""
         for name, path in files_of(place):
-            found[str(Path("project", parent, "" if place.is_file() else place.name, name))] = path
+            files[str(Path("project", parent, "" if place.is_file() else place.name, name))] = path
     if (root / FILE).is_file():
-        found[f"project/{FILE}"] = root / FILE
-    return found
+        files[f"project/{FILE}"] = root / FILE
+    return files
 
 
 def _below(folder: Path, inside: str) -> Iterator[tuple[str, Path]]:
@@ -221,20 +221,20 @@ def _not_in_index(root: Path) -> dict[str, Distribution]:
 
     :raises TopicbergError: one has compiled code, which is that of this machine
     """
-    found = {}
-    for name, one in _needed_by_project(root).items():
-        origin = _origin(one) if one is not None else None
-        if one is None or origin is None or origin.get("dir_info", {}).get("editable"):
+    distributions = {}
+    for name, distribution in _needed_by_project(root).items():
+        origin = _origin(distribution) if distribution is not None else None
+        if distribution is None or origin is None or origin.get("dir_info", {}).get("editable"):
             continue
-        if "Root-Is-Purelib: true" not in (one.read_text("WHEEL") or ""):
+        if "Root-Is-Purelib: true" not in (distribution.read_text("WHEEL") or ""):
             raise TopicbergError(
                 f"{name} was installed from {origin.get('url')} and has compiled code, so it "
                 "cannot be packed for EMR Serverless",
                 hint="install it from a package index, or set TOPICBERG_EMR_IMAGE to an image of "
                 "your own that has it",
             )
-        found[name] = one
-    return found
+        distributions[name] = distribution
+    return distributions
 
 
 @contextmanager

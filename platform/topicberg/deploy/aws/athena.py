@@ -8,7 +8,9 @@ from typing import Any
 from topicberg.deploy.aws.bucket import RESULTS
 from topicberg.deploy.aws.iam import tags, tags_of
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import PRICES, QUOTAS, Cost
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.settings import Settings
 
 SCAN_LIMIT = 100 * 1024**3
 """Bytes that one query may read: at about 5 USD a terabyte, half a dollar."""
@@ -17,23 +19,27 @@ SCAN_LIMIT = 100 * 1024**3
 @dataclass(frozen=True)
 class Workgroup(Resource):
     kind = "Athena workgroup"
+    quota = QUOTAS["Athena workgroups"]
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, 0.0, f"${PRICES['athena'].usd:.0f} a TB read")
 
     def find(self, context: DeployContext) -> Live | None:
         athena = context.aws("athena")
         try:
-            found = athena.get_work_group(WorkGroup=self.name)["WorkGroup"]
+            workgroup = athena.get_work_group(WorkGroup=self.name)["WorkGroup"]
         except athena.exceptions.InvalidRequestException as error:
             if "not found" in str(error):
                 return None
             raise
-        configuration = found.get("Configuration", {})
+        configuration = workgroup.get("Configuration", {})
         results = configuration.get("ResultConfiguration", {})
         found_tags = athena.list_tags_for_resource(ResourceARN=self._arn(context))["Tags"]
         fields = {
             "results": results.get("OutputLocation"),
             "enforced": configuration.get("EnforceWorkGroupConfiguration"),
             "scan_limit": configuration.get("BytesScannedCutoffPerQuery"),
-            "state": found["State"],
+            "state": workgroup["State"],
             "tags": tags_of(found_tags, context),
         }
         return Live(self.name, fields)

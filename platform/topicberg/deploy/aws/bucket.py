@@ -13,9 +13,11 @@ from botocore.exceptions import ClientError
 
 from topicberg.deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import PRICES, QUOTAS, Cost
 from topicberg.deploy.resource import Changes, Fields, Live, Resource, compare
 from topicberg.deploy.transient import code
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
@@ -61,6 +63,7 @@ class Bucket(Resource):
     """It exists: it is never created, changed, emptied or deleted."""
 
     kind = "S3 bucket"
+    quota = QUOTAS["S3 buckets"]
     holds_data = True
     replaced_for = frozenset({"region"})
     lifecycle: ClassVar[dict[str, dict[str, Any]]] = {"incomplete_uploads_days": _UPLOADS}
@@ -74,6 +77,9 @@ class Bucket(Resource):
     def bucket(self, context: DeployContext) -> str:
         """Return its name, which may carry the account's number."""
         return context.bucket
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, 0.0, f"${PRICES['s3'].usd} a GB, and requests")
 
     def find(self, context: DeployContext) -> Live | None:
         s3 = context.aws("s3")
@@ -97,8 +103,8 @@ class Bucket(Resource):
             }
             for name, rule in self.rules(context).items():
                 fields[name] = enabled.get(rule["ID"])
-            found = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
-            fields["tags"] = tags_of(found, context)
+            tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=self.bucket(context))["TagSet"])
+            fields["tags"] = tags_of(tag_set, context)
         return Live(self.bucket(context), fields)
 
     def desired(self, context: DeployContext) -> Fields:
@@ -162,8 +168,8 @@ class Bucket(Resource):
             status = "Enabled" if context.config.bucket_versioning else "Suspended"
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
         if "tags" in changes:  # a call that replaces all of them
-            found = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
-            kept_tags = [one for one in found if one["Key"] not in context.tags]
+            tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
+            kept_tags = [one for one in tag_set if one["Key"] not in context.tags]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
         own = self.rules(context)
         if changes.keys() & own.keys():  # a call that replaces all of them
@@ -276,12 +282,12 @@ def pages(s3: Any, bucket: str, prefix: str = "") -> Iterator[list[dict[str, Any
         yield page.get("Contents", [])
 
 
-def drop(s3: Any, bucket: str, found: list[dict[str, Any]]) -> None:
+def drop(s3: Any, bucket: str, objects: list[dict[str, Any]]) -> None:
     """Delete objects and versions, as many as a page has: S3 takes no more at once.
 
     :raises TopicbergError: one could not be deleted
     """
-    keys = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in found]
+    keys = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in objects]
     if not keys:
         return
     answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
@@ -292,8 +298,8 @@ def drop(s3: Any, bucket: str, found: list[dict[str, Any]]) -> None:
 
 def _empty(s3: Any, bucket: str) -> None:
     for uploads in s3.get_paginator("list_multipart_uploads").paginate(Bucket=bucket):
-        for one in uploads.get("Uploads", []):
-            s3.abort_multipart_upload(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+        for upload in uploads.get("Uploads", []):
+            s3.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
     try:
         for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
             drop(s3, bucket, [*page.get("Versions", []), *page.get("DeleteMarkers", [])])

@@ -25,9 +25,11 @@ from topicberg.deploy.aws.iam import (
     key_use,
 )
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import JOB_HOURS, PRICES, QUOTAS, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 APPLICATION = "aws/emr/application"
 CODE_KEY = "aws/emr/code"
@@ -138,17 +140,17 @@ class UploadedCode(Resource):
     def find(self, context: DeployContext) -> Live | None:
         """Return the newest one that is complete: the entry point is uploaded last."""
         s3 = context.aws("s3")
-        found = [
+        uploads = [
             (one["LastModified"], one["Key"].split("/")[1])
             for some in pages(s3, context.compute_bucket, CODE)
             for one in some
             if one["Key"].endswith(f"/{archive.ENTRY_POINT}")
         ]
-        if not found:
+        if not uploads:
             return None
-        versions = {version for _, version in found}
+        versions = {version for _, version in uploads}
         wanted = archive.version(context.config.project_root)
-        newest = wanted if wanted in versions else max(found)[1]
+        newest = wanted if wanted in versions else max(uploads)[1]
         return Live(f"s3://{context.compute_bucket}/{CODE}{newest}/", {"version": newest})
 
     def desired(self, context: DeployContext) -> Fields:
@@ -178,8 +180,18 @@ class Application(Resource):
     """The application, of type Spark."""
 
     kind = "EMR Serverless application"
+    quota = QUOTAS["vCPU of EMR Serverless"]
     usual_minutes = 2
     unique = False
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        run = min(WORKERS * WORKER_VCPU, config.emr_max_vcpu)
+        hourly = run * PRICES["vcpu"].usd + run * GB_PER_VCPU * PRICES["memory"].usd
+        basis = f"an hour of job runs a day at ${hourly:.2f}; nothing while idle"
+        return Cost(self, hourly * JOB_HOURS, basis)
+
+    def quota_units(self, config: Settings) -> int:
+        return config.emr_max_vcpu
 
     def find(self, context: DeployContext) -> Live | None:
         name, value = context.names.tag
@@ -187,11 +199,13 @@ class Application(Resource):
         def is_ours(one: dict[str, Any]) -> bool:
             return bool(one.get("tags", {}).get(name) == value)
 
-        found = self._all(context)
-        found.sort(key=lambda one: (not is_ours(one), one["createdAt"], one["applicationId"]))
-        if not found:
+        applications = self._all(context)
+        applications.sort(
+            key=lambda one: (not is_ours(one), one["createdAt"], one["applicationId"])
+        )
+        if not applications:
             return None
-        application = found[0]
+        application = applications[0]
 
         def part(of: str) -> dict[str, Any]:
             return dict(application.get(of, {}))
@@ -212,7 +226,7 @@ class Application(Resource):
         }
         facts = {
             "arn": application["arn"],
-            "others": [one["applicationId"] for one in found[1:] if is_ours(one)],
+            "others": [one["applicationId"] for one in applications[1:] if is_ours(one)],
         }
         return Live(application["applicationId"], fields, facts)
 
@@ -315,8 +329,8 @@ class Application(Resource):
                 )
             return state if state in states else None
 
-        what = f"{self.title} is {' or '.join(states)}"
-        return poll(reached, what, STATE_SECONDS, sleep=context.sleep)
+        awaited = f"{self.title} is {' or '.join(states)}"
+        return poll(reached, awaited, STATE_SECONDS, sleep=context.sleep)
 
 
 def _job_runs(context: DeployContext, identity: str) -> list[str]:

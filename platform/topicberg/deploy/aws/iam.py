@@ -19,6 +19,7 @@ from typing import Any
 from topicberg.clients.aws import every
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -61,9 +62,9 @@ def tags(context: DeployContext) -> list[dict[str, str]]:
     return [{"Key": name, "Value": value} for name, value in context.tags.items()]
 
 
-def tags_of(found: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
+def tags_of(tag_set: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
     """Return those tags of a resource that topicberg sets; others are the operator's."""
-    held = {one["Key"]: one["Value"] for one in found or []}
+    held = {one["Key"]: one["Value"] for one in tag_set or []}
     return {name: held[name] for name in context.tags if name in held}
 
 
@@ -207,6 +208,7 @@ class Policy(Resource):
     grants: Callable[[DeployContext], Document] = field(kw_only=True)
 
     kind = "IAM policy"
+    quota = QUOTAS["IAM policies"]
 
     def _arn(self, context: DeployContext, number: int) -> str:
         return f"arn:aws:iam::{context.account}:policy{context.config.iam_path}{self._name(number)}"
@@ -233,15 +235,15 @@ class Policy(Resource):
 
     def _documents(self, context: DeployContext) -> list[Document]:
         """:raises TopicbergError: they are more than a role can have"""
-        found = split(self.grants(context))
-        if len(found) > MAX_POLICIES:
+        documents = split(self.grants(context))
+        if len(documents) > MAX_POLICIES:
             raise TopicbergError(
-                f"{self.title} would have to be split into {len(found)}, of which AWS attaches "
+                f"{self.title} would have to be split into {len(documents)}, of which AWS attaches "
                 f"{MAX_POLICIES} to a role: it names the Glue databases of all "
                 f"{len(pipelines(context.specs))} pipelines",
                 hint="put the specs of more topics into one pipeline",
             )
-        return found
+        return documents
 
     def desired(self, context: DeployContext) -> Fields:
         documents = enumerate(self._documents(context), 1)
@@ -273,14 +275,14 @@ class Policy(Resource):
             iam.tag_policy(PolicyArn=arn, Tags=tags(context))
         for arn in reversed(changes.get("unused", ([], []))[0]):
             _delete_policy(iam, arn)
-        for number, one in enumerate(self._documents(context), 1):
+        for number, policy_document in enumerate(self._documents(context), 1):
             if number > len(arns):
-                self._create(context, number, one)
+                self._create(context, number, policy_document)
             elif _field(number) in changes:
                 arn = arns[number - 1]
                 _drop_versions(iam, arn, keep=MAX_VERSIONS - 1)
                 iam.create_policy_version(
-                    PolicyArn=arn, PolicyDocument=_text(one), SetAsDefault=True
+                    PolicyArn=arn, PolicyDocument=_text(policy_document), SetAsDefault=True
                 )
 
     def delete(self, context: DeployContext, live: Live) -> None:
@@ -290,7 +292,7 @@ class Policy(Resource):
 
 
 def _field(number: int) -> str:
-    return "document" if number == 1 else f"document_{number}"
+    return "document" if number == 1 else f"policy_document{number}"
 
 
 def _delete_policy(iam: Any, arn: str) -> None:
@@ -327,6 +329,7 @@ class Role(Resource):
     given: str | None = None
 
     kind = "IAM role"
+    quota = QUOTAS["IAM roles"]
     replaced_for = frozenset({"path"})
 
     def find(self, context: DeployContext) -> Live | None:
@@ -444,7 +447,7 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _covers(held: Document, wanted: Document) -> bool:
+def _covers(actual: Document, wanted: Document) -> bool:
     """Return whether a statement of a trust policy allows what another one does.
 
     Of its conditions only the external id is compared: others restrict who calls from where.
@@ -452,16 +455,16 @@ def _covers(held: Document, wanted: Document) -> bool:
     given = wanted.get("Condition", {}).get("StringEquals", {}).get("sts:ExternalId", "")
     allowed = [
         value
-        for operator, keys in held.get("Condition", {}).items()
+        for operator, keys in actual.get("Condition", {}).items()
         for key, values in keys.items()
         if operator in ("StringEquals", "StringLike") and key.lower() == "sts:externalid"
         for value in listed(values)
     ]
-    actions = listed(held.get("Action", []))
+    actions = listed(actual.get("Action", []))
     return (
-        held.get("Effect") == "Allow"
+        actual.get("Effect") == "Allow"
         and any(fnmatchcase(wanted["Action"], action) for action in actions)
-        and all(_names(held, principal) for principal in _principals(wanted))
+        and all(_names(actual, principal) for principal in _principals(wanted))
         and (not allowed or any(fnmatchcase(given, value) for value in allowed))
     )
 

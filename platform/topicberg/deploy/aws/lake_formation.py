@@ -88,7 +88,7 @@ def read_data_lake(context: DeployContext) -> DataLake:
         if not _governs(settings):
             return DataLake(is_governed=False)
         locations = client.list_resources().get("ResourceInfoList", [])
-        held = tuple(_permissions(client))
+        permissions = tuple(_permissions(client))
     except ClientError as error:
         if code(error) not in DENIED:
             raise
@@ -99,7 +99,7 @@ def read_data_lake(context: DeployContext) -> DataLake:
         is_governed=True,
         admins=frozenset(one["DataLakePrincipalIdentifier"] for one in admins),
         locations=frozenset(one["ResourceArn"] for one in locations),
-        held=held,
+        held=permissions,
     )
 
 
@@ -128,7 +128,7 @@ def _permissions(client: Any) -> Iterator[Document]:
 
 def _plain(resource: Document) -> Document:
     """Return a resource as it is granted: lists have the catalog's id, and of all tables a name."""
-    found: Document = {}
+    plain: Document = {}
     for kind, parts in resource.items():
         named = {name: value for name, value in parts.items() if name != "CatalogId"}
         if "TableWildcard" in named or "ColumnWildcard" in named:
@@ -136,8 +136,8 @@ def _plain(resource: Document) -> Document:
             named.pop("ColumnWildcard", None)
             if "TableWildcard" in named or named.get("Name") == "ALL_TABLES":
                 named = {"DatabaseName": named["DatabaseName"], "TableWildcard": {}}
-        found[kind] = named
-    return found
+        plain[kind] = named
+    return plain
 
 
 def check_deployer(context: DeployContext) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from topicberg.clients.aws import every
 from topicberg.deploy.aws.iam import tags
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.settings import Settings
 
 _COMMON = {
     "client.dns.lookup": "use_all_dns_ips",
@@ -39,6 +41,10 @@ class Parameters(Resource):
     values: dict[str, str] = field(default_factory=dict, hash=False)
 
     kind = "SSM parameters"
+    quota = QUOTAS["SSM parameters"]
+
+    def quota_units(self, config: Settings) -> int:
+        return len(self.values)
 
     def find(self, context: DeployContext) -> Live | None:
         listed = every(context.aws("ssm"), "get_parameters_by_path", "Parameters", Path=self.name)

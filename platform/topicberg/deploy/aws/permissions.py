@@ -14,7 +14,8 @@ from typing import Literal
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.aws.iam import READS_KEY, WRITES_KEY, Document, allow, document, key_use
 from topicberg.naming import Names
-from topicberg.settings import Settings, derived_from
+from topicberg.settings import Settings
+from topicberg.settings.aws import derived_from
 from topicberg.topics import TopicSpec
 
 Purpose = Literal["plan", "deploy", "rotate"]

@@ -41,7 +41,7 @@ def check_permissions(context: DeployContext) -> None:
         principal = caller(context)
         if principal.endswith(":root"):  # nothing denies it anything, and it cannot be simulated
             return
-        found = list(_denied(context, principal))
+        denied_actions = list(_denied(context, principal))
     except ClientError as error:
         if code(error) not in _UNKNOWN:
             raise
@@ -52,8 +52,8 @@ def check_permissions(context: DeployContext) -> None:
             error,
         )
         return
-    denied = [what for what, keys in found if not keys]
-    if doubtful := [f"{what} ({', '.join(keys)})" for what, keys in found if keys]:
+    denied = [what for what, keys in denied_actions if not keys]
+    if doubtful := [f"{what} ({', '.join(keys)})" for what, keys in denied_actions if keys]:
         logger.warning(
             "%s may lack permissions, by keys that are not known yet: %s",
             principal,
@@ -144,6 +144,6 @@ def _simulate(iam: Any, **request: Any) -> Iterator[Denied]:
             continue
         more = f" and {len(denied) - 1} more" if len(denied) > 1 else ""
         keys = [set(one.get("MissingContextValues", [])) for one in denied]
-        what = f"{result['EvalActionName']} on {denied[0]['EvalResourceName']}{more}"
+        action = f"{result['EvalActionName']} on {denied[0]['EvalResourceName']}{more}"
         # It is certain if one resource is denied whatever the unknown keys are.
-        yield what, sorted(set().union(*keys)) if all(keys) else []
+        yield action, sorted(set().union(*keys)) if all(keys) else []

@@ -8,8 +8,10 @@ from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
+from topicberg.settings import Settings
 
 QUICKSTARTS = {"stock_trades": "STOCK_TRADES", "users": "USERS"}
 """Generator of a topic → the managed Datagen connector's name for it."""
@@ -67,14 +69,17 @@ class Connector(Resource):
             "tasks.max": str(self.tasks),
         }
 
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, self.tasks * PRICES["task"].usd * HOURS, "by task, and traffic")
+
     def find(self, context: DeployContext) -> Live | None:
         listed = context.cloud.get(self._path(context, "/connectors"), expand="info,status,id")
-        found = (listed or {}).get(self.name)
-        if found is None:
+        connector = (listed or {}).get(self.name)
+        if connector is None:
             return None
-        config = (found.get("info") or {}).get("config") or {}
-        state = ((found.get("status") or {}).get("connector") or {}).get("state")
-        identity = (found.get("id") or {}).get("id") or self.name
+        config = (connector.get("info") or {}).get("config") or {}
+        state = ((connector.get("status") or {}).get("connector") or {}).get("state")
+        identity = (connector.get("id") or {}).get("id") or self.name
         # A state that passes is the running one for a plan; settle waits for it.
         shown = "RUNNING" if state in _PENDING else state
         unmasked = {name: text for name, text in config.items() if set(str(text)) != {"*"}}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from topicberg.deploy.confluent.organization import only
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 
 
@@ -14,6 +15,7 @@ class ServiceAccount(Resource):
     description: str = field(kw_only=True)
 
     kind = "service account"
+    quota = QUOTAS["service accounts"]
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.cloud.pages("/iam/v2/service-accounts")

@@ -38,17 +38,17 @@ class ProviderIntegration(Resource):
     def find(self, context: DeployContext) -> Live | None:
         pages = context.cloud.pages("/pim/v1/integrations", environment=context.environment)
         named = [one for one in pages if one.get("display_name") == self.name]
-        found = only(named, f"provider integrations named {self.name}")
-        if found is None:
+        integration = only(named, f"provider integrations named {self.name}")
+        if integration is None:
             return None
-        config = found["config"]
+        config = integration["config"]
         crn = f"{context.need('confluent/environment').facts['crn']}/provider-integration"
         facts = {
-            "crn": f"{crn}={found['id']}",
+            "crn": f"{crn}={integration['id']}",
             "principal": config["iam_role_arn"],
             "external_id": config["external_id"],
         }
-        return Live(found["id"], {"role": config.get("customer_iam_role_arn")}, facts)
+        return Live(integration["id"], {"role": config.get("customer_iam_role_arn")}, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         return {"role": context.role_arn(self.role)}
@@ -87,10 +87,10 @@ class CatalogIntegration(Resource):
     def find(self, context: DeployContext) -> Live | None:
         pages = context.tableflow.pages(CATALOGS, **where(context.environment, context.cluster))
         named = [one for one in pages if one["spec"].get("display_name") == self.name]
-        found = only(named, f"catalog integrations named {self.name}")
-        if found is None:
+        integration = only(named, f"catalog integrations named {self.name}")
+        if integration is None:
             return None
-        spec, status = found["spec"], found.get("status") or {}
+        spec, status = integration["spec"], integration.get("status") or {}
         config, failed = spec.get("config") or {}, status.get("phase") == "FAILED"
         fields: Fields = {"kind": config.get("kind"), "suspended": bool(spec.get("suspended"))}
         if config.get("kind") == "AwsGlue":
@@ -106,7 +106,7 @@ class CatalogIntegration(Resource):
                 "login_failed": failed,
             }
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
-        return Live(found["id"], fields, facts)
+        return Live(integration["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
         if _in_open_catalog(context):

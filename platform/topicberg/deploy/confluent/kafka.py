@@ -11,7 +11,10 @@ from urllib.parse import quote
 
 from topicberg.clients.confluent import ConflictError, if_found
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
+from topicberg.formats.table import FORMATS
+from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.refusals import refusal
 from topicberg.topics.schema import read_schema
@@ -22,6 +25,7 @@ class KafkaTopic(Resource):
     spec: TopicSpec = field(kw_only=True)
 
     kind = "topic"
+    quota = QUOTAS["partitions"]
     holds_data = True
 
     def _path(self, context: DeployContext, rest: str = "") -> str:
@@ -30,6 +34,9 @@ class KafkaTopic(Resource):
     @property
     def parents(self) -> tuple[str, ...]:
         return (CLUSTER,)
+
+    def quota_units(self, config: Settings) -> int:
+        return self.spec.partitions
 
     def find(self, context: DeployContext) -> Live | None:
         topic = if_found(context.kafka.get, self._path(context))
@@ -89,6 +96,7 @@ class Acl(Resource):
     prefixed: bool = field(kw_only=True)
 
     kind = "access list"
+    quota = QUOTAS["ACLs"]
 
     def _path(self, context: DeployContext) -> str:
         return f"/kafka/v3/clusters/{context.cluster}/acls"
@@ -119,9 +127,6 @@ class Acl(Resource):
         context.kafka.delete(self._path(context), **self._body(context))
 
 
-_TYPES = {"avro": "AVRO", "json": "JSON", "protobuf": "PROTOBUF"}
-
-
 @dataclass(frozen=True)
 class RegistrySubject(Resource):
     """A schema of a topic's spec, registered under a subject."""
@@ -132,13 +137,14 @@ class RegistrySubject(Resource):
     compatibility: str | None = None
 
     kind = "subject"
+    quota = QUOTAS["schemas"]
 
     def _path(self, begin: str = "/subjects", end: str = "") -> str:
         return f"{begin}/{quote(self.name, safe='')}{end}"
 
     def _body(self) -> dict[str, Any]:
         text = read_schema(self.file, self.format, self.message, part="key").text
-        return {"schema": text, "schemaType": _TYPES[self.format]}
+        return {"schema": text, "schemaType": FORMATS[self.format].schema_type}
 
     def find(self, context: DeployContext) -> Live | None:
         registry = context.registry
@@ -149,8 +155,10 @@ class RegistrySubject(Resource):
         if self.compatibility:  # without a level of its own, it has the registry's
             level = if_found(registry.get, self._path("/config"))
             fields["compatibility"] = level and level.get("compatibilityLevel")
-        found = if_found(registry.post, self._path(), self._body(), repeatable=True)
-        has = f"versions {versions}, none as in its file" if found is None else "as in its file"
+        registered = if_found(registry.post, self._path(), self._body(), repeatable=True)
+        has = (
+            f"versions {versions}, none as in its file" if registered is None else "as in its file"
+        )
         return Live(self.name, {"schema": has, **fields})
 
     def desired(self, context: DeployContext) -> Fields:

@@ -20,8 +20,10 @@ from pydantic import SecretStr
 from topicberg.clients.confluent import CredentialsError, GoneError
 from topicberg.clients.secrets import ApiKey, Version
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
+from topicberg.deploy.costs import PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
+from topicberg.settings import Settings
 
 KeyKind = Literal["cloud", "kafka", "schema_registry", "tableflow"]
 SYNC_SECONDS = 20 * 60.0
@@ -54,6 +56,9 @@ class RotatingKey(Resource):
     def lasting_id(self, live: Live) -> str:
         """Return the name of its secret: what is in there rotates."""
         return self.name
+
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, PRICES["secret"].usd, "a secret")
 
     def find(self, context: DeployContext) -> Live | None:
         stored = context.secrets.versions(self.name)

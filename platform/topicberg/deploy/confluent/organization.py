@@ -7,9 +7,11 @@ from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
 from topicberg.deploy.context import ENVIRONMENT, DeployContext
+from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 PACKAGE = "ESSENTIALS"
 CLUSTER_TYPE = "Basic"
@@ -20,15 +22,17 @@ CLUSTER_SECONDS = 3600.0
 REGISTRY_SECONDS = 600.0
 
 
-def only(found: list[dict[str, Any]], what: str) -> dict[str, Any] | None:
+def only(objects: list[dict[str, Any]], described: str) -> dict[str, Any] | None:
     """The one that has the name.
 
     :raises ApiError: there are several, so it is unknown which one is meant
     """
-    if len(found) > 1:
-        ids = ", ".join(str(one["id"]) for one in found)
-        raise ApiError(f"there are {len(found)} {what}: {ids}", hint="delete all but one of them")
-    return found[0] if found else None
+    if len(objects) > 1:
+        ids = ", ".join(str(one["id"]) for one in objects)
+        raise ApiError(
+            f"there are {len(objects)} {described}: {ids}", hint="delete all but one of them"
+        )
+    return objects[0] if objects else None
 
 
 def organization(cloud: Api) -> str:
@@ -64,13 +68,13 @@ def check_given(context: DeployContext) -> None:
         )
     if cluster is None:
         return
-    found = _given(cloud, f"/cmk/v2/clusters/{cluster}", environment=environment)
-    if found is None:
+    existing = _given(cloud, f"/cmk/v2/clusters/{cluster}", environment=environment)
+    if existing is None:
         raise TopicbergError(
             f"TOPICBERG_EXISTING_CLUSTER: environment {environment} has no cluster {cluster}",
             hint=hint,
         )
-    spec, phase = found["spec"], (found.get("status") or {}).get("phase")
+    spec, phase = existing["spec"], (existing.get("status") or {}).get("phase")
     place = (str(spec.get("cloud")).upper(), spec.get("region"))
     if place != ("AWS", context.region):
         raise TopicbergError(
@@ -96,17 +100,17 @@ class Environment(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         if self.given:
-            found = _given(context.cloud, f"/org/v2/environments/{self.given}")
+            environment = _given(context.cloud, f"/org/v2/environments/{self.given}")
         else:
             pages = context.cloud.pages("/org/v2/environments")
             named = [one for one in pages if one["display_name"] == self.name]
-            found = only(named, f"environments named {self.name}")
-        if found is None:
+            environment = only(named, f"environments named {self.name}")
+        if environment is None:
             return None
-        package = (found.get("stream_governance_config") or {}).get("package")
+        package = (environment.get("stream_governance_config") or {}).get("package")
         within = f"crn://confluent.cloud/organization={organization(context.cloud)}"
-        crn = f"{within}/environment={found['id']}"
-        return Live(found["id"], {"stream_governance": package}, {"crn": crn})
+        crn = f"{within}/environment={environment['id']}"
+        return Live(environment["id"], {"stream_governance": package}, {"crn": crn})
 
     def is_ours(self, context: DeployContext) -> bool:
         return self.given is None
@@ -154,17 +158,25 @@ class Cluster(Resource):
     def parents(self) -> tuple[str, ...]:
         return (ENVIRONMENT,)
 
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        if self.given is not None:
+            return None  # it is paid anyway
+        cluster_type = self.type or (live.fields["type"] if live else "Basic")
+        hourly = PRICES["standard" if cluster_type == "Standard" else "basic"].usd
+        basis = f"{cluster_type}, and ${PRICES['traffic'].usd} a GB in or out, beside storage"
+        return Cost(self, hourly * HOURS, basis)
+
     def find(self, context: DeployContext) -> Live | None:
         if self.given:
             path = f"/cmk/v2/clusters/{self.given}"
-            found = _given(context.cloud, path, environment=context.environment)
+            cluster = _given(context.cloud, path, environment=context.environment)
         else:
             pages = context.cloud.pages("/cmk/v2/clusters", environment=context.environment)
             named = [one for one in pages if one["spec"].get("display_name") == self.name]
-            found = only(named, f"Kafka clusters named {self.name} in {context.environment}")
-        if found is None:
+            cluster = only(named, f"Kafka clusters named {self.name} in {context.environment}")
+        if cluster is None:
             return None
-        spec = found["spec"]
+        spec = cluster["spec"]
         availability, endpoint = spec.get("availability"), spec.get("http_endpoint")
         within = context.need("confluent/environment").facts["crn"]
         fields = {
@@ -174,12 +186,12 @@ class Cluster(Resource):
             "availability": AVAILABILITY.get(availability, availability),
         }
         facts = {
-            "phase": (found.get("status") or {}).get("phase"),
+            "phase": (cluster.get("status") or {}).get("phase"),
             "http_endpoint": endpoint.rstrip("/") if endpoint else None,
             "bootstrap": _bootstrap(spec),
-            "crn": f"{within}/cloud-cluster={found['id']}",
+            "crn": f"{within}/cloud-cluster={cluster['id']}",
         }
-        return Live(found["id"], fields, facts)
+        return Live(cluster["id"], fields, facts)
 
     def is_ours(self, context: DeployContext) -> bool:
         return self.given is None
@@ -250,16 +262,16 @@ class SchemaRegistry(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.cloud.pages("/srcm/v3/clusters", environment=context.environment)
-        found = next(pages, None)
-        if found is None:
+        registry = next(pages, None)
+        if registry is None:
             return None
         within = context.need("confluent/environment").facts["crn"]
         facts = {
-            "phase": (found.get("status") or {}).get("phase"),
-            "http_endpoint": found["spec"].get("http_endpoint"),
-            "crn": f"{within}/schema-registry={found['id']}",
+            "phase": (registry.get("status") or {}).get("phase"),
+            "http_endpoint": registry["spec"].get("http_endpoint"),
+            "crn": f"{within}/schema-registry={registry['id']}",
         }
-        return Live(found["id"], {}, facts)
+        return Live(registry["id"], {}, facts)
 
     def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:

@@ -8,8 +8,10 @@ from typing import Any
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
+from topicberg.settings import Settings
 from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
 from topicberg.topics import TopicSpec
 
@@ -55,11 +57,14 @@ class TableflowTopic(Resource):
     def parents(self) -> tuple[str, ...]:
         return (CLUSTER,)
 
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, PRICES["tableflow"].usd * HOURS, "and by GB processed")
+
     def find(self, context: DeployContext) -> Live | None:
-        found = read_topic(context.tableflow, self.name, context.environment, context.cluster)
-        if found is None:
+        topic = read_topic(context.tableflow, self.name, context.environment, context.cluster)
+        if topic is None:
             return None
-        spec, status = found["spec"], found.get("status") or {}
+        spec, status = topic["spec"], topic.get("status") or {}
         storage, config = spec.get("storage") or {}, spec.get("config") or {}
         fields = {
             "storage": [storage.get(name) for name in _STORAGE],
@@ -140,13 +145,13 @@ class TableflowTopic(Resource):
 
         def running() -> bool:
             nonlocal failures, pending
-            found = self.find(context)
-            status = found.facts["status"] if found else {}
+            live = self.find(context)
+            status = live.facts["status"] if live else {}
             problem = _problem(status)
             failures = failures + 1 if problem else 0
             if failures >= FAILED_POLLS:
                 raise FailedError(f"{self.title}: {problem}")
-            if found and (wrong := compare(found.fields, self.desired(context)).get("write_mode")):
+            if live and (wrong := compare(live.fields, self.desired(context)).get("write_mode")):
                 raise CannotChangeError(
                     f"{self.title} has write mode {wrong[0]}, its spec wants {wrong[1]}",
                     hint="it follows from the topic's cleanup.policy when Tableflow is enabled: "

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from topicberg.catalogs.snowflake import quote, text
+from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients.secrets import Secrets, active_slot
 from topicberg.deploy import rsa
 from topicberg.deploy.snowflake.session import ROLES
@@ -73,19 +73,19 @@ def ensure_secret(secrets: Secrets, path: str, account: str, user: str) -> Admin
 
     :raises TopicbergError: the secret is of another account or user, or has no key pair
     """
-    found = secrets.read(path)
-    if found is None:
+    stored = secrets.read(path)
+    if stored is None:
         pair = rsa.generate()
         values = rsa.with_pair({_ACCOUNT: account, _USER: user}, 1, pair)
         secrets.publish(path, secrets.add(path, values, rsa.label(pair.public)))
         return Admin(account, user, pair.public)
     for name, value in {_ACCOUNT: account, _USER: user}.items():
-        if found.get(name, "").upper() != value.upper():
+        if stored.get(name, "").upper() != value.upper():
             raise TopicbergError(
-                f"secret {path}: {name} is {found.get(name) or 'missing'}, not {value}",
+                f"secret {path}: {name} is {stored.get(name) or 'missing'}, not {value}",
                 hint="give another name with --secret, or delete the secret first",
             )
-    public = rsa.public_key(found, active_slot(found)) or _public_of(path, found)
+    public = rsa.public_key(stored, active_slot(stored)) or _public_of(path, stored)
     return Admin(account, user, "".join(public.split()))
 
 

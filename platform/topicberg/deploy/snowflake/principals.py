@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from topicberg.catalogs.snowflake import quote, text
+from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients.secrets import Version
 from topicberg.deploy import rsa
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.costs import PRICES, Cost
 from topicberg.deploy.polling import DeadlineExceededError, poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.snowflake.session import SqlObject, account, find, login_problem, run
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
 
 OWNER = "SECURITYADMIN"
 GRANTOR = "ACCOUNTADMIN"
@@ -33,6 +35,9 @@ class UserKeys(Resource):
         """Return the name of its secret: what is in there rotates."""
         return self.name
 
+    def cost(self, config: Settings, live: Live | None) -> Cost | None:
+        return Cost(self, PRICES["secret"].usd, "a secret")
+
     def find(self, context: DeployContext) -> Live | None:
         versions = context.secrets.versions(self.name)
         if not versions:
@@ -48,8 +53,8 @@ class UserKeys(Resource):
     def create(self, context: DeployContext) -> None:
         """A secret of Terraform's has the pair of slot 1, which its readers go on using."""
         pair = rsa.generate()
-        held = context.secrets.read(self.name) or {}
-        kept = held if rsa.is_public_key(rsa.public_key(held, 1)) else {}
+        stored = context.secrets.read(self.name) or {}
+        kept = stored if rsa.is_public_key(rsa.public_key(stored, 1)) else {}
         values = {
             **kept,
             "snowflake_account_identifier": account(context),
@@ -131,9 +136,9 @@ class User(SqlObject):
             problem = login_problem(context, self.name, private)
             return not problem
 
-        what = f"{self.title} can log in with its newest key"
+        awaited = f"{self.title} can log in with its newest key"
         try:
-            poll(let_in, what, LOGIN_SECONDS, sleep=context.sleep)
+            poll(let_in, awaited, LOGIN_SECONDS, sleep=context.sleep)
         except DeadlineExceededError as error:
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",

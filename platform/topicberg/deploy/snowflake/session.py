@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from topicberg.catalogs.snowflake import NOT_THERE, ask, like, logging_in, quote, records
+from topicberg.catalogs.snowflake.names import like, quote
+from topicberg.catalogs.snowflake.session import NOT_THERE, ask, logging_in, records
 from topicberg.clients import trace
 from topicberg.clients.answers import VendorAnswer
 from topicberg.dagster.snowflake import snowflake_resource

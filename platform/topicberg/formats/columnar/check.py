@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 from pyiceberg.types import DoubleType, NestedField, StringType
 
-from topicberg.formats import Format, ResolvedSchema, avro
+from topicberg.formats import avro
 from topicberg.formats import json as json_schema
 from topicberg.formats.columnar.columns import Buffers
 from topicberg.formats.columnar.decoding import decode
 from topicberg.formats.columnar.program import ProgramCode, Programs, Shape
+from topicberg.formats.contract import Format, ResolvedSchema
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.protobuf.program import emit_record
 from topicberg.formats.protobuf.wire import Message, WireField

@@ -37,7 +37,7 @@ _PACKED: dict[type[T.IcebergType], struct.Struct] = {
     T.TimestampType: struct.Struct("<q"),
     T.TimestamptzType: struct.Struct("<q"),
 }
-"""How a stored value (:data:`topicberg.formats.RecordDecoder`) is written into a buffer."""
+"""How a stored value (see :data:`..contract.RecordDecoder`) is written into a buffer."""
 
 
 _OFFSETS = {Store.TEXT: 1, Store.ITEMS: 2}

@@ -360,11 +360,6 @@ class ProgramCode:
         return len(self.texts) - len(values)
 
 
-Emit = Callable[[ProgramCode, Slot], None]
-"""Appends the instructions that read a value into a place.
-
-:raises NotCoveredError: there are none
-"""
 Skip = Callable[[ProgramCode], None]
 
 

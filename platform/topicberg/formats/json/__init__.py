@@ -23,34 +23,37 @@ reference decoder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
+from json import dumps
 
 from pyiceberg.types import NestedField, StringType, StructType
 
 from topicberg.errors import TableflowError
+from topicberg.formats import limits
 from topicberg.formats.columnar.program import ProgramCode, Slot
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.json import columns, record
 from topicberg.formats.json.columns import Node, read_node
-from topicberg.formats.json.conversions import with_conversions
+from topicberg.formats.json.conversions import check_conversions, with_conversions
 from topicberg.formats.json.plan import JsonPlan, fields_of, fit
 from topicberg.formats.json.program import emit, emit_record
 from topicberg.formats.subjects import RegisteredSchema
 
 
 def fields(
-    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+    where: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
 ) -> list[NestedField]:
-    """Return the columns of an object's schema, or of a union; see :class:`..formats.Format`."""
-    root, unknown_as = read_node(subject, schema), schema.options.unknown_as
+    """Return the columns of an object's schema, or of a union; see :class:`..contract.Format`."""
+    root, unknown_as = read_node(where, schema), schema.options.unknown_as
     if root.kind not in ("struct", "union"):
         raise TableflowError(
-            f"subject {subject}: the schema is not an object with properties",
+            f"{where}: the schema is not an object with properties",
             hint="register an object with properties: a table needs named columns",
         )
     found = fields_of(root.children, ids)
     if unknown_as is not None:
-        _check_unknown(subject, root, unknown_as)
+        _check_unknown(where, root, unknown_as)
         found.append(
             NestedField(next(ids), unknown_as, StringType(), required=False, doc=_UNKNOWN_DOC)
         )
@@ -60,18 +63,17 @@ def fields(
 _UNKNOWN_DOC = "JSON text of what the record has and the schema does not name"
 
 
-def _check_unknown(subject: str, root: Node, unknown_as: str) -> None:
+def _check_unknown(where: str, root: Node, unknown_as: str) -> None:
     """:raises TableflowError: what the schema does not name cannot have a column"""
     if unknown_as in root.children:
         raise TableflowError(
-            f"subject {subject}: the schema has a field {unknown_as}, which is the column of "
-            "unknown_fields",
+            f"{where}: the schema has a field {unknown_as}, which is the column of unknown_fields",
             hint="rename the field, or choose the other metadata_column_naming_scheme",
         )
     if (path := _choice_of_objects(root)) is not None:
         place = f"field {path}" if path else "the record"
         raise TableflowError(
-            f"subject {subject}: {place} is an object of one of several types, and unknown_fields "
+            f"{where}: {place} is an object of one of several types, and unknown_fields "
             "keep needs one type of each object",
             hint="set schema.unknown_fields to ignore, or give the field one type",
         )
@@ -90,26 +92,57 @@ def _has_objects(node: Node) -> bool:
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
-    """Return the title, else the id; see :class:`..formats.Format`."""
+    """Return the title, else the id; see :class:`..contract.Format`."""
     return columns.identity(schema)
+
+
+def is_union(schema: RegisteredSchema) -> bool:
+    """Return whether it is only oneOf or anyOf of objects; see :class:`..contract.Format`."""
+    parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
+    if not isinstance(parsed, dict) or "properties" in parsed:
+        return False
+    choice = parsed.get("oneOf") or parsed.get("anyOf")
+    if not isinstance(choice, list):
+        return False
+    return len([branch for branch in choice if branch != {"type": "null"}]) > 1
+
+
+def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
+    """Return a key's schema as an object with one property; see :class:`..contract.Format`.
+
+    A value is put into an object when it is read (``RegisteredSchema.wrapped_as``).
+    """
+    parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
+    if not isinstance(parsed, dict) or "properties" in parsed or parsed.get("type") == "object":
+        return schema
+    shared = {key: parsed[key] for key in ("$schema", "definitions", "$defs") if key in parsed}
+    wrapped = {**shared, "type": "object", "properties": {name: parsed}}
+    return replace(schema, text=dumps(wrapped), wrapped_as=name)
+
+
+def check_file(where: str, schema: RegisteredSchema) -> None:
+    """Check the conversions that a spec has of the file; see :class:`..contract.Format`."""
+    limits.parsed_json(where, schema)
+    if schema.options.conversions:
+        check_conversions(where, read_node(where, schema), schema.options.conversions)
 
 
 def written(
     writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
 ) -> frozenset[str]:
-    """Return the properties of the writer's schema; see :class:`..formats.Format`."""
+    """Return the properties of the writer's schema; see :class:`..contract.Format`."""
     newest, unknown_as = _node(latest), writer.options.unknown_as
     own = (newest if newest.kind == "union" else _node(writer)).children
     return frozenset(own if unknown_as is None else (*own, unknown_as))
 
 
 def filled(pairing: ResolvedSchema) -> frozenset[str]:
-    """Return the columns that a writer fills; see :class:`topicberg.formats.Format`."""
+    """Return the columns that a writer fills; see :class:`..contract.Format`."""
     return written(pairing.writer, pairing.latest, pairing.message)
 
 
 def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
-    """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
+    """Append a program that decodes records; see :class:`..contract.Format`."""
     plan, wrapped_as = _plan(pairing), pairing.writer.wrapped_as
     code.unknown = places.get(pairing.writer.options.unknown_as or "")
     if wrapped_as is None:
@@ -120,7 +153,7 @@ def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSche
 
 @lru_cache(maxsize=64)
 def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
-    """Return the reference decoder; see :class:`topicberg.formats.Format`."""
+    """Return the reference decoder; see :class:`..contract.Format`."""
     writer = pairing.writer
     return record.decoder(_plan(pairing), writer.wrapped_as, writer.options.unknown_as)
 
@@ -139,5 +172,5 @@ def _plan(pairing: ResolvedSchema) -> JsonPlan:
 
 
 def _node(schema: RegisteredSchema) -> Node:
-    node = read_node(f"of schema {schema.schema_id}", schema)
+    node = read_node(f"schema {schema.schema_id}", schema)
     return with_conversions(node, schema.options.conversions)

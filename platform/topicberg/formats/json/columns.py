@@ -170,13 +170,13 @@ def identity(schema: RegisteredSchema) -> str | None:
 
 
 @limits.remembered
-def read_node(subject: str, schema: RegisteredSchema) -> Node:
+def read_node(where: str, schema: RegisteredSchema) -> Node:
     """Return the tree of a registered schema.
 
+    :param where: the subject, schema or file, for the error
     :raises TableflowError: it contains itself, refers to a missing schema, is too large, or has
         fields that a table cannot distinguish
     """
-    where = f"subject {subject}"
     with limits.refused(where):
         contents, resolver, reader = _opened(where, schema, check=True)
         node = reader.node(reader.expand(contents, resolver, (), ""), "")

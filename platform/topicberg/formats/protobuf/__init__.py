@@ -63,15 +63,14 @@ _MAX_INDEXES = 100
 
 
 def fields(
-    subject: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+    where: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
 ) -> list[T.NestedField]:
-    """Return the columns of a message; see :class:`topicberg.formats.Format`."""
-    where = f"subject {subject}"
+    """Return the columns of a message; see :class:`..contract.Format`."""
     return message_fields(where, root_message(where, schema, message), limits.bounded(where, ids))
 
 
 def identity(schema: RegisteredSchema, message: str | None = None) -> str | None:
-    """Return the full name of the message; see :class:`topicberg.formats.Format`."""
+    """Return the full name of the message; see :class:`..contract.Format`."""
     name: str = target_message(schema, message).full_name
     return name
 
@@ -79,7 +78,7 @@ def identity(schema: RegisteredSchema, message: str | None = None) -> str | None
 def written(
     writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
 ) -> frozenset[str]:
-    """Return the columns that the writer has a field for; see :class:`..formats.Format`.
+    """Return the columns that the writer has a field for; see :class:`..contract.Format`.
 
     :raises TableflowError: the writer's schema lacks the message, or it cannot become a table
     """
@@ -91,19 +90,22 @@ def written(
     return frozenset(names.get(field.number, field.name) for field in source.fields)
 
 
-def file_fields(name: str, text: str, message: str | None) -> list[T.NestedField]:
-    """Return the columns of a message in a file that is not registered yet.
+def is_union(schema: RegisteredSchema) -> bool:
+    """Return False: a topic has one message type; see :class:`..contract.Format`."""
+    return False
 
-    :raises TableflowError: protoc refuses it, it has no such message, or it cannot become a table
-    """
-    schema = RegisteredSchema(schema_id=0, schema_type="PROTOBUF", text=text)
-    return message_fields(
-        name, root_message(name, schema, message), limits.bounded(name, itertools.count(1))
-    )
+
+def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
+    """Return the schema: Protobuf has only messages; see :class:`..contract.Format`."""
+    return schema
+
+
+def check_file(where: str, schema: RegisteredSchema) -> None:
+    """Accept the file: :func:`fields` has protoc check it; see :class:`..contract.Format`."""
 
 
 def filled(pairing: ResolvedSchema) -> frozenset[str]:
-    """Return the columns that a writer fills; see :class:`topicberg.formats.Format`.
+    """Return the columns that a writer fills; see :class:`topicberg.formats.contract.Format`.
 
     A field whose values do not fit the column of the renamed one fills that of its own name.
 
@@ -115,14 +117,14 @@ def filled(pairing: ResolvedSchema) -> frozenset[str]:
 
 
 def program(code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema) -> None:
-    """Append a program that decodes records; see :class:`topicberg.formats.Format`."""
+    """Append a program that decodes records; see :class:`..contract.Format`."""
     own, plan, prefixes = reader(pairing)
     emit_record(code, plan, prefixes, places, len(Shape(own).all))
 
 
 @lru_cache(maxsize=256)
 def record_decoder(pairing: ResolvedSchema) -> RecordDecoder:
-    """Return the reference decoder; see :class:`topicberg.formats.Format`."""
+    """Return the reference decoder; see :class:`..contract.Format`."""
     _, plan, prefixes = reader(pairing)
     return record.decoder(plan, prefixes, lambda payload: _other_message(payload, pairing))
 

@@ -458,7 +458,7 @@ def _number(field: WireField, column: pa.DataType, path: str) -> Callable[[int],
 
 
 def stored(value: Any, field: WireField, column: pa.DataType, path: str) -> Any:
-    """Return a default as a stored value; see :data:`topicberg.formats.RecordDecoder`."""
+    """Return a default as a stored value; see :data:`topicberg.formats.contract.RecordDecoder`."""
     if pa.types.is_string(column) and isinstance(value, bytes):
         return value.decode()
     if pa.types.is_binary(column) and isinstance(value, str):

@@ -60,37 +60,37 @@ class Message:
     types: tuple[pa.DataType, ...]
 
 
-def varint(data: Any, at: int, stop: int) -> tuple[int, int] | None:
+def varint(data: Any, position: int, stop: int) -> tuple[int, int] | None:
     """Return value and end; None if it is truncated or too long."""
     value = 0
-    for place in range(min(MAX_VARINT, stop - at)):
-        byte = data[at + place]
+    for place in range(min(MAX_VARINT, stop - position)):
+        byte = data[position + place]
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return value & (2**64 - 1), at + place + 1
+            return value & (2**64 - 1), position + place + 1
     return None
 
 
-def group_end(data: Any, at: int, stop: int, number: int) -> tuple[int, int] | None:
+def group_end(data: Any, position: int, stop: int, number: int) -> tuple[int, int] | None:
     """Return where a group's content ends and where the group ends; None: nowhere."""
     open_groups = [number]
-    while at < stop:
-        tag = varint(data, at, stop)
+    while position < stop:
+        tag = varint(data, position, stop)
         if tag is None or not 8 <= tag[0] <= MAX_TAG:
             return None
-        before, at, wire = at, tag[1], tag[0] & 7
+        before, position, wire = position, tag[1], tag[0] & 7
         if wire == GROUP:
             open_groups.append(tag[0] >> 3)
         elif wire == END_GROUP:
             if open_groups.pop() != tag[0] >> 3:
                 return None
             if not open_groups:
-                return before, at
+                return before, position
         else:
-            content = _content(data, at, stop, wire)
+            content = _content(data, position, stop, wire)
             if content is None:
                 return None
-            at = content[1]
+            position = content[1]
     return None
 
 

@@ -53,9 +53,9 @@ def prove(table: Table, rows: Rows) -> Proof:
     )
 
 
-def all_files(table: Table, held: Iterable[ManifestFile]) -> list[DataFile]:
+def all_files(table: Table, manifests: Iterable[ManifestFile]) -> list[DataFile]:
     """Return the files that manifests name, those that were removed included."""
-    read = entries_by_manifest(table.io, held, discard_deleted=False)
+    read = entries_by_manifest(table.io, manifests, discard_deleted=False)
     return [entry.data_file for _, entries in read for entry in entries]
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topicberg.errors import SpecError, TopicbergError, line_in
-from topicberg.formats.subjects import SCHEMA_TYPES, RegisteredSchema, Subject
+from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.formats.table import FORMATS
 from topicberg.orchestration.assets.derived import (
     DerivedTable,
     derivation,
@@ -123,7 +124,7 @@ def _half(spec: TopicSpec, column: str, lake: Lake) -> MessageField:
         return MessageField(column, None, is_text=one.is_text)
     text = read_schema(path, one.format, one.message).text
     options = spec.json_options("key" if column == KEY else "value")
-    schema = RegisteredSchema(0, SCHEMA_TYPES[one.format], text, options=options)
+    schema = RegisteredSchema(0, FORMATS[one.format].schema_type, text, options=options)
     return MessageField(column, Subject(path.name, {0: schema}, schema), one.message)
 
 

@@ -47,7 +47,8 @@ from topicberg.orchestration.assets.partitions import (
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.tables import LakeTable, freshness
 from topicberg.orchestration.resources import Lakehouse, Spark
-from topicberg.settings import emr_settings, settings
+from topicberg.settings import settings
+from topicberg.settings.emr import emr_settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
@@ -376,22 +377,22 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
     ) -> dg.MaterializeResult:
         lakehouse, began = topicberg_lakehouse, time.monotonic()
         time_window = context.partition_time_window
-        asked = window(partitions, time_window.start, time_window.end)
+        requested = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
         for name, origin in parents.items():
             if not catalog.table_exists(origin.identifier):
                 context.log.info(f"there is no table of {name} yet: creating it")
                 lake.create(name, lakehouse)
-        with reported(_job_run(context, derived, asked, parents, catalog)) as outcome:
+        with reported(_job_run(context, derived, requested, parents, catalog)) as outcome:
             if emr := emr_settings():
                 # Not above: dagster-aws takes as long to import as all that a run without it needs.
                 from topicberg.orchestration.emr.client import write_window_on_emr
 
                 written = write_window_on_emr(
-                    context, derived.name, asked, emr, lakehouse.config, lakehouse.endpoints()
+                    context, derived.name, requested, emr, lakehouse.config, lakehouse.endpoints()
                 )
             else:
-                written = write_window(topicberg_spark.spark_session, catalog, plan, asked)
+                written = write_window(topicberg_spark.spark_session, catalog, plan, requested)
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
@@ -402,7 +403,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         if derived.chart and written.rows and has_spark:
             # One for all: each partition would store it.
             unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
-            drawn = asked.back(CHART_PARTITIONS * unit)
+            drawn = requested.back(CHART_PARTITIONS * unit)
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
@@ -430,7 +431,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
 def _job_run(
     context: dg.AssetExecutionContext,
     derived: DerivedTable,
-    asked: Window,
+    requested: Window,
     parents: Mapping[str, LakeTable],
     catalog: "Catalog",
 ) -> JobRun:
@@ -456,7 +457,7 @@ def _job_run(
         inputs=tuple(states.values()),
         origins={column: origins(of) for column, of in derived.lineage.items()},
         parent=(context.run.run_id, context.run.job_name),
-        window=(asked.start, asked.end) if asked.start else None,
+        window=(requested.start, requested.end) if requested.start else None,
     )
 
 

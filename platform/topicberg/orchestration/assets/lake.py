@@ -13,18 +13,21 @@ from topicberg.checks.catalogs import parity_check, pointer_check
 from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
 from topicberg.orchestration.assets.derived import DerivedTable
-from topicberg.orchestration.assets.registry import OF_TOPICS, ComputedTable, Table
+from topicberg.orchestration.assets.registry import (
+    OF_TOPICS,
+    ComputedTable,
+    Table,
+    TableOfTopic,
+)
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check, validate
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.project import members
 from topicberg.settings import Settings, settings
 from topicberg.spark import for_connect
-from topicberg.tableflow.history import history_table
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import KnownSpecs
 from topicberg.topics.rules import suggestion
-from topicberg.topics.spec import asset_name
 from topicberg.transforms.upsert_view import UpsertView
 
 
@@ -68,12 +71,10 @@ class Lake:
 
     def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:
         """Return the derived tables whose sources there are, or should be, and what is missing."""
-        missing: set[str] = set()
-        if not self.config.has_spark:
-            missing = {history_table(spec, self.config)[1] for spec in self.topics if spec.history}
+        left_out = (table for kind in self._kinds(computed=False) for table in self._of_kind(kind))
+        missing = {table.source for table in left_out if table.source}
         for topic in self.left_out - {spec.name for spec in self.topics}:
-            name = asset_name(topic)
-            missing |= {topic, f"{name}_topic", f"{name}_history"}
+            missing |= {name for kind in OF_TOPICS for name in kind.source_names(topic)}
         found = self.derived
         while lost := {one.name for one in found if missing & {*one.sources, *one.lookups}}:
             missing |= lost
@@ -106,14 +107,18 @@ class Lake:
             also_read=self.read,  # so that the same tables share operations
         )
 
+    def _kinds(self, *, computed: bool) -> list[type[TableOfTopic]]:
+        """Return the kinds of topics' tables that the deployment computes, or leaves out."""
+        has_spark = self.config.has_spark
+        return [kind for kind in OF_TOPICS if (has_spark or not kind.needs_spark) == computed]
+
+    def _of_kind(self, kind: type[TableOfTopic]) -> Iterator[Table]:
+        return (table for spec in self.topics for table in kind.of(spec, self.config))
+
     @cached_property
     def _of_topics(self) -> tuple[Table, ...]:
-        return tuple(
-            table
-            for kind in OF_TOPICS
-            for spec in self.topics
-            for table in kind.of(spec, self.config)
-        )
+        kinds = self._kinds(computed=True)
+        return tuple(table for kind in kinds for table in self._of_kind(kind))
 
     @cached_property
     def tables(self) -> tuple[Table, ...]:

@@ -48,7 +48,7 @@ def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window
     return Window(None if start <= partitions.start.astimezone(UTC) else start, end)
 
 
-def asked_range(tags: Mapping[str, str]) -> tuple[str, str] | None:
+def requested_range(tags: Mapping[str, str]) -> tuple[str, str] | None:
     """Return the first and last partition that the tags of a run request; None: it has none."""
     first = tags.get(RANGE_START) or tags.get(_PARTITION)
     last = tags.get(RANGE_END) or first
@@ -67,12 +67,12 @@ def described_range(first: str, last: str) -> str:
     return f"{begin:%F %H:%M} to {end:{'%H:%M' if is_one_day else '%F %H:%M'}}"
 
 
-def asked_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:
+def requested_window(partitions: TimePartitions, tags: Mapping[str, str]) -> Window | None:
     """The window of the same partitions."""
-    asked = asked_range(tags)
-    if asked is None:
+    requested = requested_range(tags)
+    if requested is None:
         return None
-    first, last = asked
+    first, last = requested
     start = partitions.time_window_for_partition_key(first).start
     return window(partitions, start, partitions.time_window_for_partition_key(last).end)
 

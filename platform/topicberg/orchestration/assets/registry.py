@@ -27,6 +27,7 @@ from topicberg.orchestration.assets.topics import (
     wait_for_topic,
 )
 from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.topics.spec import asset_name
 from topicberg.transforms.upsert_view import UpsertView
 
 if TYPE_CHECKING:
@@ -131,7 +132,25 @@ class Table(LakeTable, ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicTable(Table):
+class TableOfTopic(Table, ABC):
+    """A table that the spec of a topic asks for; its kind is in :data:`OF_TOPICS`."""
+
+    needs_spark: ClassVar[bool] = False
+    """Whether a deployment without Spark Connect leaves it out."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, spec: TopicSpec, config: Settings) -> Iterator[Table]:
+        """Yield the tables of this kind that a spec asks for."""
+
+    @classmethod
+    def source_names(cls, topic: str) -> frozenset[str]:
+        """Return the names by which derived tables may read it, of a topic with an invalid spec."""
+        return frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicTable(TableOfTopic):
     """The table of a topic, which Tableflow writes."""
 
     described = "topic {topic}"
@@ -153,6 +172,10 @@ class TopicTable(Table):
             # A topic that is published has the name of the derived table.
             source=spec.table_name if spec.publishes else spec.name,
         )
+
+    @classmethod
+    def source_names(cls, topic: str) -> frozenset[str]:
+        return frozenset({topic, f"{asset_name(topic)}_topic"})
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
         return own_operation(
@@ -192,16 +215,17 @@ class TopicTable(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HistoryTable(Table):
+class HistoryTable(TableOfTopic):
     """Every record of an upsert topic, see :mod:`topicberg.tableflow.history`."""
 
     described = "history of topic {topic}"
+    needs_spark = True
     has_snapshot_sensor = True
     requested_with_topic = CATALOGS
 
     @classmethod
     def of(cls, spec: TopicSpec, config: Settings) -> Iterator[HistoryTable]:
-        if not (spec.has_table(config) and spec.history and config.has_spark):
+        if not (spec.has_table(config) and spec.history):
             return
         namespace, name = history_table(spec, config)
         yield cls(
@@ -213,6 +237,10 @@ class HistoryTable(Table):
             time=spec.event_time,
             source=name,
         )
+
+    @classmethod
+    def source_names(cls, topic: str) -> frozenset[str]:
+        return frozenset({f"{asset_name(topic)}_history"})
 
     def iceberg_asset(self, lake: Lake) -> dg.AssetsDefinition:
         return history_asset(self.root, self)
@@ -227,7 +255,7 @@ class HistoryTable(Table):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpsertViewTable(Table):
+class UpsertViewTable(TableOfTopic):
     """The newest records of a topic by key, see :mod:`topicberg.transforms.upsert_view`."""
 
     described = "upsert view of topic {topic}"
@@ -298,9 +326,5 @@ class ComputedTable(Table):
         yield from self._row_checks(self.derived.rules, None, defined_in)
 
 
-OF_TOPICS: tuple[type[TopicTable] | type[HistoryTable] | type[UpsertViewTable], ...] = (
-    TopicTable,
-    HistoryTable,
-    UpsertViewTable,
-)
+OF_TOPICS: tuple[type[TableOfTopic], ...] = (TopicTable, HistoryTable, UpsertViewTable)
 """The kinds that the spec of a topic asks for."""

@@ -9,7 +9,8 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from topicberg.catalogs import glue
-from topicberg.catalogs.snowflake import TablePath, sync, table_path
+from topicberg.catalogs.snowflake.names import TablePath, table_path
+from topicberg.catalogs.snowflake.tables import sync
 from topicberg.checks.check import CheckedTable
 from topicberg.orchestration.assets.metadata import copied_columns, documentation, table_metadata
 from topicberg.orchestration.assets.retries import retried

@@ -11,7 +11,7 @@ from topicberg.orchestration.assets.metadata import copied_columns, documentatio
 from topicberg.orchestration.assets.retries import retried
 from topicberg.orchestration.assets.tables import LakeTable, freshness, kafka_key
 from topicberg.orchestration.resources import Lakehouse, Spark
-from topicberg.settings import emr_settings
+from topicberg.settings.emr import emr_settings
 from topicberg.tableflow.history import ingest_history
 from topicberg.topics import TopicSpec
 from topicberg.transforms.upsert_view import UpsertView, refresh
@@ -75,12 +75,12 @@ def kafka_metadata(begin: dict[int, int], end: dict[int, int]) -> dict[str, Any]
     }
 
 
-def consumer_lag_metadata(held: Offsets, begin: Offsets, end: Offsets) -> dict[str, Any]:
+def consumer_lag_metadata(committed: Offsets, begin: Offsets, end: Offsets) -> dict[str, Any]:
     """Offsets that are in the topic and not yet in its table.
 
-    :param held: up to where the table holds the topic
+    :param committed: up to where the table holds the topic
     """
-    lag = {p: max(0, offset - held.get(p, begin.get(p, 0))) for p, offset in end.items()}
+    lag = {p: max(0, offset - committed.get(p, begin.get(p, 0))) for p, offset in end.items()}
     return {
         "consumer_lag": sum(lag.values()),
         "consumer_lag_by_partition": dg.MetadataValue.json({str(p): n for p, n in lag.items()}),
@@ -151,7 +151,7 @@ def history_asset(spec: TopicSpec, history: LakeTable) -> dg.AssetsDefinition:
 
 
 def upsert_view_asset(
-    spec: TopicSpec, table: LakeTable, view: LakeTable, asked: UpsertView
+    spec: TopicSpec, table: LakeTable, view: LakeTable, definition: UpsertView
 ) -> dg.AssetsDefinition:
     name = ".".join(view.identifier)
 
@@ -163,7 +163,8 @@ def upsert_view_asset(
         owners=list(view.owners),
         pool="spark",
         description=f"Iceberg table `{name}`: of the records of topic `{spec.name}` the newest "
-        f"one of each {', '.join(f'`{key}`' for key in asked.keys)}. New records are merged in.",
+        f"one of each {', '.join(f'`{key}`' for key in definition.keys)}. New records are merged "
+        "in.",
         metadata={"dagster/table_name": name, **documentation("tableflow.md")},
     )
     @retried()
@@ -179,7 +180,7 @@ def upsert_view_asset(
             )
             iceberg = lakehouse.catalog().load_table(view.identifier)
         else:
-            iceberg = refresh(topicberg_spark.spark_session, lakehouse.catalog(), asked)
+            iceberg = refresh(topicberg_spark.spark_session, lakehouse.catalog(), definition)
         return dg.MaterializeResult(
             metadata={
                 **table_metadata(iceberg),

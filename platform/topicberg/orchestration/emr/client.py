@@ -21,7 +21,8 @@ from dagster_aws.pipes import PipesEMRServerlessClient, PipesS3MessageReader
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
-from topicberg.settings import EmrSettings, Settings
+from topicberg.settings import Settings
+from topicberg.settings.emr import EmrSettings
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.emr import JobReport, JobRequest, failed, start_job_run
 from topicberg.transforms.windows import Window

@@ -35,7 +35,7 @@ from topicberg.dagster.locations import (
 from topicberg.dagster.run_assets import assets_of_run
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
-from topicberg.orchestration.assets.partitions import asked_range
+from topicberg.orchestration.assets.partitions import requested_range
 from topicberg.orchestration.checks.evaluations import last_evaluations
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
@@ -287,7 +287,7 @@ class ObservationReader:
         if not succeeded:
             events = {kinds.ASSET_MATERIALIZATION, kinds.ASSET_OBSERVATION}
             materialized = planned & self._assets_of(run, events)
-        first, last = asked_range(run.tags) or ("", "")
+        first, last = requested_range(run.tags) or ("", "")
         ended = record.end_time
         return EndedRun(
             id=run.run_id,

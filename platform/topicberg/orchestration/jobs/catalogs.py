@@ -2,8 +2,8 @@
 
 The run that computes a derived table registers it; maintenance changes its metadata afterwards. A
 table is registered again once its metadata has been another one than Glue's for two ticks; if the
-run fails, is cancelled or never starts, a few times again. Who moves the pointer in Glue by hand is
-left alone: that the check ``pointer`` tells.
+run fails, is cancelled or never starts, a few times again. A pointer in Glue that was moved
+manually stays: the check ``pointer`` reports it.
 """
 
 from __future__ import annotations

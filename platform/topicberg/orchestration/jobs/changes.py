@@ -106,7 +106,7 @@ def _look(
     """Take note of everything that happened to ``main`` since the cursor."""
     begun, uuid = time.monotonic(), iceberg.metadata.table_uuid.hex
 
-    def touched(snapshot: Snapshot) -> Iterator[Hours]:
+    def affected(snapshot: Snapshot) -> Iterator[Hours]:
         if watch.derived:
             for hours in affected_hours(iceberg, snapshot, watch.time):
                 yield watch.reached(hours, datetime.now(UTC))
@@ -121,14 +121,14 @@ def _look(
     if unknown:
         cursor = _observe_expired(cursor, iceberg, watch, catalog)
     elif changes.rolled_back:  # a rollback: what it removed must be computed again
-        removed = [hours for snapshot in changes.rolled_back for hours in touched(snapshot)]
+        removed = [hours for snapshot in changes.rolled_back for hours in affected(snapshot)]
         cursor = observe(cursor, Mark.of(iceberg, iceberg.current_snapshot()), removed)
     events: list[AssetMaterialization | AssetObservation] = []
     for snapshot in new[:BATCH]:
         if watch.reported:
             gap = unknown and not events
             events.append(_materialization(watch.origin, iceberg, snapshot, gap=gap))
-        hours = touched(snapshot) if _number(snapshot) > cursor.ahead else ()
+        hours = affected(snapshot) if _number(snapshot) > cursor.ahead else ()
         cursor = observe(cursor, Mark.of(iceberg, snapshot), hours)
         if time.monotonic() - begun > BATCH_SECONDS:
             break

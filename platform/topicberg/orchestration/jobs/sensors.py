@@ -1,10 +1,10 @@
-"""The sensor on snapshots: what a new snapshot of a table touched is computed again downstream.
+"""The sensor on snapshots: what a new snapshot of a table affects is computed again downstream.
 
 It reports every snapshot of a topic's table, and registers the tables that changed in Glue and
 Snowflake (:mod:`.jobs.registration`). It requests runs: one that registers what a tick cannot, one
 that checks what ticks registered, and for each table one for the affected partitions of everything
 that follows from it alone. A derived table with a lookback follows from more: its source is watched
-for it once more, which also requests the partitions after those that were touched, as far as the
+for it again, which also requests the partitions after those that it affects, as far as the
 lookback reaches. So is that of one with a lookup, for everything after them. What a tick requests
 of the same partitions is one run, unless the last one failed.
 
@@ -157,7 +157,7 @@ def _jobs(watched: Iterable[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition
 
 
 class _Evaluation:
-    """A tick of the sensor: what Dagster knows before, and what it is asked to do."""
+    """A tick of the sensor: what Dagster knows before, and what it is selected to do."""
 
     def __init__(
         self,
@@ -456,8 +456,8 @@ class _Evaluation:
         return ended - began if began and ended else 0.0
 
     def _registered(self, watch: TableWatch, run: dg.DagsterRun) -> bool:
-        asked = run.asset_selection  # None: the whole job
-        keys = [key for key in watch.registrations if asked is None or key in asked]
+        selected = run.asset_selection  # None: the whole job
+        keys = [key for key in watch.registrations if selected is None or key in selected]
         last = [self.instance.get_latest_materialization_event(key) for key in keys]
         return all(event is not None and event.run_id == run.run_id for event in last)
 

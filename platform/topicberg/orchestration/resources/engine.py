@@ -21,8 +21,8 @@ def ingest(
 ) -> Table:
     """Make the topic and its table if they are missing, and let the engine commit what there is.
 
-    An engine that is silent for too long is helped out by one in this process: of two engines the
-    second to commit plans its batch anew.
+    If the engine is silent for too long, one in this process commits: of two engines, the second to
+    commit plans its batch again.
     """
     from topicberg import kafka
     from topicberg.tableflow import control

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import PrivateAttr
 
-from topicberg.catalogs.snowflake import logging_in
+from topicberg.catalogs.snowflake.session import logging_in
 from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.orchestration.resources.lakehouse import connect

@@ -131,7 +131,7 @@ class Tables(ConfigurableResource):
 
         :raises QueryError: the catalog does not answer
         """
-        from topicberg.catalogs.snowflake import quote  # DuckDB quotes as Snowflake does
+        from topicberg.catalogs.snowflake.names import quote  # DuckDB quotes as Snowflake does
         from topicberg.iceberg.tables import attached_catalog
         from topicberg.query import duckdb_connection
 

@@ -131,14 +131,14 @@ def _kept_ms(settings: Mapping[str, str | None], compacted: bool) -> int:
     return min(FOREVER_MS, limit + of("segment.ms"))
 
 
-def write_tombstones(endpoints: Endpoints, found: KeyRecords) -> int:
+def write_tombstones(endpoints: Endpoints, records: KeyRecords) -> int:
     """Write a tombstone for each raw key whose newest record is not one; return how many.
 
     :raises TopicbergError: Kafka does not take them
     """
     from confluent_kafka import Producer
 
-    if not (pending := found.pending):
+    if not (pending := records.pending):
         return 0
     refused: list[str] = []
 
@@ -149,17 +149,17 @@ def write_tombstones(endpoints: Endpoints, found: KeyRecords) -> int:
     login = endpoints.kafka_config(writes=True)
     producer = Producer({"log_level": 2, "enable.idempotence": True, **login})
     for raw, partition in pending:
-        header = found.headers.get((raw, partition))
+        header = records.headers.get((raw, partition))
         named: Any = [] if header is None else [(HEADERS[KEY], header)]
-        producer.produce(found.topic, None, raw, partition, on_delivery=delivered, headers=named)
+        producer.produce(records.topic, None, raw, partition, on_delivery=delivered, headers=named)
     if producer.flush(60) or refused:
         reason = refused[0] if refused else "no answer within 60 s"
         raise TopicbergError(
-            f"topic {found.topic}: Kafka does not take {len(pending)} tombstones: {reason}",
+            f"topic {records.topic}: Kafka does not take {len(pending)} tombstones: {reason}",
             hint="check the rights to write to the topic, and run the command again",
         )
     for place in pending:
-        found.newest[place] = True
+        records.newest[place] = True
     return len(pending)
 
 

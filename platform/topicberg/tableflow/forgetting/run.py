@@ -226,9 +226,9 @@ class Forgetting:
         pairs = zip(raws, partitions, strict=True)
         return {(bytes(raw), at) for raw, at in pairs if raw is not None}
 
-    def write_tombstones(self, found: KeyRecords) -> int:
+    def write_tombstones(self, records: KeyRecords) -> int:
         """Write the tombstones that a compacted topic lacks; return how many."""
-        return write_tombstones(self.endpoints, found)
+        return write_tombstones(self.endpoints, records)
 
     def dead_letters(self) -> KeyRecords | None:
         """Return what the dead-letter topic has of the key, by its table; None: there is none."""

@@ -119,8 +119,8 @@ class Application:
                 if is_governed and answer.ok:
                     lake.remember_creator(action, body, principal)
                     if action in LISTS:
-                        found = lake.visible(action, body, json.loads(answer.body), principal)
-                        answer = _json(found)
+                        visible = lake.visible(action, body, json.loads(answer.body), principal)
+                        answer = _json(visible)
             except Refusal as refusal:
                 return _refused(environ, refusal)
             if keep is not None and answer.ok:
@@ -156,8 +156,8 @@ class Application:
             return _json(workgroups.answer(_action(environ, body, service), body))
         if service == "iam" and _action(environ, body, service) == simulator.ACTION:
             principal = principal_of(environ)
-            found = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
-            return AwsResponse("200 OK", [("Content-Type", "text/xml")], found)
+            simulated = simulator.simulate(body, os.environ["MOTO_ACCOUNT_ID"], principal)
+            return AwsResponse("200 OK", [("Content-Type", "text/xml")], simulated)
         if service == "glue" and _action(environ, body, service) == glue_schemas.ACTION:
             return _json(glue_schemas.list_versions(body, os.environ["MOTO_ACCOUNT_ID"], region))
         status: list[Any] = []

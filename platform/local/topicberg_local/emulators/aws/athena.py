@@ -106,16 +106,16 @@ class Athena:
         ConfigurationUpdates: dict[str, Any] | None = None,
         State: str | None = None,
     ) -> None:
-        one = self._workgroup(WorkGroup)
+        workgroup = self._workgroup(WorkGroup)
         updates = dict(ConfigurationUpdates or {})
         results = updates.pop("ResultConfigurationUpdates", {})
         if updates.pop("RemoveBytesScannedCutoffPerQuery", False):
-            one.configuration.pop("BytesScannedCutoffPerQuery", None)
-        one.configuration |= updates
+            workgroup.configuration.pop("BytesScannedCutoffPerQuery", None)
+        workgroup.configuration |= updates
         kept = {k: v for k, v in results.items() if not k.startswith("Remove")}
-        one.configuration.setdefault("ResultConfiguration", {}).update(kept)
-        one.description = one.description if Description is None else Description
-        one.state = State or one.state
+        workgroup.configuration.setdefault("ResultConfiguration", {}).update(kept)
+        workgroup.description = workgroup.description if Description is None else Description
+        workgroup.state = State or workgroup.state
 
     def _delete_work_group(self, WorkGroup: str, RecursiveDeleteOption: bool = False) -> None:
         if self._workgroup(WorkGroup).name == PRIMARY:

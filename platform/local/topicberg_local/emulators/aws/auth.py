@@ -76,9 +76,9 @@ def principal_of(environ: dict[str, Any]) -> str:
     if role is not None:
         return str(role.role_arn)
     for account, _, iam in backends("iam").iter_backends():
-        found = iam.access_keys.get(key)
-        if found is not None:
-            return f"arn:aws:iam::{account}:user/{found.user_name}"
+        access_key = iam.access_keys.get(key)
+        if access_key is not None:
+            return f"arn:aws:iam::{account}:user/{access_key.user_name}"
     return f"arn:aws:iam::{os.environ['MOTO_ACCOUNT_ID']}:root"
 
 
@@ -119,9 +119,9 @@ def _secret(key: str, token: str) -> str | None:
     if role is not None:  # IAM has its key too, without an end
         return str(role.secret_access_key) if role.session_token == token else None
     for _, _, iam in backends("iam").iter_backends():
-        found = iam.access_keys.get(key)
-        if found is not None:
-            return str(found.secret_access_key) if found.status == "Active" else None
+        access_key = iam.access_keys.get(key)
+        if access_key is not None:
+            return str(access_key.secret_access_key) if access_key.status == "Active" else None
     return None
 
 

@@ -89,9 +89,9 @@ class EmrServerless:
     # --- applications ---
 
     def _create_application(self, clientToken: str, type: str, **given: Any) -> dict[str, Any]:
-        for one in self.applications.values():
-            if one.token == clientToken:
-                return self._identity(one)
+        for application in self.applications.values():
+            if application.token == clientToken:
+                return self._identity(application)
         if type.upper() not in ("SPARK", "HIVE"):
             raise _invalid(f"Unsupported engine {type}")
         self._check(given)
@@ -134,17 +134,17 @@ class EmrServerless:
     def _get_application(self, applicationId: str) -> dict[str, Any]:
         return {"application": self._described(self._application(applicationId))}
 
-    def _described(self, one: Application) -> dict[str, Any]:
-        times = {"createdAt": one.created, "updatedAt": one.created}
-        capacity = one.configuration.get("maximumCapacity")
+    def _described(self, application: Application) -> dict[str, Any]:
+        times = {"createdAt": application.created, "updatedAt": application.created}
+        capacity = application.configuration.get("maximumCapacity")
         limits = {"maximumCapacity": {"disk": DISK, **capacity}} if capacity else {}
         return {
-            **self._identity(one),
-            "type": one.type,
-            "state": one.state,
-            "tags": one.tags,
+            **self._identity(application),
+            "type": application.type,
+            "state": application.state,
+            "tags": application.tags,
             **times,
-            **one.configuration,
+            **application.configuration,
             **limits,
         }
 
@@ -221,22 +221,22 @@ class EmrServerless:
     def _list_job_runs(
         self, applicationId: str, states: list[str] | None = None, **_: Any
     ) -> dict[str, Any]:
-        one = self._application(applicationId)
+        application = self._application(applicationId)
         return {
             "jobRuns": [
                 {
-                    "applicationId": one.id,
+                    "applicationId": application.id,
                     "id": job,
-                    "arn": f"{one.arn}/jobruns/{job}",
+                    "arn": f"{application.arn}/jobruns/{job}",
                     "createdBy": f"arn:aws:iam::{self.account}:user/someone",
-                    "createdAt": one.created,
-                    "updatedAt": one.created,
+                    "createdAt": application.created,
+                    "updatedAt": application.created,
                     "executionRole": f"arn:aws:iam::{self.account}:role/job",
                     "state": state,
                     "stateDetails": "-",
-                    "releaseLabel": one.configuration["releaseLabel"],
+                    "releaseLabel": application.configuration["releaseLabel"],
                 }
-                for job, state in one.jobs.items()
+                for job, state in application.jobs.items()
                 if not states or state in states
             ]
         }

@@ -64,11 +64,11 @@ class LakeFormation:
         request = json.loads(body)
         names = _names(action, request)
         if not self._may(principal, on, names, permissions):
-            what = {"catalog": "Catalog", "database": names[0], "table": names[-1]}[on]
+            named = {"catalog": "Catalog", "database": names[0], "table": names[-1]}[on]
             raise Refusal(
                 HTTPStatus.BAD_REQUEST,
                 "AccessDeniedException",
-                f"Insufficient Lake Formation permission(s): Required {permissions[0]} on {what}",
+                f"Insufficient Lake Formation permission(s): Required {permissions[0]} on {named}",
             )
 
     def undroppable(self, body: bytes, principal: str) -> list[Document]:

@@ -80,18 +80,18 @@ def _policies_of(arn: str, account: str) -> Policies:
     iam = backends("iam")[account]["aws"]
     kind, _, name = arn.split(":")[5].partition("/")
     name = name.rpartition("/")[2]
-    found: Any = None
+    principal: Any = None
     if kind == "role":
-        found = next((one for one in iam.roles.values() if one.arn == arn), None)
+        principal = next((one for one in iam.roles.values() if one.arn == arn), None)
     elif kind == "user":
-        found = iam.users.get(name)
-    if found is None:
+        principal = iam.users.get(name)
+    if principal is None:
         raise Refusal(
             HTTPStatus.NOT_FOUND, "NoSuchEntity", f"The entity with name {name} cannot be found."
         )
-    identity = [one for policy in found.managed_policies.values() for one in _of(policy)]
-    identity += [one for text in found.policies.values() for one in statements(text)]
-    boundary = getattr(found, "permissions_boundary_arn", None)
+    identity = [one for policy in principal.managed_policies.values() for one in _of(policy)]
+    identity += [one for text in principal.policies.values() for one in statements(text)]
+    boundary = getattr(principal, "permissions_boundary_arn", None)
     limits = tuple(_of(iam.managed_policies[boundary])) if boundary else None
     return Policies(tuple(identity), limits, principal=arn)
 

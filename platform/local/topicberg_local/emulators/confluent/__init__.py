@@ -20,7 +20,7 @@ What is not as in Confluent Cloud:
   REST and for Tableflow only;
 * there are no networks, encryption keys, Flink, ksqlDB, or catalogs other than Glue.
 
-Tests ask for faults and shorter delays at ``/stand-in/v1/faults`` and ``/stand-in/v1/delays``, with
+Tests ask for faults and shorter delays at ``/emulator/v1/faults`` and ``/emulator/v1/delays``, with
 the stack's admin token (``topicberg env``).
 
 | module | does |

@@ -1,7 +1,7 @@
 """``python -m topicberg_local.emulators.confluent --host 127.0.0.1 --port P --state-dir D``.
 
 From the environment: the settings of whoever started the stack (``TOPICBERG_…``), and
-``TOPICBERG_STAND_IN_API_KEY``, ``…_API_SECRET`` (the first Cloud key) and ``…_ADMIN_TOKEN``.
+``TOPICBERG_EMULATOR_API_KEY``, ``…_API_SECRET`` (the first Cloud key) and ``…_ADMIN_TOKEN``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from topicberg_local.emulators import process
 
-_KEY = "TOPICBERG_STAND_IN_API_KEY"
-_SECRET = "TOPICBERG_STAND_IN_API_SECRET"  # noqa: S105
-_TOKEN = "TOPICBERG_STAND_IN_ADMIN_TOKEN"  # noqa: S105
+_KEY = "TOPICBERG_EMULATOR_API_KEY"
+_SECRET = "TOPICBERG_EMULATOR_API_SECRET"  # noqa: S105
+_TOKEN = "TOPICBERG_EMULATOR_ADMIN_TOKEN"  # noqa: S105
 
 
 def serve(host: str, port: int, folder: Path) -> None:

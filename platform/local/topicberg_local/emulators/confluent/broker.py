@@ -28,13 +28,13 @@ def names(account: Account, cluster: str) -> dict[str, Any]:
 
     owners = {stored.name[1]: stored.name[0] for stored in account.store.all(TOPIC)}
     try:
-        found = account.kafka_admin().list_topics(timeout=TIMEOUT_SECONDS).topics
+        topics = account.kafka_admin().list_topics(timeout=TIMEOUT_SECONDS).topics
     except KafkaException as error:
         raise _refusal(error, "the topics") from error
     main = account.config.cluster_id
     return {
-        name: found[name]
-        for name in sorted(found)
+        name: topics[name]
+        for name in sorted(topics)
         if not name.startswith("__") and owners.get(name, main) == cluster
     }
 
@@ -76,16 +76,16 @@ def delete_all(account: Account, cluster: str) -> None:
         account.store.delete(TOPIC, [(cluster, name)])
 
 
-def wait(future: Future[T], what: str) -> T:
+def wait(future: Future[T], action: str) -> T:
     """:raises Refusal: the broker refuses, or does not answer"""
     from confluent_kafka import KafkaException
 
     try:
         return future.result(TIMEOUT_SECONDS)
     except KafkaException as error:
-        raise _refusal(error, what) from error
+        raise _refusal(error, action) from error
     except TimeoutError:
-        raise TopicbergError(f"Kafka does not answer ({what})") from None
+        raise TopicbergError(f"Kafka does not answer ({action})") from None
 
 
 def _refusal(error: Exception, what: str) -> Exception:

@@ -108,11 +108,11 @@ def _is_gone(cluster: Stored) -> bool:
     return bool(time.time() > cluster.properties.get(GONE_AFTER, float("inf")))
 
 
-def require_main(account: Account, cluster: str, what: str) -> None:
+def require_main(account: Account, cluster: str, action: str) -> None:
     """:raises Refusal: not the cluster whose topics the local engine and generators know"""
     if cluster != account.config.cluster_id:
         raise unsupported(
-            f"{what} on a further Kafka cluster ({cluster}); only"
+            f"{action} on a further Kafka cluster ({cluster}); only"
             f" {account.config.cluster_id} has them"
         )
 
@@ -184,7 +184,7 @@ def _list(call: Call) -> HttpResponse:
     if query.network:
         raise unsupported("the filter spec.network")
     environments.require(account, query.environment)
-    found = [
+    clusters = [
         cluster
         for cluster in account.store.all(CLUSTER)
         if cluster.properties["environment"] == query.environment
@@ -193,7 +193,7 @@ def _list(call: Call) -> HttpResponse:
         and query.deletion_protection
         in (None, cluster.properties["spec"].get("deletion_protection", False))
     ]
-    return call.page(found, VERSION, "Cluster", _document)
+    return call.page(clusters, VERSION, "Cluster", _document)
 
 
 def _get(call: Call) -> HttpResponse:

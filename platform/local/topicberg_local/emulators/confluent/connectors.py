@@ -147,12 +147,12 @@ def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
     account = call.account
     cluster = _cluster(call)
-    found = account.find(CONNECTOR, lambda one: one["cluster"] == cluster.name[0])
+    connectors = account.find(CONNECTOR, lambda one: one["cluster"] == cluster.name[0])
     if not query.expand:
-        return HttpResponse([connector.name[1] for connector in found])
+        return HttpResponse([connector.name[1] for connector in connectors])
     expanded = query.expand.split(",")
     answer = {}
-    for connector in found:
+    for connector in connectors:
         parts: dict[str, Any] = {
             "id": {"id": connector.properties["id"], "id_type": "ID"},
             "info": _info(account, cluster, connector),

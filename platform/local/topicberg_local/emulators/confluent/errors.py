@@ -59,13 +59,13 @@ def invalid(detail: str, pointer: str) -> Refusal:
     )
 
 
-def not_found(what: str) -> Refusal:
-    return Refusal(HTTPStatus.NOT_FOUND, f"{what} was not found.", "resource_not_found")
+def not_found(subject: str) -> Refusal:
+    return Refusal(HTTPStatus.NOT_FOUND, f"{subject} was not found.", "resource_not_found")
 
 
-def gone(what: str) -> Refusal:
+def gone(subject: str) -> Refusal:
     """403 is what the APIs of clusters and keys say of a thing that is not, or no longer, there."""
-    return Refusal(HTTPStatus.FORBIDDEN, f"Forbidden Access to {what}", "forbidden")
+    return Refusal(HTTPStatus.FORBIDDEN, f"Forbidden Access to {subject}", "forbidden")
 
 
 def conflict(detail: str, location: str = "") -> Refusal:
@@ -74,11 +74,11 @@ def conflict(detail: str, location: str = "") -> Refusal:
     return Refusal(HTTPStatus.CONFLICT, detail, "resource_conflict", headers=headers)
 
 
-def unsupported(what: str) -> Refusal:
+def unsupported(feature: str) -> Refusal:
     """What Confluent Cloud has and the emulator has not."""
     return Refusal(
         HTTPStatus.NOT_IMPLEMENTED,
-        f"not supported by the local Confluent emulator: {what}",
+        f"not supported by the local Confluent emulator: {feature}",
         "not_implemented",
     )
 

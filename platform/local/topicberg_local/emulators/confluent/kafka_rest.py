@@ -73,9 +73,9 @@ def resource(
     return {"kind": kind, "metadata": metadata, "cluster_id": cluster, **document}
 
 
-def resources(call: Call, kind: str, found: list[dict[str, Any]]) -> HttpResponse:
+def resources(call: Call, kind: str, items: list[dict[str, Any]]) -> HttpResponse:
     """A list as Kafka REST shows it: never in pages."""
-    return HttpResponse({"kind": kind, "metadata": {"self": call.url, "next": None}, "data": found})
+    return HttpResponse({"kind": kind, "metadata": {"self": call.url, "next": None}, "data": items})
 
 
 def kafka_operation(

@@ -1,7 +1,7 @@
 """``/iam/v2/api-keys``, and who signed a request.
 
-A key is good for the one API that its resource names. Its secret is told once; what is kept is a
-hash of it.
+A key is good for the one API that its resource names. Its secret is returned once; a hash of it is
+kept.
 """
 
 from __future__ import annotations
@@ -153,25 +153,25 @@ def _resource(account: Account, given: TypedReference) -> Resource:
         cluster = account.require(CLUSTER, (name,), not_found(f"Kafka cluster {name}"))
         environment = cluster.properties["environment"]
         clusters.require(account, environment, name)
-        about = clusters.reference(account, environment, name)
+        described = clusters.reference(account, environment, name)
         version, kind = "cmk/v2", KeyKind.KAFKA
     elif name.startswith("lsrc-"):
         _refuse_mislabelled(given, "Cluster", "srcm/v3", "srcm/v2")
         missing = not_found(f"Schema Registry cluster {name}")
         environment = account.require(REGISTRY, (name,), missing).properties["environment"]
-        about = account.reference(
+        described = account.reference(
             *(name, f"/srcm/v3/clusters/{name}"),
             *(f"environment={environment}", f"schema-registry={name}"),
         )
         version, kind = "srcm/v3", KeyKind.SCHEMA_REGISTRY
     elif name.lower() == "tableflow":
         _refuse_mislabelled(given, "Tableflow", "tableflow/v1", needed=True)
-        about = account.reference("tableflow", "/tableflow/v1", "tableflow")
-        about |= {"api_version": "tableflow/v1", "kind": "Tableflow"}
-        return Resource(KeyKind.TABLEFLOW, "tableflow", about)
+        described = account.reference("tableflow", "/tableflow/v1", "tableflow")
+        described |= {"api_version": "tableflow/v1", "kind": "Tableflow"}
+        return Resource(KeyKind.TABLEFLOW, "tableflow", described)
     else:
         raise unsupported(f"API keys for {name}")
-    return Resource(kind, name, {**about, "api_version": version, "kind": "Cluster"})
+    return Resource(kind, name, {**described, "api_version": version, "kind": "Cluster"})
 
 
 def _refuse_mislabelled(
@@ -196,8 +196,8 @@ def _owner(account: Account, given: TypedReference) -> dict[str, str]:
         account.require(SERVICE_ACCOUNT, (given.id,), not_found(f"Owner {given.id}"))
     if given.kind not in ("", title) or given.api_version not in ("", VERSION):
         raise invalid(f"{given.id} is a {title} of {VERSION}.", "/spec/owner")
-    about = account.reference(given.id, f"/iam/v2/{path}s/{given.id}", f"{path}={given.id}")
-    return {**about, "api_version": VERSION, "kind": title}
+    described = account.reference(given.id, f"/iam/v2/{path}s/{given.id}", f"{path}={given.id}")
+    return {**described, "api_version": VERSION, "kind": title}
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
@@ -211,27 +211,27 @@ def _require(call: Call) -> Stored:
 
 
 def _create(call: Call) -> HttpResponse:
-    """The one answer that tells the secret."""
+    """The one response that has the secret."""
     spec: NewSpec = call.body.spec
     account = call.account
     if spec.resources:
         raise unsupported("API keys for several resources")
     owner = _owner(account, spec.owner)
-    about: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "display_name": spec.display_name,
         "description": spec.description,
         "owner": owner,
     }
     kind, name = KeyKind.CLOUD, None
     if spec.resource is not None:
-        kind, name, about["resource"] = _resource(account, spec.resource)
+        kind, name, fields["resource"] = _resource(account, spec.resource)
     secret = secrets.token_urlsafe(48)
     properties = {
         "kind": kind.value,
         "hash": _hash(secret),
         "owner": owner["id"],
         "resource": name,
-        "spec": about,
+        "spec": fields,
     }
     key = "".join(secrets.choice(_KEY_ALPHABET) for _ in range(16))
     stored = Stored(KEY, (key,), properties)

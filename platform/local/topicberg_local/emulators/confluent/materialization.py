@@ -73,7 +73,7 @@ class Tables(threading.Thread):
         return self._synced.get((catalog.name[0], topic), CatalogStatus())
 
     def forget(self, catalog: Stored) -> None:
-        """Sync all of its tables anew."""
+        """Sync all of its tables again."""
         for key in [key for key in list(self._synced) if key[0] == catalog.name[0]]:
             del self._synced[key]
 
@@ -90,7 +90,7 @@ class Tables(threading.Thread):
                 continue
             try:
                 self._register(catalog, topic)
-            except NoSuchTableError:  # dropped by hand; the engine makes it anew
+            except NoSuchTableError:  # dropped manually; the engine creates it again
                 status = CatalogStatus()
             except (TopicbergError, ClientError, BotoCoreError, OSError) as error:
                 status = CatalogStatus("FAILED", first_line(error))

@@ -58,7 +58,7 @@ class Call:
 
     def page(
         self,
-        found: Sequence[Stored],
+        objects: Sequence[Stored],
         api_version: str,
         kind: str,
         document: Callable[[Call, Stored], dict[str, Any]],
@@ -66,7 +66,7 @@ class Call:
         """The asked page of a list."""
         page: Page = self.query
         show = partial(document, self)
-        return listing(found, page, self.url, self.parameters, api_version, kind, show)
+        return listing(objects, page, self.url, self.parameters, api_version, kind, show)
 
 
 @dataclass(frozen=True)

@@ -109,11 +109,11 @@ def _refuse_unknown(account: Account, body: NewBinding) -> None:
     if not f"{body.crn_pattern}/".startswith(f"{account.crn()}/"):
         raise bad_request(f"{body.crn_pattern} is not in {account.crn()}.")
     for part in parts:
-        what, _, name = part.partition("=")
-        sort = {"environment": ENVIRONMENT, "cloud-cluster": CLUSTER}.get(what)
+        label, _, name = part.partition("=")
+        sort = {"environment": ENVIRONMENT, "cloud-cluster": CLUSTER}.get(label)
         if sort and name != "*" and account.store.get(sort, (name,)) is None:
             raise bad_request(f"{body.crn_pattern}: the {sort} {name} does not exist.")
-        cluster = account.store.get(CLUSTER, (name,)) if what == "kafka" else None
+        cluster = account.store.get(CLUSTER, (name,)) if label == "kafka" else None
         # https://docs.confluent.io/cloud/current/security/access-control/rbac/overview.html
         if cluster and cluster.properties["spec"]["config"]["kind"] == "Basic":
             raise bad_request(
@@ -138,7 +138,7 @@ def _create(call: Call) -> HttpResponse:
 
 def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
-    found = call.account.find(
+    bindings = call.account.find(
         ROLE_BINDING,
         lambda one: (
             query.crn_pattern in one["crn_pattern"]
@@ -146,7 +146,7 @@ def _list(call: Call) -> HttpResponse:
             and query.role_name in ("", one["role_name"])
         ),
     )
-    return call.page(found, VERSION, "RoleBinding", _document)
+    return call.page(bindings, VERSION, "RoleBinding", _document)
 
 
 def _get(call: Call) -> HttpResponse:

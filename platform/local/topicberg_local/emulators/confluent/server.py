@@ -1,6 +1,6 @@
 """The HTTP server: faults, authentication, validation, then the operation; errors in shape.
 
-``GET /health`` needs no key. ``/stand-in/v1/`` is no API of Confluent's: with its own token, it
+``GET /health`` needs no key. ``/emulator/v1/`` is no API of Confluent's: with its own token, it
 sets faults and delays.
 """
 
@@ -121,7 +121,7 @@ class Server:
         return Starlette(
             routes=[
                 Route("/health", _health, methods=["GET"]),
-                Route("/stand-in/v1/{what}", self.administer, methods=METHODS),
+                Route("/emulator/v1/{what}", self.administer, methods=METHODS),
                 Route("/{path:path}", self.handle, methods=METHODS),
             ],
             middleware=[Middleware(GuardMiddleware, Guard())],

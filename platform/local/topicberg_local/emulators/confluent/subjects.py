@@ -34,15 +34,15 @@ https://docs.confluent.io/cloud/current/security/access-control/rbac/predefined-
 """
 
 
-def demand(call: Call, subject: str, what: str) -> None:
+def demand(call: Call, subject: str, operation: str) -> None:
     """
-    :param what: Read, Write or Delete
+    :param operation: Read, Write or Delete
     :raises Refusal: the owner of the key may not
     """
-    if not _may(call, subject, what):
+    if not _may(call, subject, operation):
         raise Refusal(
             HTTPStatus.FORBIDDEN,
-            f"User is denied operation {what} on Subject: {subject}",
+            f"User is denied operation {operation} on Subject: {subject}",
             number=40301,
         )
 
@@ -51,12 +51,14 @@ def _may(call: Call, subject: str, what: str) -> bool:
     return may(call.account, _registry(call), call.caller.principal, subject, what)
 
 
-def may(account: Account, registry: Stored | None, principal: str, subject: str, what: str) -> bool:
+def may(
+    account: Account, registry: Stored | None, principal: str, subject: str, operation: str
+) -> bool:
     """Whether a user or service account may do it, in an environment's registry."""
     name = registry.name[0] if registry else ""
     within = f"environment={registry.properties['environment']}" if registry else ""
     crn = account.crn(within, f"schema-registry={name}", f"subject={subject}")
-    return roles.honours(account, principal, (*_ROLES[what], "OrganizationAdmin"), crn)
+    return roles.honours(account, principal, (*_ROLES[operation], "OrganizationAdmin"), crn)
 
 
 def of_environment(account: Account, environment: str) -> Stored | None:
@@ -93,8 +95,11 @@ def _forward(call: Call) -> HttpResponse:
     """:raises TopicbergError: the registry does not answer"""
     check(call)
     path = call.url.removeprefix(call.account.url)
-    subject, what = operation_on(call)
-    new = what == "Write" and _ask(call.account, "GET", f"/subjects/{subject}/versions").ok is False
+    subject, operation = operation_on(call)
+    new = (
+        operation == "Write"
+        and _ask(call.account, "GET", f"/subjects/{subject}/versions").ok is False
+    )
     answer = _ask(call.account, call.method, path, list(call.parameters), call.content or None)
     registry = _registry(call)
     if new and answer.ok and registry is not None:

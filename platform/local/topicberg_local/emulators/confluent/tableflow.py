@@ -221,7 +221,7 @@ def _create(call: Call) -> HttpResponse:
             f"{account.url}{PATH}/{spec.display_name}",
         )
     storage = _checked_storage(call, cluster, spec)
-    _start_anew(call, spec.display_name)
+    _drop_earlier(call, spec.display_name)
     properties: dict[str, Any] = {
         "environment": spec.environment.id,
         "cluster": cluster.name[0],
@@ -235,16 +235,16 @@ def _create(call: Call) -> HttpResponse:
             "config": _options(spec.config),
         },
     }
-    found = find_topic(spec.display_name, account.endpoints())
-    if found is not None and found.value is not None:
-        found.value.is_envelope = False  # Confluent's Tableflow does not read envelopes
-    properties["write_mode"] = _enable(call, spec.display_name, properties["spec"], found)
+    discovered = find_topic(spec.display_name, account.endpoints())
+    if discovered is not None and discovered.value is not None:
+        discovered.value.is_envelope = False  # Confluent's Tableflow does not read envelopes
+    properties["write_mode"] = _enable(call, spec.display_name, properties["spec"], discovered)
     stored = Stored(TABLE, name, properties)
     account.store.put(stored)
     return HttpResponse(_document(call, stored), location=f"{PATH}/{spec.display_name}")
 
 
-def _start_anew(call: Call, name: str) -> None:
+def _drop_earlier(call: Call, name: str) -> None:
     """Drop the table of an earlier topic of the name: Confluent's new table has a path of its own.
 
     The table of the topic that is there now stays: the stack's engine may be writing it.
@@ -257,15 +257,17 @@ def _start_anew(call: Call, name: str) -> None:
         table = catalog.load_table(identifier)
     except NoSuchTableError:
         return
-    held = committed(table).topic_id
-    if held is not None and held != kafka.topic_id(endpoints, name):
+    committed_id = committed(table).topic_id
+    if committed_id is not None and committed_id != kafka.topic_id(endpoints, name):
         drop(catalog, identifier)
 
 
-def _enable(call: Call, topic: str, spec: dict[str, Any], found: FoundTopic | None = None) -> str:
+def _enable(
+    call: Call, topic: str, spec: dict[str, Any], discovered: FoundTopic | None = None
+) -> str:
     """Turn the engine on for a topic, or let it go on with other options. Returns the write mode.
 
-    :param found: what Kafka and the registry have of a topic that is new to Tableflow
+    :param discovered: what Kafka and the registry have of a topic that is new to Tableflow
     :raises Refusal: the engine cannot do what is asked
     """
     config = call.account.config
@@ -279,7 +281,7 @@ def _enable(call: Call, topic: str, spec: dict[str, Any], found: FoundTopic | No
     policy = broker.cleanup_policy(call.account, topic)
     mode: Literal["append", "upsert"] = "upsert" if "compact" in policy else "append"
     try:
-        control.enable(config, topic, options, mode, found=found)
+        control.enable(config, topic, options, mode, discovered=discovered)
     except SpecError as error:
         raise unsupported(error.message) from None
     return mode.upper()
@@ -288,7 +290,7 @@ def _enable(call: Call, topic: str, spec: dict[str, Any], found: FoundTopic | No
 def _list(call: Call) -> HttpResponse:
     query: ListTables = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
-    found = call.account.find(
+    topics = call.account.find(
         TABLE,
         lambda one: (
             one["cluster"] == query.kafka_cluster
@@ -298,7 +300,7 @@ def _list(call: Call) -> HttpResponse:
             )
         ),
     )
-    return call.page(found, VERSION, "TableflowTopic", _document)
+    return call.page(topics, VERSION, "TableflowTopic", _document)
 
 
 def _get(call: Call) -> HttpResponse:
@@ -338,12 +340,12 @@ def _delete(call: Call) -> HttpResponse:
 
 def _regions(call: Call) -> HttpResponse:
     query: ListRegions = call.query
-    found = [Stored("region", (region,), created=0.0) for region in REGIONS]
+    regions = [Stored("region", (region,), created=0.0) for region in REGIONS]
     if query.cloud.upper() not in ("", "AWS"):
-        found = []
+        regions = []
 
-    def document(call: Call, one: Stored) -> dict[str, Any]:
-        region = one.name[0]
+    def document(call: Call, stored: Stored) -> dict[str, Any]:
+        region = stored.name[0]
         return {
             "api_version": VERSION,
             "kind": "Region",
@@ -357,7 +359,7 @@ def _regions(call: Call) -> HttpResponse:
             "region": region,
         }
 
-    return call.page(found, VERSION, "Region", document)
+    return call.page(regions, VERSION, "Region", document)
 
 
 def tableflow_operation(

@@ -230,16 +230,16 @@ def _alter(call: Call) -> HttpResponse:
     body: Alterations = call.body
     name, _ = topic_of(call, demand(call, call.path["topic_name"]))
     entries = []
-    for one in body.data:
-        delete = one.operation == "DELETE" or one.value is None  # back to the default
+    for change in body.data:
+        delete = change.operation == "DELETE" or change.value is None  # back to the default
         kind = AlterConfigOpType.DELETE if delete else AlterConfigOpType.SET
-        value = "" if delete else str(one.value)
-        entries.append(ConfigEntry(one.name, value, incremental_operation=kind))
-    what = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        value = "" if delete else str(change.value)
+        entries.append(ConfigEntry(change.name, value, incremental_operation=kind))
+    resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
     futures = call.account.kafka_admin().incremental_alter_configs(
-        [what], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
+        [resource], request_timeout=TIMEOUT_SECONDS, validate_only=body.validate_only
     )
-    broker.wait(futures[what], name)
+    broker.wait(futures[resource], name)
     return HttpResponse()
 
 

@@ -107,7 +107,7 @@ class HttpResponse:
 
 
 def listing(
-    found: Sequence[Stored],
+    objects: Sequence[Stored],
     page: Page,
     url: str,
     query: Sequence[tuple[str, str]],
@@ -122,12 +122,12 @@ def listing(
 
     :param url: of the list, without its query
     """
-    ordered = sorted(found, key=_position)
+    ordered = sorted(objects, key=_position)
     if page.page_token:
         after = _read(page.page_token)
         ordered = [stored for stored in ordered if _position(stored) > after]
     shown = ordered[: page.page_size]
-    metadata: dict[str, Any] = {"first": url, "total_size": len(found)}
+    metadata: dict[str, Any] = {"first": url, "total_size": len(objects)}
     if len(ordered) > len(shown):
         rest = [(name, value) for name, value in query if name != "page_token"]
         token = _write(_position(shown[-1]))

@@ -110,9 +110,9 @@ class Account:
         same = (one for one in known if [part.lower() for part in one[1:]] == folded)
         return next(same, name)
 
-    def refuse_write(self, name: Name, what: str) -> None:
+    def refuse_write(self, name: Name, statement: str) -> None:
         """
-        :param what: a statement that would have to be committed to the catalog
+        :param statement: a statement that would have to be committed to the catalog
         :raises ProgrammingError: the name is of a catalog-linked database
         """
         database = self.linked(name[0]) if name else None
@@ -121,11 +121,11 @@ class Account:
         called = display(name[:1])
         if database.properties["LINKED_CATALOG"]["ALLOWED_WRITE_OPERATIONS"] == "NONE":
             raise errors.invalid_request(
-                f"{what} failed: catalog-linked database '{called}' is read-only "
+                f"{statement} failed: catalog-linked database '{called}' is read-only "
                 "(ALLOWED_WRITE_OPERATIONS = NONE)."
             )
         raise errors.unsupported(
-            f"{what} in catalog-linked database {called}, as a write to its catalog"
+            f"{statement} in catalog-linked database {called}, as a write to its catalog"
         )
 
     def using(self, option: str, name: str) -> list[str]:
@@ -197,9 +197,9 @@ def alter(account: Account, statement: Statement, change: Callable[[Stored], Non
     """
     with account.store.lock:
         if not statement.if_exists or account.store.get(statement.kind, statement.name) is not None:
-            found = account.require(statement.kind, statement.name)
-            change(found)
-            account.store.put(found)
+            stored = account.require(statement.kind, statement.name)
+            change(stored)
+            account.store.put(stored)
     return Rows.status(DONE)
 
 
@@ -264,10 +264,10 @@ def like(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts), re.IGNORECASE | re.DOTALL)
 
 
-def chosen(statement: Statement, found: Iterable[Stored]) -> list[Stored]:
+def chosen(statement: Statement, objects: Iterable[Stored]) -> list[Stored]:
     """What a SHOW … LIKE keeps."""
     pattern = like("%" if statement.like is None else statement.like)
-    return [stored for stored in found if pattern.fullmatch(stored.name[-1])]
+    return [stored for stored in objects if pattern.fullmatch(stored.name[-1])]
 
 
 @dataclass

@@ -143,8 +143,8 @@ def _as_documented(rows: Rows) -> Rows:
     if "value" in names:
         renamed = {"value": "property_value", "default": "property_default"}
         return Rows.of([renamed.get(name, name) for name in names], rows.rows)
-    at = names.index("property")
-    lowered = [[*row[:at], str(row[at]).lower(), *row[at + 1 :]] for row in rows.rows]
+    index = names.index("property")
+    lowered = [[*row[:index], str(row[index]).lower(), *row[index + 1 :]] for row in rows.rows]
     return Rows.of(names, lowered)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from topicberg.catalogs.snowflake import quote
+from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake import linked
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,
@@ -185,7 +185,7 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
         prefix = (context.database,)
     if prefix:
         account.require_database(prefix[0])
-    found = [
+    schemas = [
         account.store.get(SCHEMA, name) or Stored(SCHEMA, name, created=0.0)
         for name in account.engine.schemas()
         if name[: len(prefix)] == prefix
@@ -200,14 +200,14 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
             "Y" if one.name == (context.database, context.schema) else "N",
             *(one.name[0], one.properties.get(OWNER, "SYSADMIN"), "", "", "1", "ROLE"),
         )
-        for one in chosen(statement, found)
+        for one in chosen(statement, schemas)
     ]
     return Rows.of(names, rows, times=("created_on",))
 
 
 def show_databases(account: Account, context: Context, statement: Statement) -> Rows:
     stored = {found.name: found for found in account.store.all(DATABASE)}
-    found = [
+    databases = [
         stored.get((name,)) or Stored(DATABASE, (name,), created=0.0)
         for name in account.engine.databases()
     ]
@@ -216,12 +216,12 @@ def show_databases(account: Account, context: Context, statement: Statement) -> 
         *("options", "retention_time", "kind", "owner_role_type"),
     )
     rows = []
-    for one in chosen(statement, found):
-        value, (name,) = one.properties.get, one.name
-        kind = "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in one.properties else "STANDARD"
+    for database in chosen(statement, databases):
+        value, (name,) = database.properties.get, database.name
+        kind = "CATALOG-LINKED DATABASE" if "LINKED_CATALOG" in database.properties else "STANDARD"
         rows.append(
             (
-                *(one.created, name, "N", "Y" if name == context.database else "N", ""),
+                *(database.created, name, "N", "Y" if name == context.database else "N", ""),
                 *(value(OWNER, "SYSADMIN"), value("COMMENT", ""), ""),
                 *(value("DATA_RETENTION_TIME_IN_DAYS", 1), kind, "ROLE"),
             )

@@ -15,7 +15,7 @@ from fakesnow import info_schema, macros, transforms
 from fakesnow.instance import GLOBAL_DATABASE_NAME, FakeSnow
 from fakesnow.transforms import show, stage
 
-from topicberg.catalogs.snowflake import quote
+from topicberg.catalogs.snowflake.names import quote
 from topicberg.errors import StackError
 from topicberg_local.emulators.snowflake.tokens import Name
 

@@ -65,20 +65,20 @@ def does_not_exist(kind: str, name: str) -> ProgrammingError:
     return _Error(2003, state, text)(kind, name)
 
 
-def statement_count(found: int) -> ProgrammingError:
-    if found == 0:
+def statement_count(count: int) -> ProgrammingError:
+    if count == 0:
         return _Error(900, "42601", _COMPILING + "Empty SQL statement.")()
     text = "Actual statement count {} did not match the desired statement count 1."
-    return _Error(8, "0A000", text)(found)
+    return _Error(8, "0A000", text)(count)
 
 
-def no_current(what: str, command: str) -> ProgrammingError:
+def no_current(kind: str, command: str) -> ProgrammingError:
     text = (
         "Cannot perform {}. This session does not have a current {}. Call 'USE {}', or use a "
         "qualified name."
     )
-    number = 90105 if what == "database" else 90106
-    return _Error(number, "22000", text)(command, what, what.upper())
+    number = 90105 if kind == "database" else 90106
+    return _Error(number, "22000", text)(command, kind, kind.upper())
 
 
 # --- those whose numbers, or more, are made up ---

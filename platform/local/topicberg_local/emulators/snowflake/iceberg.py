@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from topicberg.catalogs.snowflake import quote
+from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake.errors import catalog_failure, invalid_request
 
 IcebergType = str | dict[str, Any]

@@ -22,12 +22,12 @@ def load(key: str) -> RSAPublicKey:
     :raises ProgrammingError: it is not an RSA key, or too short
     """
     try:
-        found = load_der_public_key(base64.b64decode("".join(key.split()), validate=True))
+        public_key = load_der_public_key(base64.b64decode("".join(key.split()), validate=True))
     except (binascii.Error, ValueError, UnsupportedAlgorithm):
         raise invalid_public_key() from None
-    if not isinstance(found, RSAPublicKey) or found.key_size < MIN_BITS:
+    if not isinstance(public_key, RSAPublicKey) or public_key.key_size < MIN_BITS:
         raise invalid_public_key()
-    return found
+    return public_key
 
 
 def fingerprint(key: str) -> str:

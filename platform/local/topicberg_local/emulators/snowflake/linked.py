@@ -23,7 +23,7 @@ from typing import Any
 
 from snowflake.connector.errors import ProgrammingError
 
-from topicberg.catalogs.snowflake import quote
+from topicberg.catalogs.snowflake.names import quote
 from topicberg_local.emulators.snowflake import errors, tables
 from topicberg_local.emulators.snowflake.account import (
     DATABASE,
@@ -228,8 +228,8 @@ def discover(account: Account, name: str) -> None:
         with account.store.lock:
             current = account.linked(name)
             if current is not None:
-                found = {"STARTED": started, "ERROR": error, "FAILURES": failures}
-                current.properties["DISCOVERY"] = found
+                result = {"STARTED": started, "ERROR": error, "FAILURES": failures}
+                current.properties["DISCOVERY"] = result
                 account.store.put(current)
 
 
@@ -237,15 +237,15 @@ def _discover(account: Account, database: Stored, failures: list[dict[str, str]]
     (name,) = database.name
     integration = account.require(INTEGRATION, (database.properties["CATALOG"],))
     namespaces = _namespaces(account, integration, database.properties["LINKED_CATALOG"])
-    found: set[Name] = {
+    names: set[Name] = {
         (name, namespace, table)
         for namespace in namespaces
         for table in account.sources.iceberg_tables(namespace)
     }
-    _drop_missing(account, name, set(namespaces), found)
+    _drop_missing(account, name, set(namespaces), names)
     for namespace in namespaces:
         _show_schema(account, database, namespace)
-    for table in sorted(found):
+    for table in sorted(names):
         if account.store.get(TABLE, table) is not None:
             continue
         try:
@@ -267,7 +267,7 @@ def _namespaces(account: Account, integration: Stored, catalog: dict[str, Any]) 
 
     :raises ProgrammingError: the catalog cannot be listed
     """
-    found = []
+    namespaces = []
     for namespace in account.sources.namespaces():
         delimiter = catalog["NAMESPACE_FLATTEN_DELIMITER"]
         flattened = catalog["NAMESPACE_MODE"] == FLATTEN
@@ -277,10 +277,10 @@ def _namespaces(account: Account, integration: Stored, catalog: dict[str, Any]) 
             and (not allowed or namespace in allowed)
             and not (flattened and delimiter in namespace)
         ):
-            found.append(namespace)
-    if problem := list_problem(account, integration, found):
+            namespaces.append(namespace)
+    if problem := list_problem(account, integration, namespaces):
         raise errors.invalid_request(problem)
-    return found
+    return namespaces
 
 
 def _show_schema(account: Account, database: Stored, namespace: str) -> None:

@@ -78,8 +78,8 @@ class Logins:
 
         :param role: the one that the client asks for, if any
         """
-        found = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
-        user = found[0] if found else None
+        users = self._account.store.all(USER, lambda u: u.properties["LOGIN_NAME"] == name)
+        user = users[0] if users else None
         if login.authenticator == "SNOWFLAKE_JWT":
             same = keys.token_user(login.token) == name
             if user is None or not same or not keys.verify_token(login.token, user.properties):

@@ -178,15 +178,15 @@ def refuses(account: Account, of_user: str | None, address: str) -> bool:
     :param of_user: the user's policy, which comes before the account's
     """
     policy = of_user or account.require(ACCOUNT, ()).properties.get(PARAMETER)
-    found = account.store.get(NETWORK_POLICY, (policy,)) if policy else None
-    if found is None:
+    stored_policy = account.store.get(NETWORK_POLICY, (policy,)) if policy else None
+    if stored_policy is None:
         return False
     client = IPv4Address(address)
 
     def listed(name: str) -> bool:
-        networks = found.properties.get(name, [])
+        networks = stored_policy.properties.get(name, [])
         return any(client in IPv4Network(one, strict=False) for one in networks)
 
     if listed("BLOCKED_IP_LIST"):
         return True
-    return bool(found.properties.get("ALLOWED_IP_LIST")) and not listed("ALLOWED_IP_LIST")
+    return bool(stored_policy.properties.get("ALLOWED_IP_LIST")) and not listed("ALLOWED_IP_LIST")

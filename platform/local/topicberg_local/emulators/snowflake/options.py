@@ -34,9 +34,9 @@ class Spec:
 
         :param commas: they may stand between the properties, as they may within parentheses
         """
-        found: Properties = {}
+        properties: Properties = {}
         while stream.peek().kind != "end" and not any(stream.at(word) for word in until):
-            if found and (commas or ")" in until):
+            if properties and (commas or ")" in until):
                 stream.take(",")
             token = stream.peek()
             if token.kind not in ("word", "quoted"):
@@ -44,16 +44,16 @@ class Spec:
             name = token.value
             if name not in self.readers:
                 raise invalid_property(name, self.kind)
-            if name in found:
+            if name in properties:
                 raise duplicate_property(name)
             stream.advance()
             stream.expect("=")
-            found[name] = self.readers[name](stream, name)
-        self.complete(found)
-        return found
+            properties[name] = self.readers[name](stream, name)
+        self.complete(properties)
+        return properties
 
-    def complete(self, found: Properties) -> None:
-        missing = [name for name in self.required if name not in found]
+    def complete(self, properties: Properties) -> None:
+        missing = [name for name in self.required if name not in properties]
         if missing:
             raise missing_options(missing)
 
@@ -78,7 +78,7 @@ def choice(*allowed: str) -> Reader:
     return lambda stream, name: stream.choice(name, allowed)
 
 
-def listed(one: Reader, *, or_none: bool = False) -> Reader:
+def listed(member: Reader, *, or_none: bool = False) -> Reader:
     """``(one, …)``.
 
     :param or_none: there may be none of them
@@ -86,9 +86,9 @@ def listed(one: Reader, *, or_none: bool = False) -> Reader:
 
     def read(stream: Stream, name: str) -> list[Any]:
         stream.expect("(")
-        found = [] if or_none and stream.at(")") else [one(stream, name)]
+        found = [] if or_none and stream.at(")") else [member(stream, name)]
         while found and stream.take(","):
-            found.append(one(stream, name))
+            found.append(member(stream, name))
         stream.expect(")")
         return found
 

@@ -40,16 +40,16 @@ _PROPERTIES = (exp.TemporaryProperty, exp.TransientProperty, exp.SchemaCommentPr
 def parse(sql: str) -> exp.Expr:
     """The statement's tree.
 
-    :raises ProgrammingError: a syntax error, or a statement that nobody here can do
+    :raises ProgrammingError: a syntax error, or a statement that the emulator does not support
     """
     try:
-        found = sqlglot.parse(sql, read="snowflake")
+        parsed = sqlglot.parse(sql, read="snowflake")
     except (ParseError, TokenError) as error:
         details = error.errors[0] if isinstance(error, ParseError) and error.errors else {}
         raise errors.syntax_error(
             details.get("line") or 1, details.get("col") or 0, details.get("highlight") or "<EOF>"
         ) from None
-    statements = [one for one in found if one is not None and not isinstance(one, exp.Semicolon)]
+    statements = [one for one in parsed if one is not None and not isinstance(one, exp.Semicolon)]
     if len(statements) != 1:
         raise errors.statement_count(len(statements))
     (tree,) = statements

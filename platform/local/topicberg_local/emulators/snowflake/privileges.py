@@ -71,14 +71,14 @@ def inherited(account: Account, roles: Iterable[str]) -> set[str]:
     PUBLIC.
     """
     grants = [g.properties for g in account.store.all(GRANT) if g.properties["ON"] == ROLE]
-    held: set[str] = set()
+    all_roles: set[str] = set()
     new = {*roles, PUBLIC}
     while new:
-        held |= new
-        new = {g["OBJECT"][0] for g in grants if g["TO"] == ROLE and g["GRANTEE"] in held}
-        new |= {below for role in held for below in _INHERITS.get(role, ())}
-        new -= held
-    return held
+        all_roles |= new
+        new = {g["OBJECT"][0] for g in grants if g["TO"] == ROLE and g["GRANTEE"] in all_roles}
+        new |= {below for role in all_roles for below in _INHERITS.get(role, ())}
+        new -= all_roles
+    return all_roles
 
 
 def holds(account: Account, user: str, is_admin: bool, role: str) -> bool:

@@ -18,17 +18,17 @@ TABLES = Kind("TABLE", plural="TABLES", drop=False, in_account=False)
 
 def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
     prefix = scope(account, context, statement)
-    found = [one for one in _tables(account) if one.name[: len(prefix)] == prefix]
+    tables = [one for one in _tables(account) if one.name[: len(prefix)] == prefix]
     names = (
         *("created_on", "name", "kind", "database_name", "schema_name", "comment", "rows"),
         *("bytes", "owner", "owner_role_type", "is_iceberg"),
     )
     rows = []
-    for one in chosen(statement, found):
-        database, schema, name = one.name
-        shown = (one.properties[key] for key in ("comment", "rows", "bytes", "owner"))
-        iceberg = "Y" if one.kind == TABLE else "N"
-        rows.append((one.created, name, "TABLE", database, schema, *shown, "ROLE", iceberg))
+    for relation in chosen(statement, tables):
+        database, schema, name = relation.name
+        shown = (relation.properties[key] for key in ("comment", "rows", "bytes", "owner"))
+        iceberg = "Y" if relation.kind == TABLE else "N"
+        rows.append((relation.created, name, "TABLE", database, schema, *shown, "ROLE", iceberg))
     return Rows.of(names, rows, times=("created_on",))
 
 
@@ -38,12 +38,12 @@ def _tables(account: Account) -> list[Stored]:
         "SELECT database_name, schema_name, table_name, comment, estimated_size "
         "FROM duckdb_tables()"
     )
-    schemas, found = set(account.engine.schemas()), list[Stored]()
+    schemas, tables = set(account.engine.schemas()), list[Stored]()
     shown: dict[str, Any]
     for *name, comment, count in rows.fetchall():
         if tuple(name[:2]) in schemas:
             shown = {"comment": comment or "", "rows": count, "bytes": None}
-            found.append(Stored("TABLE", tuple(name), shown | {"owner": "ACCOUNTADMIN"}, 0.0))
+            tables.append(Stored("TABLE", tuple(name), shown | {"owner": "ACCOUNTADMIN"}, 0.0))
     for table in account.store.all(TABLE):
         summary = table.properties["SNAPSHOT_SUMMARY"]
         deleted = int(summary.get("total-position-deletes", 0))
@@ -53,5 +53,5 @@ def _tables(account: Account) -> list[Stored]:
             "bytes": int(summary.get("total-files-size", 0)),
             "owner": table.properties.get(OWNER, "SYSADMIN"),
         }
-        found.append(Stored(TABLE, table.name, shown, table.created))
-    return sorted(found, key=lambda one: one.name)
+        tables.append(Stored(TABLE, table.name, shown, table.created))
+    return sorted(tables, key=lambda one: one.name)

@@ -61,7 +61,7 @@ def text_column(name: str) -> ColumnType:
 
 @dataclass
 class Rows:
-    """A small result: columns of text, unless told otherwise, and rows of values."""
+    """A small result: columns of text, unless their types are given, and rows of values."""
 
     columns: list[ColumnType]
     rows: list[Sequence[Any]] = field(default_factory=list)

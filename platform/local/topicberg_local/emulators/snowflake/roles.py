@@ -210,13 +210,13 @@ def show_roles(account: Account, context: Context, statement: Statement) -> Rows
     rows = []
     for role in chosen(statement, roles):
         given = [g for g in grants if g["OBJECT"] == [*role.name]]
-        held = sum(g["GRANTEE"] == role.name[0] for g in grants)
+        grantees = sum(g["GRANTEE"] == role.name[0] for g in grants)
         current = "Y" if role.name[0] == context.role else "N"
         rows.append(
             (
                 *(role.created, role.name[0], "N", current, "N"),
                 *(sum(g["TO"] == "USER" for g in given), sum(g["TO"] == "ROLE" for g in given)),
-                *(held, role.properties.get(OWNER, ""), role.properties.get("COMMENT", "")),
+                *(grantees, role.properties.get(OWNER, ""), role.properties.get("COMMENT", "")),
             )
         )
     return Rows.of(names, rows, times=("created_on",))
@@ -242,15 +242,18 @@ def show_warehouses(account: Account, context: Context, statement: Statement) ->
         *("comment", "scaling_policy"),
     )
     rows = []
-    for found in chosen(statement, account.store.all(WAREHOUSE)):
-        value = found.properties.get
+    for warehouse in chosen(statement, account.store.all(WAREHOUSE)):
+        value = warehouse.properties.get
         rows.append(
             (
-                *(found.name[0], "SUSPENDED" if value("INITIALLY_SUSPENDED") else "STARTED"),
+                *(warehouse.name[0], "SUSPENDED" if value("INITIALLY_SUSPENDED") else "STARTED"),
                 *(value("WAREHOUSE_TYPE", "STANDARD"), value("WAREHOUSE_SIZE", "X-Small")),
                 *(value("MIN_CLUSTER_COUNT", 1), value("MAX_CLUSTER_COUNT", 1), "N"),
-                *("Y" if found.name[0] == context.warehouse else "N", value("AUTO_SUSPEND", 600)),
-                *(value("AUTO_RESUME", True), found.created, value(OWNER, "SYSADMIN")),
+                *(
+                    "Y" if warehouse.name[0] == context.warehouse else "N",
+                    value("AUTO_SUSPEND", 600),
+                ),
+                *(value("AUTO_RESUME", True), warehouse.created, value(OWNER, "SYSADMIN")),
                 *(value("COMMENT", ""), value("SCALING_POLICY", "STANDARD")),
             )
         )

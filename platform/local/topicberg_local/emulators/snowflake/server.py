@@ -81,12 +81,12 @@ class Server:
             account=str(data.get("ACCOUNT_NAME") or ""),
             address=request.client.host if request.client else "127.0.0.1",
         )
-        asked = {
+        chosen = {
             key: _identifier(request.query_params.get(key))
             for key in ("databaseName", "schemaName", "warehouse", "roleName")
         }
         try:
-            session = await run_in_threadpool(self._open, login, asked)
+            session = await run_in_threadpool(self._open, login, chosen)
         except LoginRefused as refused:
             return _failure(refused.code, refused.message, data={})
         token = secrets.token_urlsafe(32)
@@ -121,12 +121,12 @@ class Server:
         for token in [t for t, s in self._sessions.items() if s.last_used < oldest]:
             self._sessions.pop(token).close()
 
-    def _open(self, login: Login, asked: dict[str, str | None]) -> Session:
-        context = self._logins.open(login, asked["roleName"], asked["warehouse"])
-        database = asked["databaseName"] or context.database
+    def _open(self, login: Login, chosen: dict[str, str | None]) -> Session:
+        context = self._logins.open(login, chosen["roleName"], chosen["warehouse"])
+        database = chosen["databaseName"] or context.database
         if database in self._account.engine.databases():
             context.database = database
-            context.schema = asked["schemaName"] or context.schema or "PUBLIC"
+            context.schema = chosen["schemaName"] or context.schema or "PUBLIC"
         return Session(self._account, context)
 
     async def log_out(self, request: Request) -> JSONResponse:

@@ -125,11 +125,11 @@ class Sources:
         """
         bucket, key = split_url(url)
         try:
-            found = self._client("lakeformation").list_resources()["ResourceInfoList"]
+            resources = self._client("lakeformation").list_resources()["ResourceInfoList"]
         except FAILURES as error:
             return f"AWS Lake Formation does not answer: {error}"
-        for one in found:
-            base = one["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/")
+        for resource in resources:
+            base = resource["ResourceArn"].removeprefix("arn:aws:s3:::").rstrip("/")
             if f"{bucket}/{key}".startswith(f"{base}/"):
                 return None
         return f"AWS Glue vends no credentials for '{url}': not registered with Lake Formation"
@@ -158,10 +158,10 @@ class Sources:
         results = {}
         untested = ["listResult", "readResult"]
         try:
-            found = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+            listing = s3.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
             results[untested.pop(0)] = "PASSED"
-            for one in found.get("Contents", []):
-                s3.get_object(Bucket=bucket, Key=one["Key"], Range="bytes=0-0")
+            for listed in listing.get("Contents", []):
+                s3.get_object(Bucket=bucket, Key=listed["Key"], Range="bytes=0-0")
             results[untested.pop(0)] = "PASSED"
         except FAILURES as error:
             results |= dict.fromkeys(untested, str(error))

@@ -1,0 +1,1 @@
+"""Snowflake: names, statements, sessions, and its Iceberg tables."""

@@ -1,0 +1,78 @@
+"""Sessions of Snowflake: statements, their rows, and what Snowflake's functions return."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from topicberg.clients.answers import VendorAnswer, answered, unusable
+
+if TYPE_CHECKING:
+    from snowflake.connector import SnowflakeConnection
+
+
+NOT_THERE = (2003, 2043)
+"""Snowflake's error numbers for an object that does not exist (or that one may not see)."""
+LIBRARY = "snowflake.connector"
+
+
+def ask(
+    connection: SnowflakeConnection, statement: str, most: int | None = None
+) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+    """Columns and rows of a statement.
+
+    :param most: rows to fetch; None: all
+    :raises AnswerError: what answers is not Snowflake
+    """
+    with answered(_called(statement), "columns and rows", LIBRARY):
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        columns = tuple(column.name for column in cursor.description or ())
+        rows = cursor.fetchall() if most is None else cursor.fetchmany(most)
+        return columns, [tuple(row) for row in rows]
+
+
+def logging_in() -> AbstractContextManager[None]:
+    """Around what opens a connection.
+
+    :raises AnswerError: what answers is not Snowflake
+    """
+    return answered("Snowflake (login)", "a session", LIBRARY)
+
+
+def records(connection: SnowflakeConnection, statement: str) -> list[VendorAnswer]:
+    """Return the rows of a statement: column in lower case → value."""
+    columns, rows = ask(connection, statement)
+    names = [column.lower() for column in columns]
+    request = _called(statement)
+    return [
+        VendorAnswer(dict(zip(names, row, strict=True)), request, is_certain=True) for row in rows
+    ]
+
+
+def _called(statement: str) -> str:
+    """Return the first words of a statement; the others may have secrets."""
+    return f"Snowflake ({' '.join(statement.split()[:3])} …)"
+
+
+def parsed(value: Any, statement: str) -> VendorAnswer:
+    """The object that one of Snowflake's system functions answers as text.
+
+    :raises AnswerError: it is none
+    """
+    request = f"Snowflake ({statement})"
+    try:
+        found = json.loads(value)
+    except (TypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise unusable(request, "an object of JSON")
+    return VendorAnswer(found, request, is_certain=True)
+
+
+def _value(connection: SnowflakeConnection, statement: str) -> Any:
+    _, rows = ask(connection, statement)
+    if len(rows) != 1 or len(rows[0]) != 1:
+        raise unusable(f"Snowflake ({statement})", "one value")
+    return rows[0][0]

@@ -1,0 +1,78 @@
+"""The first computation of the derived tables, after ``topicberg deploy create``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from topicberg.cli.lazy import load_endpoints
+from topicberg.cli.output import echo
+from topicberg.errors import TopicbergError
+
+if TYPE_CHECKING:
+    from topicberg.deploy.context import DeployContext
+
+
+FIRST_RECORDS_SECONDS = 120.0
+
+
+def compute_derived(context: DeployContext) -> None:
+    """Run the pipelines on what the connectors have produced so far, so that every table has rows.
+
+    In the cloud, and locally from then on, Dagster does it by itself.
+    """
+    from datetime import UTC, datetime
+
+    from topicberg import kafka
+    from topicberg.cli.compute import materialize
+    from topicberg.deploy.confluent.connect import Connector
+    from topicberg.deploy.platform import resources
+    from topicberg.deploy.polling import poll
+
+    endpoints = load_endpoints(context.config)
+    graph = resources(context.config, context.specs)
+    for topic in [one.topic for one in graph if isinstance(one, Connector) and one.wanted]:
+
+        def has_records(topic: str = topic) -> bool:
+            return any(kafka.end_offsets(endpoints, topic).values())
+
+        poll(has_records, f"topic {topic} has records", FIRST_RECORDS_SECONDS)
+    echo("computing the derived tables; `topicberg ui` keeps them up to date", err=True)
+    materialize(context.config, endpoints, datetime.now(UTC))
+
+
+def compute_in_cloud(context: DeployContext) -> None:
+    """Compute the tables derived from topics that have records, where Dagster would.
+
+    What fails does not undo the deployment: Dagster computes the same later.
+    """
+    import os
+
+    from topicberg.cli.compute import materialize_derived
+    from topicberg.deploy.transient import of_vendor
+    from topicberg.settings import settings
+    from topicberg.settings.emr import emr_settings
+
+    if context.deploy.profile:
+        os.environ["AWS_PROFILE"] = context.deploy.profile
+    settings.cache_clear()  # the names of the deployment are known now
+    later = "Dagster computes them: start its daemon with this deployment's settings"
+    where = "EMR Serverless" if emr_settings() else "TOPICBERG_SPARK_REMOTE"
+    if emr_settings() is None and context.config.spark_remote is None:
+        echo(f"the derived tables are not computed here: there is no Spark. {later}")
+        return
+    waiting = {
+        spec.name
+        for spec in context.specs
+        if not spec.has_table(context.config)
+        or f"snowflake/table/{spec.asset_name}" in context.waiting
+    }
+    echo(f"computing the derived tables by {where}: minutes for each", err=True)
+    try:
+        computed = materialize_derived(settings(), load_endpoints(settings()), waiting)
+    except Exception as error:
+        if not (isinstance(error, TopicbergError) or of_vendor(error)):
+            raise
+        echo(f"warning: the derived tables are not complete: {error}", fg="yellow", err=True)
+        echo(f"everything else is created. {later}")
+        return
+    echo(f"computed and registered in Snowflake: {', '.join(computed) or 'no table yet'}")

@@ -1,0 +1,209 @@
+"""What ``topicberg deploy`` prints: plans, previews, states, progress."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from topicberg.cli.output import cell, echo
+
+if TYPE_CHECKING:
+    from topicberg.deploy.context import DeployContext
+    from topicberg.deploy.resource import Resource, Step
+
+
+def list_kept(context: DeployContext) -> None:
+    """List what exists and is not deleted, since nothing shows that it is topicberg's."""
+    if not context.kept:
+        return
+    echo("These resources stay: `create` did not create them, or the record of that is lost:")
+    for key, title in context.kept.items():
+        echo(f"    {title} ({key})")
+    echo("To delete one of them as well, add --also with its key.")
+
+
+def list_waiting(context: DeployContext) -> None:
+    from collections import Counter
+
+    for reason, count in Counter(context.waiting.values()).items():
+        echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
+
+
+def announce_generators(graph: list[Resource]) -> None:
+    from topicberg.deploy.confluent.connect import Connector
+
+    generators = [one for one in graph if isinstance(one, Connector) and one.wanted]
+    if not generators:
+        return
+    each = ", ".join(
+        f"{one.topic} ({f'{one.rate:g} a second' if one.rate else 'as fast as it can'})"
+        for one in generators
+    )
+    echo(
+        f"generators write records to {each} until they are deleted; --no-generators: without them",
+        err=True,
+    )
+
+
+def step_document(context: DeployContext, step: Step) -> dict[str, Any]:
+    """A step of a plan, for programs."""
+    return {
+        "resource": step.resource.key,
+        "name": step.resource.name,
+        "id": _id(context, step.resource),
+        "table_path": _place(context, step.resource),
+        "action": step.action.value,
+        "reason": step.reason,
+        "changes": step.lines(),
+    }
+
+
+_SIGNS = {
+    "create": ("+", "green"),
+    "change": ("~", "yellow"),
+    "replace": ("±", "red"),
+    "delete": ("-", "red"),
+    "look again": ("?", "cyan"),
+    "wait": ("…", "cyan"),
+    "keep": (" ", None),
+}
+_VENDORS = {
+    "confluent": "Confluent Cloud",
+    "key": "API keys, in AWS Secrets Manager",
+    "aws": "AWS",
+    "snowflake": "Snowflake",
+}
+
+
+def show_plan(steps: list[Step], *, everything: bool) -> int:
+    """Print a plan, by vendor. Returns how many resources are to change."""
+    from collections import Counter
+
+    counts = Counter(step.action.value for step in steps)
+    shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
+    vendor = None
+    for step in sorted(shown, key=lambda step: [*_VENDORS].index(_vendor(step))):
+        if _vendor(step) != vendor:
+            vendor = _vendor(step)
+            echo(_VENDORS[vendor], bold=True)
+        sign, color = _SIGNS[step.action.value]
+        because = f" ({step.reason})" if step.reason else ""
+        echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
+        for line in step.lines():
+            echo(f"      {line}")
+    kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
+    later = f"; {waiting} wait" if waiting else ""
+    if not counts:
+        echo(f"nothing to do: {kept} resources are up to date{later}")
+    else:
+        summary = ", ".join(f"{count} to {action}" for action, count in counts.items())
+        echo(f"{summary}; {kept} are up to date{later}")
+    return sum(counts.values())
+
+
+def preview(context: DeployContext, graph: list[Resource]) -> None:
+    """Print manual steps, what is not computed, what the whole deployment costs, and which quotas
+    it meets.
+    """
+    from topicberg.deploy.costs import AS_OF, costs, usage
+    from topicberg.deploy.open_catalog import manual_steps
+    from topicberg.deploy.uncomputed import uncomputed
+
+    list_grants(context)
+    if steps := manual_steps(context):
+        echo("to do manually in Snowflake Open Catalog:", bold=True)
+        for place, step in enumerate(steps, 1):
+            echo(f"  {place}. {step}")
+    if missing := uncomputed(context.config, context.specs, _left_out(context)):
+        echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
+        for line in missing:
+            echo(f"  {line}")
+    found = costs(graph, context.config, context.live)
+    total = sum(one.usd for one in found)
+    kinds: dict[str, list[Any]] = {}
+    for one in found:
+        kinds.setdefault(one.resource.kind, []).append(one)
+    echo(f"about ${total:,.0f} a month (order of magnitude, list prices of {AS_OF})", bold=True)
+    for kind, some in sorted(kinds.items(), key=lambda item: -sum(one.usd for one in item[1])):
+        usd, number = sum(one.usd for one in some), f" x {len(some)}" if len(some) > 1 else ""
+        echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
+    used = [each for each in usage(graph, context.config) if each.used]
+    listed = ", ".join(f"{each.quota.name} {each.used} of {each.quota.limit:,}" for each in used)
+    echo(f"default quotas: {listed}")
+    for each in used:
+        if each.passed:
+            quota = each.quota
+            echo(
+                f"warning: {each.used} {quota.name} pass the default quota of {quota.limit:,} of "
+                f"each {quota.scope}; ask the vendor for more: https://{quota.source}",
+                fg="yellow",
+                err=True,
+            )
+
+
+def list_grants(context: DeployContext) -> None:
+    """Print the grants of AWS Lake Formation that are missing for what exists."""
+    from topicberg.deploy.aws.lake_formation import manual_steps
+
+    if grants := manual_steps(context):
+        echo("to do by a data lake administrator in AWS Lake Formation:", bold=True)
+        for grant in grants:
+            echo(f"  {grant}")
+
+
+def _left_out(context: DeployContext) -> list[str]:
+    """Return the derived tables that the graph of this deployment does not have."""
+    if context.config.has_spark:
+        return []
+    from topicberg.cli.compute import load_lake
+    from topicberg.orchestration.assets.lake import find_derived
+
+    held = load_lake(context.config).derived_by_name
+    return sorted({one.name for one in find_derived()} - held.keys())
+
+
+def _vendor(step: Step) -> str:
+    vendor = step.resource.key.partition("/")[0]
+    return vendor if vendor in _VENDORS else "confluent"
+
+
+def show_status(context: DeployContext, steps: list[Step]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("resource", "name", "id", "state")
+    for step in steps:
+        state = {"keep": "up to date", "wait": f"waits {cell(step.reason)}"}.get(
+            step.action.value, f"[red]{step.action.value}"
+        )
+        resource = step.resource
+        name, found = cell(resource.name), _id(context, resource) or ""
+        found = " ".join(filter(None, (found, _place(context, resource))))
+        table.add_row(resource.key, name, cell(found), state)
+    Console().print(table)
+
+
+def _place(context: DeployContext, resource: Resource) -> str | None:
+    """Return where Tableflow has the table of a topic, for what is one."""
+    live = context.live.get(resource.key)
+    place: str | None = live.facts.get("table_path") if live else None
+    return place
+
+
+def _id(context: DeployContext, resource: Resource) -> str | None:
+    live = context.live.get(resource.key)
+    return live.id if live else None
+
+
+@contextmanager
+def reporting() -> Iterator[Any]:
+    """One line for each thing that happens; several resources are worked on at once."""
+    lock = threading.Lock()
+
+    def report(resource: Resource, what: str) -> None:
+        with lock:
+            echo(f"{what}: {resource.title}", err=True)
+
+    yield report

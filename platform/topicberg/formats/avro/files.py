@@ -1,0 +1,60 @@
+"""What the schema files of Avro are checked for, as strictly as the libraries of producers do."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from topicberg.errors import TableflowError
+from topicberg.formats.limits import parsed_json, too_deep
+from topicberg.formats.subjects import RegisteredSchema
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_REASON = 200
+
+
+def check_file(where: str, schema: RegisteredSchema) -> None:
+    """Refuse what Avro's libraries refuse; see :class:`..contract.Format`."""
+    import avro.schema
+    from avro.errors import AvroException
+    from fastavro import parse_schema
+    from fastavro.schema import SchemaParseException, UnknownType
+
+    parsed = parsed_json(where, schema)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of unknown logical types
+            avro.schema.parse(schema.text)  # strict about names, duplicates and unions
+        parse_schema(parsed)  # strict about default values
+    except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
+        if any(isinstance(each, RecursionError) for each in _contexts(error)):
+            raise too_deep(where) from None
+        reason = " ".join(str(error).split())
+        if len(reason) > _MAX_REASON:
+            reason = f"{reason[:_MAX_REASON]}…"
+        raise TableflowError(f"{where} is not an Avro schema: {reason}") from None
+    _check_names(where, parsed)
+
+
+def _contexts(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that were being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__
+
+
+def _check_names(where: str, schema: Any) -> None:
+    """Refuse field names that Avro's parsers accept and Avro's specification does not."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _check_names(where, branch)
+    elif isinstance(schema, dict):
+        for field in schema.get("fields", ()):
+            if not _NAME.fullmatch(str(field["name"])):
+                raise TableflowError(f"{where}: {field['name']!r} is not a field name of Avro")
+            _check_names(where, field["type"])
+        for inner in ("type", "items", "values"):
+            if not isinstance(schema.get(inner), str):
+                _check_names(where, schema.get(inner))

@@ -1,0 +1,104 @@
+"""The functions of a registered schema's format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from topicberg.errors import TableflowError
+from topicberg.formats import limits
+from topicberg.formats.contract import Format, RecordDecoder, ResolvedSchema
+from topicberg.formats.limits import refused
+from topicberg.formats.subjects import RegisteredSchema
+from topicberg.formats.table import BY_SCHEMA_TYPE
+
+if TYPE_CHECKING:
+    from pyiceberg.types import NestedField
+
+    from topicberg.formats.columnar.program import ProgramCode, Slot
+
+
+def format_of(schema: RegisteredSchema) -> Format:
+    """Return the functions of a schema's format.
+
+    :raises TableflowError: the registry has the schema under a type that no format has
+    """
+    if schema.schema_type not in BY_SCHEMA_TYPE:
+        raise TableflowError(
+            f"schema {schema.schema_id} is of the unknown type {schema.schema_type}",
+            hint=f"use {', '.join(BY_SCHEMA_TYPE)}",
+        )
+    return _Guarded(BY_SCHEMA_TYPE[schema.schema_type].load())
+
+
+def is_union(schema: RegisteredSchema) -> bool:
+    """Return whether the schema is a choice of several event types, which has no single table.
+
+    :raises TableflowError: the schema cannot be read
+    """
+    return schema.schema_type in BY_SCHEMA_TYPE and format_of(schema).is_union(schema)
+
+
+def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
+    """Return a key's schema that is not a record as a record with one field.
+
+    A schema that cannot be read is returned as it is: its format reports why.
+    """
+    try:
+        return format_of(schema).as_record(schema, name)
+    except (TableflowError, RecursionError):
+        return schema
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """A format whose functions refuse a schema at which a parser fails.
+
+    The author of a schema decides what the parsers get. An unexpected exception would be tried
+    again for ever, instead of suspending the topic or making the records malformed.
+    """
+
+    module: Format
+
+    def fields(
+        self, where: str, schema: RegisteredSchema, ids: Iterator[int], message: str | None = None
+    ) -> list[NestedField]:
+        with refused(where):
+            columns = self.module.fields(where, schema, ids, message)
+            limits.check_paths(where, columns)
+            return columns
+
+    def identity(self, schema: RegisteredSchema, message: str | None = None) -> str | None:
+        with refused(f"schema {schema.schema_id}"):
+            return self.module.identity(schema, message)
+
+    def is_union(self, schema: RegisteredSchema) -> bool:
+        return self.module.is_union(schema)
+
+    def as_record(self, schema: RegisteredSchema, name: str) -> RegisteredSchema:
+        return self.module.as_record(schema, name)
+
+    def check_file(self, where: str, schema: RegisteredSchema) -> None:
+        with refused(where):
+            self.module.check_file(where, schema)
+
+    def written(
+        self, writer: RegisteredSchema, latest: RegisteredSchema, message: str | None = None
+    ) -> frozenset[str]:
+        with refused(f"schema {writer.schema_id}"):
+            return self.module.written(writer, latest, message)
+
+    def filled(self, pairing: ResolvedSchema) -> frozenset[str]:
+        with refused(f"schema {pairing.writer.schema_id}"):
+            return self.module.filled(pairing)
+
+    def program(
+        self, code: ProgramCode, places: Mapping[str, Slot], pairing: ResolvedSchema
+    ) -> None:
+        with refused(f"schema {pairing.writer.schema_id}"):
+            self.module.program(code, places, pairing)
+
+    def record_decoder(self, pairing: ResolvedSchema) -> RecordDecoder:
+        with refused(f"schema {pairing.writer.schema_id}"):
+            return self.module.record_decoder(pairing)

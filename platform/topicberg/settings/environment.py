@@ -1,0 +1,120 @@
+"""How settings are read from the environment, and how invalid ones are reported."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from pydantic import BeforeValidator, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from topicberg.errors import TopicbergError
+from topicberg.project import env_file
+
+
+class Concern(StrEnum):
+    """What settings are about; ``topicberg settings`` lists them in this order."""
+
+    DEPLOYMENT = "the project and its deployment"
+    ENGINE = "the Tableflow engine"
+    KAFKA = "Kafka"
+    REGISTRY = "the schema registry"
+    CATALOGS = "Iceberg catalogs"
+    CONFLUENT = "Confluent Cloud"
+    AWS = "AWS"
+    COMPUTE = "Spark and EMR Serverless"
+    SNOWFLAKE = "Snowflake"
+    ALERTS = "alerts"
+    LINEAGE = "lineage"
+    DAGSTER = "Dagster"
+    DEPLOY = "topicberg deploy"
+    LOCAL = "the local stack"
+
+
+class EnvironmentSettings(BaseSettings):
+    """Settings of the environment and of the file of settings, which is looked up each time."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOPICBERG_", extra="ignore", env_ignore_empty=True
+    )
+
+    concern: ClassVar[Concern] = Concern.DEPLOY
+    """Under which its settings are listed."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{"_env_file": env_file(), **given})
+
+
+def _from_json(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"Input should be a JSON object: {error}") from None
+
+
+FromJson = (NoDecode, BeforeValidator(_from_json))
+"""Annotations of a setting that is JSON. Decoded by pydantic-settings, a malformed one is an error
+without the name of its variable."""
+
+
+def problems(
+    model: type[BaseSettings], error: ValidationError, show_values: bool = False
+) -> list[str]:
+    """Return one line for each invalid or missing setting: its variable and what it should be.
+
+    :param show_values: with the value that was found, except for secrets
+    """
+    found = []
+    for each in error.errors(include_url=False):
+        if each["type"] == "default_factory_not_called":  # follows from another error
+            continue
+        if not each["loc"]:  # of a validator, which names the variables
+            found.append(each["msg"].removeprefix("Value error, "))
+            continue
+        name = str(each["loc"][0])
+        field = model.model_fields.get(name)
+        if name.isupper():  # the alias of a field is the variable itself
+            variable = name
+        else:
+            variable = f"{model.model_config.get('env_prefix', '')}{name.upper()}"
+        if each["type"] == "missing":
+            found.append(f"{variable}: missing")
+            continue
+        is_shown = show_values and field and "SecretStr" not in str(field.annotation)
+        value = f" (found {each['input']!r})" if is_shown else ""
+        about = f"; {field.description}" if field and field.description else ""
+        found.append(f"{variable}: {each['msg'].removeprefix('Value error, ')}{value}{about}")
+    return found
+
+
+def invalid(subject: str, lines: list[str], hint: str) -> TopicbergError:
+    """Return the error of invalid settings: one line if one of them is invalid."""
+    text = lines[0] if len(lines) == 1 else "\n  ".join(["", *lines])
+    return TopicbergError(
+        f"{subject}: {text}" if len(lines) == 1 else f"{subject}:{text}", hint=hint
+    )
+
+
+def as_environment(chosen: BaseSettings) -> dict[str, str]:
+    """Return the settings that are set as variables, secrets included."""
+    prefix = chosen.model_config.get("env_prefix") or ""
+    return {
+        f"{prefix}{name.upper()}": _as_text(value)
+        for name in chosen.model_fields_set
+        if (value := getattr(chosen, name)) is not None
+    }
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if not isinstance(value, dict):
+        return str(value)
+    models = {
+        key: {name: _as_text(one) for name, one in model if one is not None}
+        for key, model in value.items()
+    }
+    return json.dumps(models)

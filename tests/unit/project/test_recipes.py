@@ -1,0 +1,505 @@
+"""Recipes of ARCHITECTURE.md, "To add …": each one is done in a copy of the library, and works.
+
+A recipe that needs another file, or another place in a file, fails here first.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from repository import PROJECT_ROOT
+
+
+@dataclass
+class LibraryCopy:
+    """A copy of the library in which a recipe adds and changes files."""
+
+    folder: Path
+    touched: set[str] = field(default_factory=set)
+    """The files that the recipe has added or changed."""
+
+    def add(self, file: str, text: str) -> None:
+        path = self.folder / "topicberg" / file
+        assert not path.exists()
+        path.write_text(dedent(text), encoding="utf-8")
+        self.touched.add(file)
+
+    def change(self, file: str, old: str, new: str) -> None:
+        path = self.folder / "topicberg" / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{file} has {old!r} {text.count(old)} times"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        self.touched.add(file)
+
+    def run(self, code: str) -> None:
+        """Run code with the copy instead of the library."""
+        paths = (self.folder, PROJECT_ROOT / "platform/local", PROJECT_ROOT / "tests/support")
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", dedent(code)],
+            cwd=PROJECT_ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> LibraryCopy:
+    # With the compiled code, which is valid as long as the times of the files are the same.
+    shutil.copytree(PROJECT_ROOT / "platform/topicberg", tmp_path / "library/topicberg")
+    return LibraryCopy(tmp_path / "library")
+
+
+CSV_FORMAT = '''
+    """Toy: values that are separated by semicolons. A schema is ``name:type,name:type``."""
+
+    from pyiceberg.types import LongType, NestedField, StringType
+
+    from topicberg.errors import TableflowError
+    from topicberg.formats.columnar.program import NotCoveredError
+    from topicberg.formats.reasons import MalformedError
+
+    _TYPES = {"string": StringType(), "long": LongType()}
+
+
+    def _columns(where, schema):
+        pairs = [one.partition(":") for one in schema.text.strip().split(",")]
+        if unknown := {kind for _, _, kind in pairs} - _TYPES.keys():
+            raise TableflowError(f"{where}: unknown types: {', '.join(sorted(unknown))}")
+        return {name: _TYPES[kind] for name, _, kind in pairs}
+
+
+    def fields(where, schema, ids, message=None):
+        columns = _columns(where, schema).items()
+        return [NestedField(next(ids), name, kind, required=False) for name, kind in columns]
+
+
+    def identity(schema, message=None):
+        return None
+
+
+    def is_union(schema):
+        return False
+
+
+    def as_record(schema, name):
+        return schema
+
+
+    def check_file(where, schema):
+        pass
+
+
+    def written(writer, latest, message=None):
+        return frozenset(_columns(f"schema {writer.schema_id}", writer))
+
+
+    def filled(pairing):
+        return written(pairing.writer, pairing.latest)
+
+
+    def program(code, places, pairing):
+        raise NotCoveredError("there is no compiled code")
+
+
+    def record_decoder(pairing):
+        columns = _columns(f"schema {pairing.writer.schema_id}", pairing.writer)
+
+        def decode(payload):
+            values = payload.decode().split(";")
+            if len(values) != len(columns):
+                raise MalformedError(f"{len(values)} values, not {len(columns)}")
+            pairs = zip(columns.items(), values)
+            return {name: int(text) if kind == LongType() else text for (name, kind), text in pairs}
+
+        return decode
+'''
+
+
+def test_recipe_of_a_format_decodes_records_in_four_files(library: LibraryCopy) -> None:
+    library.add("formats/csv.py", CSV_FORMAT)
+    library.change(
+        "formats/subjects.py",
+        'SchemaType = Literal["AVRO", "JSON", "PROTOBUF"]',
+        'SchemaType = Literal["AVRO", "JSON", "PROTOBUF", "CSV"]',
+    )
+    table = "formats/table.py"
+    library.change(table, '"json", "protobuf"]', '"json", "protobuf", "csv"]')
+    library.change(
+        table,
+        "_ENTRIES = (\n",
+        "def _csv() -> Format:\n    from topicberg.formats import csv\n\n    return csv\n\n\n"
+        '_ENTRIES = (\n    FormatEntry("csv", "CSV", "csv", _csv),\n',
+    )
+    library.change(
+        "topics/rules.py",
+        "_AS_A_TIME = {\n",
+        '_AS_A_TIME = {\n    "csv": "have the producer write a time",\n',
+    )
+    assert len(library.touched) <= 4
+    library.run("""
+        import tempfile
+        from pathlib import Path
+
+        from plans import plan_of, rows_of
+        from pyiceberg.catalog.memory import InMemoryCatalog
+        from specs import Project, minimal
+
+        from topicberg.deploy.confluent.kafka import RegistrySubject
+        from topicberg.errors import SpecError
+        from topicberg.tableflow.layout import read_layout, table_schema
+        from topicberg.topics import load_topic
+        from topicberg.topics.discovery import FoundSchema, schema_file
+
+        project = Project(Path(tempfile.mkdtemp()))
+        project.schema("trades.csv", "side:string,quantity:long")
+        project.topic(minimal(schema={"format": "csv", "file": "trades.csv", "framing": "none"}))
+        spec = load_topic("trades", project.config)
+        layout = read_layout(spec, None, project.config)
+        catalog = InMemoryCatalog("test")
+        catalog.create_namespace("n")
+        table = catalog.create_table("n.t", table_schema(spec, layout))
+        plan, _ = plan_of(spec, layout, table)
+        rows, rejected = rows_of(plan, [(None, b"BUY;3"), (None, b"SELL"), (None, b"SELL;4")])
+        assert [(row["side"], row["quantity"]) for row in rows] == [("BUY", 3), ("SELL", 4)]
+        assert rejected == {1: "1 values, not 2"}
+
+        # Whatever names a format knows it: discovered topics, and subjects that deploy registers.
+        assert FoundSchema(format="csv", version=1).format == "csv"
+        assert schema_file(project.config, "trades", "value", "csv").suffix == ".csv"
+        path = spec.value_schema_path(project.config)
+        assert RegistrySubject("k", "s", file=path, format="csv")._body()["schemaType"] == "CSV"
+
+        # A schema that the format refuses, and an event time that is no time, are findings.
+        for text, event_time in (("side:number", "$$timestamp"), ("side:string", "side")):
+            project.schema("trades.csv", text)
+            schema = {"format": "csv", "file": "trades.csv", "framing": "none"}
+            project.topic(minimal(schema=schema, event_time=event_time))
+            try:
+                load_topic("trades", project.config)
+            except SpecError as error:
+                assert "unknown types: number" in str(error) or "a time" in str(error), error
+            else:
+                raise AssertionError(text)
+    """)
+
+
+GROUP = '''
+    """Toy: an IAM group."""
+
+    from dataclasses import dataclass
+
+    from topicberg.deploy.costs import Cost, Quota
+    from topicberg.deploy.resource import Live, Resource
+
+
+    @dataclass(frozen=True)
+    class Group(Resource):
+        kind = "IAM group"
+        quota = Quota("IAM groups", 300, "account", "docs.aws.amazon.com/IAM")
+
+        def find(self, context):
+            iam = context.aws("iam")
+            try:
+                group = iam.get_group(GroupName=self.name)["Group"]
+            except iam.exceptions.NoSuchEntityException:
+                return None
+            return Live(group["Arn"])
+
+        def create(self, context):
+            context.aws("iam").create_group(GroupName=self.name, Path=context.config.iam_path)
+
+        def delete(self, context, live):
+            context.aws("iam").delete_group(GroupName=self.name)
+
+        def cost(self, config, live):
+            return Cost(self, 1.0, "a group")
+'''
+
+
+def test_recipe_of_a_cloud_resource_is_deployed_in_three_files(library: LibraryCopy) -> None:
+    library.add("deploy/aws/groups.py", GROUP)
+    platform, permissions = "deploy/platform.py", "deploy/aws/permissions.py"
+    library.change(
+        platform,
+        "from topicberg.deploy.aws.iam import (\n",
+        "from topicberg.deploy.aws.groups import Group\nfrom topicberg.deploy.aws.iam import (\n",
+    )
+    library.change(
+        platform,
+        '    yield Bucket("aws/bucket"',
+        '    yield Group("aws/group", names.of("readers"))\n    yield Bucket("aws/bucket"',
+    )
+    for before, actions in (
+        ('["ssm:GetParametersByPath"], [parameters, *of.record]),', '"iam:GetGroup"'),
+        (
+            '["ssm:PutParameter", "ssm:DeleteParameter"], of.record[-1:]),',
+            '"iam:CreateGroup", "iam:DeleteGroup"',
+        ),
+    ):
+        groups = f'allow([{actions}], of.iam("group", names.of("readers"))),'
+        library.change(permissions, before, f"{before}\n        {groups}")
+    assert len(library.touched) <= 3
+    library.run("""
+        import os
+        import tempfile
+        from pathlib import Path
+
+        from moto import mock_aws
+        from pydantic import SecretStr
+
+        from topicberg.deploy import engine
+        from topicberg.deploy.aws.permissions import Deployed, policy
+        from topicberg.deploy.context import DeployContext
+        from topicberg.deploy.costs import costs, usage
+        from topicberg.deploy.draw import lines
+        from topicberg.deploy.platform import resources
+        from topicberg.deploy.settings import DeploySettings
+        from topicberg.orchestration.assets.platform import platform_keys
+        from topicberg.settings import Settings
+
+        os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        folder = Path(tempfile.mkdtemp())
+        config = Settings(deployment="cloud", prefix="demo", state_dir=folder)
+        deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
+        group, = (one for one in resources(config, []) if one.key == "aws/group")
+
+        def planned(context):
+            step, = engine.plan([group], context)
+            return step.action
+
+        def ignore(*_):
+            pass
+
+        with mock_aws():
+            context = DeployContext(config, deploy, [], sleep=lambda _: None)
+            assert planned(context) == "create"
+            engine.create([group], context, ignore)
+            assert planned(context) == "keep"
+            assert engine.delete(engine.existing([group], context, ignore), context, ignore) == {}
+            assert planned(context) == "create"
+
+        # The previews of a plan, the picture, the assets and the permissions of users have it.
+        assert [(one.usd, one.basis) for one in costs([group], config, {})] == [(1.0, "a group")]
+        assert [(one.quota.name, one.used) for one in usage([group], config)] == [("IAM groups", 1)]
+        assert any('"aws/group"' in line for line in lines([group]))
+        assert ["platform", "aws", "group"] in [key.path for key in platform_keys(config, [])]
+        of = Deployed(config, "123456789012", ())
+        for purpose, action in (("plan", "iam:GetGroup"), ("deploy", "iam:CreateGroup")):
+            allowed = policy(purpose, of)["Statement"]
+            assert any(action in one["Action"] for one in allowed), action
+    """)
+
+
+COUNTS_ASSET = '''
+    """Toy: a table of how many rows the table of a topic had, computed without Spark."""
+
+    import dagster as dg
+    import pyarrow as pa
+
+    from topicberg.iceberg.tables import find_table
+    from topicberg.orchestration.assets.tables import own_operation
+
+
+    def counts_asset(topic, counts):
+        def compute(context, lakehouse, snowflake):
+            catalog = lakehouse.catalog()
+            rows = catalog.load_table(topic.identifier).scan().count()
+            column = pa.table({"rows": pa.array([rows], pa.int64())})
+            table = find_table(catalog, counts.identifier)
+            if table is None:
+                table = catalog.create_table(counts.identifier, column.schema)
+            table.append(column)
+            return dg.MaterializeResult(asset_key=counts.key("iceberg"), metadata={"rows": rows})
+
+        spec = dg.AssetSpec(counts.key("iceberg"), deps=[topic.key("iceberg")])
+        return own_operation(spec.replace_attributes(group_name=counts.group), compute)
+'''
+COUNTS_KIND = '''
+    @dataclass(frozen=True, kw_only=True)
+    class CountsTable(TableOfTopic):
+        """How many rows the table of a topic had."""
+
+        described = "counts of topic {topic}"
+        requested_with_topic = CATALOGS
+
+        @classmethod
+        def of(cls, spec, config):
+            for topic in TopicTable.of(spec, config):
+                yield cls(
+                    name=f"{topic.name}_counts",
+                    group=topic.group,
+                    identifier=(topic.identifier[0], f"{topic.name}_counts"),
+                    root=spec,
+                    time=None,
+                    source=None,
+                )
+
+        def iceberg_asset(self, lake):
+            (topic,) = TopicTable.of(self.root, lake.config)
+            return counts_asset(topic, self)
+
+        def checks(self, lake):
+            yield readable_by_check()
+
+
+'''
+
+
+def test_recipe_of_a_table_kind_is_computed_in_two_files(library: LibraryCopy) -> None:
+    library.add("orchestration/assets/counts.py", COUNTS_ASSET)
+    registry = "orchestration/assets/registry.py"
+    library.change(
+        registry,
+        "from topicberg.orchestration.assets.derived import",
+        "from topicberg.orchestration.assets.counts import counts_asset\n"
+        "from topicberg.orchestration.assets.derived import",
+    )
+    library.change(registry, "OF_TOPICS: ", f"{dedent(COUNTS_KIND)}OF_TOPICS: ")
+    library.change(registry, "UpsertViewTable)\n", "UpsertViewTable, CountsTable)\n")
+    assert len(library.touched) <= 3
+    library.run("""
+        import os
+        import tempfile
+        from pathlib import Path
+        from unittest.mock import patch
+
+        import boto3
+        import dagster as dg
+        import pyarrow as pa
+        from memory_instance import memory_instance
+        from moto import mock_aws
+        from pyiceberg.catalog.sql import SqlCatalog
+        from specs import Project, minimal
+
+        from topicberg.checks.check import Probe
+        from topicberg.orchestration.assets import Lake, lake_assets, lake_checks
+        from topicberg.orchestration.jobs import check_job, maintenance_job, pipeline_jobs
+        from topicberg.orchestration.jobs.watches import watches
+        from topicberg.orchestration.resources import RESOURCES, Lakehouse
+        from topicberg.topics import load_topics
+
+        os.environ |= {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+        folder = Path(tempfile.mkdtemp())
+        project = Project(folder / "project")
+        project.topic(minimal(name="orders"))
+        config = project.config
+        catalog = SqlCatalog("c", uri=f"sqlite:///{folder}/c.db", warehouse=f"file://{folder}")
+        catalog.create_namespace(config.topics_namespace)
+        rows = pa.table({"id": [1, 2, 3]})
+        catalog.create_table((config.topics_namespace, "orders"), rows.schema).append(rows)
+
+        lake = Lake(config, tuple(load_topics(config)), ())
+        definitions = dg.Definitions(
+            assets=list(lake_assets(lake)),
+            asset_checks=list(lake_checks(lake)),
+            jobs=[*pipeline_jobs(lake), check_job(lake), maintenance_job(lake)],
+            resources=RESOURCES,
+            executor=dg.in_process_executor,
+        )
+        client = boto3.client("glue", region_name="us-east-1")
+        with (
+            mock_aws(),
+            memory_instance() as instance,
+            patch.object(Lakehouse, "catalog", lambda _: catalog),
+            patch.object(Lakehouse, "glue", lambda _: client),
+            patch.object(Probe, "catalog", catalog),
+        ):
+            result = definitions.resolve_job_def("shop_pipeline").execute_in_process(
+                instance=instance,
+                asset_selection=[dg.AssetKey([of, "orders_counts"]) for of in ("iceberg", "glue")],
+            )
+            assert result.success
+            counts, = (one for one in lake.tables if one.name == "orders_counts")
+            found = catalog.load_table(counts.identifier).scan().to_arrow()
+            assert found.to_pylist() == [{"rows": 3}]
+            checked = definitions.resolve_job_def("check_tables").execute_in_process(
+                instance=instance,
+                asset_selection=[counts.key("iceberg")],
+            )
+            evaluations = checked.get_asset_check_evaluations()
+            assert {(one.check_name, one.passed) for one in evaluations} == {("readable_by", True)}
+            assert client.get_table(DatabaseName=counts.identifier[0], Name=counts.name)
+
+        # Catalogs, the checks of catalogs, and the sensor of the topic have it as well.
+        keys = {counts.key(system) for system in ("iceberg", "glue", "snowflake")}
+        assert keys == {t.key(system) for t, system, some in lake.checks if some and t == counts}
+        watch, = (one for one in watches(lake) if one.name == "orders_snapshots")
+        assert keys <= set(watch.registrations)
+    """)
+
+
+def test_recipe_of_a_check_is_evaluated_in_two_files(library: LibraryCopy) -> None:
+    library.add(
+        "checks/snapshots.py",
+        '''
+            """Toy: a table has few snapshots."""
+
+            from topicberg.checks.check import TableCheck
+            from topicberg.checks.finding import Finding, good
+
+
+            def snapshots_check():
+                def evaluate(probe):
+                    count = len(probe.iceberg.snapshots())
+                    if count < 2:
+                        return good(f"{count} snapshots")
+                    return Finding(what=f"{count} snapshots", remediation="expire some")
+
+                return TableCheck("snapshots", "The table has few snapshots.", evaluate)
+        ''',
+    )
+    topic = "checks/topic.py"
+    library.change(
+        topic,
+        "from topicberg.endpoints import Endpoints\n",
+        "from topicberg.checks.snapshots import snapshots_check\n"
+        "from topicberg.endpoints import Endpoints\n",
+    )
+    library.change(
+        topic,
+        "    yield engine_check(spec)\n",
+        "    yield engine_check(spec)\n    yield snapshots_check()\n",
+    )
+    assert len(library.touched) <= 2
+    library.run("""
+        import tempfile
+        from pathlib import Path
+        from unittest.mock import patch
+
+        import pyarrow as pa
+        from pyiceberg.catalog.memory import InMemoryCatalog
+        from specs import Project, minimal
+
+        from topicberg.checks.check import Probe, evaluate
+        from topicberg.orchestration.assets import Lake
+        from topicberg.orchestration.checks.catalogue import CheckKeys
+        from topicberg.topics import load_topics
+
+        project = Project(Path(tempfile.mkdtemp()))
+        project.topic(minimal(name="orders"))
+        lake = Lake(project.config, tuple(load_topics(project.config)), ())
+        keys = [(*one.asset_key.path, one.name) for one in CheckKeys(lake).all()]
+        assert keys.count(("iceberg", "orders", "snapshots")) == 1
+
+        catalog = InMemoryCatalog("c")
+        catalog.create_namespace(project.config.topics_namespace)
+        rows = pa.table({"id": [1]})
+        table, = lake.tables
+        iceberg = catalog.create_table(table.identifier, rows.schema)
+        check, = (one for one in table.checks(lake) if one.name == "snapshots")
+        for passed in (True, True, False):
+            with patch.object(Probe, "catalog", catalog):
+                finding = evaluate(check, Probe(table, None, None, None))
+            assert finding.passed == passed, finding
+            iceberg.append(rows)
+    """)
