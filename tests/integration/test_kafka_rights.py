@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import KillService
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
     KafkaError,
@@ -20,6 +19,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
+from conftest import KillService
 from waiting import wait_until
 
 from topicberg import kafka
@@ -93,6 +93,8 @@ class Deployment:
 @pytest.fixture(scope="module")
 def deployment(stack: Endpoints) -> Iterator[Deployment]:
     deployment = Deployment(stack)
+    # Access lists take effect shortly after they are created.
+    wait_until(lambda: _outcome(_create_state_topic, deployment.endpoints) is None)
     yield deployment
     deployment.delete()
 
@@ -122,6 +124,10 @@ def _begin_transaction(endpoints: Endpoints) -> None:
 
 def _create_own_topic(endpoints: Endpoints) -> None:
     kafka.ensure_internal_topic(f"topicberg.{uuid.uuid4().hex}", endpoints)
+
+
+def _create_state_topic(endpoints: Endpoints) -> None:
+    kafka.ensure_internal_topic(STATE_TOPIC, endpoints)
 
 
 NEEDS: dict[str, Callable[[Endpoints], object]] = {
@@ -163,7 +169,6 @@ def _outcome(use: Callable[[Endpoints], object], endpoints: Endpoints) -> int | 
 
 def test_deployed_accounts_can_do_what_topicberg_does(deployment: Deployment) -> None:
     assert deployment.acls.keys() == NEEDS.keys()
-    kafka.ensure_internal_topic(STATE_TOPIC, deployment.endpoints)
     for use in NEEDS.values():
         wait_until(lambda use=use: _outcome(use, deployment.endpoints) is None)  # type: ignore[misc]
 
@@ -171,7 +176,6 @@ def test_deployed_accounts_can_do_what_topicberg_does(deployment: Deployment) ->
 @pytest.mark.parametrize("name", sorted(NEEDS))
 def test_dropped_access_list_refuses_what_needs_it(deployment: Deployment, name: str) -> None:
     acl, use = deployment.acls[name], NEEDS[name]
-    kafka.ensure_internal_topic(STATE_TOPIC, deployment.endpoints)
     wait_until(lambda: _outcome(use, deployment.endpoints) is None)
     acl.delete(deployment.context, deployment.context.need(acl.key))
     try:
