@@ -350,6 +350,17 @@ class Settings(EnvironmentSettings):
         description="tags of the resources in AWS beside topicberg's own, as JSON: "
         '{"team": "data"}',
     )
+    snowflake_tags: Annotated[
+        dict[
+            Annotated[str, Field(pattern=r"^\w+\.\w+\.\w+$")],
+            Annotated[str, Field(min_length=1, max_length=256)],
+        ],
+        *FromJson,
+    ] = Field(
+        default_factory=dict,
+        description="tags of Snowflake, which exist, and their values on what `topicberg deploy` "
+        'creates there, as JSON: {"GOVERNANCE.TAGS.COST_CENTER": "data"}',
+    )
     existing_buckets: bool = Field(
         default=False,
         description="the buckets of the tables exist: `topicberg deploy` creates, changes, empties "

@@ -55,6 +55,7 @@ from topicberg.deploy.snowflake.storage import (
     Volume,
     Warehouse,
 )
+from topicberg.deploy.snowflake.tags import object_tags
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -89,6 +90,7 @@ def binding(name: str) -> str:
 def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
     """Every resource of the deployment, and those that a spec has turned off."""
     names = Names(config.prefix)
+    snowflake = list(_snowflake(names, config))
     return [
         *_organization(names, config),
         *_keys(names),
@@ -96,7 +98,8 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_namespaces(names, specs),
         *_compute(names, config),
         *_integrations(names, config),
-        *_snowflake(names, config),
+        *snowflake,
+        *object_tags(snowflake, config),
         *(resource for spec in specs for resource in _topic(spec, names, config)),
     ]
 

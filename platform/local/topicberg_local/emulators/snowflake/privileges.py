@@ -28,6 +28,7 @@ from topicberg_local.emulators.snowflake.account import (
     ROLE,
     SCHEMA,
     TABLE,
+    TAG,
     USER,
     VOLUME,
     WAREHOUSE,
@@ -130,6 +131,21 @@ def may_use_warehouse(account: Account, context: Context, warehouse: str | None)
     return session.is_there(WAREHOUSE, name) and session.may(_USAGE, WAREHOUSE, name)
 
 
+def is_there(account: Account, context: Context, kind: str, name: Name) -> bool:
+    """Whether there is such an object, whoever owns it."""
+    return _Session(account, context).is_there(kind, name)
+
+
+def may_tag(account: Account, context: Context, kind: str, name: Name, tag: Name) -> None:
+    """Whether it has APPLY TAG of the account, or APPLY on the tag and owns the object.
+
+    https://docs.snowflake.com/en/user-guide/object-tagging/work
+
+    :raises ProgrammingError: it may not set the tag on the object
+    """
+    _Session(account, context).may_tag(kind, name, tag)
+
+
 def must_own(account: Account, context: Context, kind: str, name: Name) -> None:
     """:raises ProgrammingError: the session's role does not own the object"""
     _Session(account, context).must_own(kind, name)
@@ -188,6 +204,8 @@ class _Session:
                 raise insufficient_privileges("account", "STAND_IN")
         elif kind == SCHEMA and self.is_there(DATABASE, name[:1]):
             self._demand("CREATE SCHEMA", DATABASE, name[:1])
+        elif kind == TAG and self.is_there(SCHEMA, name[:2]):
+            self._demand("CREATE TAG", SCHEMA, name[:2])
         elif kind == TABLE and self.is_there(SCHEMA, name[:2]):
             self.may_reach(name)
             self._demand(f"CREATE {TABLE}", SCHEMA, name[:2])
@@ -198,6 +216,15 @@ class _Session:
                     self._demand(_USAGE, used, (given[option],))
         if statement.or_replace and self.is_there(kind, name):
             self.must_own(kind, name)
+
+    def may_tag(self, kind: str, name: Name, tag: Name) -> None:
+        for of, parts in ((DATABASE, 1), (SCHEMA, 2)):
+            if not self.may(_USAGE, of, tag[:parts]):
+                raise does_not_exist("Tag", display(tag))
+        if "ACCOUNTADMIN" in self._roles or self._granted("APPLY TAG", "ACCOUNT", ()):
+            return
+        if not (self.may("APPLY", TAG, tag) and self.owner(kind, name) in self._roles):
+            raise _refused(kind, name)
 
     def _demand(self, privilege: str, kind: str, name: Name) -> None:
         if not self.may(privilege, kind, name):
@@ -267,7 +294,7 @@ def _full(statement: Statement, context: Context) -> Name:
 
 
 def _qualified(kind: str, name: Name, context: Context) -> Name:
-    if kind == TABLE:
+    if kind in (TABLE, TAG):
         return resolve(name, context, f"statement on {kind}")
     if kind == SCHEMA:
         return resolve((*name, ""), context, f"statement on {kind}")[:2]
