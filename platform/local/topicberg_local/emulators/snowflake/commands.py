@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topicberg_local.emulators.snowflake import (
+    authentication_policies,
     databases,
     integrations,
     linked,
@@ -20,7 +21,9 @@ from topicberg_local.emulators.snowflake import (
 )
 from topicberg_local.emulators.snowflake.account import (
     ACCOUNT,
+    AUTHENTICATION_POLICY,
     TABLE,
+    USER,
     Account,
     Context,
     resolve,
@@ -81,6 +84,9 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
     ("ALTER", ACCOUNT): network_policies.alter_account,
     ("SHOW", "PARAMETER"): network_policies.show_parameter,
+    ("CREATE", AUTHENTICATION_POLICY): authentication_policies.create_policy,
+    (authentication_policies.SET, ACCOUNT): authentication_policies.set_policy,
+    (authentication_policies.SET, USER): authentication_policies.set_policy,
     ("CREATE", "TAG"): tags.create_tag,
     ("DROP", "TAG"): tags.drop_tag,
     **{(verb, kind): tags.change_tags for verb in (tags.SET, tags.UNSET) for kind in tags.KINDS},
@@ -111,6 +117,7 @@ def parse(sql: str) -> Statement | None:
     """
     readers = (
         *(roles.parse_grant, roles.parse_show_grants, roles.parse_use),
+        authentication_policies.parse,
         *(network_policies.parse_alter_account, network_policies.parse_show_parameters),
         tags.parse,
     )

@@ -20,6 +20,7 @@ from typing import Any
 
 from topicberg_local.emulators.snowflake.account import (
     ACCOUNT,
+    AUTHENTICATION_POLICY,
     DATABASE,
     GRANT,
     INTEGRATION,
@@ -104,6 +105,8 @@ def check(account: Account, context: Context, statement: Statement) -> None:
             session.must_own(kind, name)
             if kind == TABLE:
                 session.may_use_what_it_uses(name)
+    elif verb == "SET AUTHENTICATION POLICY" and session.is_there(kind, statement.name):
+        session.must_own(kind, statement.name)
     elif kind == GRANT and verb in ("GRANT", "REVOKE"):
         session.may_grant(statement)
     elif verb == "USE" and kind in (WAREHOUSE, DATABASE, SCHEMA):
@@ -204,6 +207,8 @@ class _Session:
                 raise insufficient_privileges("account", "STAND_IN")
         elif kind == SCHEMA and self.is_there(DATABASE, name[:1]):
             self._demand("CREATE SCHEMA", DATABASE, name[:1])
+        elif kind == AUTHENTICATION_POLICY and self.is_there(SCHEMA, name[:2]):
+            self._demand(f"CREATE {kind}", SCHEMA, name[:2])
         elif kind == TAG and self.is_there(SCHEMA, name[:2]):
             self._demand("CREATE TAG", SCHEMA, name[:2])
         elif kind == TABLE and self.is_there(SCHEMA, name[:2]):
@@ -294,7 +299,7 @@ def _full(statement: Statement, context: Context) -> Name:
 
 
 def _qualified(kind: str, name: Name, context: Context) -> Name:
-    if kind in (TABLE, TAG):
+    if kind in (TABLE, TAG, AUTHENTICATION_POLICY):
         return resolve(name, context, f"statement on {kind}")
     if kind == SCHEMA:
         return resolve((*name, ""), context, f"statement on {kind}")[:2]
