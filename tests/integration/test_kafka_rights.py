@@ -226,14 +226,13 @@ def test_keys_open_kafka_after_the_emulator_was_killed(
 def test_wrong_key_is_refused_as_a_failed_login(deployment: Deployment) -> None:
     wrong = deployment.endpoints.kafka_login.as_user("UNKNOWN", "secret")
     errors: list[KafkaError] = []
-    client = AdminClient(
-        {
-            "bootstrap.servers": deployment.bootstrap,
-            **wrong.librdkafka(),
-            "log_level": 0,
-            "error_cb": errors.append,
-        }
-    )
+    config: dict[str, Any] = {
+        "bootstrap.servers": deployment.bootstrap,
+        **wrong.librdkafka(),
+        "log_level": 0,
+        "error_cb": errors.append,
+    }
+    client = AdminClient(config)
     with pytest.raises(KafkaException):
         client.list_topics(timeout=3)
     client.poll(1)

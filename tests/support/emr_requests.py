@@ -125,7 +125,7 @@ def recorded(log: str, buckets: dict[str, str], topics: str) -> set[tuple[str, s
     :param buckets: name, or folder in it → ``topics``, ``derived`` or ``compute``; the first counts
     :param topics: the namespace of the topics' tables
     """
-    found = set()
+    found: set[tuple[str, str]] = set()
     for line in log.splitlines():
         if match := _SDK_LINE.search(line):
             query = re.findall(r"([\w-]+)=", match[3])

@@ -56,6 +56,11 @@ def test_governed_account_is_created_rotated_and_deleted_with_the_printed_grants
             check(vendors.open(TOPIC, **changes)[0], "create")
         account.run(told.value.message.partition(" runs: ")[2].partition("\n")[0])
         check(vendors.open(TOPIC, **changes)[0], "create")
+        unknown = {**changes, "snowflake_tags": {"GOV.TAGS.NONE": "data"}}
+        context, graph = vendors.open(TOPIC, **unknown)
+        (tags,) = (one for one in graph if one.key == "snowflake/tags/warehouse")
+        with pytest.raises(TopicbergError, match=r"tags of Snowflake's warehouse .* not exist"):
+            tags.create(context)
         context = vendors.create(TOPIC, **changes)
         assert set(context.waiting) == {
             "snowflake/table/airline_sunset",

@@ -22,6 +22,7 @@ import struct
 import threading
 import time
 from contextlib import closing
+from typing import Any
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka import TIMEOUT_SECONDS
@@ -183,7 +184,9 @@ class KafkaGateway(threading.Thread):
 
     def _iterations(self, user: str) -> int:
         admin = self._account.kafka_admin()
-        described = admin.describe_user_scram_credentials([user], request_timeout=TIMEOUT_SECONDS)
+        described: Any = admin.describe_user_scram_credentials(
+            [user], request_timeout=TIMEOUT_SECONDS
+        )
         found = broker.wait(described[user], f"user {user}")
         return int(found.scram_credential_infos[0].iterations)
 
@@ -206,7 +209,7 @@ def _write(client: Streams, response: bytes) -> None:
 
 def _after_client_id(request: bytes) -> int:
     """Return where the body of a request begins, or the tags before it."""
-    (size,) = struct.unpack_from(">h", request, 8)
+    size: int = struct.unpack_from(">h", request, 8)[0]
     return 10 + max(size, 0)
 
 

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka import TIMEOUT_SECONDS
@@ -26,7 +26,18 @@ from topicberg_local.emulators.confluent.account import (
 )
 
 if TYPE_CHECKING:
-    from confluent_kafka.admin import AclBinding, AclBindingFilter
+    from confluent_kafka.admin import (
+        AclBinding,
+        AclBindingFilter,
+        AclOperation,
+        AclPermissionType,
+        ResourcePatternType,
+        ResourceType,
+    )
+
+    Arguments = tuple[
+        ResourceType, str, ResourcePatternType, str, str, AclOperation, AclPermissionType
+    ]
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +81,8 @@ def rights(account: Account) -> set[Right]:
     """Return all that the access lists and the role bindings say now."""
     found: set[Right] = set()
     for stored in account.store.all(ACL):
-        cluster, type_, name, pattern, principal, host, operation, permission = stored.name
-        user = user_of(cluster, principal.removeprefix("User:"))
+        of, type_, name, pattern, principal, host, operation, permission = stored.name
+        user = user_of(of, principal.removeprefix("User:"))
         found.add(Right(user, type_, name, pattern, operation, permission, host))
     for cluster in account.store.all(CLUSTER):
         if clusters.GONE_AFTER not in cluster.properties:
@@ -153,12 +164,13 @@ class KafkaRights(threading.Thread):
             ResourceType,
         )
 
+        any_name: Any = None
         every = AclBindingFilter(
             ResourceType.ANY,
-            None,
+            any_name,
             ResourcePatternType.ANY,
-            None,
-            None,
+            any_name,
+            any_name,
             AclOperation.ANY,
             AclPermissionType.ANY,
         )
@@ -191,7 +203,7 @@ def _filter(right: Right) -> AclBindingFilter:
     return AclBindingFilter(*_arguments(right))
 
 
-def _arguments(right: Right) -> tuple[object, ...]:
+def _arguments(right: Right) -> Arguments:
     from confluent_kafka.admin import (
         AclOperation,
         AclPermissionType,

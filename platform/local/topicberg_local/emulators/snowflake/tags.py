@@ -90,8 +90,8 @@ def _parse_alter(stream: Stream) -> Statement | None:
     stream.expect("ALTER")
     kinds = (*_IN_ALTER, *DOMAINS)
     kind = next((one for one in kinds if stream.take(*one.split())), None)
-    if kind is None:
-        raise unsupported(f"{verb} of {stream.peek().text}")
+    if kind is None:  # which has its own refusal
+        return None
     domain = _IN_ALTER.get(kind, kind)
     statement = Statement(verb, DOMAINS[domain], if_exists=stream.take("IF", "EXISTS"))
     statement.name = stream.name(_PARTS.get(DOMAINS[domain], 1))
