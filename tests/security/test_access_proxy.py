@@ -19,7 +19,10 @@ from topicberg.settings import settings
 from topicberg_local.state import credentials, load_ports
 
 pytestmark = pytest.mark.integration
-KAFKA = ("kafka", "kafka_own", "kafka_proxied", "kafka_controller")
+KAFKA = (
+    *("kafka", "kafka_own", "kafka_proxied", "kafka_keys", "kafka_controller"),
+    "confluent_kafka",
+)
 REGISTRY = ("schema_registry", "schema_registry_server")
 
 
@@ -45,7 +48,7 @@ for port in {ports!r}:
 """,
         "confluent_kafka.admin",
     )
-    assert found.split() == ["closed"] * 8
+    assert found.split() == ["closed"] * 2 * len(KAFKA)
 
 
 @needs_users

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 import requests
 import uvicorn
+from botocore.exceptions import ClientError
 from moto import backends as moto_backends
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
@@ -32,6 +33,8 @@ from pydantic import SecretStr
 from pyiceberg.catalog.glue import GlueCatalog
 from stackless import NOWHERE, Stackless
 from starlette.applications import Starlette
+from strict_aws import Account as StrictAccount
+from strict_aws import strict_aws
 
 from topicberg.deploy import engine, rsa
 from topicberg.deploy.context import DeployContext
@@ -112,6 +115,10 @@ class Vendors:
     aws: str
     emr: EmrServerless
     athena: Athena
+    governed: StrictAccount | None = None
+    """The AWS account, if Lake Formation governs it."""
+    deployer: Any = None
+    """The boto3 session of who deploys; None: that of the environment."""
 
     def open(self, *topics: str, **changes: Any) -> tuple[DeployContext, list[Resource]]:
         """A deployment of these topics, as a new process sees it."""
@@ -133,6 +140,8 @@ class Vendors:
         context = DeployContext(
             config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.05))
         )
+        if self.deployer is not None:
+            context.__dict__["_aws_session"] = self.deployer
         return context, resources(config, specs)
 
     def create(self, *topics: str, **changes: Any) -> DeployContext:
@@ -171,7 +180,22 @@ class Vendors:
         """An engine's way into the lake."""
         # Without a region, PyIceberg requests that of each bucket from AWS.
         places: Any = {"glue.endpoint": self.aws, "s3.endpoint": self.aws, "s3.region": REGION}
+        if self.governed:
+            places |= self._tableflow_keys(self.governed)
         return GlueCatalog("glue", **places)
+
+    def _tableflow_keys(self, account: StrictAccount) -> dict[str, str]:
+        """Whoever materializes needs the grants of Tableflow's role."""
+        role = self.open()[0].names.tableflow_role
+        account.roles[role] = self.client("iam").get_role(RoleName=role)["Role"]["Arn"]
+        keys = account.session(role).get_credentials()
+        return {
+            "glue.endpoint": account.url,
+            "glue.region": REGION,
+            "glue.access-key-id": keys.access_key,
+            "glue.secret-access-key": keys.secret_key,
+            "glue.session-token": keys.token,
+        }
 
     def left(self) -> set[str]:
         """What the vendors still have, but for what was there at the start."""
@@ -210,9 +234,18 @@ class Vendors:
         spec = self.confluent.enabled[topic]
         cluster = self.confluent.account.config.cluster_id
         folder = f"s3://{spec['storage']['bucket_name']}/10011010/{topic}"
-        if not self.glue.table_exists((cluster, topic)):
+        if not self._has_table((cluster, topic)):
             self.table((cluster, topic), folder, METADATA_COLUMNS)
-            point_to_metadata(self.client("glue"), cluster, topic)
+            point_to_metadata(self.glue.glue, cluster, topic)
+
+    def _has_table(self, name: tuple[str, str]) -> bool:
+        """Of a table that is missing, Lake Formation says that it may not be seen."""
+        try:
+            return self.glue.table_exists(name)
+        except ClientError as error:
+            if not self.governed or error.response["Error"]["Code"] != "AccessDeniedException":
+                raise
+            return False
 
     def table(
         self, name: tuple[str, str], folder: str, more: dict[str, list[Any]] | None = None
@@ -221,8 +254,9 @@ class Vendors:
 
         :param more: further columns
         """
-        self.glue.create_namespace_if_not_exists(name[0])
-        if not self.glue.table_exists(name):
+        if not self.governed:  # where whoever writes tables may create no database
+            self.glue.create_namespace_if_not_exists(name[0])
+        if not self._has_table(name):
             rows = pa.table({"id": pa.array([1], pa.int64()), **(more or {})})
             self.glue.create_table(name, rows.schema, folder).append(rows)
 
@@ -240,12 +274,19 @@ def _admin(account: Account, aws: Any) -> None:
 
 
 @contextmanager
-def in_this_process(folder: Path) -> Iterator[Vendors]:
+def in_this_process(folder: Path, *, governed: bool = False) -> Iterator[Vendors]:
+    """:param governed: the AWS account allows only what Lake Formation was told to grant"""
     with pytest.MonkeyPatch.context() as patch:
-        yield from _vendors(folder, patch)
+        if not governed:
+            yield from _vendors(folder, patch)
+            return
+        with strict_aws() as account:
+            yield from _vendors(folder, patch, account)
 
 
-def _vendors(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Vendors]:
+def _vendors(
+    folder: Path, patch: pytest.MonkeyPatch, governed: StrictAccount | None = None
+) -> Iterator[Vendors]:
     # moto does not evaluate conditions and would deny everything in a bucket that demands TLS.
     patch.setattr(FakeBucket, "get_permission", lambda *_: PermissionResult.NEUTRAL)
     # With each request, moto would look for its services in its folders, a fifth of the time.
@@ -254,24 +295,29 @@ def _vendors(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Vendors]:
     with serving() as (emr, athena, own):
         for name in URL_VARIABLES:
             patch.setenv(name, own)
-        yield from _with_moto(folder, patch, emr, athena)
+        yield from _with_moto(folder, patch, emr, athena, governed)
 
 
 def _with_moto(
-    folder: Path, patch: pytest.MonkeyPatch, emr: EmrServerless, athena: Athena
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    emr: EmrServerless,
+    athena: Athena,
+    governed: StrictAccount | None,
 ) -> Iterator[Vendors]:
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     moto.start()
     host, port = moto.get_host_and_port()
     url = f"http://{host}:{port}"
     for name, value in {
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_ACCESS_KEY_ID": "LOCAL",
+        "AWS_SECRET_ACCESS_KEY": "local",
         "AWS_REGION": REGION,
         "AWS_DEFAULT_REGION": REGION,
-        "AWS_ENDPOINT_URL": url,
+        "AWS_ENDPOINT_URL": governed.url if governed else url,
+        "AWS_ENDPOINT_URL_S3": url,
         "TOPICBERG_S3_ENDPOINT": url,
-        "TOPICBERG_AWS_ENDPOINT": url,
+        "TOPICBERG_AWS_ENDPOINT": governed.url if governed else url,
         "NO_PROXY": "127.0.0.1",
     }.items():
         patch.setenv(name, value)
@@ -283,7 +329,7 @@ def _with_moto(
     organization.delays = DELAYS
     account = Account(folder / "snowflake")
     confluent = Stackless(organization)
-    vendors = Vendors(confluent, account, theirs.getsockname()[1], url, emr, athena)
+    vendors = Vendors(confluent, account, theirs.getsockname()[1], url, emr, athena, governed)
     confluent.engine = vendors.materialize
     _admin(account, vendors.client("secretsmanager"))
     server = Server(account, Logins(account, "ROOT", "secret"))

@@ -128,10 +128,10 @@ class KafkaProxy:
                 except (OSError, EOFError, struct.error) as error:
                     self._reports.warn("Kafka refuses the proxy", str(error) or "time-out")
                     return
-                await _connect((reader, writer), broker)
+                await relay((reader, writer), broker)
 
 
-async def _connect(client: Streams, broker: Streams) -> None:
+async def relay(client: Streams, broker: Streams) -> None:
     """Pass on bytes in both directions until one side closes its connection."""
     ways = [
         asyncio.ensure_future(_copy(client[0], broker[1])),
@@ -158,26 +158,49 @@ async def _log_in(broker: Streams, user: str, password: str) -> None:
     :raises OSError: Kafka refuses the login, or it is not the stack's
     :raises EOFError: it closes the connection
     """
-    mechanism = b"PLAIN"
+    await sasl_handshake(broker, b"PLAIN")
+    await sasl_authenticate(broker, f"\0{user}\0{password}".encode())
+
+
+async def sasl_handshake(broker: Streams, mechanism: bytes) -> None:
+    """Choose a mechanism, and check that the broker is a process of this user.
+
+    :raises OSError: Kafka does not have the mechanism, or it is not the stack's
+    :raises EOFError: it closes the connection
+    """
     await _call(broker, _SASL_HANDSHAKE, struct.pack(">h", len(mechanism)) + mechanism)
     # Only now: a connection that the other side has not accepted yet belongs to no user.
     ends = (broker[1].get_extra_info(end) for end in ("peername", "sockname"))
     if peers.is_supported() and not peers.is_own(*ends):
         raise ConnectionRefusedError("another user's process has its port")
-    text = f"\0{user}\0{password}".encode()
-    await _call(broker, _SASL_AUTHENTICATE, struct.pack(">i", len(text)) + text)
 
 
-async def _call(broker: Streams, api: tuple[int, int], body: bytes) -> None:
-    """Send a request without a client id, and check the error code of the response."""
+async def sasl_authenticate(broker: Streams, token: bytes) -> bytes:
+    """Send a message of the mechanism, and return the broker's.
+
+    :raises OSError: Kafka refuses the login
+    :raises EOFError: it closes the connection
+    """
+    body = struct.pack(">i", len(token)) + token
+    response = await _call(broker, _SASL_AUTHENTICATE, body)
+    (size,) = struct.unpack_from(">h", response)  # of the error message: null
+    rest = response[2 + max(size, 0) :]
+    (size,) = struct.unpack_from(">i", rest)
+    return rest[4 : 4 + size]
+
+
+async def _call(broker: Streams, api: tuple[int, int], body: bytes) -> bytes:
+    """Send a request without a client id; return the response after its error code, which is 0."""
     reader, writer = broker
     request = struct.pack(">hhih", *api, 0, -1) + body
     writer.write(struct.pack(">i", len(request)) + request)
     await writer.drain()
     (size,) = struct.unpack(">i", await reader.readexactly(4))
-    _, code = struct.unpack_from(">ih", await reader.readexactly(size))
+    response = await reader.readexactly(size)
+    _, code = struct.unpack_from(">ih", response)
     if code:
         raise ConnectionRefusedError(f"it refuses the login (error {code})")
+    return response[6:]
 
 
 class RegistryProxy:

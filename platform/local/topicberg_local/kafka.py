@@ -1,7 +1,9 @@
 """Kafka: one KRaft node, broker and controller, on loopback.
 
 Every listener asks for a login. ``OWN`` is that of topicberg's clients, ``PROXIED`` that of the
-access proxy, at whose address all others connect.
+access proxy, at whose address all others connect; both log in as the superuser. ``KEYS`` is that of
+clients with an API key of Confluent Cloud's emulator, which may do what access lists allow: Kafka's
+own authorizer refuses everything else.
 """
 
 from __future__ import annotations
@@ -32,17 +34,24 @@ _PROPERTIES = """\
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxied},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxy}
+listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxied},KEYS://127.0.0.1:{keys},\
+CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=OWN://127.0.0.1:{own},PROXIED://127.0.0.1:{proxy},KEYS://127.0.0.1:{gateway}
 inter.broker.listener.name=OWN
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=OWN:SASL_PLAINTEXT,PROXIED:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT
+listener.security.protocol.map=OWN:SASL_PLAINTEXT,PROXIED:SASL_PLAINTEXT,KEYS:SASL_PLAINTEXT,\
+CONTROLLER:SASL_PLAINTEXT
 sasl.enabled.mechanisms=PLAIN
 sasl.mechanism.inter.broker.protocol=PLAIN
 sasl.mechanism.controller.protocol=PLAIN
 listener.name.own.plain.sasl.jaas.config={login}
 listener.name.proxied.plain.sasl.jaas.config={login}
 listener.name.controller.plain.sasl.jaas.config={login}
+listener.name.keys.sasl.enabled.mechanisms=SCRAM-SHA-256
+listener.name.keys.scram-sha-256.sasl.jaas.config=\
+org.apache.kafka.common.security.scram.ScramLoginModule required;
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:{user}
 log.dirs={data}
 auto.create.topics.enable=false
 default.replication.factor=1
@@ -108,6 +117,9 @@ def _properties(context: Context, data: Path) -> str:
         own=context.ports["kafka_own"],
         proxied=context.ports["kafka_proxied"],
         proxy=context.ports["kafka"],
+        keys=context.ports["kafka_keys"],
+        gateway=context.ports["confluent_kafka"],
+        user=KAFKA_USER,
         controller=context.ports["kafka_controller"],
         data=data,
         login=_JAAS.format(user=KAFKA_USER, password=password),

@@ -14,6 +14,7 @@ NAMES = (
     "kafka",
     "kafka_own",
     "kafka_proxied",
+    "kafka_keys",
     "kafka_controller",
     "schema_registry",
     "schema_registry_server",
@@ -24,6 +25,7 @@ NAMES = (
     "aws",
     "snowflake",
     "confluent",
+    "confluent_kafka",
     "tableflow",
     "supervisor",
 )

@@ -62,6 +62,8 @@ def confluent(context: Context) -> Service:
             "TOPICBERG_EMULATOR_API_KEY": secrets.confluent_api_key,
             "TOPICBERG_EMULATOR_API_SECRET": secrets.confluent_api_secret.get_secret_value(),
             "TOPICBERG_EMULATOR_ADMIN_TOKEN": secrets.confluent_admin_token.get_secret_value(),
+            "TOPICBERG_EMULATOR_KAFKA_PORT": str(context.ports["confluent_kafka"]),
+            "TOPICBERG_EMULATOR_KAFKA_LISTENER": str(context.ports["kafka_keys"]),
         },
         url=context.url("confluent"),
         port=context.ports["confluent"],

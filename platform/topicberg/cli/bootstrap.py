@@ -29,6 +29,15 @@ def bootstrap_snowflake(
             "in place of ACCOUNTADMIN, SECURITYADMIN and SYSADMIN",
         ),
     ] = None,
+    authentication_policy: Annotated[
+        str | None,
+        typer.Option(
+            "--authentication-policy",
+            metavar="DB.SCHEMA.NAME",
+            help="a policy that is created and set on the user, and lets it log in by key pair, "
+            "where that of the account does not",
+        ),
+    ] = None,
     run_as: Annotated[
         str | None, typer.Option("--run-as", help="log in as this user, and run the statements")
     ] = None,
@@ -59,6 +68,11 @@ def bootstrap_snowflake(
             f"role {role!r}: expected capital letters, digits and _, e.g. TOPICBERG_DEPLOYER",
             hint="write it as Snowflake shows it",
         )
+    if authentication_policy and not re.fullmatch(r"\w+\.\w+\.\w+", authentication_policy):
+        raise TopicbergError(
+            f"--authentication-policy {authentication_policy!r}: expected DATABASE.SCHEMA.NAME",
+            hint="name a schema that exists",
+        )
     config, path = Settings(), secret or bootstrap.SECRET
     try:
         admin = bootstrap.ensure_secret(Secrets(_client(config, profile)), path, account, user)
@@ -67,7 +81,7 @@ def bootstrap_snowflake(
             f"AWS Secrets Manager, secret {path}: {error}",
             hint="log in to AWS (`aws sso login`) as a user who may manage this secret",
         ) from None
-    admin = replace(admin, role=role)
+    admin = replace(admin, role=role, policy=authentication_policy)
     echo(f"secret {path} has the key pair of {user}", err=True)
     if run_as is None:
         echo("run this as ACCOUNTADMIN:", err=True)

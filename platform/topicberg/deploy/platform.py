@@ -51,6 +51,7 @@ from topicberg.deploy.snowflake.principals import (
 from topicberg.deploy.snowflake.principals import SnowflakeRole as SnowflakeRole
 from topicberg.deploy.snowflake.storage import OWNER, Container, Warehouse
 from topicberg.deploy.snowflake.tables import IcebergTable, LinkedDatabase, LinkedTable
+from topicberg.deploy.snowflake.tags import object_tags
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -85,6 +86,7 @@ def binding(name: str) -> str:
 def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
     """Every resource of the deployment, and those that a spec has turned off."""
     names = Names(config.prefix)
+    snowflake = list(_snowflake(names, config))
     return [
         *_organization(names, config),
         *_keys(names),
@@ -92,7 +94,8 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_namespaces(names, specs),
         *_compute(names, config),
         *_integrations(names, config),
-        *_snowflake(names, config),
+        *snowflake,
+        *object_tags(snowflake, config),
         *(resource for spec in specs for resource in _topic(spec, names, config)),
     ]
 

@@ -12,7 +12,7 @@ from topicberg.deploy.aws.lake_formation import check_deployer
 from topicberg.deploy.aws.simulate import check_permissions
 from topicberg.deploy.confluent.organization import check_given, organization
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.snowflake.session import take_roles
+from topicberg.deploy.snowflake.session import admin, refusal_hint, take_roles
 from topicberg.errors import TopicbergError
 
 PARTITION = "aws"
@@ -70,5 +70,6 @@ def check(context: DeployContext, before: Command | None = None) -> None:
             hint = login_hint(error, context.deploy.profile) or hint
         except SnowflakeError as error:  # e.g. a network policy, before anything costs money
             problems.append(f"{name} cannot log in: {error.msg}")
+            hint = refusal_hint(str(error.msg), admin(context)["user"]) or hint
     if problems:
         raise TopicbergError("nothing was changed, because:\n  " + "\n  ".join(problems), hint=hint)

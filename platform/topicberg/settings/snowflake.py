@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from topicberg.settings.aws import ROLE_ARN
 from topicberg.settings.confluent import ConfluentSettings
-from topicberg.settings.environment import Concern
+from topicberg.settings.environment import Concern, FromJson
 
 _BYTE = r"(25[0-5]|2[0-4]\d|1?\d?\d)"
 IPV4 = rf"{_BYTE}(\.{_BYTE}){{3}}(/(3[0-2]|[12]?\d))?"
@@ -37,6 +37,17 @@ class SnowflakeSettings(ConfluentSettings):
         pattern=r"^[A-Z_][A-Z0-9_$]*$",
         description="the role of Snowflake that creates and owns everything, in place of "
         "ACCOUNTADMIN, SECURITYADMIN and SYSADMIN",
+    )
+    snowflake_tags: Annotated[
+        dict[
+            Annotated[str, Field(pattern=r"^\w+\.\w+\.\w+$")],
+            Annotated[str, Field(min_length=1, max_length=256)],
+        ],
+        *FromJson,
+    ] = Field(
+        default_factory=dict,
+        description="tags of Snowflake, which exist, and their values on what `topicberg deploy` "
+        'creates there, as JSON: {"GOVERNANCE.TAGS.COST_CENTER": "data"}',
     )
     snowflake_allowed_ips: str = Field(
         default="",

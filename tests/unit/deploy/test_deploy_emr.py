@@ -15,6 +15,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ClientError
+from emr_requests import arns
 from moto import mock_aws
 from moto.iam.access_control import PermissionResult
 from moto.s3.models import FakeBucket
@@ -35,6 +36,8 @@ from topicberg.settings import DEPLOYED_FILE, Settings, settings
 from topicberg.settings.emr import EmrSettings, emr_settings
 from topicberg.topics import load_topics
 from topicberg_local.emulators.aws.emr_serverless import EmrServerless
+from topicberg_local.emulators.iam import denial
+from topicberg_local.emulators.policies import Policies, Request
 
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/topicberg:1"
 WORKGROUP = "aws/athena_workgroup"
@@ -260,6 +263,31 @@ def test_the_role_writes_derived_tables_and_logs_only(service: Any, opened: Any)
         f"{begin}:database/demo_stock_trades": glue,
         f"{begin}:table/demo_stock_trades/*": glue,
     }
+
+
+def test_role_may_do_all_that_a_job_run_requests(service: Any, opened: Any) -> None:
+    context = created(opened)
+    role = context.aws("iam").get_role(RoleName="demo_spark_job_role")["Role"]
+    needs = arns(context.namespace, context.names.namespace("stock_trades"))
+    assert denial(context.aws("iam"), context.aws("s3"), role, *needs) is None
+
+
+def test_policy_of_the_role_lacks_no_action_and_has_none_too_many(
+    service: Any, opened: Any
+) -> None:
+    """Without any of its actions, something that a job run requests is denied."""
+    context = created(opened)
+    needs = arns(context.namespace, context.names.namespace("stock_trades"))
+    whole = emr.emr_policy(context)["Statement"]
+    assert len(whole) == 7
+    for number, statement in enumerate(whole):
+        for action in statement["Action"]:
+            rest = [one for one in statement["Action"] if one != action]
+            left = [*whole[:number], {**statement, "Action": rest}, *whole[number + 1 :]]
+            policies = Policies(tuple(left))
+            denied = [need for need in needs if policies.denial(Request(*need)) is not None]
+            if action != "glue:GetCatalog":  # in two statements about the one catalog
+                assert denied, f"nothing needs {action} on {statement['Resource']}"
 
 
 def test_code_is_uploaded_once_for_each_version(service: Any, opened: Any, tmp_path: Path) -> None:

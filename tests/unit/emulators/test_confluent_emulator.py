@@ -18,7 +18,7 @@ from topicberg.settings import Settings
 from topicberg_local import state
 from topicberg_local.emulators.confluent.account import Account
 from topicberg_local.emulators.confluent.keys import Bootstrap
-from topicberg_local.emulators.confluent.roles import _covers
+from topicberg_local.emulators.confluent.roles import covers
 from topicberg_local.emulators.confluent.server import Server
 from topicberg_local.emulators.confluent.wire import Page, listing
 from topicberg_local.emulators.store import Stored
@@ -449,7 +449,7 @@ def test_a_binding_names_what_exists(cloud: Cloud) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "crn", "covers"),
+    ("pattern", "crn", "is_covered"),
     [
         ("crn://c/organization=o", "crn://c/organization=o/environment=e", True),
         ("crn://c/organization=o/environment=e", "crn://c/organization=o/environment=e", True),
@@ -458,8 +458,8 @@ def test_a_binding_names_what_exists(cloud: Cloud) -> None:
         ("crn://c/organization=o/environment=e/x=y", "crn://c/organization=o/environment=e", False),
     ],
 )
-def test_a_binding_covers_what_is_below_it(pattern: str, crn: str, covers: bool) -> None:
-    assert _covers(pattern, crn) is covers
+def test_a_binding_covers_what_is_below_it(pattern: str, crn: str, is_covered: bool) -> None:
+    assert covers(pattern, crn) is is_covered
 
 
 def test_an_integration_has_a_role_of_its_own(cloud: Cloud) -> None:

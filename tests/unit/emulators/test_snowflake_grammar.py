@@ -232,7 +232,7 @@ def test_other_statements_are_left_alone(sql: str) -> None:
         ("CREATE STAGE s", "CREATE STAGE"),
         ("CREATE OR REPLACE TASK t AS SELECT 1", "CREATE TASK"),
         ("ALTER TABLE t CLUSTER BY (a)", "ALTER TABLE T CLUSTER BY"),
-        ("ALTER TABLE t SET TAG a = 'b'", "ALTER TABLE T SET TAG"),
+        ("ALTER STAGE t SET TAG a = 'b'", "ALTER STAGE"),
         ("CREATE TABLE t (a INT) CLUSTER BY (a)", "CREATE TABLE"),
         ("CALL p()", "CALL P"),
         ("PUT file:///x @s", "PUT FILE"),

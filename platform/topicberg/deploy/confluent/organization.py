@@ -250,7 +250,7 @@ def _bootstrap(spec: dict[str, Any]) -> str | None:
     """``host:port``, from the endpoint's old place or its new one."""
     places = [spec, *(spec.get("endpoints") or {}).values()]
     addresses = [address for one in places if (address := one.get("kafka_bootstrap_endpoint"))]
-    return str(addresses[0]).removeprefix("SASL_SSL://") if addresses else None
+    return str(addresses[0]).rpartition("://")[2] if addresses else None
 
 
 @dataclass(frozen=True)

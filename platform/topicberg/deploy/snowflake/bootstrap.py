@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients.secrets import Secrets, active_slot
 from topicberg.deploy import rsa
-from topicberg.deploy.snowflake.session import ROLES
+from topicberg.deploy.snowflake.session import KEY_PAIR_ONLY, ROLES
 from topicberg.errors import TopicbergError
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
@@ -33,12 +33,15 @@ class Admin:
     :param account: identifier, ``organization-account``
     :param public: the active public key, as ``RSA_PUBLIC_KEY`` takes it
     :param role: its only role, which is created; None: the system roles
+    :param policy: full name of its authentication policy, which is created if it is missing: for
+        accounts whose own policy refuses key pairs; None: it gets none
     """
 
     account: str
     user: str
     public: str
     role: str | None = None
+    policy: str | None = None
 
     def statements(self) -> list[str]:
         """Return what creates the user; run again, they change nothing."""
@@ -49,10 +52,20 @@ class Admin:
             f"CREATE USER IF NOT EXISTS {user} TYPE = SERVICE DEFAULT_ROLE = {default} "
             "COMMENT = 'topicberg deploy'",
             f"ALTER USER {user} SET RSA_PUBLIC_KEY = {text(self.public)}",
+            *self._authentication(user),
             *(
                 f"GRANT ROLE {role} TO USER {user}"
                 for role in ((self.role,) if self.role else ROLES)
             ),
+        ]
+
+    def _authentication(self, user: str) -> list[str]:
+        """https://docs.snowflake.com/en/user-guide/authentication-policies"""
+        if self.policy is None:
+            return []
+        return [
+            f"CREATE AUTHENTICATION POLICY IF NOT EXISTS {self.policy} {KEY_PAIR_ONLY}",
+            f"ALTER USER {user} SET AUTHENTICATION POLICY {self.policy}",
         ]
 
     def _role(self) -> list[str]:

@@ -12,7 +12,14 @@ from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, Cost
 from topicberg.deploy.polling import DeadlineExceededError, poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
-from topicberg.deploy.snowflake.session import SqlObject, account, find, login_problem, run
+from topicberg.deploy.snowflake.session import (
+    SqlObject,
+    account,
+    find,
+    login_problem,
+    refusal_hint,
+    run,
+)
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 
@@ -142,7 +149,8 @@ class User(SqlObject):
         except DeadlineExceededError as error:
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",
-                hint="allow this machine in the network policy, then run the command again",
+                hint=refusal_hint(problem, self.name)
+                or "allow this machine in the network policy, then run the command again",
             ) from error
         if not facts["versions"][-1].current:
             name = context.names.snowflake_secret

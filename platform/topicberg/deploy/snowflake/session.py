@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_SECONDS = 60
 ROLES = ("ACCOUNTADMIN", "SECURITYADMIN", "SYSADMIN")
+KEY_PAIR_ONLY = "AUTHENTICATION_METHODS = ('KEYPAIR') CLIENT_TYPES = ('DRIVERS')"
+"""What an authentication policy has to allow, and needs not allow more.
+
+https://docs.snowflake.com/en/sql-reference/sql/create-authentication-policy
+"""
 _READS = ("SHOW ", "DESC ", "DESCRIBE ", "SELECT ")
 _ADMIN_KEYS = ("snowflake_account_identifier", "admin_service_user", "active_key_number")
 
@@ -229,6 +234,23 @@ def login_problem(context: DeployContext, user: str, private_key: bytes) -> str:
         logger.info("%s cannot log in yet: %s", user, error.msg)
         return str(error.msg)
     return ""
+
+
+def refusal_hint(problem: str, user: str) -> str | None:
+    """Return what lets a user in whom an authentication policy refuses; None: it is another reason.
+
+    Snowflake's error has a number that no document has, so it is found by its words.
+
+    https://docs.snowflake.com/en/user-guide/authentication-policies
+    """
+    if "authentication policy" not in problem.lower():
+        return None
+    policy = "<database>.<schema>.TOPICBERG_KEY_PAIR"
+    return (
+        f"let {user} log in by key pair: `CREATE AUTHENTICATION POLICY {policy} {KEY_PAIR_ONLY}`, "
+        f"then `ALTER USER {quote(user)} SET AUTHENTICATION POLICY {policy}`, and run the command "
+        "again"
+    )
 
 
 def take_roles(context: DeployContext) -> None:

@@ -174,8 +174,8 @@ def refresh(table: LakeTable, lakehouse: Lakehouse, snowflake: Snowflake) -> dg.
 def _description(path: TablePath) -> str:
     if path.is_linked:
         return (
-            f"Table `{path.table}` of the catalog-linked database `{path.database}`, which "
-            "Snowflake discovers by itself; no data is copied."
+            f"Snowflake table `{path.table}` of the catalog-linked database `{path.database}`, "
+            "which Snowflake discovers by itself; no data is copied."
         )
     return (
         f"Snowflake Iceberg table `{path.table}`, read through the Glue catalog integration and "

@@ -15,9 +15,10 @@ What is not as in Confluent Cloud:
 
 * things take seconds, not minutes (``delays``);
 * all clusters share one broker. The first one has the id of the settings, and it alone has
-  connectors and Tableflow; the broker itself asks for no credentials;
-* access lists are kept and shown, not enforced; role bindings are demanded for changes over Kafka
-  REST and for Tableflow only;
+  connectors and Tableflow;
+* Kafka has no TLS. Clients with an API key connect to a gateway, and may do what the access lists
+  and role bindings of the key's owner allow: the broker refuses the rest;
+* over HTTP, role bindings are demanded for changes over Kafka REST and for Tableflow only;
 * there are no networks, encryption keys, Flink, ksqlDB, or catalogs other than Glue.
 
 Tests ask for faults and shorter delays at ``/emulator/v1/faults`` and ``/emulator/v1/delays``, with
@@ -32,6 +33,8 @@ the stack's admin token (``topicberg env``).
 | ``environments``, ``clusters``, ``registries`` | one API each |
 | ``service_accounts``, ``integrations`` | likewise |
 | ``kafka_rest``, ``topics``, ``acls``, ``broker`` | Kafka REST over the broker |
+| ``kafka_gateway``, ``kafka_scram`` | Kafka's own protocol, for clients with an API key |
+| ``kafka_rights`` | access lists and role bindings, as the broker enforces them |
 | ``subjects`` | the registry |
 | ``connectors``, ``generators`` | connectors, and the generators they run |
 | ``connector_configs``, ``connector_rights`` | what is wrong with one, what it may not do |

@@ -68,12 +68,16 @@ class Account:
     """Everything of the one organization that the emulator has.
 
     :param url: where the emulator is reached: the base of every API
+    :param kafka: ``host:port`` for Kafka's clients with an API key
     """
 
-    def __init__(self, folder: Path, config: Settings, url: str) -> None:
+    def __init__(
+        self, folder: Path, config: Settings, url: str, kafka: str = "127.0.0.1:1"
+    ) -> None:
         self.store = Store(folder / "account.db")
         self.config = config
         self.url = url
+        self.kafka = kafka
         self.changing = threading.Lock()
         """Held by one request that changes something: checks and their change are one step."""
         self._clients: dict[str, tuple[str | None, Any]] = {}

@@ -1,4 +1,4 @@
-"""``/kafka/v3/…/acls``: access lists. They are kept and shown; the local broker enforces none."""
+"""``/kafka/v3/…/acls``: access lists, which the local broker enforces (:mod:`.kafka_rights`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any, Literal
 
 from topicberg_local.emulators.confluent.account import ACL
-from topicberg_local.emulators.confluent.errors import Refusal
+from topicberg_local.emulators.confluent.errors import Refusal, unsupported
 from topicberg_local.emulators.confluent.kafka_rest import (
     demand,
     kafka_operation,
@@ -38,6 +38,22 @@ AclOperation = Literal[
 ]
 Permission = Literal["UNKNOWN", "ANY", "DENY", "ALLOW"]
 _FILTERS = ("UNKNOWN", "ANY", "MATCH")
+_OPERATIONS: dict[str, set[str]] = {
+    "TOPIC": {
+        *("ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE"),
+        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+    },
+    "GROUP": {"ALL", "READ", "DELETE", "DESCRIBE"},
+    "CLUSTER": {
+        *("ALL", "CREATE", "ALTER", "DESCRIBE", "CLUSTER_ACTION", "IDEMPOTENT_WRITE"),
+        *("DESCRIBE_CONFIGS", "ALTER_CONFIGS"),
+    },
+    "TRANSACTIONAL_ID": {"ALL", "WRITE", "DESCRIBE"},
+}
+"""Type of resource → operations that can be allowed on it.
+
+https://docs.confluent.io/cloud/current/security/access-control/acl.html
+"""
 
 
 class Acl(Body):
@@ -104,6 +120,10 @@ def _create(call: Call) -> HttpResponse:
     for value in (acl.resource_type, acl.pattern_type, acl.operation, acl.permission):
         if value in _FILTERS:
             raise _invalid(f"{value} is for searches only.")
+    if acl.resource_type not in _OPERATIONS:
+        raise unsupported(f"access lists of the type {acl.resource_type}")
+    if acl.operation not in _OPERATIONS[acl.resource_type]:
+        raise _invalid(f"{acl.operation} is no operation of the type {acl.resource_type}.")
     if acl.resource_type == "CLUSTER" and acl.resource_name != "kafka-cluster":
         raise _invalid("The only resource of type CLUSTER is kafka-cluster.")
     call.account.store.put(Stored(ACL, (cluster, *acl.model_dump().values())))

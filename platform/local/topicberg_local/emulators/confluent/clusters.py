@@ -142,7 +142,7 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
         status["cku"] = spec["config"]["cku"]
     if ready:
         addresses = {
-            "kafka_bootstrap_endpoint": f"PLAINTEXT://{account.endpoints().kafka_bootstrap}",
+            "kafka_bootstrap_endpoint": f"SASL_PLAINTEXT://{account.kafka}",
             "http_endpoint": account.url,
         }
         public = {**addresses, "connection_type": "PUBLIC"}

@@ -70,11 +70,14 @@ def principal_of(account: Account, config: Configuration) -> str:
 def _listed(
     account: Account, cluster: str, principal: str, kind: str, name: str, operation: str
 ) -> bool:
-    """Whether an access list allows it."""
-    return any(
-        stored.name[0] == cluster
-        and (stored.name[1], stored.name[4], stored.name[7]) == (kind, f"User:{principal}", "ALLOW")
-        and stored.name[2] in (name, "*")
-        and stored.name[6] in (operation, "ALL")
-        for stored in account.store.all(ACL)
-    )
+    """Whether access lists allow it: one that denies wins, as in Kafka."""
+    permissions = {
+        permission
+        for _, type_, on, pattern, who, _, allowed, permission in (
+            stored.name for stored in account.store.all(ACL, lambda one: one.name[0] == cluster)
+        )
+        if (type_, who) == (kind, f"User:{principal}")
+        and (on in (name, "*") if pattern == "LITERAL" else name.startswith(on))
+        and allowed in (operation, "ALL")
+    }
+    return permissions == {"ALLOW"}

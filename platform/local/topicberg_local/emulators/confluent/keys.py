@@ -118,6 +118,19 @@ def opens(account: Account, name: str, secret: str, resource: str) -> bool:
     )
 
 
+def of_kafka(account: Account, name: str, secret: str) -> Caller | None:
+    """Who logs in to Kafka with a key; None: no key of a cluster, or not one that is valid yet."""
+    stored = account.store.get(KEY, (name,))
+    if (
+        stored is None
+        or KeyKind(stored.properties["kind"]) is not KeyKind.KAFKA
+        or not hmac.compare_digest(stored.properties["hash"], _hash(secret))
+        or time.time() < stored.created + account.delays.api_key
+    ):
+        return None
+    return Caller(name, stored.properties["owner"], stored.properties["resource"])
+
+
 def _basic(header: str) -> tuple[str, str]:
     scheme, _, encoded = header.partition(" ")
     if scheme.lower() == "basic":

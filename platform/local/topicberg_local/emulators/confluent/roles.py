@@ -58,7 +58,7 @@ def honours(account: Account, principal: str, roles: tuple[str, ...], crn: str) 
     return any(
         binding.properties["principal"] == f"User:{principal}"
         and binding.properties["role_name"] in roles
-        and _covers(binding.properties["crn_pattern"], crn)
+        and covers(binding.properties["crn_pattern"], crn)
         and binding.created <= since
         for binding in account.store.all(ROLE_BINDING)
     )
@@ -75,7 +75,8 @@ def demand(account: Account, principal: str, roles: tuple[str, ...], crn: str) -
         )
 
 
-def _covers(pattern: str, crn: str) -> bool:
+def covers(pattern: str, crn: str) -> bool:
+    """Whether a pattern of a binding has this resource."""
     if pattern.endswith("*"):
         return crn.startswith(pattern[:-1])
     return f"{crn}/".startswith(f"{pattern}/")

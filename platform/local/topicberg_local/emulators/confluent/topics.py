@@ -131,7 +131,7 @@ def _create(call: Call) -> HttpResponse:
 def _get(call: Call) -> HttpResponse:
     query: GetTopic = call.query
     if query.include_authorized_operations:
-        raise unsupported("include_authorized_operations: the local broker has no access lists")
+        raise unsupported("include_authorized_operations")
     return HttpResponse(_shown(call, *topic_of(call, cluster_of(call))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from topicberg_local.emulators.snowflake import (
+    authentication_policies,
     databases,
     integrations,
     linked,
@@ -14,12 +15,15 @@ from topicberg_local.emulators.snowflake import (
     roles,
     table_views,
     tables,
+    tags,
     users,
     volumes,
 )
 from topicberg_local.emulators.snowflake.account import (
     ACCOUNT,
+    AUTHENTICATION_POLICY,
     TABLE,
+    USER,
     Account,
     Context,
     resolve,
@@ -80,6 +84,12 @@ COMMANDS: dict[tuple[str, str], Command] = {
     ("DESCRIBE", "NETWORK POLICY"): network_policies.describe_policy,
     ("ALTER", ACCOUNT): network_policies.alter_account,
     ("SHOW", "PARAMETER"): network_policies.show_parameter,
+    ("CREATE", AUTHENTICATION_POLICY): authentication_policies.create_policy,
+    (authentication_policies.SET, ACCOUNT): authentication_policies.set_policy,
+    (authentication_policies.SET, USER): authentication_policies.set_policy,
+    ("CREATE", "TAG"): tags.create_tag,
+    ("DROP", "TAG"): tags.drop_tag,
+    **{(verb, kind): tags.change_tags for verb in (tags.SET, tags.UNSET) for kind in tags.KINDS},
     ("SHOW", "TABLE"): relations.show_tables,
     ("GRANT", "GRANT"): roles.grant,
     ("REVOKE", "GRANT"): roles.revoke,
@@ -107,7 +117,9 @@ def parse(sql: str) -> Statement | None:
     """
     readers = (
         *(roles.parse_grant, roles.parse_show_grants, roles.parse_use),
+        authentication_policies.parse,
         *(network_policies.parse_alter_account, network_policies.parse_show_parameters),
+        tags.parse,
     )
     for read in readers:
         statement = read(Stream(sql))
@@ -148,7 +160,9 @@ def _as_documented(rows: Rows) -> Rows:
     return Rows.of(names, lowered)
 
 
-def call_system_function(account: Account, context: Context, sql: str) -> tuple[str, str] | None:
+def call_system_function(
+    account: Account, context: Context, sql: str
+) -> tuple[str, str | None] | None:
     """``SELECT SYSTEM$…('name')``: the column's name and the answer; None for other statements.
 
     :raises ProgrammingError: the function fails, or the emulator has no such function
@@ -157,17 +171,22 @@ def call_system_function(account: Account, context: Context, sql: str) -> tuple[
     if not stream.take("SELECT") or not stream.peek().value.startswith("SYSTEM$"):
         return None
     function = stream.word()
-    if function not in SYSTEM_FUNCTIONS:
-        raise unsupported(f"the function {function}")
     start = stream.peek(-1).start
-    stream.expect("(")
-    inner = Stream(stream.string())
-    name = inner.name(3)
-    inner.end()
+    value: str | None
+    if function == "SYSTEM$GET_TAG":
+        value = tags.call_get_tag(account, context, stream)
+    elif function in SYSTEM_FUNCTIONS:
+        stream.expect("(")
+        inner = Stream(stream.string())
+        name = inner.name(3)
+        inner.end()
+        value = SYSTEM_FUNCTIONS[function](account, context, name)
+    else:
+        raise unsupported(f"the function {function}")
     stream.expect(")")
     end = stream.peek(-1).start + 1
     column = sql[start:end].upper()
     if stream.take("AS") or stream.peek().kind in ("word", "quoted"):
         column = stream.identifier()
     stream.end()
-    return column, SYSTEM_FUNCTIONS[function](account, context, name)
+    return column, value

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from topicberg_local.emulators.snowflake import keys
 from topicberg_local.emulators.snowflake.account import USER, Account, Context
+from topicberg_local.emulators.snowflake.authentication_policies import rejects
 from topicberg_local.emulators.snowflake.network_policies import PARAMETER, refuses
 from topicberg_local.emulators.snowflake.privileges import PUBLIC, holds, may_use_warehouse
 from topicberg_local.emulators.snowflake.users import matches
@@ -89,6 +90,12 @@ class Logins:
         value = user.properties.get
         if value("DISABLED"):
             raise LoginRefused("390101", "User access disabled. Contact your administrator.")
+        method = "KEYPAIR" if login.authenticator == "SNOWFLAKE_JWT" else "PASSWORD"
+        if rejects(self._account, user, method):
+            raise LoginRefused(
+                "390202",
+                "Authentication attempt rejected by the current authentication policy.",
+            )
         if refuses(self._account, value(PARAMETER), login.address):
             raise LoginRefused(
                 "390422",

@@ -20,6 +20,7 @@ from typing import Any
 
 from topicberg_local.emulators.snowflake.account import (
     ACCOUNT,
+    AUTHENTICATION_POLICY,
     DATABASE,
     GRANT,
     INTEGRATION,
@@ -28,6 +29,7 @@ from topicberg_local.emulators.snowflake.account import (
     ROLE,
     SCHEMA,
     TABLE,
+    TAG,
     USER,
     VOLUME,
     WAREHOUSE,
@@ -103,6 +105,8 @@ def check(account: Account, context: Context, statement: Statement) -> None:
             session.must_own(kind, name)
             if kind == TABLE:
                 session.may_use_what_it_uses(name)
+    elif verb == "SET AUTHENTICATION POLICY" and session.is_there(kind, statement.name):
+        session.must_own(kind, statement.name)
     elif kind == GRANT and verb in ("GRANT", "REVOKE"):
         session.may_grant(statement)
     elif verb == "USE" and kind in (WAREHOUSE, DATABASE, SCHEMA):
@@ -128,6 +132,21 @@ def may_use_warehouse(account: Account, context: Context, warehouse: str | None)
     session = _Session(account, context)
     name = (warehouse or "",)
     return session.is_there(WAREHOUSE, name) and session.may(_USAGE, WAREHOUSE, name)
+
+
+def is_there(account: Account, context: Context, kind: str, name: Name) -> bool:
+    """Whether there is such an object, whoever owns it."""
+    return _Session(account, context).is_there(kind, name)
+
+
+def may_tag(account: Account, context: Context, kind: str, name: Name, tag: Name) -> None:
+    """Whether it has APPLY TAG of the account, or APPLY on the tag and owns the object.
+
+    https://docs.snowflake.com/en/user-guide/object-tagging/work
+
+    :raises ProgrammingError: it may not set the tag on the object
+    """
+    _Session(account, context).may_tag(kind, name, tag)
 
 
 def must_own(account: Account, context: Context, kind: str, name: Name) -> None:
@@ -185,9 +204,13 @@ class _Session:
         if kind in _CREATORS:
             privilege = f"CREATE {_NAMES.get(kind, kind)}"
             if _CREATORS[kind] not in self._roles and not self._granted(privilege, "ACCOUNT", ()):
-                raise insufficient_privileges("account", "STAND_IN")
+                raise insufficient_privileges("account", "EMULATOR")
         elif kind == SCHEMA and self.is_there(DATABASE, name[:1]):
             self._demand("CREATE SCHEMA", DATABASE, name[:1])
+        elif kind == AUTHENTICATION_POLICY and self.is_there(SCHEMA, name[:2]):
+            self._demand(f"CREATE {kind}", SCHEMA, name[:2])
+        elif kind == TAG and self.is_there(SCHEMA, name[:2]):
+            self._demand("CREATE TAG", SCHEMA, name[:2])
         elif kind == TABLE and self.is_there(SCHEMA, name[:2]):
             self.may_reach(name)
             self._demand(f"CREATE {TABLE}", SCHEMA, name[:2])
@@ -198,6 +221,15 @@ class _Session:
                     self._demand(_USAGE, used, (given[option],))
         if statement.or_replace and self.is_there(kind, name):
             self.must_own(kind, name)
+
+    def may_tag(self, kind: str, name: Name, tag: Name) -> None:
+        for of, parts in ((DATABASE, 1), (SCHEMA, 2)):
+            if not self.may(_USAGE, of, tag[:parts]):
+                raise does_not_exist("Tag", display(tag))
+        if "ACCOUNTADMIN" in self._roles or self._granted("APPLY TAG", "ACCOUNT", ()):
+            return
+        if not (self.may("APPLY", TAG, tag) and self.owner(kind, name) in self._roles):
+            raise _refused(kind, name)
 
     def _demand(self, privilege: str, kind: str, name: Name) -> None:
         if not self.may(privilege, kind, name):
@@ -267,7 +299,7 @@ def _full(statement: Statement, context: Context) -> Name:
 
 
 def _qualified(kind: str, name: Name, context: Context) -> Name:
-    if kind == TABLE:
+    if kind in (TABLE, TAG, AUTHENTICATION_POLICY):
         return resolve(name, context, f"statement on {kind}")
     if kind == SCHEMA:
         return resolve((*name, ""), context, f"statement on {kind}")[:2]
