@@ -35,7 +35,7 @@ class Broker:
             for _ in range(2):
                 (size,) = struct.unpack(">i", await reader.readexactly(4))
                 self.requests.append(await reader.readexactly(size))
-                writer.write(struct.pack(">iih", 6, 0, self.code))
+                writer.write(struct.pack(">iihhi", 12, 0, self.code, -1, 0))
             while data := await reader.read(65_536):
                 writer.write(data)
                 await writer.drain()

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS = 60
+TIMEOUT_SECONDS, STATEMENT_SECONDS = 60, 900
+"""Of a login, and of a statement with all that the connector repeats while the network fails."""
 ROLES = ("ACCOUNTADMIN", "SECURITYADMIN", "SYSADMIN")
 KEY_PAIR_ONLY = "AUTHENTICATION_METHODS = ('KEYPAIR') CLIENT_TYPES = ('DRIVERS')"
 """What an authentication policy has to allow, and needs not allow more.
@@ -210,7 +211,11 @@ def _connect(
         arguments["warehouse"] = warehouse
     resource = snowflake_resource()(
         account=account(context),
-        additional_snowflake_connection_args={**arguments, "login_timeout": TIMEOUT_SECONDS},
+        additional_snowflake_connection_args={
+            **arguments,
+            "login_timeout": TIMEOUT_SECONDS,
+            "network_timeout": STATEMENT_SECONDS,
+        },
         **who,
     )
     # The resource's context manager would close what this keeps for the whole command.

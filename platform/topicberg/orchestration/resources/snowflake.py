@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
 
 TIMEOUT_SECONDS = 60
+"""Of a login."""
+STATEMENT_SECONDS = 900
+"""Of a statement, with all that the connector repeats while the network fails: for ever by default,
+so that a thread would outlive the process that waits for it."""
 IDLE_SECONDS = 600
 """A connection that was not used for so long is not used again: its session may have ended."""
 
@@ -101,7 +105,10 @@ class Snowflake(ConfigurableResource):
     @contextmanager
     def _opened(self) -> Iterator[SnowflakeConnection]:
         endpoint = self._endpoints().snowflake
-        arguments: dict[str, Any] = {"login_timeout": TIMEOUT_SECONDS}
+        arguments: dict[str, Any] = {
+            "login_timeout": TIMEOUT_SECONDS,
+            "network_timeout": STATEMENT_SECONDS,
+        }
         for name in ("host", "port", "protocol"):
             if (value := getattr(endpoint, name)) is not None:
                 arguments[name] = value
