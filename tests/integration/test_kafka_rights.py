@@ -37,7 +37,7 @@ from topicberg.topics import load_topic
 from topicberg.transforms.publish import STATE_TOPIC
 
 pytestmark = pytest.mark.integration
-TOPIC = f"rights_{uuid.uuid4().hex[:8]}"
+TOPIC = "rights_orders"
 KEPT = (
     *(ENVIRONMENT, CLUSTER, REGISTRY, binding("cluster_admin"), f"confluent/topic/{TOPIC}"),
     *("confluent/service_account/", "key/kafka_"),
