@@ -143,6 +143,8 @@ def test_forgetting_leaves_runs_that_are_not_topicbergs(
     foreign = {
         run_in(instance, OTHER, ended, kind="checks"),
         run_in(instance, OTHER, ended, ORDERS),
+        run_in(instance, OTHER, ended, STOCK, kind="registration"),
+        run_in(instance, OTHER, ended, ORDERS, STOCK, kind="registration"),
         run_in(instance, OTHER),
         run_in(instance, HERE),
         run_in(instance, HERE, ended, STOCK),
@@ -156,6 +158,7 @@ def test_forgetting_leaves_runs_that_are_not_topicbergs(
         run_in(instance, HERE, ended, kind="checks"),
         run_in(instance, HERE, ended, STOCK, kind="registration"),  # a topic that was deleted
         run_in(instance, HERE, ended, ORDERS),
+        run_in(instance, OTHER, ended, ORDERS, kind="registration"),  # before it was renamed
         run_in(instance, None, ended, ORDERS),
         dg.materialize([orders], instance=instance).run_id,
     }

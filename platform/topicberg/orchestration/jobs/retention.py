@@ -99,6 +99,9 @@ def _own_runs(
 ) -> dict[str, frozenset[dg.AssetKey]]:
     """Return the runs of topicberg that ended before a time, with the assets that they selected.
 
+    Those of another code location of which all assets are here are of this one, when it had another
+    name.
+
     :param own: the run that asks, which is of the code location
     :param keys: the assets of topicberg
     """
@@ -107,12 +110,12 @@ def _own_runs(
 
     location, found = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
     for run in _older(instance, tags, before):
-        of_run = location_of_run(run)
-        if of_run not in (location, None):
+        of_run, is_topicbergs = location_of_run(run), KIND in run.tags
+        if of_run not in (location, None) and not is_topicbergs:
             continue
         selected = frozenset(run.asset_selection or ())
         selected |= {check.asset_key for check in run.asset_check_selection or ()}
-        if of_run == location and KIND in run.tags:  # of a job or a sensor of topicberg
+        if of_run == location and is_topicbergs:
             found[run.run_id] = selected
             continue
         planned = {dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED}
