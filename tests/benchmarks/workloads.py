@@ -401,6 +401,8 @@ class Workload:
     """One record in so many does not become a row; 0: none."""
     foreign: bool = False
     """That record is of another subject, else it is malformed."""
+    framed: bool = True
+    """Whether the records name their schema."""
     changes: bool = False
     """Debezium's; in write mode upsert, a row's creation and its update."""
     hours: int = 0
@@ -467,6 +469,7 @@ WORKLOADS = (
     Workload("avro-union", shapes=(UNION,)),
     Workload("avro-map", shapes=(_small_with(TAGS, _with_tags),)),
     Workload("avro-logical-types", shapes=(LOGICAL,)),
+    Workload("avro-unframed", framed=False),
     Workload("avro-bucket-8", spec=_partitioned("bucket[8](key)"), flink="small"),
     Workload("avro-hour-48", spec=_partitioned("hour($$timestamp)"), hours=48),
     Workload("debezium-append", shapes=(CHANGED,), changes=True, spec=DEBEZIUM),
@@ -480,6 +483,7 @@ WORKLOADS = (
     Workload("small-json", "json"),
     _malformed("json", 1_000, "SKIP"),
     _malformed("json", 1_000, "LOG"),
+    Workload("json-unframed", "json", framed=False),
     Workload("json-oneof-map", "json", (NULLABLE,)),
     Workload("small-protobuf", "protobuf"),
     _malformed("protobuf", 1_000, "SKIP"),
@@ -530,7 +534,7 @@ Produced = tuple[bytes, bytes, int]
 def fill_topic(endpoints: Endpoints, workload: Workload, records: int) -> Topic:
     """Create a topic and produce its records."""
     records = workload.records or records
-    spec = create_topic(endpoints, workload.kind, **workload.spec)
+    spec = create_topic(endpoints, workload.kind, framed=workload.framed, **workload.spec)
     crcs = np.empty(records, np.int64)
     """-1: no row"""
     made = _changes if workload.changes else _records
@@ -560,7 +564,8 @@ def _records(
     def made(number: int) -> tuple[bytes, int]:
         version = number % len(shapes)
         row = shapes[version].row(number)
-        value = prefixes[version] + encoders[version](row)
+        prefix = prefixes[version] if workload.framed else b""
+        value = prefix + encoders[version](row)
         return value, zlib.crc32(latest.text(row).encode())
 
     known = [made(number) for number in range(_TEMPLATES)] if latest is not WIDE else []
@@ -702,12 +707,15 @@ class Sender:
             raise RuntimeError(f"topic {self.topic}: Kafka did not take {left} records")
 
 
-def create_topic(endpoints: Endpoints, kind: str, mode: str = "append", **more: Any) -> TopicSpec:
+def create_topic(
+    endpoints: Endpoints, kind: str, mode: str = "append", *, framed: bool = True, **more: Any
+) -> TopicSpec:
     name = f"benchmark_{kind}_{uuid.uuid4().hex[:6]}"
+    subject = {"framing": "none", "subject": f"{name}-value"}
     given = {
         "name": name,
         "pipeline": NAMESPACE,
-        "schema": {"format": kind, "file": "from-the-registry"},
+        "schema": {"format": kind, **({"file": "from-the-registry"} if framed else subject)},
         "key": {"format": "string"},
         "partitions": PARTITIONS,
         "write_mode": mode,
