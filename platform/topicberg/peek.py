@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from pyiceberg.types import (
     DateType,
@@ -31,7 +30,7 @@ from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
-from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of, payload
+from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of, id_of, payload
 from topicberg.formats.protobuf import message_of_record
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema
@@ -208,7 +207,7 @@ class _Decoder:
         if schema is not None and (half.subject is None or schema not in half.subject.schemas):
             self._foreign[name].look_up([schema])
         guids = self._foreign[name].guids
-        number = guids.get(schema) if isinstance(schema, UUID) else schema
+        number = None if schema is None else id_of(schema, guids)
         shown = str(schema) if half.framing == "glue" and schema is not None else number
         if half.subject is None:
             return self._of_any_type(name, number, record, raw), None, shown

@@ -96,6 +96,14 @@ class Framed:
         return f"{kind} {self.schema}"
 
 
+def id_of(schema: int | UUID, guids: Mapping[UUID, int]) -> int | None:
+    """Return the id of a schema that a record names; None: its GUID is not known.
+
+    :param guids: the ids of known schemas
+    """
+    return guids.get(schema) if isinstance(schema, UUID) else schema
+
+
 def header_of(side: str, headers: Headers) -> bytes | None:
     """Return what the header says of the schema of the ``key`` or the ``value``; None: nothing.
 
@@ -315,12 +323,9 @@ class RecordFraming:
         record = _framed_by_header(self.side, b"", header)
         if isinstance(record, str):
             return None
-        number = record.schema
-        if isinstance(number, UUID):
-            known = self.guids.get(number)
-            if known is None:
-                return None
-            number = known
+        number = id_of(record.schema, self.guids)
+        if number is None:
+            return None
         indexes = payload(self.side, record, self.kind)
         return None if isinstance(indexes, str) else wire_prefix(number) + indexes
 

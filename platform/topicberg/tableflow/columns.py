@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 from pyiceberg.transforms import TruncateTransform
 
 from topicberg.formats.columnar.program import NotCoveredError, Shape
-from topicberg.formats.framing import WIRE_BYTES, header_of
+from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import (
     WriteTarget,
@@ -531,8 +530,7 @@ def _schema_ids(
         header = header_of(decoder.column, records.raw_headers(int(at)) or ())
         record = decoder.framing.framed(own, header)
         if not isinstance(record, str):
-            named = record.schema
-            number = decoder.framing.guids.get(named) if isinstance(named, UUID) else named
+            number = id_of(record.schema, decoder.framing.guids)
             ids[at - first] = -1 if number is None else number
     return ids
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from topicberg.errors import TableflowError
+from topicberg.formats.framing import id_of
 from topicberg.formats.subjects import (
     DEFAULT_CONTEXT,
     RegisteredSchema,
@@ -73,12 +74,7 @@ class ForeignSchemas:
         :raises TopicbergError: the registry does not answer
         """
         missing, guids = self.missing, self.guids
-        new = [
-            one
-            for one in named
-            if one not in missing
-            and (guids.get(one) if isinstance(one, UUID) else one) not in self.schemas
-        ]
+        new = [one for one in named if one not in missing and id_of(one, guids) not in self.schemas]
         new = new[: MAX_LOOKUPS - self._lookups]
         self._lookups += len(new)
         found = [

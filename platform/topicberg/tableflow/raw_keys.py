@@ -9,12 +9,12 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, framed, framed_by_glue
+from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, id_of
 from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.columns import decode_raw
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.key_values import key_text
-from topicberg.tableflow.layout import KEY, MessageField
+from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.plan import message_decoder
 from topicberg.tableflow.upsert_key import UpsertKey
 from topicberg.tableflow.writers import MessageDecoder, Writers
@@ -57,10 +57,10 @@ class RawKeys:
         """Yield the schemas that raw keys name, each once."""
         import pyarrow.compute as pc
 
-        of_glue = self._half.framing == "glue"
-        size = GLUE_BYTES if of_glue else WIRE_BYTES
+        framing = self._half.record_framing()
+        size = GLUE_BYTES if framing.framing == "glue" else WIRE_BYTES
         for prefix in sorted(pc.binary_slice(raw, 0, size).unique().drop_null().to_pylist()):
-            record = framed_by_glue(KEY, prefix) if of_glue else framed(KEY, prefix, None)
+            record = framing.of_held(prefix)
             if not isinstance(record, str):
                 yield record.schema
 
@@ -71,6 +71,6 @@ class RawKeys:
 
 def _is_known(decoder: MessageDecoder, schema: int | UUID) -> bool:
     """Return whether a decoder has a schema, or knows why it has not."""
-    number = decoder.framing.guids.get(schema) if isinstance(schema, UUID) else schema
+    number = id_of(schema, decoder.framing.guids)
     refused = decoder.refused
     return schema in refused or number in refused or number in decoder.writers

@@ -18,7 +18,7 @@ from topicberg.formats import framing
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.dispatch import as_record, format_of
-from topicberg.formats.framing import Framed, RecordFraming
+from topicberg.formats.framing import Framed, RecordFraming, id_of
 from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, Subject
@@ -66,7 +66,7 @@ def writer_of(
     :raises UnknownSchemaError: its schema was not looked up yet
     """
     schema = record.schema
-    number = guids.get(schema) if isinstance(schema, UUID) else schema
+    number = id_of(schema, guids)
     if number is not None and number in writers:
         return writers[number]
     where = framing.named(column, is_header=record.indexes is not None)

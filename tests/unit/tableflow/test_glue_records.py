@@ -296,14 +296,18 @@ def test_other_message_of_the_file_is_the_reason(registry: GlueRegistry, name: s
 
 def upserts(registry: GlueRegistry, name: str) -> tuple[Topic, UUID]:
     version = registry.register(f"{name}-key", "avro", json.dumps(avro("k", name="K")))
-    topic = Topic(
+    return upsert_topic(registry, name), version
+
+
+def upsert_topic(registry: GlueRegistry, name: str) -> Topic:
+    """Return the topic as a new reader of the registry sees it."""
+    return Topic(
         name,
         registry.reader(),
         schema={"format": "text"},
         key=glue("avro", subject=f"{name}-key"),
         write_mode="upsert",
     )
-    return topic, version
 
 
 def test_keys_are_held_as_they_were_sent_and_read_again(registry: GlueRegistry, name: str) -> None:
@@ -348,13 +352,7 @@ def test_newer_version_of_a_key_is_newer_within_a_millisecond(
 ) -> None:
     _, first = upserts(registry, name)
     second = registry.register(f"{name}-key", "avro", json.dumps(avro("k", "more", name="K")))
-    again = Topic(
-        name,
-        registry.reader(),
-        schema={"format": "text"},
-        key=glue("avro", subject=f"{name}-key"),
-        write_mode="upsert",
-    )
+    again = upsert_topic(registry, name)
     _, key = plan_of(again.spec, again.layout, again.table, again.foreign)
     assert key is not None
     raw = pa.array([glue_record(one, b"x") for one in (first, second, uuid4())], pa.binary())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
 
 import pyarrow as pa
 from pyiceberg.schema import Schema
@@ -15,7 +14,7 @@ from pyiceberg.schema import Schema
 from topicberg import kafka
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TopicbergError
-from topicberg.formats.framing import HEADERS, header_of, payload, wire_prefix
+from topicberg.formats.framing import HEADERS, header_of, id_of, payload, wire_prefix
 from topicberg.formats.reasons import MalformedError
 from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
@@ -195,8 +194,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
             return None
         if record.schema not in known:
             foreign.look_up([record.schema])
-        number = record.schema
-        schema_id = foreign.guids.get(number) if isinstance(number, UUID) else number
+        schema_id = id_of(record.schema, foreign.guids)
         if layout.key.framing == "glue":
             return None if schema_id is None else raw
         body = payload(KEY, record, kind)
