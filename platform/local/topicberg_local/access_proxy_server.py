@@ -56,6 +56,7 @@ _OF_CONNECTION = frozenset(
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Serve = Callable[[socket.socket], Awaitable[object]]
+LogIn = Callable[[Streams, Streams], Awaitable[bool]]
 
 
 class Reports:
@@ -113,25 +114,37 @@ class KafkaProxy:
 
     async def serve(self, client: socket.socket) -> None:
         """Serve one connection until either side closes it."""
-        reader, writer = await asyncio.open_connection(sock=client, limit=CHUNK)
-        with closing(writer):
-            try:
-                async with asyncio.timeout(LOGIN_SECONDS):
-                    broker = await asyncio.open_connection(HOST, self._port, limit=CHUNK)
-            except OSError as error:  # also a time-out
-                self._reports.warn("Kafka cannot be reached", str(error) or "time-out")
-                return
-            with closing(broker[1]):
-                try:
-                    async with asyncio.timeout(LOGIN_SECONDS):
-                        await _log_in(broker, self._user, self._password)
-                except (OSError, EOFError, struct.error) as error:
-                    self._reports.warn("Kafka refuses the proxy", str(error) or "time-out")
-                    return
-                await relay((reader, writer), broker)
+        await connect(client, self._port, self._log_in, self._reports)
+
+    async def _log_in(self, _: Streams, broker: Streams) -> bool:
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                await _log_in(broker, self._user, self._password)
+        except (OSError, EOFError, struct.error) as error:
+            self._reports.warn("Kafka refuses the proxy", str(error) or "time-out")
+            return False
+        return True
 
 
-async def relay(client: Streams, broker: Streams) -> None:
+async def connect(client: socket.socket, port: int, log_in: LogIn, reports: Reports) -> None:
+    """Connect a client with a listener of the broker until either side closes its connection.
+
+    :param log_in: is called with both sides' streams; false: the client is not served
+    """
+    reader, writer = await asyncio.open_connection(sock=client, limit=CHUNK)
+    with closing(writer):
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                broker = await asyncio.open_connection(HOST, port, limit=CHUNK)
+        except OSError as error:  # also a time-out
+            reports.warn("Kafka cannot be reached", str(error) or "time-out")
+            return
+        with closing(broker[1]):
+            if await log_in((reader, writer), broker):
+                await _relay((reader, writer), broker)
+
+
+async def _relay(client: Streams, broker: Streams) -> None:
     """Pass on bytes in both directions until one side closes its connection."""
     ways = [
         asyncio.ensure_future(_copy(client[0], broker[1])),

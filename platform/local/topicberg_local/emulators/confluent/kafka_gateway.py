@@ -21,19 +21,16 @@ import socket
 import struct
 import threading
 import time
-from contextlib import closing
 from typing import Any
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka import TIMEOUT_SECONDS
 from topicberg_local.access_proxy_server import (
-    CHUNK,
-    HOST,
     LOGIN_SECONDS,
     Reports,
     Streams,
     accept,
-    relay,
+    connect,
     sasl_handshake,
 )
 from topicberg_local.emulators.confluent import broker, keys
@@ -91,25 +88,19 @@ class KafkaGateway(threading.Thread):
         self._listener.close()
 
     async def _connection(self, client: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=client, limit=CHUNK)
-        with closing(writer):
-            try:
-                async with asyncio.timeout(LOGIN_SECONDS):
-                    server = await asyncio.open_connection(HOST, self._port, limit=CHUNK)
-            except OSError as error:  # also a time-out
-                self._reports.warn("Kafka cannot be reached", str(error) or "time-out")
-                return
-            with closing(server[1]):
-                try:
-                    async with asyncio.timeout(LOGIN_SECONDS):
-                        await self._log_in((reader, writer), server)
-                except (OSError, EOFError, struct.error, IndexError) as error:
-                    logger.debug("a login to Kafka ended: %s", error)
-                    return
-                except (TopicbergError, Refusal) as error:
-                    self._reports.warn("Kafka refuses the gateway", error)
-                    return
-                await relay((reader, writer), server)
+        await connect(client, self._port, self._admit, self._reports)
+
+    async def _admit(self, client: Streams, server: Streams) -> bool:
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                await self._log_in(client, server)
+        except (OSError, EOFError, struct.error, IndexError) as error:
+            logger.debug("a login to Kafka ended: %s", error)
+            return False
+        except (TopicbergError, Refusal) as error:
+            self._reports.warn("Kafka refuses the gateway", error)
+            return False
+        return True
 
     async def _log_in(self, client: Streams, server: Streams) -> None:
         """Answer a client's requests until it is logged in.
