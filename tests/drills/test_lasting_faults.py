@@ -29,10 +29,10 @@ from waiting import wait_until
 
 from topicberg import kafka, retry
 from topicberg.alerts.alert import Notice
+from topicberg.catalogs.snowflake.session import TIMEOUTS
 from topicberg.checks import topic as topic_checks
 from topicberg.clients import catalog
 from topicberg.endpoints import Endpoints, model
-from topicberg.orchestration.resources import snowflake as snowflake_resource
 from topicberg.settings import settings
 from topicberg.tableflow import control
 from topicberg.topics import TopicSpec
@@ -101,7 +101,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(topic_checks, "PATIENCE_MS", 3000)
     monkeypatch.setattr(kafka, "TIMEOUT_SECONDS", 3.0)
     monkeypatch.setattr(catalog, "TIMEOUT_SECONDS", (3.0, 3.0))
-    monkeypatch.setattr(snowflake_resource, "TIMEOUT_SECONDS", 5)
+    monkeypatch.setitem(TIMEOUTS, "login_timeout", 5)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     model._catalog.cache_clear()
     yield

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 NOT_THERE = (2003, 2043)
 """Snowflake's error numbers for an object that does not exist (or that one may not see)."""
 LIBRARY = "snowflake.connector"
+TIMEOUTS = {"login_timeout": 60, "network_timeout": 900}
+"""Seconds, as options of the connector: of a login, and of a statement with all that the connector
+repeats while the network fails. That is for ever by default, so that a thread would outlive the
+process that waits for it."""
 
 
 def ask(

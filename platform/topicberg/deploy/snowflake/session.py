@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from topicberg.catalogs.snowflake.names import like, quote
-from topicberg.catalogs.snowflake.session import NOT_THERE, ask, logging_in, records
+from topicberg.catalogs.snowflake.session import NOT_THERE, TIMEOUTS, ask, logging_in, records
 from topicberg.clients import trace
 from topicberg.clients.answers import VendorAnswer
 from topicberg.dagster.snowflake import snowflake_resource
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TIMEOUT_SECONDS, STATEMENT_SECONDS = 60, 900
-"""Of a login, and of a statement with all that the connector repeats while the network fails."""
 ROLES = ("ACCOUNTADMIN", "SECURITYADMIN", "SYSADMIN")
 KEY_PAIR_ONLY = "AUTHENTICATION_METHODS = ('KEYPAIR') CLIENT_TYPES = ('DRIVERS')"
 """What an authentication policy has to allow, and needs not allow more.
@@ -211,11 +209,7 @@ def _connect(
         arguments["warehouse"] = warehouse
     resource = snowflake_resource()(
         account=account(context),
-        additional_snowflake_connection_args={
-            **arguments,
-            "login_timeout": TIMEOUT_SECONDS,
-            "network_timeout": STATEMENT_SECONDS,
-        },
+        additional_snowflake_connection_args={**arguments, **TIMEOUTS},
         **who,
     )
     # The resource's context manager would close what this keeps for the whole command.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
-from topicberg.errors import TableflowError
+from topicberg.errors import TableflowError, causes
 from topicberg.formats.limits import parsed_json, too_deep
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -29,20 +28,13 @@ def check_file(where: str, schema: RegisteredSchema) -> None:
             avro.schema.parse(schema.text)  # strict about names, duplicates and unions
         parse_schema(parsed)  # strict about default values
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
-        if any(isinstance(each, RecursionError) for each in _contexts(error)):
+        if any(isinstance(each, RecursionError) for each in causes(error)):
             raise too_deep(where) from None
         reason = " ".join(str(error).split())
         if len(reason) > _MAX_REASON:
             reason = f"{reason[:_MAX_REASON]}…"
         raise TableflowError(f"{where} is not an Avro schema: {reason}") from None
     _check_names(where, parsed)
-
-
-def _contexts(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that were being handled when it was raised."""
-    while error is not None:
-        yield error
-        error = error.__context__
 
 
 def _check_names(where: str, schema: Any) -> None:

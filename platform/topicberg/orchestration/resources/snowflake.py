@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import PrivateAttr
 
-from topicberg.catalogs.snowflake.session import logging_in
+from topicberg.catalogs.snowflake.session import TIMEOUTS, logging_in
 from topicberg.dagster.snowflake import snowflake_resource
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.orchestration.resources.lakehouse import connect
@@ -20,11 +20,6 @@ from topicberg.orchestration.resources.lakehouse import connect
 if TYPE_CHECKING:
     from snowflake.connector import SnowflakeConnection
 
-TIMEOUT_SECONDS = 60
-"""Of a login."""
-STATEMENT_SECONDS = 900
-"""Of a statement, with all that the connector repeats while the network fails: for ever by default,
-so that a thread would outlive the process that waits for it."""
 IDLE_SECONDS = 600
 """A connection that was not used for so long is not used again: its session may have ended."""
 
@@ -105,10 +100,7 @@ class Snowflake(ConfigurableResource):
     @contextmanager
     def _opened(self) -> Iterator[SnowflakeConnection]:
         endpoint = self._endpoints().snowflake
-        arguments: dict[str, Any] = {
-            "login_timeout": TIMEOUT_SECONDS,
-            "network_timeout": STATEMENT_SECONDS,
-        }
+        arguments: dict[str, Any] = {**TIMEOUTS}
         for name in ("host", "port", "protocol"):
             if (value := getattr(endpoint, name)) is not None:
                 arguments[name] = value
