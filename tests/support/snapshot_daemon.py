@@ -9,10 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from definitions import defs
+from topicberg import kafka
+from topicberg.errors import TopicbergError
 from topicberg.orchestration.jobs.pipelines import EVERYTHING
 from topicberg.orchestration.resources import RESOURCES
+from topicberg.orchestration.resources.lakehouse import Lakehouse
+from topicberg.settings import Settings
+
+
+def serve_catalog(monkeypatch: pytest.MonkeyPatch, catalog: Any) -> None:
+    """Let the sensor find its tables in a catalog, beside a Kafka that does not answer."""
+
+    class Deployment:
+        def catalog(self, _: Settings) -> Any:
+            return catalog
+
+    def silent(_: Any, topic: str) -> None:
+        raise TopicbergError(f"Kafka has no {topic} in this test")
+
+    monkeypatch.setattr(Lakehouse, "peek", lambda _: Deployment())
+    monkeypatch.setattr(kafka, "beginning_offsets", silent)
 
 
 def execute_requested(

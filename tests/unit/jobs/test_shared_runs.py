@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -15,18 +14,16 @@ from memory_instance import memory_instance
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, TimestamptzType
+from snapshot_daemon import serve_catalog
 
 from definitions import defs
-from topicberg import kafka
-from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.jobs.pipelines import COMPUTE
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.sensors import LOOKING_BACK_SECONDS, snapshot_sensor
 from topicberg.orchestration.resources import RESOURCES
-from topicberg.orchestration.resources.lakehouse import Lakehouse
-from topicberg.settings import Settings, settings
+from topicberg.settings import settings
 from topicberg.topics import load_topic
 
 TIME, TOPIC = "$$timestamp", "stock_trades"
@@ -98,15 +95,7 @@ def tables(request: dg.RunRequest) -> set[str]:
 
 @pytest.fixture
 def trades(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Trades]:
-    class Deployment:
-        def catalog(self, _: Settings) -> SqlCatalog:
-            return catalog
-
-    def silent(_: Any, topic: str) -> None:
-        raise TopicbergError(f"Kafka has no {topic} in this test")
-
-    monkeypatch.setattr(Lakehouse, "peek", lambda _: Deployment())
-    monkeypatch.setattr(kafka, "beginning_offsets", silent)
+    serve_catalog(monkeypatch, catalog)
     # The runs compute nothing here: what they should have read would be requested again.
     monkeypatch.setattr("topicberg.orchestration.jobs.changes._unread_hours", lambda *_: iter(()))
     with memory_instance() as instance:

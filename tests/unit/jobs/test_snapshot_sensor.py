@@ -14,11 +14,10 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, TimestamptzType
-from snapshot_daemon import execute_requested
+from snapshot_daemon import execute_requested, serve_catalog
 from specs import Project, minimal
 
-from topicberg import kafka
-from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
+from topicberg.errors import TableFormatError, UnreachableError
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.jobs.registration import Registrar
@@ -175,16 +174,8 @@ def fleet(tmp_path: Path, catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) 
     for (name,) in map(names, range(TOPICS)):
         project.topic(minimal(name=name, tableflow={"enabled": True}))
 
-    class Deployment:
-        def catalog(self, _: Settings) -> Catalog:
-            return counting
-
-    def silent(_: Any, topic: str) -> None:
-        raise TopicbergError(f"Kafka has no {topic} in this test")
-
-    monkeypatch.setattr(Lakehouse, "peek", lambda _: Deployment())
+    serve_catalog(monkeypatch, counting)
     monkeypatch.setattr(Lakehouse, "config", property(lambda _: project.config))
-    monkeypatch.setattr(kafka, "beginning_offsets", silent)
     monkeypatch.setattr("topicberg.orchestration.jobs.sensors.SWEEP", SWEEP)
     # Every tick sweeps the same tables: on a slow machine, another one would be news.
     monkeypatch.setattr("topicberg.orchestration.jobs.sensors._now", lambda: 1000.0)

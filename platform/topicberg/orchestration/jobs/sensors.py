@@ -189,8 +189,9 @@ class _Evaluation:
         """:raises Exception: a table could not be inspected, and nothing happened to the others"""
         now, began = _now(), time.monotonic()
         looks_back = now - self.position.looked_back_at >= LOOKING_BACK_SECONDS
-        self._look_at([*self._due(now, looks_back)], now, began)
-        self._look_at([*self._joining()], now, began, is_joining=True)
+        due = [*self._due(now, looks_back)]
+        self._look_at(due, now, began)
+        self._look_at([*self._joining(due)], now, began, self._requested_spans())
         self._request_computations()
         self._move_pointers(now)
         registrations = self.position.registrations + self._register()
@@ -218,20 +219,23 @@ class _Evaluation:
         )
 
     def _look_at(
-        self, due: Sequence[TableWatch], now: float, began: float, *, is_joining: bool = False
+        self,
+        watched: Sequence[TableWatch],
+        now: float,
+        began: float,
+        joins: Mapping[str, Set[Span]] | None = None,
     ) -> None:
         """Look at some tables, as far as there is time.
 
-        :param is_joining: they are computed only by runs that were requested already
+        :param joins: the partitions, by job, to which their runs are limited; None: they are not
         """
-        joins = self._requested_spans() if is_joining else {}
         with ThreadPoolExecutor(AT_ONCE, "snapshots") as pool:
-            for first in range(0, len(due), AT_ONCE):
-                watched = due[first : first + AT_ONCE]
-                befores = [self._before(watch) for watch in watched]
-                spans = [joins[watch.job] if is_joining else None for watch in watched]
-                looks = pool.map(self._look, watched, befores, repeat(now), spans)
-                for watch, before, look in zip(watched, befores, looks, strict=True):
+            for first in range(0, len(watched), AT_ONCE):
+                at_once = watched[first : first + AT_ONCE]
+                befores = [self._before(watch) for watch in at_once]
+                spans = [None if joins is None else joins[watch.job] for watch in at_once]
+                looks = pool.map(self._look, at_once, befores, repeat(now), spans)
+                for watch, before, look in zip(at_once, befores, looks, strict=True):
                     self._note_look(watch, before, look)
                 silent = sum(classify(error) is not None for error in self.problems.values())
                 if silent >= MAX_SILENT or time.monotonic() - began > BATCH_SECONDS:
@@ -244,12 +248,15 @@ class _Evaluation:
             requested.setdefault(watch.job, set()).add(span)
         return requested
 
-    def _joining(self) -> Iterator[TableWatch]:
-        """Yield what else follows from the tables for which this tick requests runs."""
+    def _joining(self, due: Iterable[TableWatch]) -> Iterator[TableWatch]:
+        """Yield what else follows from the tables for which this tick requests runs.
+
+        :param due: at which it has looked
+        """
         requested = {(watch.job, watch.origin.name) for watch, _, _ in self.computations}
-        seen = {watch.name for watch, _, _ in self.computations}
+        looked_at = {watch.name for watch in due}
         for watch in self.watched.values():
-            if (watch.job, watch.origin.name) in requested and watch.name not in seen:
+            if (watch.job, watch.origin.name) in requested and watch.name not in looked_at:
                 yield watch
 
     def _due(self, now: float, looks_back: bool) -> Iterator[TableWatch]:
