@@ -28,7 +28,7 @@ BATCHES = 6
 def test_engine_over_a_slow_network_loses_and_repeats_nothing(
     make_topic: Callable[..., Topic], service: str
 ) -> None:
-    """It goes on after each failure, as the service does; failures are errors with a hint."""
+    """It continues after each failure, as the service does; failures are errors with a hint."""
     topic: Topic = make_topic()
     topic.send(ORDER, [{"id": 0, "note": "before"}])
     topic.ingest()

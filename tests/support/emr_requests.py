@@ -179,6 +179,6 @@ def _of_catalog(method: str, path: str, topics: str) -> Iterator[tuple[str, str]
         yield {"POST": ("glue:CreateTable", f"{of}_table")}.get(
             method, ("glue:GetTables", f"{of}_database")
         )
-    elif parts[4:] != ["metrics"]:  # of which Glue's catalog has none: the client goes on without
+    elif parts[4:] != ["metrics"]:  # of which Glue's catalog has none: the client continues without
         action = {"GET": "GetTable", "HEAD": "GetTable", "POST": "UpdateTable"}[method]
         yield f"glue:{action}", f"{of}_table"

@@ -275,7 +275,7 @@ def _admin(account: Account, aws: Any) -> None:
 
 @contextmanager
 def in_this_process(folder: Path, *, governed: bool = False) -> Iterator[Vendors]:
-    """:param governed: the AWS account allows only what Lake Formation was told to grant"""
+    """:param governed: the AWS account allows only what Lake Formation grants"""
     with pytest.MonkeyPatch.context() as patch:
         if not governed:
             yield from _vendors(folder, patch)

@@ -202,7 +202,7 @@ class GlueReader:
         if status == "PENDING":
             raise UnreachableError(
                 f"{NAME} still checks whether {what} is compatible (PENDING)",
-                hint="wait: the topic goes on when the version is available",
+                hint="wait: the topic continues when the version is available",
             )
         if status not in _DECODED:
             raise TableflowError(

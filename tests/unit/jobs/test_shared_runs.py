@@ -36,7 +36,7 @@ NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
 
 @dataclass
 class Trades:
-    """The table of trades, and the sensor beside runs that succeed or fail as told."""
+    """The table of trades, and the sensor beside runs whose ends a test chooses."""
 
     catalog: SqlCatalog
     instance: dg.DagsterInstance

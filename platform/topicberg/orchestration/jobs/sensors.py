@@ -157,7 +157,7 @@ def _jobs(watched: Iterable[TableWatch]) -> list[dg.UnresolvedAssetJobDefinition
 
 
 class _Evaluation:
-    """A tick of the sensor: what Dagster knows before, and what it is selected to do."""
+    """A tick of the sensor: what Dagster knows before, and what it is asked to do."""
 
     def __init__(
         self,
