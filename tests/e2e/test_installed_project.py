@@ -152,5 +152,9 @@ def test_project_goes_from_a_record_to_an_erased_key(installed: Installed) -> No
         assert "1000" in counted.replace(",", "")
         erased = run("topicberg forget orders --where 'customer=customer 1' --dry-run")
         assert "nothing was changed" in erased
+        planned = run("topicberg deploy plan", fails=True)  # there are changes
+        assert "create Snowflake Iceberg table ORDERS" in planned
+        assert "stock_trades" not in planned
+        assert "Traceback" not in planned
     finally:
         run("topicberg down")
