@@ -114,7 +114,7 @@ def measure(folder: Path, rows: int, keys: int) -> list[str]:
     assert head is not None
 
     def look_up() -> None:
-        found = index.rows_of(table, head, wanted.select(COLUMNS))
+        found = index.rows_with(table, head, merged([hashes]))
         assert sum(len(part.positions) for part in found) == keys // 2
 
     index = KeyIndex(folder / "keys", table, COLUMNS)

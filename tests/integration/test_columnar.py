@@ -179,7 +179,7 @@ def test_tasks_of_spark_read_parts_of_a_batch(
     values: list[bytes | None] = [prefix + encode(parsed, make_row(rng, n)) for n in range(2_000)]
     produce(topic, values, 10)
     monkeypatch.setattr("topicberg.tableflow.engine.small", lambda _: 100)
-    monkeypatch.setattr(tasks, "TASK_RECORDS", 500)
+    monkeypatch.setattr(tasks, "FILE_RECORDS", 500)
     topic.ingest()
     assert reader(topic) == "spark"
     found = in_order(topic)
@@ -363,15 +363,16 @@ def test_upserts_are_the_same_by_both(
     assert found == by_spark(topic)
 
 
+@pytest.mark.parametrize("by", ["spark", "process"])
 def test_parts_of_an_upsert_batch_replace_each_other(
-    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+    make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """Tasks of Spark read parts of a partition; records of a later part are newer."""
+    """Tasks read parts of a partition; records of a later part are newer."""
     topic = make_topic(KEPT, write_mode="upsert")
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     rng = random.Random(3)
-    monkeypatch.setattr(tasks, "TASK_RECORDS", 100)
-    monkeypatch.setattr(engine, "small", lambda _: 10)
+    monkeypatch.setattr(tasks, "FILE_RECORDS", 100)
+    monkeypatch.setattr(engine, "small", lambda _: 10 if by == "spark" else 10_000)
     for first in (0, 600):
         producer = Producer(topic.endpoints.kafka_config())
         for number in range(first, first + 600):
@@ -382,7 +383,7 @@ def test_parts_of_an_upsert_batch_replace_each_other(
     assert len(topic.table().snapshots()) == 2
     found = in_order(topic)
     assert sorted(row["id"] for row in found) == list(range(1_070, 1_200))
-    assert reader(topic) == "spark"
+    assert reader(topic) == by
 
 
 def test_key_files_are_shared_once_no_records_wait(
@@ -420,8 +421,9 @@ def test_files_of_a_batch_whose_keys_are_not_found_are_deleted(
     def fails(*_: object) -> None:
         raise TopicbergError("the disk is full")
 
-    def ingest(*given: Any) -> reading.WrittenBatch:
-        written.append(reading.ingest(*given))
+    def ingest(plan: Any, _: object, parts: Any, check: Any) -> reading.WrittenBatch:
+        (ranges,) = parts
+        written.append(reading.ingest(plan, ranges, check))
         return written[-1]
 
     for number in range(2):

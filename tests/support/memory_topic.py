@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,15 +11,18 @@ from typing import Any, Self, cast
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io import FileIO
 
 from topicberg import kafka
 from topicberg.kafka import fetch
+from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow import batch_start, engine, reading
 from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.engine import Ingestor
+from topicberg.tableflow.plan import ReadPlan
 from topicberg.topics import TopicSpec
 
 
@@ -154,10 +157,16 @@ def mock_registry(folder: Path) -> Any:
     return SchemaRegistryClient.new_client({"url": f"mock://{folder.name}"})
 
 
+def _ingest_here(
+    plan: ReadPlan, io: FileIO, parts: Sequence[Ranges], check: Callable[[], None]
+) -> reading.WrittenBatch:
+    return reading.joined(plan, io, [reading.ingest(plan, ranges, check) for ranges in parts])
+
+
 def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine read this topic, and nothing else, until the test ends."""
     wait_ready()
-    monkeypatch.setattr(engine, "shared", lambda *_: SimpleNamespace(ingest=reading.ingest))
+    monkeypatch.setattr(engine, "shared", lambda *_: SimpleNamespace(ingest=_ingest_here))
     monkeypatch.setattr(kafka, "topic_log", topic.log)
     monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     monkeypatch.setattr(kafka, "offsets_at", topic.offsets_at)

@@ -155,11 +155,11 @@ class DataFileWriter:
         for file in self._open.values():
             file.abandon()
 
-    def write(self, columns: Mapping[str, pa.Array]) -> list[Placed]:
+    def write(self, columns: Mapping[str, pa.Array], *, are_kept: bool = False) -> list[Placed]:
         """Write rows, and return where each is.
 
-        :param columns: by the names of the table's columns; their memory may be overwritten by
-            those that are written next
+        :param columns: by the names of the table's columns
+        :param are_kept: whether nothing overwrites their memory
         """
         arrays, fields = list[pa.Array](), list[pa.Field]()
         for place, column in enumerate(self._schema.fields):
@@ -173,7 +173,7 @@ class DataFileWriter:
         if not len(table):
             return placed
         for values, rows, some, is_copy in self._partitions(columns, table):
-            placed.append(Placed(*self._write(values, rows, is_copy), some))
+            placed.append(Placed(*self._write(values, rows, is_copy or are_kept), some))
         if self._waiting > MAX_WAITING_BYTES:
             if len(self._open) > MAX_OPEN:
                 self._close_all()

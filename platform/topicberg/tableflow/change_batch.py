@@ -19,23 +19,43 @@ from topicberg.tableflow.key_files import Keys, in_order
 
 PLACES = ("partition", "offset", "kafka_ms")
 """Of a record: where it is in Kafka, and its time there."""
+_NO_TIME = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True)
 class Facts:
     """What is known of changes, besides their rows."""
 
-    table: pa.Table
-    """:data:`PLACES`, :data:`.changes.FACTS`, and ``has_key``: the record has one."""
-    missing: NDArray[np.bool_]
-    """For each column that may lack values: whether the change does."""
+    read: pa.Table
+    """Of changes as they were read: :data:`PLACES`, :data:`.changes.FACTS`, ``has_key``: the record
+    has one, and, if it has, the two halves of its hash, ``high`` and ``low``."""
+    lacks: NDArray[np.bool_]
+    """For each column that may lack values: whether the change that was read does."""
+    places: NDArray[np.intp] | None = None
+    """The numbers of these changes among those that were read; None: they are these."""
 
     def __len__(self) -> int:
-        return int(self.table.num_rows)
+        return int(self.read.num_rows) if self.places is None else len(self.places)
 
     def chosen(self, places: NDArray[np.intp]) -> Facts:
         """Return those of some changes, by their numbers."""
-        return Facts(self.table.take(pa.array(places)), self.missing[:, places])
+        return Facts(self.read, self.lacks, self._of(places))
+
+    def table(self, names: Sequence[str], places: NDArray[np.intp]) -> pa.Table:
+        """Return facts of some changes, by their numbers."""
+        return self.read.select(list(names)).take(pa.array(self._of(places)))
+
+    def of_type(self, name: str) -> pa.DataType:
+        """Return the type of a fact."""
+        return self.read.schema.field(name).type
+
+    def _of(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
+        return places if self.places is None else self.places[places]
+
+    @cached_property
+    def missing(self) -> NDArray[np.bool_]:
+        """For each column that may lack values: whether the change does."""
+        return self.lacks if self.places is None else self.lacks[:, self.places]
 
     def at(self, places: Collection[PartitionOffset]) -> NDArray[np.bool_]:
         """Return which changes are at some places."""
@@ -49,17 +69,23 @@ class Facts:
 
     @cached_property
     def partition(self) -> NDArray[np.int32]:
-        found: NDArray[np.int32] = self._column("partition").to_numpy()
-        return found
+        return self._numbers("partition")
 
     @cached_property
     def offset(self) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = self._column("offset").to_numpy()
-        return found
+        return self._numbers("offset")
+
+    @cached_property
+    def high(self) -> NDArray[np.uint64]:
+        return self._numbers("high")
+
+    @cached_property
+    def low(self) -> NDArray[np.uint64]:
+        return self._numbers("low")
 
     @cached_property
     def has_key(self) -> NDArray[np.bool_]:
-        return flags(self._column("has_key"))
+        return flags(self.column("has_key"))
 
     @cached_property
     def is_live(self) -> NDArray[np.bool_]:
@@ -67,22 +93,32 @@ class Facts:
         return self.is_op(*LIVE)
 
     def is_op(self, *names: str) -> NDArray[np.bool_]:
-        return flags(pc.is_in(self._column("op"), pa.array(names)))
+        found = flags(pc.is_in(whole(self.read.column("op")), pa.array(names)))
+        return found if self.places is None else found[self.places]
 
     def has(self, *names: str) -> NDArray[np.bool_]:
         """Return which changes have one of some facts."""
         found = np.zeros(len(self), np.bool_)
         for name in names:
-            found |= self._column(name).is_valid().to_numpy(zero_copy_only=False)
+            given = self.read.column(name)
+            if given.null_count < len(given):
+                has = given.is_valid().to_numpy()
+                found |= has if self.places is None else has[self.places]
         return found
 
     def values(self, name: str, places: NDArray[np.intp]) -> list[Any]:
         """Return a fact of some changes."""
-        values: list[Any] = self._column(name).take(pa.array(places)).to_pylist()
+        values: list[Any] = self.table([name], places).column(0).to_pylist()
         return values
 
-    def _column(self, name: str) -> pa.Array:
-        return whole(self.table.column(name))
+    def column(self, name: str) -> pa.Array:
+        """Return a fact of all changes."""
+        found = self.read.column(name)
+        return whole(found if self.places is None else found.take(pa.array(self.places)))
+
+    def _numbers(self, name: str) -> NDArray[Any]:
+        found: NDArray[Any] = self.read.column(name).to_numpy()
+        return found if self.places is None else found[self.places]
 
 
 @dataclass(frozen=True)
@@ -99,9 +135,9 @@ class ChangeBatch:
     @classmethod
     def joined(cls, parts: Sequence[ChangeBatch]) -> ChangeBatch:
         rows = pa.concat_tables([part.rows for part in parts]).unify_dictionaries()
-        facts = pa.concat_tables([part.facts.table for part in parts]).combine_chunks()
-        missing = np.concatenate([part.facts.missing for part in parts], axis=1)
-        return cls(rows, Facts(facts, missing))
+        facts = pa.concat_tables([part.facts.read for part in parts]).combine_chunks()
+        lacks = np.concatenate([part.facts.lacks for part in parts], axis=1)
+        return cls(rows, Facts(facts, lacks))
 
     def chosen(self, which: NDArray[np.bool_]) -> ChangeBatch:
         """Return some changes, by a truth value for each."""
@@ -127,15 +163,14 @@ class ByKey:
     """Of the keys, in this order."""
 
     @classmethod
-    def of(cls, facts: Facts, hashes: Keys) -> ByKey:
-        """:param hashes: of the keys of all changes, in their order"""
-        keys = in_order(hashes.high, hashes.low)
+    def of(cls, facts: Facts) -> ByKey:
+        keys = in_order(facts.high, facts.low)
         order = keys.position.astype(np.intp)
         partition = facts.partition[order]
         same = (keys.high[1:] == keys.high[:-1]) & (keys.low[1:] == keys.low[:-1])
         if (same & (partition[1:] != partition[:-1])).any():
-            order = np.lexsort((facts.offset, facts.partition, hashes.low, hashes.high))
-            keys = hashes.chosen(order)
+            order = np.lexsort((facts.offset, facts.partition, facts.low, facts.high))
+            keys = Keys(facts.high[order], facts.low[order], order.astype(np.uint32))
         return cls(facts.chosen(order), order, keys)
 
     @cached_property
@@ -144,6 +179,11 @@ class ByKey:
         high, low = self.hashes.high, self.hashes.low
         new = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
         return np.concatenate([np.ones(min(1, len(high)), np.bool_), new])
+
+    @cached_property
+    def key_numbers(self) -> NDArray[np.intp]:
+        """The number of each change's key."""
+        return np.cumsum(self.is_new_key) - 1
 
     @cached_property
     def is_new_group(self) -> NDArray[np.bool_]:
@@ -196,6 +236,23 @@ class ByKey:
             self.hashes.low[first:last] == np.uint64(low)
         )
         return found
+
+
+def newest_by_partition(changes: pa.Table) -> pa.Table:
+    """Return partition, time and position of the newest of some changes of each partition.
+
+    Without a time, a change is older than all that have one.
+    """
+    partition = changes.column("partition").to_numpy()
+    micros = changes.column("m").fill_null(_NO_TIME).to_numpy()
+    latest = np.full(partition.max(initial=-1) + 1, _NO_TIME)
+    np.maximum.at(latest, partition, micros)
+    newest = changes.filter(pa.array(micros == latest[partition]))
+    return (
+        newest.group_by("partition")
+        .aggregate([("m", "max"), ("p", "max")])
+        .rename_columns(["partition", "m", "p"])
+    )
 
 
 def _last_true(flags: NDArray[np.bool_]) -> NDArray[np.intp]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.errors import TableflowError
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+KeyedRows = tuple[FileRows, NDArray[np.intp]]
+"""Rows of a data file, and the numbers of their keys among those that were looked up."""
 _KEY = "__topicberg_key_"
 _FILL = "__topicberg_fill_"
 
@@ -80,6 +81,10 @@ class FoldTarget:
         pairs = zip(key, self.types(self.keys), strict=True)
         return pa.table([pa.array([one], kind) for one, kind in pairs], names=list(self.keys))
 
+    def key_of(self, key: Sequence[Any]) -> Keys:
+        """Return the hash of one key."""
+        return self.index.hasher.hashes(self.of_key(key).columns)
+
     def hashed(self, keys: pa.Table) -> dict[int, str]:
         """Return the hash of each key by its number; a key with a null has none."""
         if not keys.num_rows:
@@ -91,9 +96,12 @@ class FoldTarget:
         numbers = enumerate(hashes.position)
         return {int(key): hashes.text(number) for number, key in numbers if whole[key]}
 
-    def rows_of(self, snapshot: Snapshot, keys: pa.Table) -> list[FileRows]:
-        """Return the rows of a snapshot that have one of the keys."""
-        return self.index.rows_of(self.table, snapshot, keys)
+    def rows_of(self, snapshot: Snapshot, keys: Keys) -> list[KeyedRows]:
+        """Return the rows of a snapshot that have one of the keys.
+
+        :param keys: sorted
+        """
+        return self.index.keyed_rows(self.table, snapshot, keys)
 
     def read(self, rows: FileRows, names: Sequence[str]) -> pa.Table:
         """Return columns of some rows of a data file, with the types of the table."""
@@ -106,14 +114,15 @@ class OldRows:
     def __init__(
         self,
         target: FoldTarget,
-        rows: Sequence[FileRows],
+        keyed: Sequence[KeyedRows],
         toast: Sequence[str],
         truncated: Sequence[FileRows],
     ) -> None:
         self.target = target
-        self.rows = list(rows)
-        places = [*target.order_columns, target.offset_column]
-        wanted = list(dict.fromkeys([*target.keys, *places, *toast]))
+        self.rows = [rows for rows, _ in keyed]
+        self._keys = np.concatenate([np.empty(0, np.intp), *(keys for _, keys in keyed)])
+        """The number of each row's key."""
+        wanted = [*target.order_columns, target.offset_column, *toast]
         none = pa.schema(list(zip(wanted, target.types(wanted), strict=True))).empty_table()
         parts = [target.read(of_file, wanted) for of_file in self.rows]
         self.values: pa.Table = pa.concat_tables([none, *parts])
@@ -123,18 +132,12 @@ class OldRows:
             or [np.empty(0, np.bool_)]
         )
 
-    def matches(self, keys: pa.Table) -> NDArray[np.int64]:
-        """Return, for each key, the number of its row; -1: it has none."""
-        found = np.full(keys.num_rows, -1, np.int64)
-        if not (keys.num_rows and self.values.num_rows):
-            return found
-        index = self.target.index
-        own = index.hasher.hashes([self.values.column(name) for name in self.target.keys])
-        wanted = index.hasher.hashes(keys.columns)
-        place = pc.index_in(_array(wanted), value_set=_array(own))
-        has_row = place.is_valid().to_numpy(zero_copy_only=False)
-        found[wanted.position[has_row]] = own.position[place.drop_null().to_numpy()]
-        return found
+    def matches(self, keys: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return, for each key, given by its number, the number of its row; -1: it has none."""
+        most = max(keys.max(initial=-1), self._keys.max(initial=-1))
+        found = np.full(most + 1, -1, np.int64)
+        found[self._keys] = np.arange(len(self._keys))
+        return found[keys]
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""
@@ -145,11 +148,11 @@ class OldRows:
     def replaced_by(self, places: pa.Table) -> tuple[list[FileRows], list[PartitionOffset]]:
         """Return the rows that changes replace, and the changes that are older than their row.
 
-        :param places: of the changes, with their keys, partition, offset, time and position
+        :param places: of the last change of each key: partition, offset, time and position
         """
         if not self.rows:
             return [], []
-        matches = self.matches(places.select(self.target.key_columns))
+        matches = self.matches(np.arange(len(places)))
         partition, micros, position = (
             self.values.column(name) for name in self.target.order_columns
         )
@@ -200,10 +203,3 @@ def together(first: Sequence[FileRows], other: Sequence[FileRows]) -> list[FileR
 def _micros(value: datetime | None) -> int | None:
     """Return microseconds since 1970."""
     return None if value is None else (value - _EPOCH) // timedelta(microseconds=1)
-
-
-def _array(keys: Keys) -> pa.Array:
-    """Return the hashes as an array of 16 bytes each."""
-    both = np.stack([keys.high, keys.low], axis=1)
-    buffers = [None, pa.py_buffer(both)]
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(both), buffers)

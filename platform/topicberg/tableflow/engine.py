@@ -18,7 +18,6 @@ from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING, cast, get_args
 
-import numpy as np
 import pyarrow as pa
 from tenacity import wait_random
 
@@ -27,7 +26,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
 from topicberg.iceberg import summaries
-from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
+from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
@@ -36,7 +35,6 @@ from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import commit, failures, skips, tombstones
-from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.batch_start import (
     check_suspended,
@@ -48,7 +46,8 @@ from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.changes import key_names
 from topicberg.tableflow.current_rows import FoldTarget
 from topicberg.tableflow.fold_state import FoldState, Order
-from topicberg.tableflow.folding import Folded, Folding, NewRows
+from topicberg.tableflow.folded_files import write_rows
+from topicberg.tableflow.folding import Folded, Folding
 from topicberg.tableflow.foreign import foreign_schemas, named_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
@@ -67,7 +66,7 @@ from topicberg.tableflow.sessions import Sessions
 from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
 from topicberg.tableflow.spark_turn import SparkTurn
 from topicberg.tableflow.table import ensure_table
-from topicberg.tableflow.tasks import ingest_by_spark
+from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
 from topicberg.tableflow.waiting import start_again
@@ -75,7 +74,6 @@ from topicberg.wording import count
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
-    from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -378,7 +376,8 @@ class Ingestor:
         program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
         program = replace(program, stops_early=self._stops_early and self._search.isolation is None)
         if plan.reader == "process":
-            return self._processes.ingest(program, ranges, self._check_abandoned)
+            parts = split(ranges, plan.size)
+            return self._processes.ingest(program, table.io, parts, self._check_abandoned)
         given = program, table, ranges, plan.size, self._memory
         return ingest_by_spark(self._spark.session(), *given)
 
@@ -413,7 +412,9 @@ class Ingestor:
             if written.changes is not None and written.changes.parts:
                 found = self._fold(plan, written.changes)
                 refused, folded, replaced = len(found.refused), found.properties, found.replaced
-                files, keys = self._files_of(plan, found.rows)
+                target, most = WriteTarget.of(table), self.config.engine_processes
+                check = self._check_abandoned
+                files, keys = write_rows(target, table.io, found.rows, most, check)
                 written = replace(written, files=files, keys=keys)
             changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
             dead_lettered = 0
@@ -527,15 +528,6 @@ class Ingestor:
             logger.info("topic %s: left out %s of deleted rows", self.spec.name, found)
         self._left_out.refused(plan, folded.refused)
         return folded
-
-    def _files_of(self, plan: BatchPlan, rows: NewRows) -> tuple[list[DataFile], BatchKeys]:
-        """Write rows as data files; return these and their keys."""
-        target, keys = WriteTarget.of(plan.table), WrittenKeys()
-        with DataFileWriter(target, plan.table.io) as writer:
-            for part, of_part in rows.parts():
-                self._check_abandoned()
-                keys.add(of_part, np.arange(len(of_part.high)), writer.write(part))
-        return writer.files, keys.all()
 
 
 def _number(snapshot: Snapshot | None, key: str) -> int:

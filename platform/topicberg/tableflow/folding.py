@@ -25,9 +25,9 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags, whole
-from topicberg.tableflow.change_batch import ByKey, ChangeBatch
-from topicberg.tableflow.changes import LIVE, READ
-from topicberg.tableflow.current_rows import FoldTarget, OldRows, together
+from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, newest_by_partition
+from topicberg.tableflow.changes import FACTS, LIVE, READ
+from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
 from topicberg.tableflow.fold_state import (
     STATE,
     Deletion,
@@ -70,7 +70,8 @@ class Folded:
 class NewRows:
     """The rows that changes leave.
 
-    ``places``: the change of each row, by its number in ``changes``. ``keys``: of the rows.
+    ``places``: the change of each row, by its number in ``changes``, ascending. ``keys``: of the
+    rows.
     ``origins``: for columns that lack values: from which change each row has the value; -1:
     ``fills`` has it, if any does.
     """
@@ -82,15 +83,25 @@ class NewRows:
     fills: pa.Table | None = None
     """Columns ``place`` (in ``places``), and values by the names of columns."""
 
-    def parts(self) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
-        """Yield the rows, in parts, as columns of the table, and their keys."""
-        for first in range(0, len(self.places), _ROWS_AT_ONCE):
-            inside = slice(first, first + _ROWS_AT_ONCE)
-            taken = self.changes.rows.take(pa.array(self.places[inside]))
-            columns = {name: whole(taken.column(name)) for name in taken.column_names}
+    def parts(self, first: int, end: int) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
+        """Yield some rows, in parts, as columns of the table, and their keys.
+
+        :param first: the number of the first row
+        :param end: the number of the row after the last one
+        """
+        behind = 0  # changes
+        for batch in self.changes.rows.to_batches(_ROWS_AT_ONCE):
+            before, behind = behind, behind + len(batch)
+            to = min(end, int(np.searchsorted(self.places, behind)))
+            if to <= first:
+                continue
+            inside = slice(first, to)
+            taken = batch.take(pa.array(self.places[inside] - before))
+            columns = dict(zip(taken.schema.names, taken.columns, strict=True))
             for name, origin in self.origins.items():
                 columns[name] = self._filled(name, columns[name], origin[inside], first)
-            yield columns, self.keys.chosen(np.arange(len(self.places))[inside])
+            yield columns, self.keys.chosen(np.arange(first, to))
+            first = to
 
     def _filled(self, name: str, own: pa.Array, origin: NDArray[np.intp], first: int) -> pa.Array:
         """Return a column with the values of other changes, and those of older rows."""
@@ -111,11 +122,13 @@ class Moves:
     """Changes of the primary key in a batch.
 
     ``inserted``: time and position of those whose insertion is in the batch. ``alone``: the other
-    deletions, with their keys, partition, offset, time and position.
+    deletions, with their keys, partition, offset, time and position. ``keys``: the numbers of these
+    keys.
     """
 
     inserted: set[tuple[Any, Any]]
     alone: pa.Table
+    keys: NDArray[np.intp]
 
 
 @dataclass
@@ -173,12 +186,9 @@ class Folding:
         lost = self._lost(refused)
         if lost and missing:
             self._cut_after_lost(changes, lost)
-        by_key = ByKey.of(changes.facts, self._hashes(changes.rows))
+        by_key = ByKey.of(changes.facts)
         moves = self._moves(changes, by_key) if has_moves and self.target.toast else None
         return self._applied(changes, by_key, missing, truncates, moves, lost)
-
-    def _hashes(self, rows: pa.Table) -> Any:
-        return self.target.index.hasher.hashes([rows.column(name) for name in self.target.keys])
 
     def _missing(self, counts: NDArray[np.bool_]) -> list[str]:
         """Return the columns of which some changes lack values."""
@@ -211,7 +221,7 @@ class Folding:
             own = facts.partition == facts.partition[place]
             found |= own & (facts.offset < facts.offset[place])
         for each in newest_truncates([*self.state.truncates, *truncates]):
-            columns = facts.table.column("m"), facts.table.column("p")
+            columns = facts.column("m"), facts.column("p")
             is_earlier = _is_earlier(*columns, each, is_without=False)
             found |= (facts.partition != each.partition) & is_earlier
         return found
@@ -242,14 +252,22 @@ class Folding:
                 end_before(ends, int(facts.partition[place]), int(facts.offset[place]))
         if ends:
             raise BatchCutError(ends)
-        return Moves(inserted, self._with_keys(changes, by_key, np.array(alone, np.intp)))
+        numbers = np.array(alone, np.intp)
+        keys = self._with_keys(changes, by_key, numbers)
+        return Moves(inserted, keys, by_key.key_numbers[numbers])
 
     def _with_keys(self, changes: ChangeBatch, by_key: ByKey, places: NDArray[np.intp]) -> pa.Table:
         """Return places, facts and keys of some changes, given in the order of their keys."""
-        taken = changes.rows.take(pa.array(by_key.order[places]))
-        table = by_key.facts.table.take(pa.array(places))
+        table = by_key.facts.table([*PLACES, *FACTS], places)
+        return self._and_keys(table, changes, by_key.order[places])
+
+    def _and_keys(
+        self, table: pa.Table, changes: ChangeBatch, numbers: NDArray[np.intp]
+    ) -> pa.Table:
+        """Return a table of some changes, given by their numbers, with their keys."""
+        keys = changes.rows.select(list(self.target.keys)).take(pa.array(numbers))
         for key, name in zip(self.target.keys, self.target.key_columns, strict=True):
-            table = table.append_column(name, taken.column(key))
+            table = table.append_column(name, keys.column(key))
         return table
 
     def _lost(self, refused: Mapping[PartitionOffset, str]) -> list[Lost]:
@@ -260,7 +278,7 @@ class Folding:
             facts = self.changes.facts
             places = np.flatnonzero(facts.at(refused) & facts.has_key)
             rows = self.changes.rows.take(pa.array(places)).select(names)
-            table = facts.table.take(pa.array(places)).select(["partition", "offset"])
+            table = facts.table(["partition", "offset"], places)
             for name in names:
                 table = table.append_column(name, rows.column(name))
             found.append(table.cast(self.lost_records.schema))
@@ -306,12 +324,15 @@ class Folding:
         facts = by_key.facts
         ends = np.flatnonzero(by_key.is_last)
         known = by_key.newest(facts.has("m", "p"), by_key.starts)[ends]
-        order = pa.array(known, mask=known < 0)
-        places = facts.table.select(["partition", "offset"]).take(pa.array(ends))
+        places = facts.table(["partition", "offset", "op"], ends)
+        places = places.set_column(2, "op", pc.fill_null(places.column("op"), "d"))
+        order = facts.table(["m", "p"], np.maximum(known, 0))
+        has_none = pa.array(known < 0)
         for name in ("m", "p"):
-            places = places.append_column(name, facts.table.column(name).take(order))
-        op = pc.fill_null(facts.table.column("op").take(pa.array(ends)), "d")
-        places = places.append_column("op", op)
+            fact = whole(order.column(name))
+            if (known < 0).any():
+                fact = pc.if_else(has_none, pa.scalar(None, fact.type), fact)
+            places = places.append_column(name, fact)
         starts = np.flatnonzero(by_key.is_new_key[by_key.starts[ends]])  # the first group of a key
         if len(starts) == len(ends):
             return ends, places
@@ -337,27 +358,27 @@ class Folding:
         lost: Sequence[Lost],
     ) -> Folded:
         ends, places = self._last(by_key)
-        rows = changes.rows.select(list(self.target.keys)).take(pa.array(by_key.order[ends]))
-        for key, name in zip(self.target.keys, self.target.key_columns, strict=True):
-            places = places.append_column(name, rows.column(key))
+        keys = by_key.hashes.chosen(ends)
         truncated = self._truncated_rows(truncates)
-        found: list[FileRows] = []
+        found: list[KeyedRows] = []
         if self.target.head is not None and places.num_rows:
-            found = self.target.rows_of(self.target.head, places.select(self.target.key_columns))
+            found = self.target.rows_of(self.target.head, keys)
         toast = self.target.toast if missing else []
         old_rows = OldRows(self.target, found, toast, truncated)
         replaced, stale = old_rows.replaced_by(places)
-        deletes, late = self._deletes(places)
+        deletes, late = self._deletes(places, keys)
         is_live = flags(pc.not_equal(places.column("op"), "d"))
-        is_live &= ~by_key.facts.at({*stale, *late})[ends]
-        live = ends[is_live]
+        if stale or late:
+            is_live &= ~by_key.facts.at({*stale, *late})[ends]
+        chosen = _as_read(np.flatnonzero(is_live), by_key.order[ends[is_live]], len(changes))
+        live = ends[chosen]
         values = OldValues(
             self.target, self.progress, self.state, self.lost, old_rows, changes, by_key
         )
         new = NewRows(changes, by_key.order[live], by_key.hashes.chosen(live))
         if missing:
-            known = places.filter(pa.array(is_live))
-            new = self._resolved(values, changes, by_key, live, known, new)
+            known = self._and_keys(places.take(pa.array(chosen)), changes, by_key.order[live])
+            new = self._resolved(values, by_key, chosen, live, known, new)
         state = FoldState(
             truncates=newest_truncates([*self.state.truncates, *truncates]),
             lacking=sorted({*self.state.lacking, *missing}),
@@ -381,7 +402,7 @@ class Folding:
         :raises BatchCutError: changes in other partitions have to come first
         """
         if self.progress.may_move:
-            values.check_moves(moves.alone)
+            values.check_moves(moves.alone, moves.keys)
         found = {
             (each.micros, each.position, each.key): each
             for each in self.state.moves
@@ -402,35 +423,30 @@ class Folding:
         Rows that a snapshot read do not count: their time is that of the reading.
         """
         found = dict(self.state.reached)
-        by_order = [("m", "ascending"), ("p", "ascending")]
-        newest = (
-            places.filter(pc.not_equal(places.column("op"), READ))
-            .select(["partition", "m", "p"])
-            .sort_by(by_order)
-            .group_by("partition", use_threads=False)
-            .aggregate([("m", "last"), ("p", "last")])
-        )
-        for row in newest.to_pylist():
-            order, held = (row["m_last"], row["p_last"]), found.get(row["partition"], (None, None))
+        counts = pc.not_equal(places.column("op"), READ)
+        for row in newest_by_partition(
+            places.filter(counts).select(["partition", "m", "p"])
+        ).to_pylist():
+            order, held = (row["m"], row["p"]), found.get(row["partition"], (None, None))
             one, other = order_of(*order), order_of(*held)
             if one is not None and (other is None or one > other):
                 found[row["partition"]] = order
         return found
 
-    def _deletes(self, places: pa.Table) -> tuple[dict[str, Deletion], list[PartitionOffset]]:
+    def _deletes(
+        self, places: pa.Table, keys: Keys
+    ) -> tuple[dict[str, Deletion], list[PartitionOffset]]:
         """Return the deleted keys to remember, and the changes from before such a deletion."""
         known, may_move = self.state.deletes, self.progress.may_move
         if not known and not may_move:
             return {}, []
         found = dict(known)
         late: list[PartitionOffset] = []
-        hashes = self.target.index.hasher.hashes(places.select(self.target.key_columns).columns)
-        is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)[hashes.position]
+        is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)
         held_high = np.array([int(key[:16], 16) for key in known], np.uint64)
-        rows = places.select(["partition", "offset", "m", "p", "op"])
-        for which in np.flatnonzero(np.isin(hashes.high, held_high) | (is_delete & may_move)):
-            row = rows.slice(int(hashes.position[which]), 1).to_pylist()[0]
-            key = hashes.text(int(which))
+        for which in np.flatnonzero(np.isin(keys.high, held_high) | (is_delete & may_move)):
+            row = places.slice(int(which), 1).to_pylist()[0]
+            key = keys.text(int(which))
             order, held = order_of(row["m"], row["p"]), known.get(key)
             is_elsewhere = held is not None and held.partition != row["partition"]
             at = held.order if held is not None else None
@@ -477,15 +493,16 @@ class Folding:
     def _resolved(
         self,
         old: OldValues,
-        changes: ChangeBatch,
         by_key: ByKey,
+        wanted: NDArray[np.intp],
         live: NDArray[np.intp],
         places: pa.Table,
         new: NewRows,
     ) -> NewRows:
         """Return the rows with values of changes before them in the batch, and of older rows.
 
-        :param live: the last changes of their keys after which the rows exist
+        :param wanted: the numbers of the keys whose rows exist after the batch
+        :param live: the last changes of these keys
         :param places: of these changes
         """
         facts, starts = by_key.facts, by_key.life_starts
@@ -505,7 +522,7 @@ class Folding:
             return new
         moved = by_key.newest(facts.is_live & facts.has("old_key"), starts)[live[lacking]]
         needs = places.take(pa.array(lacking))
-        kafka_ms = facts.table.column("kafka_ms").take(pa.array(live[lacking]))
+        kafka_ms = facts.table(["kafka_ms"], live[lacking]).column(0)
         needs = needs.append_column("kafka_ms", kafka_ms)
         needs = needs.append_column("missing", pa.array([left[place] for place in lacking]))
         needs = needs.append_column("life", pa.array(by_key.lives[live[lacking]]))
@@ -522,12 +539,12 @@ class Folding:
                     [
                         ("key", pa.string()),
                         ("m", pa.int64()),
-                        ("p", facts.table.column("p").type),
+                        ("p", facts.of_type("p")),
                     ]
                 ),
             ),
         )
-        if (fills := old.fills(needs)) is None:
+        if (fills := old.fills(needs, wanted[lacking])) is None:
             return new
         of_place = {
             place: int(number)
@@ -556,6 +573,17 @@ def _latest(places: pa.Table, first: int, end: int) -> int:
         return m is not None, m or 0, p is not None, p or empty, offset
 
     return max(range(first, end), key=age)
+
+
+def _as_read(chosen: NDArray[np.intp], order: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    """Return some places in the order in which their changes were read.
+
+    :param order: the numbers of the changes in that order
+    :param count: of all changes
+    """
+    found = np.full(count, -1, np.intp)
+    found[order] = chosen
+    return found[found >= 0]
 
 
 def _is_earlier(

@@ -83,14 +83,22 @@ class HeldKeys(Keys):
 
         :param keys: sorted
         """
+        return np.sort(self.position[self.equal(keys)[1]])
+
+    def equal(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return all pairs of equal keys.
+
+        :param keys: sorted
+        :returns: places in ``keys``, and here
+        """
         from topicberg.tableflow.key_lookup import pairs, passing
 
         if len(self.high) <= len(keys.high) // _FEW:
-            place, _ = pairs(self.high, self.low, keys.high, keys.low)
-        else:
-            maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
-            _, place = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
-        return np.sort(self.position[place])
+            held, wanted = pairs(self.high, self.low, keys.high, keys.low)
+            return wanted, held
+        maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
+        wanted, held = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
+        return maybe[wanted], held
 
     def matches(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return all pairs of equal decoded keys, whatever their partitions are.

@@ -66,7 +66,7 @@ class KeyHasher:
         self._key_ids = tuple(
             schema.find_field(name).field_id for name in (() if key else key_columns)
         )
-        self._key_types = _arrow_types(schema, key_columns) if is_decoded else None
+        self._key_types = key_types(schema, key_columns) if is_decoded else None
         self.definition = self._probe()
         """Differs if other keys are equal, or if they are hashed otherwise."""
 
@@ -74,10 +74,7 @@ class KeyHasher:
         """Return the keys of rows, given their key columns; see :meth:`hashed`."""
         if self._key_types is None:
             return self.hashed(columns[0], columns[1], first)
-        import pyarrow as pa
-
-        raw = one_text(columns, self._key_types)
-        return hash_keys(self.table_uuid, raw, pa.array(np.zeros(len(raw), np.int32)), first)
+        return hash_values(self.table_uuid, columns, self._key_types, first)
 
     def hashed(self, raw: Any, partition: Any, first: int = 0) -> Keys:
         """Return the keys of rows from position ``first`` on, in order, without null keys.
@@ -149,6 +146,19 @@ def hash_keys(table_uuid: UUID, raw: Any, partition: Any, first: int = 0) -> Key
     return Keys(high, low, position.astype(np.uint32))
 
 
+def hash_values(
+    table_uuid: UUID, columns: Sequence[Any], types: Sequence[pa.DataType], first: int = 0
+) -> Keys:
+    """Return the keys of all rows, given their key columns, whose values are compared.
+
+    :param types: see :func:`key_types`
+    """
+    import pyarrow as pa
+
+    text = one_text(columns, types)
+    return hash_keys(table_uuid, text, pa.array(np.zeros(len(text), np.int32)), first)
+
+
 def hash_decoded(table_uuid: UUID, text: Any, partition: Any, first: int = 0) -> Keys:
     """Return the keys of rows, given the texts of decoded keys; see :func:`hash_keys`."""
     import pyarrow as pa
@@ -189,7 +199,8 @@ def _is_floating(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind))
 
 
-def _arrow_types(schema: Schema, names: Sequence[str]) -> list[pa.DataType]:
+def key_types(schema: Schema, names: Sequence[str]) -> list[pa.DataType]:
+    """Return the types of a table's columns whose values are keys."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     arrow = schema_to_pyarrow(schema, include_field_ids=False)

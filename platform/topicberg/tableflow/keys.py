@@ -43,7 +43,6 @@ from topicberg.tableflow.key_files import (
     HeldKeys,
     Keys,
     in_order,
-    merged,
     newest_of_partitions,
     same_key,
 )
@@ -51,7 +50,6 @@ from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, t
 from topicberg.tableflow.key_store import KeyStore
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
 
@@ -128,13 +126,26 @@ class KeyIndex:
         self._deleted = DeletedRows()
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
 
-    def rows_of(self, table: Table, head: Snapshot, keys: pa.Table) -> list[FileRows]:
+    def keyed_rows(
+        self, table: Table, head: Snapshot, keys: Keys
+    ) -> list[tuple[FileRows, NDArray[np.intp]]]:
         """Return the rows of a snapshot that have one of these keys and are not deleted.
 
-        :param keys: the key columns; distinct; raw keys have no nulls
+        :param keys: sorted, see :func:`merged`
+        :returns: with the place in ``keys`` of each row
         :raises TopicbergError: the state directory cannot be written
         """
-        return self.rows_with(table, head, merged([self.hasher.hashes(keys.columns)]))
+        wanted = np.empty(0, np.intp)
+
+        def choose(held: HeldKeys) -> NDArray[np.uint32]:
+            nonlocal wanted
+            wanted, rows = held.equal(keys)
+            order = np.argsort(held.position[rows])
+            wanted = wanted[order]
+            return held.position[rows[order]]
+
+        found = self._chosen_rows(table, head, choose)
+        return [(of_file, wanted[chosen]) for of_file, chosen in found]
 
     def rows_with(self, table: Table, head: Snapshot, keys: Keys) -> list[FileRows]:
         """Return the rows of a snapshot that have one of these keys and are not deleted.
@@ -179,23 +190,19 @@ class KeyIndex:
         """
         assert self.hasher.key is not None  # noqa: S101  the keys are decoded
         stale = np.zeros(len(keys.high), np.bool_)
-        matches: dict[str, tuple[NDArray[np.intp], NDArray[np.uint64]]] = {}
-        file_path = ""
+        matches: tuple[NDArray[np.intp], NDArray[np.uint64]]
 
         def choose(held: HeldKeys) -> NDArray[np.uint32]:
+            nonlocal matches
             places, rows = held.matches(keys)
             order = np.argsort(held.position[rows])
             places, rows = places[order], rows[order]
-            matches[file_path] = places, held.low[rows]
+            matches = places, held.low[rows]
             return held.position[rows]
 
-        def note(path: str) -> None:
-            nonlocal file_path
-            file_path = path
-
         replaced = []
-        for of_file, chosen in self._chosen_rows(table, head, choose, note):
-            places, low = (part[chosen] for part in matches[of_file.file.file_path])
+        for of_file, chosen in self._chosen_rows(table, head, choose):
+            places, low = (part[chosen] for part in matches)
             stays = np.zeros(len(places), np.bool_)
             is_moved = low != keys.low[places]
             if is_moved.any():
@@ -222,19 +229,15 @@ class KeyIndex:
         :raises TopicbergError: the state directory cannot be written
         """
         assert self.hasher.key is not None  # noqa: S101  the keys are decoded
-        files: list[DataFile] = []
-        parts: list[Keys] = []
+        of_file: Keys
 
         def choose(held: HeldKeys) -> NDArray[np.uint32]:
-            parts.append(held)
+            nonlocal of_file
+            of_file = held
             return np.sort(held.position)
 
-        live = {}
-        paths: list[str] = []
-        for of_file, _ in self._chosen_rows(table, head, choose, paths.append):
-            live[of_file.file.file_path] = of_file
-        files = [live[path].file for path in paths if path in live]
-        held = [(live[path], part) for path, part in zip(paths, parts, strict=True) if path in live]
+        held = [(rows, of_file) for rows, _ in self._chosen_rows(table, head, choose)]
+        files = [rows.file for rows, _ in held]
         found: dict[int, list[NDArray[np.uint32]]] = {}
         for numbers, keys in _in_ranges(held):
             for number, positions in self._repeated(table, files, numbers, keys).items():
@@ -294,26 +297,21 @@ class KeyIndex:
         table: Table,
         head: Snapshot,
         choose: Callable[[HeldKeys], NDArray[np.uint32]],
-        begin: Callable[[str], None] = lambda _: None,
-    ) -> list[tuple[FileRows, NDArray[np.intp]]]:
-        """Return the chosen rows that are not deleted, and their places among the chosen ones.
+    ) -> Iterator[tuple[FileRows, NDArray[np.intp]]]:
+        """Yield the chosen rows that are not deleted, and their places among the chosen ones.
 
-        :param choose: returns positions, ascending
-        :param begin: called with the path of the file whose rows are chosen next
+        :param choose: returns positions, ascending; called for the next file after each yield
         """
         files = self._live(table, head)
         data = [file for file in files if file.content == DataFileContent.DATA]
         self._deleted.read(table, files)
         self.store.fetch(table, data)
-        found = []
         for file in data:
-            begin(file.file_path)
             positions = choose(self.store.keys_of(table, file))
             places = self._deleted.left(file.file_path, positions)
             if len(places):
-                found.append((FileRows(file, positions[places]), places))
+                yield FileRows(file, positions[places]), places
         self.store.clean(data)
-        return found
 
     def _live(self, table: Table, head: Snapshot) -> list[DataFile]:
         """Return the data files and delete files of the snapshot."""

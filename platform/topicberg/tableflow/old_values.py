@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from topicberg.errors import TopicbergError
 from topicberg.formats.limits import UNREADABLE
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.tableflow.change_batch import ByKey, ChangeBatch, Facts
-from topicberg.tableflow.changes import LIVE, READ
+from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts
+from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, OldRows
 from topicberg.tableflow.fold_state import FoldState, LostChanges, Move, Order, order_of, precedes
 from topicberg.tableflow.offsets import end_before
@@ -96,7 +96,7 @@ class BatchProgress:
 def _extreme(facts: Facts, chosen: NDArray[np.bool_], choose: Any) -> Order | None:
     """Return the least or the greatest order of changes, without rows that a snapshot read."""
     counts = chosen & facts.has("op") & ~facts.is_op(READ)
-    own = facts.table.filter(pa.array(counts))
+    own = facts.table(["m", "p"], np.flatnonzero(counts))
     micros = choose(own.column("m")).as_py()
     if micros is not None:
         own = own.filter(pc.equal(own.column("m"), micros))
@@ -126,11 +126,14 @@ class OldValues:
         self.repeated: set[PartitionOffset] = set()
         """The changes for which there is no value any more."""
 
-    def fills(self, needs: pa.Table) -> pa.Table | None:
-        """Return a value for each missing column of the changes that have one."""
+    def fills(self, needs: pa.Table, keys: NDArray[np.intp]) -> pa.Table | None:
+        """Return a value for each missing column of the changes that have one.
+
+        :param keys: the numbers of their keys
+        """
         target, old = self.target, self.rows
         types = target.types(target.toast)
-        matches = old.matches(needs.select(target.key_columns))
+        matches = old.matches(keys)
         held = matches >= 0
         matches[held] = np.where(old.is_truncated[matches[held]], -1, matches[held])
         origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
@@ -227,18 +230,18 @@ class OldValues:
                 return False
         return True
 
-    def check_moves(self, alone: pa.Table) -> None:
+    def check_moves(self, alone: pa.Table, keys: NDArray[np.intp]) -> None:
         """Let deletions by changes of the primary key wait for changes in other partitions.
 
+        :param keys: the numbers of their keys
         :raises BatchCutError: there are such changes, or may be
         """
         old, waiting = self.rows, dict[int, int]()
-        keys = alone.select(self.target.key_columns)
         matches = old.matches(keys)
         partitions = old.values.column(self.target.order_columns[0])
         for number, need in enumerate(alone.to_pylist()):
             place, order = (need["partition"], need["offset"]), order_of(need["m"], need["p"])
-            key = tuple(need[name] for name in keys.column_names)
+            key = tuple(need[name] for name in self.target.key_columns)
             is_elsewhere = any(
                 event["op"] in LIVE and event["partition"] != place[0] and event["order"] < order
                 for event in (self._events(key) if order is not None else [])
@@ -371,7 +374,10 @@ class OldValues:
         lacks = facts.missing.T
         found = []
         for event, values, lacking in zip(
-            facts.table.to_pylist(), rows.to_pylist(), lacks, strict=True
+            facts.table([*PLACES, *FACTS], np.arange(len(facts))).to_pylist(),
+            rows.to_pylist(),
+            lacks,
+            strict=True,
         ):
             order = order_of(event["m"], event["p"])
             if event["op"] is not None and order is not None:
@@ -399,7 +405,7 @@ class OldValues:
         snapshot = target.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
         if snapshot is None:
             return None
-        rows = target.rows_of(snapshot, target.of_key(key))
+        rows = target.rows_of(snapshot, target.key_of(key))
         if not rows:
             return None
         found, at = OldRows(target, rows, target.toast, []).row(0)

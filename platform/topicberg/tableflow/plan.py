@@ -87,7 +87,8 @@ class ReadPlan:
     """The names of metadata columns."""
     error_mode: ErrorMode
     upserts: UUID | None = None
-    """The table, if only the newest record of each key is a row."""
+    """The table, if only the newest record of each key, or the row after its last change, is a
+    row."""
     key: UpsertKey | None = None
     """Of an upsert table."""
     changes: ChangePlan | None = None
@@ -143,7 +144,7 @@ class Planner:
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
         columns = (*METADATA, RAW_KEY, EVENT_TIME)
         names = {name: self._spec.metadata_column(name) for name in columns}
-        upserts = None if of_rows is None else about.table_uuid
+        upserts = about.table_uuid if self._spec.write_mode == "upsert" else None
         target, files = WriteTarget.of(table), dict(table.io.properties)
         mode = self._spec.tableflow.error_handling.mode
         # What the registry lacks changes as often as a producer names other ids.

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.connection import wait
@@ -23,9 +24,11 @@ import numpy as np
 from topicberg.errors import TopicbergError
 from topicberg.tableflow.memory import ExhaustedError, check_memory
 from topicberg.tableflow.plan import ReadPlan
-from topicberg.tableflow.reading import WrittenBatch, outcome
+from topicberg.tableflow.reading import WrittenBatch, joined, outcome
 
 if TYPE_CHECKING:
+    from pyiceberg.io import FileIO
+
     from topicberg.kafka.offsets import Ranges
 
 _LOOK_SECONDS = 0.2
@@ -41,24 +44,34 @@ class Processes:
 
     def __init__(self, most: int, memory: int) -> None:
         """:param memory: bytes that each of them may take for a batch"""
-        self._memory = memory
+        self._most, self._memory = most, memory
         self._free = threading.BoundedSemaphore(most)
         self._idle: list[_Process] = []
 
-    def ingest(self, plan: ReadPlan, ranges: Ranges, check: Callable[[], None]) -> WrittenBatch:
-        """Do :func:`.reading.ingest` in another process.
+    def ingest(
+        self, plan: ReadPlan, io: FileIO, parts: Sequence[Ranges], check: Callable[[], None]
+    ) -> WrittenBatch:
+        """Do :func:`.reading.ingest` in other processes, in as many at once as there may be.
 
+        :param io: of the table
         :param check: called now and then; if it raises, the batch ends
-        :raises ExhaustedError: it takes more memory than there is
+        :raises ExhaustedError: a part takes more memory than there is
         """
         from pyspark import cloudpickle
 
-        task = cloudpickle.dumps((plan, ranges))  # type: ignore[no-untyped-call]
-        with self._taken() as process:
-            found = process.run(task, check)
-        if isinstance(found, Exception):
-            raise found
-        assert isinstance(found, WrittenBatch)  # noqa: S101
+        tasks = [cloudpickle.dumps((plan, ranges)) for ranges in parts]  # type: ignore[no-untyped-call]
+        if len(tasks) == 1:
+            return joined(plan, io, [self._outcome(tasks[0], check)])
+        with ThreadPoolExecutor(min(len(tasks), self._most)) as threads:
+            outcomes = threads.map(lambda task: self._outcome(task, check), tasks)
+            return joined(plan, io, list(outcomes))
+
+    def _outcome(self, task: bytes, check: Callable[[], None]) -> WrittenBatch | Exception:
+        try:
+            with self._taken() as process:
+                found: WrittenBatch | Exception = process.run(task, check)
+        except Exception as error:
+            return error
         return found
 
     def check(self) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import DataFileWriter, copied
@@ -26,7 +26,13 @@ from topicberg.tableflow.columns import (
     chunks,
 )
 from topicberg.tableflow.key_files import newest
-from topicberg.tableflow.key_hashing import hash_decoded, hash_keys, times_of
+from topicberg.tableflow.key_hashing import (
+    hash_decoded,
+    hash_keys,
+    hash_values,
+    key_types,
+    times_of,
+)
 from topicberg.tableflow.memory import limited
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
+    from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile
 
     from topicberg.kafka.offsets import Ranges
@@ -68,7 +75,14 @@ class ChangesRead:
     parts: list[ChangeBatch] = field(default_factory=list)
     lost: list[pa.Table] = field(default_factory=list)
 
-    def add(self, chunk: Chunk, columns: Mapping[str, pa.Array]) -> None:
+    @classmethod
+    def joined(cls, parts: Iterable[ChangesRead | None]) -> Self:
+        """:param parts: of which later ones have later records of a partition"""
+        found = [part for part in parts if part is not None]
+        changes = [one for part in found for one in part.parts]
+        return cls(changes, [one for part in found for one in part.lost])
+
+    def add(self, plan: ReadPlan, chunk: Chunk, columns: Mapping[str, pa.Array]) -> None:
         """Add a copy of the rows: the next ones overwrite them.
 
         :param columns: of the table
@@ -77,10 +91,17 @@ class ChangesRead:
 
         from topicberg.tableflow.change_batch import ChangeBatch, Facts
 
+        assert plan.upserts is not None and plan.changes is not None  # noqa: S101, PT018
         assert chunk.facts is not None  # noqa: S101  they are changes
         assert chunk.missing is not None and chunk.lost is not None  # noqa: S101, PT018
-        facts = Facts(copied(chunk.facts), chunk.missing)
-        self.parts.append(ChangeBatch(copied(pa.table(dict(columns))), facts))
+        names = plan.changes.keys
+        types = key_types(plan.target.schema, names)
+        keys = hash_values(plan.upserts, [columns[name] for name in names], types)
+        facts = copied(chunk.facts)
+        for name, half in (("high", keys.high), ("low", keys.low)):
+            facts = facts.append_column(name, pa.array(half))
+        rows = copied(pa.table(dict(columns)))
+        self.parts.append(ChangeBatch(rows, Facts(facts, chunk.missing)))
         self.lost.append(copied(chunk.lost))
 
 
@@ -107,7 +128,7 @@ def ingest(
     rows = min(MAX_ROWS, max(1, total))
     buffers = buffers_of(plan.decoded, rows)
     writer = DataFileWriter(target, io)
-    keys = None if plan.upserts is None else WrittenKeys()
+    keys = None if plan.upserts is None or plan.is_folded else WrittenKeys()
     rejections = Rejections(plan.error_mode)
     changes = ChangesRead() if plan.is_folded else None
     count = 0
@@ -122,7 +143,7 @@ def ingest(
                     columns = chunk.columns | absent_columns(chunk, target.schema.fields)
                     if changes is not None:
                         names = [one.name for one in target.schema.fields]
-                        changes.add(chunk, {name: columns[name] for name in names})
+                        changes.add(plan, chunk, {name: columns[name] for name in names})
                     elif keys is None:
                         writer.write(columns)
                     else:
@@ -168,8 +189,35 @@ def _upsert(
         keys.add(hashed, rows, writer.write(columns), times)
     elif len(rows):
         chosen = pa.array(rows)
-        written = writer.write({name: column.take(chosen) for name, column in columns.items()})
+        taken = {name: column.take(chosen) for name, column in columns.items()}
+        written = writer.write(taken, are_kept=True)
         keys.add(hashed, rows, written, times)
+
+
+def joined(
+    plan: ReadPlan, io: FileIO, outcomes: Sequence[WrittenBatch | Exception]
+) -> WrittenBatch:
+    """Return what several tasks together did.
+
+    :param io: of the table
+    :param outcomes: of :func:`outcome`; later ones are of later records of a partition
+    :raises Exception: what a task raised; there are no files then
+    """
+    written = [each for each in outcomes if isinstance(each, WrittenBatch)]
+    files = [file for each in written for file in each.files]
+    if failed := next((each for each in outcomes if isinstance(each, Exception)), None):
+        discard(io, files)
+        raise failed
+    rejections = Rejections.joined(plan.error_mode, (each.rejections for each in written))
+    if rejections.ends_reading:
+        discard(io, files)
+        files = []
+    keys = changes = None
+    if plan.is_folded:
+        changes = ChangesRead.joined(each.changes for each in written)
+    elif plan.upserts is not None and not rejections.is_final:
+        keys = BatchKeys.joined(each.keys for each in written if each.keys is not None)
+    return WrittenBatch(files, sum(each.records for each in written), rejections, keys, changes)
 
 
 def outcome(plan: ReadPlan, ranges: Ranges, memory: int) -> WrittenBatch | Exception:

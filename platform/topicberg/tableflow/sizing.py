@@ -12,6 +12,8 @@ MIN_RATIO = 1 / 8
 """The least bytes of files for a byte in Kafka: the next records may compress less well."""
 SMALL_RECORDS, SMALL_BYTES = 100_000, 64 * 1024 * 1024
 """Up to this size, one task (and so one file) is faster than one for every partition."""
+FILE_RECORDS = 500_000
+"""Of a large batch, about as many are read and written by one task, into a file."""
 LEARNT_BYTES = 1_000_000
 """Files of fewer bytes are mostly metadata, so nothing is learnt from them."""
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError, first_line
-from topicberg.iceberg.files import discard
-from topicberg.tableflow.batch_keys import BatchKeys
 from topicberg.tableflow.failures import explain, is_of_service
 from topicberg.tableflow.memory import check_memory
 from topicberg.tableflow.plan import ReadPlan
-from topicberg.tableflow.reading import ChangesRead, WrittenBatch, outcome
-from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.reading import WrittenBatch, joined, outcome
 from topicberg.tableflow.shipping import code_version, on_worker, ship
+from topicberg.tableflow.sizing import FILE_RECORDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,8 +25,9 @@ if TYPE_CHECKING:
 
     from topicberg.kafka.offsets import Ranges
 
-TASK_RECORDS, TASK_BYTES = 500_000, 128 * 1024 * 1024
-"""What one task of Spark reads; of a partitioned table twice as much, as each writes its files."""
+TASK_BYTES = 128 * 1024 * 1024
+"""What one task reads, or :data:`.sizing.FILE_RECORDS`; of a partitioned table twice as much, as
+each writes its files."""
 MAX_TASKS = 256
 
 
@@ -66,27 +65,8 @@ def ingest_by_spark(
     parts = split(ranges, size, 1 if table.spec().is_unpartitioned() else 2)
     numbers = spark.range(0, len(parts), 1, len(parts))
     done = numbers.mapInArrow(on_worker(Task(plan, parts, memory)), "outcome binary").toArrow()
-    found = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  from our tasks
-    written = [each for each in found if isinstance(each, WrittenBatch)]
-    rejections = Rejections.joined(plan.error_mode, (each.rejections for each in written))
-    files = [file for each in written for file in each.files]
-    failed = next((each for each in found if isinstance(each, Exception)), None)
-    if failed is not None or rejections.ends_reading:
-        discard(table.io, files)
-        files = []
-    if failed is not None:
-        raise failed
-    keys = None
-    if plan.upserts is not None and not rejections.is_final:
-        keys = BatchKeys.joined(each.keys for each in written if each.keys is not None)
-    changes = None
-    if plan.is_folded:
-        changes = ChangesRead()
-        for each in written:
-            if each.changes is not None:
-                changes.parts += each.changes.parts
-                changes.lost += each.changes.lost
-    return WrittenBatch(files, sum(each.records for each in written), rejections, keys, changes)
+    outcomes = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  our tasks'
+    return joined(plan, table.io, outcomes)
 
 
 @dataclass(frozen=True)
@@ -176,7 +156,7 @@ def split(ranges: Ranges, size: float | None, tasks: int = 1) -> list[Ranges]:
     :param tasks: so many usual tasks are one
     """
     total = sum(end - start for start, end in ranges.values())
-    wanted = max(total / TASK_RECORDS, total * (size or 0) / TASK_BYTES) / tasks
+    wanted = max(total / FILE_RECORDS, total * (size or 0) / TASK_BYTES) / tasks
     count = max(1, min(MAX_TASKS, round(wanted)))
     most = -(-total // count)
     parts: list[dict[int, tuple[int, int]]] = [{}]

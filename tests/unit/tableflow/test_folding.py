@@ -11,12 +11,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 from debezium import UNAVAILABLE, Event, Source, SourceTopic
+from hypothesis import given
+from hypothesis import strategies as st
 from memory_topic import MemoryTopic, memory_topic
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow import framing, old_values
+from topicberg.tableflow import folded_files, framing, old_values, tasks
+from topicberg.tableflow.change_batch import newest_by_partition
 from topicberg.tableflow.old_values import LaterRecordsError
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "12")))
@@ -69,6 +73,8 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
         if rng.random() < 0.05:
             source.restart()
     topic = changed_topic(tmp_path, monkeypatch)
+    for module in (tasks, folded_files):  # several tasks read and write a batch
+        monkeypatch.setattr(module, "FILE_RECORDS", rng.choice([3, 20, 500_000]))
     connector = Connector(topic)
     ingestor = topic.ingestor()
     with monkeypatch.context() as waiting:
@@ -227,3 +233,29 @@ def test_time_beyond_the_years_of_a_timestamp_is_malformed(
     with pytest.raises(TableflowError, match=r"offset 0: field source \(struct\): its time"):
         ingestor.step()
     ingestor.close()
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()], ids=["numbers", "texts"])
+@given(
+    st.lists(st.tuples(st.integers(0, 3), *[st.none() | st.integers(-3, 3)] * 2), max_size=30),
+)
+def test_newest_change_of_each_partition(
+    kind: pa.DataType, changes: list[tuple[int, int | None, int | None]]
+) -> None:
+    partitions, micros, numbers = zip(*changes, strict=True) if changes else ((), (), ())
+    positions = pa.array(numbers, pa.int64()).cast(kind)
+    table = pa.table({"partition": pa.array(partitions, pa.int32()), "m": micros, "p": positions})
+    table = table.set_column(1, "m", pa.array(micros, pa.int64()))
+    expected: dict[int, Any] = {}
+    for one in table.to_pylist():
+        least = "" if pa.types.is_string(kind) else -10
+        order = one["m"] is not None, one["m"] or 0, one["p"] is not None, one["p"] or least
+        order = (*order[:3], one["p"] if one["p"] is not None else least)
+        expected[one["partition"]] = max(order, expected.get(one["partition"], order))
+    found = {
+        row["partition"]: (row["m"], row["p"]) for row in newest_by_partition(table).to_pylist()
+    }
+    assert found == {
+        partition: (m if has_m else None, p if has_p else None)
+        for partition, (has_m, m, has_p, p) in expected.items()
+    }

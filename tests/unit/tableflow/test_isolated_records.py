@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kafka_topics import encode
 from memory_topic import MemoryTopic, mock_registry, serve
+from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
@@ -45,8 +46,9 @@ class Exhausted:
     def check(self) -> None: ...
 
     def ingest(
-        self, plan: ReadPlan, ranges: Ranges, check: Callable[[], None]
+        self, plan: ReadPlan, io: FileIO, parts: Sequence[Ranges], check: Callable[[], None]
     ) -> reading.WrittenBatch:
+        (ranges,) = parts
         for (partition, offset), error in sorted(self.bad.items()):
             start, end = ranges.get(partition, (0, 0))
             if start <= offset < end:

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from memory_topic import MemoryTopic, memory_topic
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.kafka.consumer import DamagedRecordsError
@@ -46,7 +47,7 @@ def processes() -> Iterator[Processes]:
 
 
 def ingest(processes: Processes, plan: Any, check: Callable[[], None] = lambda: None) -> None:
-    processes.ingest(plan, {}, check)
+    processes.ingest(plan, PyArrowFileIO(), [{}], check)
 
 
 def test_process_that_ends_is_replaced(processes: Processes) -> None:
@@ -138,7 +139,10 @@ class Failing:
         if self.is_broken:
             raise TopicbergError("the processes of the engine cannot decode records")
 
-    def ingest(self, plan: Any, ranges: Any, check: Callable[[], None]) -> reading.WrittenBatch:
+    def ingest(
+        self, plan: Any, io: Any, parts: Any, check: Callable[[], None]
+    ) -> reading.WrittenBatch:
+        (ranges,) = parts
         for (partition, offset), error in sorted(self.bad.items()):
             start, end = ranges.get(partition, (0, 0))
             if not start <= offset < end:

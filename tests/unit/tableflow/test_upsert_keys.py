@@ -24,6 +24,7 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
 
@@ -36,6 +37,7 @@ from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.iceberg.manifests import is_vector, referenced_file
 from topicberg.iceberg.position_deletes import (
     Deletes,
+    FileRows,
     delete_rows,
     live_rows,
     read_deletes,
@@ -75,6 +77,11 @@ EVENTS = st.sampled_from(
 )
 
 
+def rows_of(index: KeyIndex, table: Table, head: Snapshot, rows: pa.Table) -> list[FileRows]:
+    """Return the rows of a snapshot that have the keys of these."""
+    return index.rows_with(table, head, merged([index.hasher.hashes(rows.select(COLUMNS).columns)]))
+
+
 @dataclass
 class Upserted:
     """A table, its index, and what the table should hold."""
@@ -97,7 +104,7 @@ class Upserted:
         if (head := self.table.current_snapshot()) is None:
             append(self.table, arrow(added))
         else:
-            located = self.index.rows_of(self.table, head, arrow(changes).select(COLUMNS))
+            located = rows_of(self.index, self.table, head, arrow(changes))
             assert sum(len(rows.positions) for rows in located) == len(changes.keys() & self.rows)
             replace(self.table, located, arrow(added))
         self.table.refresh()
@@ -423,8 +430,8 @@ def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) 
     index = KeyIndex(tmp_path / "keys", table, COLUMNS)
     head = table.current_snapshot()
     assert head is not None
-    keys = arrow({(b"%d" % n, 0): 0 for n in range(4)}).select(COLUMNS)
-    delete_rows(table, index.rows_of(table, head, keys), {}, ())
+    keys = arrow({(b"%d" % n, 0): 0 for n in range(4)})
+    delete_rows(table, rows_of(index, table, head, keys), {}, ())
     deleted = table.refresh().current_snapshot()
     assert deleted is not None
     deletes = [
@@ -490,8 +497,8 @@ def test_a_commit_in_between_is_a_conflict(
     monkeypatch.setattr(one.table.catalog, "commit_table", commit_table)
     head = one.table.current_snapshot()
     assert head is not None
-    keys = arrow({(b"k", 0): 1}).select(COLUMNS)
-    located = one.index.rows_of(one.table, head, keys)
+    keys = arrow({(b"k", 0): 1})
+    located = rows_of(one.index, one.table, head, keys)
     with pytest.raises(CommitConflictError, match="another commit came first"):
         delete_rows(one.table, located, {}, ())
 
