@@ -139,6 +139,19 @@ class OldRows:
         found[self._keys] = np.arange(len(self._keys))
         return found[keys]
 
+    def places(self, keys: NDArray[np.intp]) -> list[PartitionOffset | None]:
+        """Return partition and offset of the row of each key, given by its number; None: it has
+        none."""
+        matches = self.matches(keys)
+        has_row = np.flatnonzero(matches >= 0)
+        columns = [self.target.order_columns[0], self.target.offset_column]
+        rows = self.values.select(columns).take(pa.array(matches[has_row]))
+        found: list[PartitionOffset | None] = [None] * len(keys)
+        places = zip(*(column.to_pylist() for column in rows.columns), strict=True)
+        for number, place in zip(has_row.tolist(), places, strict=True):
+            found[number] = place
+        return found
+
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""
         found: dict[str, Any] = self.values.slice(number, 1).to_pylist()[0]

@@ -56,15 +56,21 @@ class Lost(BaseModel):
     offset: int
     key: str | None = None
 
+    def is_before(self, partition: int, offset: int) -> bool:
+        """Return whether it may be before a change: one of another partition may."""
+        return self.partition != partition or self.offset < offset
+
 
 class Move(_Change):
     """A deletion by a change of the primary key, applied before the insertion with the new key.
 
     ``key``: the hash of the old key. ``snapshot``: the last one that had the row; None: none did.
+    ``lacks``: whether a change of the row was left out before the deletion; None: not known.
     """
 
     key: str
     snapshot: int | None
+    lacks: bool | None = None
 
 
 class FoldState(BaseModel):

@@ -384,7 +384,7 @@ class Folding:
             lacking=sorted({*self.state.lacking, *missing}),
             partitions=self.state.partitions or len(self.progress.batch.end),
             deletes=deletes,
-            moves=self.state.moves if moves is None else self._known_moves(moves, values),
+            moves=self.state.moves if moves is None else self._known_moves(moves, values, lost),
             reached=self._reached(places),
             lost=self.lost.after(lost),
         )
@@ -396,7 +396,7 @@ class Folding:
             repeated=frozenset(values.repeated),
         )
 
-    def _known_moves(self, moves: Moves, values: OldValues) -> list[Move]:
+    def _known_moves(self, moves: Moves, values: OldValues, lost: Sequence[Lost]) -> list[Move]:
         """Return the deletions whose insertions are still to come.
 
         :raises BatchCutError: changes in other partitions have to come first
@@ -408,12 +408,19 @@ class Folding:
             for each in self.state.moves
             if (each.micros, each.position) not in moves.inserted
         }
+        snapshot = self.target.head.snapshot_id if self.target.head else None
         hashes = self.target.hashed(moves.alone.select(self.target.key_columns))
-        places = (moves.alone.column(name).to_pylist() for name in ("m", "p"))
-        for number, (m, p) in enumerate(zip(*places, strict=True)):
+        rows = values.rows.places(moves.keys)
+        columns = (
+            moves.alone.column(name).to_pylist() for name in ("partition", "offset", "m", "p")
+        )
+        for number, (partition, offset, m, p) in enumerate(zip(*columns, strict=True)):
             if (m is not None or p is not None) and (key := hashes.get(number)):
-                snapshot = self.target.head.snapshot_id if self.target.head else None
-                move = Move(micros=m, position=p, key=key, snapshot=snapshot)
+                lacks = False
+                if (row := rows[number]) is not None:
+                    before = [one for one in lost if one.is_before(partition, offset)]
+                    lacks = any(one.is_after(key, *row) for one in (self.lost, LostChanges(before)))
+                move = Move(micros=m, position=p, key=key, snapshot=snapshot, lacks=lacks)
                 found.setdefault((m, p, key), move)
         return list(found.values())[-_MAX_MOVES:]
 

@@ -317,7 +317,7 @@ class OldValues:
         if order is None:
             return None
         if not is_moved and (move := self._move(key, order)) is not None:
-            row = self._row(key, order, move.snapshot)
+            row = self._row(key, order, move.snapshot, move.lacks)
             return None if row is None else {name: row[name] for name in names}
         events = self._events(key)
         deletion = next((e for e in events if e["op"] == "d" and e["order"] == order), None)
@@ -395,11 +395,17 @@ class OldValues:
         return found
 
     def _row(
-        self, key: tuple[Any, ...], order: Order, snapshot_id: int | None
+        self,
+        key: tuple[Any, ...],
+        order: Order,
+        snapshot_id: int | None,
+        lacks: bool | None = None,
     ) -> dict[str, Any] | None:
         """Return a key's row of a snapshot; None: it has none of before an order, or has expired.
 
         A row from before a change that was left out does not count either.
+
+        :param lacks: whether there is such a change; None: not known
         """
         target = self.target
         snapshot = target.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
@@ -409,9 +415,9 @@ class OldValues:
         if not rows:
             return None
         found, at = OldRows(target, rows, target.toast, []).row(0)
-        if at is None or not precedes(at, order) or self._lacks(key, found):
+        if at is None or not precedes(at, order):
             return None
-        return found
+        return None if (self._lacks(key, found) if lacks is None else lacks) else found
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""
