@@ -477,6 +477,7 @@ def test_python_client_fills_the_arrays_of_compiled_code(
         )
         if number % 20 == 19:
             if number == 39:
+                producer.flush()  # else they may not have been sent
                 producer.abort_transaction()
             else:
                 producer.commit_transaction()

@@ -349,6 +349,7 @@ def test_aborted_transactions_never_appear(make_topic: Callable[..., Topic]) -> 
             value = prefix + encode(parsed, {"id": number * 10 + i, "note": ""})
             producer.produce(topic.spec.name, value)
         if number % 2:
+            producer.flush(30)  # else they may not have been sent
             producer.abort_transaction(30)
         else:
             producer.commit_transaction(30)

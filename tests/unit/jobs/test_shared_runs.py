@@ -31,7 +31,6 @@ MOVING = "flagged_stock_trades"
 """Reads the hour before a trade; the other tables of the topic do not."""
 ALONE = {"stock_trades_with_totals", "stock_total_trades"}
 SCHEMA = Schema(NestedField(1, TIME, TimestamptzType(), required=False))
-NOW = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
 
 
 @dataclass
@@ -55,7 +54,8 @@ class Trades:
         self.table = self.catalog.create_table(identifier, SCHEMA)
 
     def commit(self, *hours_ago: int) -> None:
-        times = [NOW - timedelta(hours=ago) for ago in hours_ago]
+        now = datetime.now(UTC).replace(minute=30, second=0, microsecond=0)
+        times = [now - timedelta(hours=ago) for ago in hours_ago]
         self.table.append(pa.table({TIME: times}, SCHEMA.as_arrow()))
 
     def tick(self) -> list[set[str]]:
