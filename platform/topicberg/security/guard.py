@@ -23,6 +23,7 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from topicberg.security import peers
+from topicberg.security.sock_diag import Address
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)\.?(?::(?P<port>\d+))?")
@@ -42,8 +43,8 @@ class Request:
 
     method: str
     headers: Mapping[str, list[str]]
-    client: peers.Address | None = None
-    server: peers.Address | None = None
+    client: Address | None = None
+    server: Address | None = None
 
     def header(self, name: str) -> str | None:
         """Return the value of a header; several values are joined, which no rule accepts."""

@@ -1,7 +1,7 @@
 """The user at the other end of a connection on this machine.
 
-Linux lists every TCP socket of the network namespace with the user id that owns it. A client cannot
-choose what is listed there, so this needs no secret.
+Linux knows the user id that owns each TCP socket of the network namespace. A client cannot choose
+it, so this needs no secret.
 
 Source: proc(5), ``/proc/net/tcp``; Linux, ``net/ipv4/tcp_ipv4.c`` (``get_tcp4_sock``).
 """
@@ -11,20 +11,21 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Set
 from pathlib import Path
 
+from topicberg.security import sock_diag
+from topicberg.security.sock_diag import NO_ADDRESS, Address
+
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""The second file includes IPv4 connections of clients whose sockets support both."""
-_ESTABLISHED, _LISTEN = "01", "0A"
+"""Where Linux lists all sockets, for those kernels that are not asked for one. The second file
+includes IPv4 connections of clients whose sockets support both."""
+_ESTABLISHED, _LISTEN = 1, 10
 """In every other state the process may have closed the socket, which is then listed as root's."""
-_NO_PROCESS = "0"
+_NO_PROCESS = 0
 """The inode of a socket that its process has closed or not yet accepted: it is listed as root's."""
 
 _LISTENING = ("127.0.0.1", "0.0.0.0", "::")  # noqa: S104  where a server may listen
-
-Address = tuple[str, int]
-"""IP address and port."""
 
 
 def is_supported() -> bool:
@@ -37,15 +38,21 @@ def owner(client: Address, server: Address) -> int | None:
 
     :returns: None if no such connection is open on this machine
     """
-    pairs = {(_v4(client), _v4(server)), (_v6(client), _v6(server))}
-    for local, remote, state, uid, inode in _sockets():
-        if state == _ESTABLISHED and inode != _NO_PROCESS and (local, remote) in pairs:
-            return int(uid)
-    return None
+    if sock_diag.is_supported():
+        found = sock_diag.find(client, server)
+    else:
+        found = _listed(_ESTABLISHED, {(_v4(client), _v4(server)), (_v6(client), _v6(server))})
+    if found is None:
+        return None
+    state, uid, inode = found
+    return uid if state == _ESTABLISHED and inode != _NO_PROCESS else None
 
 
-def _sockets() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield local and remote address, state, user id and inode of each TCP socket."""
+def _listed(wanted: int, ends: Set[tuple[str, str]]) -> tuple[int, int, int] | None:
+    """Return state, user id and inode of a socket that is in a state.
+
+    :param ends: pairs of local and remote address, of which it has one
+    """
     for table in _TABLES:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -53,7 +60,9 @@ def _sockets() -> Iterator[tuple[str, str, str, str, str]]:
             continue
         for line in lines:
             _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
-            yield local, remote, state, uid, inode
+            if (local, remote) in ends and int(state, 16) == wanted:
+                return int(state, 16), int(uid), int(inode)
+    return None
 
 
 def is_own(client: Address, server: Address) -> bool:
@@ -70,16 +79,20 @@ def is_own_socket(accepted: socket.socket) -> bool:
     if not is_own(accepted.getpeername(), accepted.getsockname()):
         return False
     state = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-    return state == int(_ESTABLISHED, 16)
+    return state == _ESTABLISHED
 
 
 def is_own_server(port: int) -> bool:
     """Return whether what listens on a port of this machine is of this user, or of root."""
-    places = {form((address, port)) for address in _LISTENING for form in (_v4, _v6)}
-    for local, _, state, uid, _ in _sockets():
-        if state == _LISTEN and local in places:
-            return int(uid) in (os.geteuid(), 0)
-    return False
+    if sock_diag.is_supported():
+        found = sock_diag.find(("127.0.0.1", port), NO_ADDRESS)
+    else:
+        nothing = {_v4: NO_ADDRESS, _v6: ("::", 0)}
+        ends = {
+            (form((host, port)), form(nothing[form])) for host in _LISTENING for form in nothing
+        }
+        found = _listed(_LISTEN, ends)
+    return found is not None and found[0] == _LISTEN and found[1] in (os.geteuid(), 0)
 
 
 def _v4(address: Address) -> str:

@@ -17,7 +17,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from topicberg.security import peers
+from topicberg.security import peers, sock_diag
 from topicberg.security.asgi import GuardMiddleware
 from topicberg.security.guard import Guard, Request
 from topicberg.security.wsgi import guarded
@@ -171,7 +171,17 @@ def owner_of_client(family: int, user: int, *, closed: bool = False) -> int | No
         return found
 
 
+@pytest.fixture(params=["asked for one", "lists all"])
+def _sockets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How Linux says whose a socket is."""
+    if request.param == "lists all":
+        monkeypatch.setattr(sock_diag, "is_supported", lambda: False)
+    else:
+        assert sock_diag.is_supported()
+
+
 @needs_users
+@pytest.mark.usefixtures("_sockets")
 @pytest.mark.parametrize("family", [4, 6])
 @pytest.mark.parametrize("user", [0, 65534])
 def test_peers_owner_is_the_user_of_the_client(family: int, user: int) -> None:
@@ -179,12 +189,25 @@ def test_peers_owner_is_the_user_of_the_client(family: int, user: int) -> None:
 
 
 @needs_users
+@pytest.mark.usefixtures("_sockets")
 def test_peers_closed_socket_has_no_owner() -> None:
     """The kernel lists it as root's."""
     assert owner_of_client(4, 65534, closed=True) is None
 
 
 @pytest.mark.skipif(not peers.is_supported(), reason="needs /proc/net/tcp")
+@pytest.mark.usefixtures("_sockets")
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])  # noqa: S104
+def test_peers_server_is_of_this_user(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family, dualstack_ipv6=":" in host) as server:
+        port = server.getsockname()[1]
+        assert peers.is_own_server(port)
+    assert not peers.is_own_server(port)
+
+
+@pytest.mark.skipif(not peers.is_supported(), reason="needs /proc/net/tcp")
+@pytest.mark.usefixtures("_sockets")
 def test_guard_unknown_client_is_refused() -> None:
     guard = Guard(same_user=True)
     headers = {"host": [OWN]}
