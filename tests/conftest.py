@@ -44,6 +44,7 @@ os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 import hypothesis  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 
+from topicberg.deploy import rsa  # noqa: E402
 from topicberg.endpoints import Endpoints  # noqa: E402
 from topicberg.errors import UnreachableError  # noqa: E402
 from topicberg.settings import Settings, settings  # noqa: E402
@@ -63,6 +64,8 @@ DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("topicberg")
+# Each login to Snowflake reads its key twice: one of 3,072 bits takes 84 ms, this one 27.
+rsa.BITS = 2048
 RECOVERY_SECONDS = 90.0
 
 

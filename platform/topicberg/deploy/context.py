@@ -148,9 +148,14 @@ class DeployContext:
         url = self.deploy.kafka_rest_url or self.need(CLUSTER).facts["http_endpoint"]
         return self._api(str(url).rstrip("/"), key)
 
-    def registry_as(self, key: ApiKey) -> Api:
+    @property
+    def registry_url(self) -> str:
+        """The address of the schema registry, for clients too; without a trailing slash."""
         url = self.deploy.schema_registry_url or self.need(REGISTRY).facts["http_endpoint"]
-        return self._api(str(url).rstrip("/"), key)
+        return str(url).rstrip("/")
+
+    def registry_as(self, key: ApiKey) -> Api:
+        return self._api(self.registry_url, key)
 
     @property
     def kafka(self) -> Api:

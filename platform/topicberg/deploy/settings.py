@@ -30,6 +30,11 @@ class DeploySettings(Addresses):
     """The secret of the Cloud API key."""
     kafka_rest_url: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
     """By default what Confluent says of the cluster."""
+    kafka_bootstrap_servers: str | None = Field(
+        default=None, pattern=r"^[^\s:/,]+:\d+(,[^\s:/,]+:\d+)*$"
+    )
+    """Where the clients of the deployment reach Kafka, e.g. by AWS PrivateLink; by default what
+    Confluent says of the cluster."""
 
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")
     """AWS profile, e.g. of SSO; by default the usual AWS variables."""
@@ -88,6 +93,7 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
     stated = deploy or _Stated(**given)
     problems += _catalog_problems(stated, config)
     problems += _emr_problems(config)
+    problems += _private_problems(config)
     problems += _existing_problems(config)
     if config.deployment == "cloud":
         problems += _cloud_problems(stated)
@@ -106,11 +112,11 @@ def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list
         "iceberg_rest": ("uri", "client_id", "client_secret", "scope"),
     }.get(config.snowflake_catalog, ())
     problems = []
-    if config.has_topics_catalog and config.on_emr:
+    if config.has_topics_catalog and config.on_emr and not config.emr_subnet_ids:
         problems.append(
             "TOPICBERG_SPARK_REMOTE: missing; TOPICBERG_SNOWFLAKE_CATALOG is open_catalog, which "
-            "job runs of EMR Serverless do not reach: they have no network but to AWS. Without a "
-            "Spark, set TOPICBERG_COMPUTE=none"
+            "job runs of EMR Serverless do not reach: they have no network but to AWS, unless "
+            "TOPICBERG_EMR_SUBNET_IDS gives them one. Without a Spark, set TOPICBERG_COMPUTE=none"
         )
     if bool(known.catalog_iam_user_arn) != bool(known.catalog_external_id):
         problems.append(
@@ -156,6 +162,29 @@ def _emr_problems(config: Settings) -> list[str]:
         f"TOPICBERG_EMR_RELEASE: {config.emr_release} has no Spark 4.1; the first release that has "
         f"it is {first}"
     ]
+
+
+def _private_problems(config: Settings) -> list[str]:
+    """Return what contradicts private networks.
+
+    https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-private
+    """
+    problems = []
+    if bool(config.emr_subnet_ids) != bool(config.emr_security_group_ids):
+        problems.append(
+            "TOPICBERG_EMR_SUBNET_IDS, TOPICBERG_EMR_SECURITY_GROUP_IDS: set both or none"
+        )
+    if config.snowflake_privatelink and config.snowflake_catalog == "glue":
+        problems.append(
+            "TOPICBERG_SNOWFLAKE_PRIVATELINK: by AWS PrivateLink, Snowflake reaches Glue only at "
+            "its Iceberg REST API; set TOPICBERG_SNOWFLAKE_CATALOG=glue_rest"
+        )
+    if config.snowflake_privatelink and config.snowflake_vended_credentials:
+        problems.append(
+            "TOPICBERG_SNOWFLAKE_PRIVATELINK: Snowflake takes no vended credentials by AWS "
+            "PrivateLink; set TOPICBERG_SNOWFLAKE_VENDED_CREDENTIALS=false"
+        )
+    return problems
 
 
 def _cloud_problems(known: DeploySettings | _Stated) -> list[str]:

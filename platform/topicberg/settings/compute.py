@@ -43,6 +43,18 @@ class ComputeSettings(DeploymentSettings):
         default=16, ge=4, le=4000, description="what all of its job runs may use together"
     )
 
+    emr_subnet_ids: str = Field(
+        default="",
+        pattern=r"^(subnet-[0-9a-f]{8,24}(,subnet-[0-9a-f]{8,24}){0,15})?$",
+        description="subnets (separated by commas, at most 16) in which its job runs have network "
+        "interfaces, for what they reach in a VPC; without them they reach AWS only",
+    )
+    emr_security_group_ids: str = Field(
+        default="",
+        pattern=r"^(sg-[0-9a-f]{8,24}(,sg-[0-9a-f]{8,24}){0,4})?$",
+        description="security groups of these network interfaces (separated by commas, at most 5)",
+    )
+
     @property
     def on_emr(self) -> bool:
         """Whether the deployment has an EMR Serverless application of its own."""

@@ -23,7 +23,8 @@ class EngineSettings(EnvironmentSettings):
         default=2,
         ge=1,
         le=64,
-        description="processes of the Tableflow engine that read and decode small batches",
+        description="processes of the Tableflow engine that read and decode small batches, and the "
+        "parts of large ones of a database's changes",
     )
     engine_process_memory_mb: int = Field(
         default=2048,

@@ -61,6 +61,11 @@ class SnowflakeSettings(ConfluentSettings):
         "without it, `topicberg deploy` and the assets create each of them; a cloud deployment "
         "that was created without it stays without it by default",
     )
+    snowflake_privatelink: bool = Field(
+        default=False,
+        description="Snowflake reaches S3 and the catalog by AWS PrivateLink, over endpoints that "
+        "its account has already; needs another TOPICBERG_SNOWFLAKE_CATALOG than glue",
+    )
     snowflake_vended_credentials: bool = Field(
         default_factory=lambda fields: (
             fields["snowflake_catalog"] in ("open_catalog", "iceberg_rest")

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 
+PRIVATE = "by AWS PrivateLink"
+"""The comment of an external volume that is: Snowflake does not describe it otherwise."""
+
+
 def role_arn(config: Settings) -> str:
     """The IAM role by which Snowflake reads S3 and Glue."""
     name = DeployNames(config.prefix).snowflake_role
@@ -31,6 +35,9 @@ def role_arn(config: Settings) -> str:
 def create_volume(config: Settings, *, derived: bool = False) -> str:
     """For the topics' tables or for derived ones: a volume reads only its first location."""
     names = SnowflakeNames.of(config)
+    private = comment = ""
+    if config.snowflake_privatelink:
+        private, comment = " USE_PRIVATELINK_ENDPOINT = TRUE", f" COMMENT = {text(PRIVATE)}"
     volume, location, url = names.volume, names.location, config.warehouse
     if derived:
         volume, location = names.derived_volume, names.derived_location
@@ -40,7 +47,7 @@ def create_volume(config: Settings, *, derived: bool = False) -> str:
         f"NAME = {text(location)} STORAGE_PROVIDER = 'S3' "
         f"STORAGE_BASE_URL = {text(url)} "
         f"STORAGE_AWS_ROLE_ARN = {text(role_arn(config))} "
-        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)})) ALLOW_WRITES = FALSE"
+        f"STORAGE_AWS_EXTERNAL_ID = {text(config.prefix)}{private})) ALLOW_WRITES = FALSE{comment}"
     )
 
 
@@ -57,7 +64,7 @@ def create_integration(config: Settings, *, linked: bool = False) -> str:
             f"{begin}CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG "
             f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} "
             f"REST_CONFIG = (CATALOG_URI = {text(glue_rest_uri(config))} "
-            f"CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = {text(config.aws_account_id)}"
+            f"CATALOG_API_TYPE = {glue_api(config)} CATALOG_NAME = {text(config.aws_account_id)}"
             f"{_delegation(config) if linked else ''}) "
             f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = {text(role_arn(config))} "
             f"SIGV4_SIGNING_REGION = {text(config.aws_region)} "
@@ -70,6 +77,11 @@ def create_integration(config: Settings, *, linked: bool = False) -> str:
         f"GLUE_REGION = {text(config.aws_region)} "
         f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} {_polling(config)}"
     )
+
+
+def glue_api(config: Settings) -> str:
+    """Return the type of Glue's Iceberg REST API."""
+    return "AWS_PRIVATE_GLUE" if config.snowflake_privatelink else "AWS_GLUE"
 
 
 def delegation(config: Settings) -> str:
@@ -119,6 +131,7 @@ def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool 
     names = SnowflakeNames.of(config)
     source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
     catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
+    catalog += " CATALOG_API_TYPE = PRIVATE" if config.snowflake_privatelink else ""
     token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
     return (
         "CREATE CATALOG INTEGRATION IF NOT EXISTS "

@@ -8,6 +8,7 @@ https://docs.aws.amazon.com/emr-serverless/latest/APIReference/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,6 +222,7 @@ class Application(Resource):
             "auto_start": part("autoStartConfiguration").get("enabled"),
             "auto_stop_minutes": stop.get("idleTimeoutMinutes") if stop.get("enabled") else None,
             "image": part("imageConfiguration").get("imageUri"),
+            "network": _network(part("networkConfiguration")),
             "log_uri": monitoring.get("s3MonitoringConfiguration", {}).get("logUri"),
             "tags": {key: text for key, text in part("tags").items() if key in context.tags},
         }
@@ -241,6 +243,7 @@ class Application(Resource):
 
     def desired(self, context: DeployContext) -> Fields:
         vcpu, image = context.config.emr_max_vcpu, context.config.emr_image
+        network = _wanted_network(context.config)
         return {
             "release": context.config.emr_release,
             "architecture": "X86_64",
@@ -249,13 +252,14 @@ class Application(Resource):
             "auto_stop_minutes": IDLE_MINUTES,
             "log_uri": f"s3://{context.compute_bucket}/{JOBS}",
             "tags": context.tags,
-            # An image cannot be taken away from an application, so none is not compared.
+            # Neither can be taken away from an application, so none is not compared.
             **({"image": image} if image else {}),
+            **({"network": network} if network else {}),
         }
 
     def _request(self, context: DeployContext) -> dict[str, Any]:
         wanted = self.desired(context)
-        image = wanted.get("image")
+        image, network = wanted.get("image"), wanted.get("network")
         return {
             "releaseLabel": wanted["release"],
             "architecture": wanted["architecture"],
@@ -264,6 +268,7 @@ class Application(Resource):
             "autoStopConfiguration": {"enabled": True, "idleTimeoutMinutes": IDLE_MINUTES},
             "monitoringConfiguration": {"s3MonitoringConfiguration": {"logUri": wanted["log_uri"]}},
             **({"imageConfiguration": {"imageUri": image}} if image else {}),
+            **({"networkConfiguration": network} if network else {}),
         }
 
     def create(self, context: DeployContext) -> None:
@@ -331,6 +336,21 @@ class Application(Resource):
 
         awaited = f"{self.title} is {' or '.join(states)}"
         return poll(reached, awaited, STATE_SECONDS, sleep=context.sleep)
+
+
+def _wanted_network(config: Settings) -> dict[str, list[str]]:
+    """Return the network of job runs; empty: they reach AWS only.
+
+    https://docs.aws.amazon.com/emr-serverless/latest/APIReference/API_NetworkConfiguration.html
+    """
+    if not config.emr_subnet_ids:
+        return {}
+    subnets, groups = config.emr_subnet_ids, config.emr_security_group_ids
+    return _network({"subnetIds": subnets.split(","), "securityGroupIds": groups.split(",")})
+
+
+def _network(answered: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {name: sorted(listed) for name, listed in sorted(answered.items())}
 
 
 def _job_runs(context: DeployContext, identity: str) -> list[str]:

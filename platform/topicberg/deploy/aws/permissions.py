@@ -147,6 +147,17 @@ def _reading(of: Deployed) -> list[Document]:
     ]
 
 
+def _in_vpc(config: Settings) -> list[Document]:
+    """Return what EMR Serverless does for who gives job runs a network.
+
+    https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/security-iam-user-access-policies.html
+    """
+    if not config.emr_subnet_ids:
+        return []
+    called = {"StringEquals": {"aws:CalledViaLast": _SERVICE_LINKED}}
+    return [{**allow(["ec2:CreateNetworkInterface"], "*"), "Condition": called}]
+
+
 def _changing(of: Deployed) -> list[Document]:
     names = of.names
     objects = [f"{bucket}/*" for bucket in of.own_buckets]
@@ -219,6 +230,7 @@ def _changing(of: Deployed) -> list[Document]:
             ],
             applications,
         ),
+        *_in_vpc(of.config),
         allow(
             [
                 *("athena:CreateWorkGroup", "athena:UpdateWorkGroup", "athena:DeleteWorkGroup"),

@@ -203,14 +203,15 @@ class RotatingKey(Resource):
     def _public(self, context: DeployContext) -> dict[str, str]:
         """What consumers find beside the key."""
         if self.of == "kafka":
-            bootstrap = context.need(CLUSTER).facts["bootstrap"]
+            of_cluster = context.need(CLUSTER).facts["bootstrap"]
+            bootstrap = context.deploy.kafka_bootstrap_servers or of_cluster
             if not bootstrap:
                 raise MissingError(CLUSTER)
             return {"bootstrap.servers": bootstrap}
         if self.of == "schema_registry":
             return {
                 "schema.registry.basic.auth.credentials.source": "USER_INFO",
-                "schema.registry.url": context.need(REGISTRY).facts["http_endpoint"],
+                "schema.registry.url": context.registry_url,
             }
         if self.of == "tableflow":
             return {"environment.id": context.environment, "kafka.cluster.id": context.cluster}

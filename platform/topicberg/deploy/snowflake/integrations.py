@@ -11,11 +11,13 @@ from pydantic import SecretStr
 from topicberg.catalogs.snowflake.names import SnowflakeNames, quote, text
 from topicberg.catalogs.snowflake.session import parsed
 from topicberg.catalogs.snowflake.statements import (
+    PRIVATE,
     RestLogin,
     create_integration,
     create_rest_integration,
     create_volume,
     delegation,
+    glue_api,
     role_arn,
     set_polling,
     set_rest_secret,
@@ -81,7 +83,7 @@ class Volume(_UsedByTables):
     kind = "external volume"
     of = "EXTERNAL VOLUME"
     column = "external_volume_name"
-    replaced_for = frozenset({"base_url", "role", "external_id"})
+    replaced_for = frozenset({"base_url", "role", "external_id", "private"})
 
     def find(self, context: DeployContext) -> Live | None:
         properties = self.described(context)
@@ -94,6 +96,7 @@ class Volume(_UsedByTables):
             "role": location["STORAGE_AWS_ROLE_ARN"],
             "external_id": external_id,
             "allow_writes": properties["ALLOW_WRITES"].lower(),
+            "private": str(properties.get("COMMENT") == PRIVATE).lower(),
         }
         principal = location["STORAGE_AWS_IAM_USER_ARN"]
         return Live(self.name, fields, {"principal": principal, "external_id": external_id})
@@ -104,6 +107,7 @@ class Volume(_UsedByTables):
             "role": role_arn(context.seen),
             "external_id": context.config.prefix,
             "allow_writes": "false",
+            "private": str(context.config.snowflake_privatelink).lower(),
         }
 
     def create(self, context: DeployContext) -> None:
@@ -184,7 +188,9 @@ class _CatalogIntegration(_UsedByTables):
 class Integration(_CatalogIntegration):
     """The catalog integration with AWS Glue, or with its Iceberg REST API."""
 
-    replaced_for = frozenset({"source", "role", "catalog", "region", "namespace", "delegation"})
+    replaced_for = frozenset(
+        {"source", "api", "role", "catalog", "region", "namespace", "delegation"}
+    )
 
     def read(
         self, properties: VendorAnswer, config: VendorAnswer, login: VendorAnswer
@@ -193,6 +199,7 @@ class Integration(_CatalogIntegration):
         rest = source == "ICEBERG_REST"
         fields = {
             "source": config["CATALOG_URI"] if rest else source,
+            "api": config.get("CATALOG_API_TYPE", "AWS_GLUE") if rest else None,
             "role": login["SIGV4_IAM_ROLE"] if rest else properties["GLUE_AWS_ROLE_ARN"],
             "catalog": config["CATALOG_NAME"] if rest else properties["GLUE_CATALOG_ID"],
             "region": login["SIGV4_SIGNING_REGION"] if rest else properties["GLUE_REGION"],
@@ -206,6 +213,7 @@ class Integration(_CatalogIntegration):
         rest = self.linked or context.config.snowflake_catalog == "glue_rest"
         return {
             "source": glue_rest_uri(context.seen) if rest else "GLUE",
+            "api": glue_api(context.config) if rest else None,
             "role": role_arn(context.seen),
             "catalog": context.account,
             "region": context.region,
@@ -224,7 +232,7 @@ class RestIntegration(_CatalogIntegration):
     """
 
     replaced_for = frozenset(
-        {"source", "uri", "catalog", "client", "scopes", "namespace", "delegation"}
+        {"source", "uri", "api", "catalog", "client", "scopes", "namespace", "delegation"}
     )
 
     def read(
@@ -233,6 +241,7 @@ class RestIntegration(_CatalogIntegration):
         return {
             "source": properties["CATALOG_SOURCE"],
             "uri": config["CATALOG_URI"],
+            "api": config.get("CATALOG_API_TYPE", "PUBLIC"),
             "catalog": config.get("CATALOG_NAME", ""),
             "client": login.get("OAUTH_CLIENT_ID", ""),
             "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
@@ -244,6 +253,7 @@ class RestIntegration(_CatalogIntegration):
         return {
             "source": "POLARIS" if open_catalog else "ICEBERG_REST",
             "uri": login.uri,
+            "api": "PRIVATE" if context.config.snowflake_privatelink else "PUBLIC",
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",

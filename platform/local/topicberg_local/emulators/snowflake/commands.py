@@ -10,6 +10,7 @@ from topicberg_local.emulators.snowflake import (
     integrations,
     linked,
     network_policies,
+    private_endpoints,
     privileges,
     relations,
     roles,
@@ -175,6 +176,8 @@ def call_system_function(
     value: str | None
     if function == "SYSTEM$GET_TAG":
         value = tags.call_get_tag(account, context, stream)
+    elif function == private_endpoints.PROVISION:
+        value = private_endpoints.call_provision(account, context, stream)
     elif function in SYSTEM_FUNCTIONS:
         stream.expect("(")
         inner = Stream(stream.string())

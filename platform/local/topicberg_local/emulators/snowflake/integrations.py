@@ -17,8 +17,9 @@ import json
 import os
 import uuid
 from typing import Any
+from urllib.parse import urlsplit
 
-from topicberg_local.emulators.snowflake import errors
+from topicberg_local.emulators.snowflake import errors, private_endpoints
 from topicberg_local.emulators.snowflake.account import (
     IAM_USER_ARN,
     INTEGRATION,
@@ -65,6 +66,7 @@ _API_TYPES = (
     *("PUBLIC", "PRIVATE", "AWS_API_GATEWAY", "AWS_PRIVATE_API_GATEWAY", "AWS_GLUE"),
     "AWS_PRIVATE_GLUE",
 )
+_GLUE_APIS = "AWS_GLUE", "AWS_PRIVATE_GLUE"
 _REST_CONFIG: dict[str, Reader] = {
     "CATALOG_URI": text,
     "PREFIX": text,
@@ -230,14 +232,17 @@ def _rest(given: Properties) -> Properties:
     return {**given, **rest}
 
 
-def unreachable(integration: Stored) -> str | None:
+def unreachable(account: Account, integration: Stored) -> str | None:
     """Why the catalog cannot be asked from the local stack; None: it is Glue."""
     properties = integration.properties
     if properties["CATALOG_SOURCE"] == "GLUE":
         return None
     config, login = properties["REST_CONFIG"], properties["REST_AUTHENTICATION"]
-    if config["CATALOG_API_TYPE"] == "AWS_GLUE" and login["TYPE"] == "SIGV4":
-        return None
+    if config["CATALOG_API_TYPE"] in _GLUE_APIS and login["TYPE"] == "SIGV4":
+        if config["CATALOG_API_TYPE"] == "AWS_GLUE":
+            return None
+        host = urlsplit(config["CATALOG_URI"]).hostname or ""
+        return private_endpoints.problem(account, host)
     return f"the local stack cannot reach a catalog at {config['CATALOG_URI']}"
 
 
@@ -251,7 +256,7 @@ def list_problem(account: Account, integration: Stored, namespaces: list[str]) -
     """Why the namespaces' tables cannot be listed; None: they can."""
     if not integration.properties["ENABLED"]:
         return f"Catalog integration '{display(integration.name)}' is not enabled."
-    if problem := unreachable(integration):
+    if problem := unreachable(account, integration):
         return problem
     needs = [("glue:GetDatabases", "catalog")]
     needs += [("glue:GetTables", f"database/{namespace}") for namespace in namespaces]
@@ -292,7 +297,7 @@ def verify_integration(account: Account, _context: Context, name: Name) -> str:
         raise errors.invalid_request(
             "SYSTEM$VERIFY_CATALOG_INTEGRATION is for Iceberg REST catalogs."
         )
-    problem = unreachable(integration)
+    problem = unreachable(account, integration)
     if problem is None:
         problem = account.sources.check_namespace(integration.properties["CATALOG_NAMESPACE"])
     if problem is None:

@@ -180,7 +180,7 @@ def _locate(account: Account, properties: dict[str, Any]) -> str:
         raise errors.invalid_request(
             f"Catalog integration '{display(integration.name)}' is not enabled."
         )
-    if problem := unreachable(integration) or role_of(account, integration, properties):
+    if problem := unreachable(account, integration) or role_of(account, integration, properties):
         raise errors.catalog_failure(problem)
     return account.sources.metadata_location(
         properties["CATALOG_NAMESPACE"], properties["CATALOG_TABLE_NAME"]

@@ -10,10 +10,11 @@ https://docs.snowflake.com/en/sql-reference/functions/system_verify_external_vol
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from typing import Any
 
-from topicberg_local.emulators.snowflake import errors
+from topicberg_local.emulators.snowflake import errors, private_endpoints
 from topicberg_local.emulators.snowflake.account import (
     IAM_USER_ARN,
     VOLUME,
@@ -193,6 +194,10 @@ def role_problem(account: Account, volume: Stored, *actions: str) -> str | None:
     """Why the volume's role cannot be used, for these actions on its objects; None: it can."""
     location = volume.properties["STORAGE_LOCATIONS"][0]
     bucket, _ = split_url(location["STORAGE_BASE_URL"])
+    if location.get("USE_PRIVATELINK_ENDPOINT"):
+        host = f"{bucket}.s3.{os.environ.get('AWS_REGION', 'us-east-1')}.amazonaws.com"
+        if why := private_endpoints.problem(account, host):
+            return why
     return account.sources.role_problem(
         location["STORAGE_AWS_ROLE_ARN"],
         IAM_USER_ARN,
