@@ -49,6 +49,7 @@ from topicberg_local.emulators.aws.emr_serverless import EmrServerless
 from topicberg_local.emulators.confluent.account import Account as Organization
 from topicberg_local.emulators.confluent.account import Delays
 from topicberg_local.emulators.confluent.materialization import point_to_metadata
+from topicberg_local.emulators.snowflake import refresher
 from topicberg_local.emulators.snowflake.account import Account, Context
 from topicberg_local.emulators.snowflake.logins import Logins
 from topicberg_local.emulators.snowflake.refresher import Refresher
@@ -292,6 +293,8 @@ def _vendors(
     # With each request, moto would look for its services in its folders, a fifth of the time.
     services = tuple(moto_backends.list_of_moto_modules())
     patch.setattr(moto_backends, "list_of_moto_modules", lambda: services)
+    # Tables may be in the catalog after the first discovery; the next one is five minutes later.
+    patch.setattr(refresher, "is_due", lambda database: not database.properties["SUSPENDED"])
     with serving() as (emr, athena, own):
         for name in URL_VARIABLES:
             patch.setenv(name, own)
