@@ -28,7 +28,7 @@ class Facts:
 
     read: pa.Table
     """Of changes as they were read: :data:`PLACES`, :data:`.changes.FACTS`, ``has_key``: the record
-    has one, and, if it has, the two halves of its hash, ``high`` and ``low``."""
+    has one, and ``high`` and ``low``: the two halves of the hash of the key's columns."""
     lacks: NDArray[np.bool_]
     """For each column that may lack values: whether the change that was read does."""
     places: NDArray[np.intp] | None = None
