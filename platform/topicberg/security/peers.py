@@ -87,10 +87,8 @@ def is_own_server(port: int) -> bool:
     if sock_diag.is_supported():
         found = sock_diag.find(("127.0.0.1", port), NO_ADDRESS)
     else:
-        nothing = {_v4: NO_ADDRESS, _v6: ("::", 0)}
-        ends = {
-            (form((host, port)), form(nothing[form])) for host in _LISTENING for form in nothing
-        }
+        ends = {(_v4((host, port)), _v4(NO_ADDRESS)) for host in _LISTENING}
+        ends |= {(_v6((host, port)), _v6(("::", 0))) for host in _LISTENING}
         found = _listed(_LISTEN, ends)
     return found is not None and found[0] == _LISTEN and found[1] in (os.geteuid(), 0)
 

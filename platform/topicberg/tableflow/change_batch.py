@@ -52,10 +52,14 @@ class Facts:
     def _of(self, places: NDArray[np.intp]) -> NDArray[np.intp]:
         return places if self.places is None else self.places[places]
 
+    def _own(self, of_read: NDArray[Any]) -> NDArray[Any]:
+        """Return what is known of the changes that were read, for these changes."""
+        return of_read if self.places is None else of_read[..., self.places]
+
     @cached_property
     def missing(self) -> NDArray[np.bool_]:
         """For each column that may lack values: whether the change does."""
-        return self.lacks if self.places is None else self.lacks[:, self.places]
+        return self._own(self.lacks)
 
     def at(self, places: Collection[PartitionOffset]) -> NDArray[np.bool_]:
         """Return which changes are at some places."""
@@ -93,8 +97,7 @@ class Facts:
         return self.is_op(*LIVE)
 
     def is_op(self, *names: str) -> NDArray[np.bool_]:
-        found = flags(pc.is_in(whole(self.read.column("op")), pa.array(names)))
-        return found if self.places is None else found[self.places]
+        return self._own(flags(pc.is_in(whole(self.read.column("op")), pa.array(names))))
 
     def has(self, *names: str) -> NDArray[np.bool_]:
         """Return which changes have one of some facts."""
@@ -102,8 +105,7 @@ class Facts:
         for name in names:
             given = self.read.column(name)
             if given.null_count < len(given):
-                has = given.is_valid().to_numpy()
-                found |= has if self.places is None else has[self.places]
+                found |= self._own(given.is_valid().to_numpy())
         return found
 
     def values(self, name: str, places: NDArray[np.intp]) -> list[Any]:
@@ -117,8 +119,7 @@ class Facts:
         return whole(found if self.places is None else found.take(pa.array(self.places)))
 
     def _numbers(self, name: str) -> NDArray[Any]:
-        found: NDArray[Any] = self.read.column(name).to_numpy()
-        return found if self.places is None else found[self.places]
+        return self._own(self.read.column(name).to_numpy())
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ from topicberg.tableflow.reading import ChangesRead, WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
-from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small
+from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small, usual_tasks
 from topicberg.tableflow.spark_turn import SparkTurn
 from topicberg.tableflow.table import ensure_table
 from topicberg.tableflow.tasks import ingest_by_spark, split
@@ -376,7 +376,8 @@ class Ingestor:
         program = self._planner.plan(plan.layout, table, self._foreign, key, self._framing)
         program = replace(program, stops_early=self._stops_early and self._search.isolation is None)
         if plan.reader == "process":
-            parts = split(ranges, plan.size)
+            tasks = 1 if program.is_folded else usual_tasks(table.spec())
+            parts = split(ranges, plan.size, tasks)
             return self._processes.ingest(program, table.io, parts, self._check_abandoned)
         given = program, table, ranges, plan.size, self._memory
         return ingest_by_spark(self._spark.session(), *given)

@@ -19,7 +19,7 @@ from topicberg.tableflow.arrays import whole
 from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.key_files import Keys
-from topicberg.tableflow.sizing import FILE_RECORDS
+from topicberg.tableflow.sizing import FILE_RECORDS, usual_tasks
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -87,8 +87,8 @@ def write_rows(
     :param most: how many threads write
     :param check: called now and then; raises if the batch is abandoned
     """
-    per_file = FILE_RECORDS * (1 if target.spec.is_unpartitioned() else 2)
-    count = max(1, round(len(rows.places) / per_file))
+    per_task = FILE_RECORDS * usual_tasks(target.spec)
+    count = max(1, round(len(rows.places) / per_task))
     writers = [DataFileWriter(target, io) for _ in range(count)]
     bounds = np.linspace(0, len(rows.places), count + 1).astype(int).tolist()
 

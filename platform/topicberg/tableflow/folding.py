@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.arrays import flags, whole
+from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, newest_by_partition
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
@@ -275,12 +275,10 @@ class Folding:
         places = facts.table(["partition", "offset", "op"], ends)
         places = places.set_column(2, "op", pc.fill_null(places.column("op"), "d"))
         order = facts.table(["m", "p"], np.maximum(known, 0))
-        has_none = pa.array(known < 0)
+        is_known = pa.array(known >= 0)
         for name in ("m", "p"):
-            fact = whole(order.column(name))
-            if (known < 0).any():
-                fact = pc.if_else(has_none, pa.scalar(None, fact.type), fact)
-            places = places.append_column(name, fact)
+            nothing = pa.scalar(None, facts.of_type(name))
+            places = places.append_column(name, pc.if_else(is_known, order.column(name), nothing))
         starts = np.flatnonzero(by_key.is_new_key[by_key.starts[ends]])  # the first group of a key
         if len(starts) == len(ends):
             return ends, places
@@ -379,9 +377,8 @@ class Folding:
         """
         found = dict(self.state.reached)
         counts = pc.not_equal(places.column("op"), READ)
-        for row in newest_by_partition(
-            places.filter(counts).select(["partition", "m", "p"])
-        ).to_pylist():
+        newest = newest_by_partition(places.filter(counts).select(["partition", "m", "p"]))
+        for row in newest.to_pylist():
             order, held = (row["m"], row["p"]), found.get(row["partition"], (None, None))
             one, other = order_of(*order), order_of(*held)
             if one is not None and (other is None or one > other):

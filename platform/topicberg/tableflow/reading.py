@@ -25,7 +25,7 @@ from topicberg.tableflow.columns import (
     buffers_of,
     chunks,
 )
-from topicberg.tableflow.key_files import newest
+from topicberg.tableflow.key_files import Keys, newest
 from topicberg.tableflow.key_hashing import (
     hash_decoded,
     hash_keys,
@@ -82,21 +82,18 @@ class ChangesRead:
         changes = [one for part in found for one in part.parts]
         return cls(changes, [one for part in found for one in part.lost])
 
-    def add(self, plan: ReadPlan, chunk: Chunk, columns: Mapping[str, pa.Array]) -> None:
+    def add(self, chunk: Chunk, columns: Mapping[str, pa.Array], keys: Keys) -> None:
         """Add a copy of the rows: the next ones overwrite them.
 
         :param columns: of the table
+        :param keys: of the rows
         """
         import pyarrow as pa
 
         from topicberg.tableflow.change_batch import ChangeBatch, Facts
 
-        assert plan.upserts is not None and plan.changes is not None  # noqa: S101, PT018
         assert chunk.facts is not None  # noqa: S101  they are changes
         assert chunk.missing is not None and chunk.lost is not None  # noqa: S101, PT018
-        names = plan.changes.keys
-        types = key_types(plan.target.schema, names)
-        keys = hash_values(plan.upserts, [columns[name] for name in names], types)
         facts = copied(chunk.facts)
         for name, half in (("high", keys.high), ("low", keys.low)):
             facts = facts.append_column(name, pa.array(half))
@@ -131,6 +128,7 @@ def ingest(
     keys = None if plan.upserts is None or plan.is_folded else WrittenKeys()
     rejections = Rejections(plan.error_mode)
     changes = ChangesRead() if plan.is_folded else None
+    keys_of = _key_hasher(plan) if plan.is_folded else None
     count = 0
     try:
         with fetcher(plan.kafka, plan.topic, ranges) as reader, writer:
@@ -141,9 +139,10 @@ def ingest(
                     if rejections.is_final:
                         break
                     columns = chunk.columns | absent_columns(chunk, target.schema.fields)
-                    if changes is not None:
+                    if changes is not None and keys_of is not None:
                         names = [one.name for one in target.schema.fields]
-                        changes.add(plan, chunk, {name: columns[name] for name in names})
+                        of_table = {name: columns[name] for name in names}
+                        changes.add(chunk, of_table, keys_of(of_table))
                     elif keys is None:
                         writer.write(columns)
                     else:
@@ -160,6 +159,14 @@ def ingest(
         return WrittenBatch([], count, rejections)
     of_keys = None if keys is None else keys.all()
     return WrittenBatch(writer.files, count, rejections, of_keys, changes)
+
+
+def _key_hasher(plan: ReadPlan) -> Callable[[Mapping[str, pa.Array]], Keys]:
+    """Return what hashes the keys of changes, given the columns of the table."""
+    assert plan.upserts is not None and plan.changes is not None  # noqa: S101, PT018
+    table, names = plan.upserts, plan.changes.keys
+    types = key_types(plan.target.schema, names)
+    return lambda columns: hash_values(table, [columns[name] for name in names], types)
 
 
 def _upsert(

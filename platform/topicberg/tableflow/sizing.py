@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pydantic import BaseModel, ValidationError
+from pyiceberg.partitioning import PartitionSpec
 
 MIN_RATIO = 1 / 8
 """The least bytes of files for a byte in Kafka: the next records may compress less well."""
@@ -90,6 +91,12 @@ class BatchSize:
     def exhausted(self, records: int) -> BatchSize:
         """Return the limits after a batch that took too much memory, other than its parts."""
         return replace(self, limit=max(1, min(self.limit, records) // 2))
+
+
+def usual_tasks(spec: PartitionSpec) -> int:
+    """Return how many usual tasks one is that writes into a table: one that writes files for each
+    partition has more records."""
+    return 1 if spec.is_unpartitioned() else 2
 
 
 def small(record_bytes: float | None) -> int:

@@ -16,7 +16,7 @@ from topicberg.tableflow.memory import check_memory
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.reading import WrittenBatch, joined, outcome
 from topicberg.tableflow.shipping import code_version, on_worker, ship
-from topicberg.tableflow.sizing import FILE_RECORDS
+from topicberg.tableflow.sizing import FILE_RECORDS, usual_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +62,7 @@ def ingest_by_spark(
     :param memory: bytes that a task may take for its records
     :raises PySparkException: a task ended without an outcome
     """
-    parts = split(ranges, size, 1 if table.spec().is_unpartitioned() else 2)
+    parts = split(ranges, size, usual_tasks(table.spec()))
     numbers = spark.range(0, len(parts), 1, len(parts))
     done = numbers.mapInArrow(on_worker(Task(plan, parts, memory)), "outcome binary").toArrow()
     outcomes = [pickle.loads(text) for text in done.column(0).to_pylist()]  # noqa: S301  our tasks'

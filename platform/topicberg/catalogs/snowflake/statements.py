@@ -84,6 +84,11 @@ def glue_api(config: Settings) -> str:
     return "AWS_PRIVATE_GLUE" if config.snowflake_privatelink else "AWS_GLUE"
 
 
+def rest_api(config: Settings) -> str:
+    """Return the type of another REST catalog."""
+    return "PRIVATE" if config.snowflake_privatelink else "PUBLIC"
+
+
 def delegation(config: Settings) -> str:
     """Return how the linked database gets at the tables' storage.
 
@@ -131,7 +136,8 @@ def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool 
     names = SnowflakeNames.of(config)
     source = "POLARIS" if config.snowflake_catalog == "open_catalog" else "ICEBERG_REST"
     catalog = f" CATALOG_NAME = {text(login.catalog)}" if login.catalog else ""
-    catalog += " CATALOG_API_TYPE = PRIVATE" if config.snowflake_privatelink else ""
+    if config.snowflake_privatelink:
+        catalog += f" CATALOG_API_TYPE = {rest_api(config)}"
     token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
     return (
         "CREATE CATALOG INTEGRATION IF NOT EXISTS "

@@ -18,6 +18,7 @@ from topicberg.catalogs.snowflake.statements import (
     create_volume,
     delegation,
     glue_api,
+    rest_api,
     role_arn,
     set_polling,
     set_rest_secret,
@@ -253,7 +254,7 @@ class RestIntegration(_CatalogIntegration):
         return {
             "source": "POLARIS" if open_catalog else "ICEBERG_REST",
             "uri": login.uri,
-            "api": "PRIVATE" if context.config.snowflake_privatelink else "PUBLIC",
+            "api": rest_api(context.config),
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",

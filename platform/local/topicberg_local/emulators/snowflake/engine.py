@@ -17,6 +17,7 @@ from fakesnow.transforms import show, stage
 
 from topicberg.catalogs.snowflake.names import quote
 from topicberg.errors import StackError
+from topicberg_local.emulators.snowflake.region import region
 from topicberg_local.emulators.snowflake.tokens import Name
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ def _secret() -> str:
         "KEY_ID": os.environ["AWS_ACCESS_KEY_ID"],
         "SECRET": os.environ["AWS_SECRET_ACCESS_KEY"],
         "ENDPOINT": endpoint.netloc,
-        "REGION": os.environ.get("AWS_REGION", "us-east-1"),
+        "REGION": region(),
         "URL_STYLE": "path",
     }
     escaped = {name: value.replace("'", "''") for name, value in fields.items()}

@@ -14,7 +14,6 @@ https://docs.snowflake.com/en/sql-reference/sql/desc-catalog-integration
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from typing import Any
 from urllib.parse import urlsplit
@@ -42,6 +41,7 @@ from topicberg_local.emulators.snowflake.options import (
     text,
     texts,
 )
+from topicberg_local.emulators.snowflake.region import region
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
 from topicberg_local.emulators.store import Stored
@@ -66,7 +66,6 @@ _API_TYPES = (
     *("PUBLIC", "PRIVATE", "AWS_API_GATEWAY", "AWS_PRIVATE_API_GATEWAY", "AWS_GLUE"),
     "AWS_PRIVATE_GLUE",
 )
-_GLUE_APIS = "AWS_GLUE", "AWS_PRIVATE_GLUE"
 _REST_CONFIG: dict[str, Reader] = {
     "CATALOG_URI": text,
     "PREFIX": text,
@@ -203,16 +202,12 @@ def create_integration(account: Account, context: Context, statement: Statement)
     return create(account, context, statement, statement.name, make)
 
 
-def _region() -> str:
-    return os.environ.get("AWS_REGION", "us-east-1")
-
-
 def _external_id() -> str:
     return f"LOCAL_SFCRole={uuid.uuid4().hex[:24]}="
 
 
 def _glue(given: Properties) -> Properties:
-    return {"GLUE_REGION": _region(), "GLUE_AWS_EXTERNAL_ID": _external_id(), **given}
+    return {"GLUE_REGION": region(), "GLUE_AWS_EXTERNAL_ID": _external_id(), **given}
 
 
 def _rest(given: Properties) -> Properties:
@@ -220,7 +215,7 @@ def _rest(given: Properties) -> Properties:
     login = {k: v for k, v in given["REST_AUTHENTICATION"].items() if k not in _SECRETS}
     external_id = login.pop("SIGV4_EXTERNAL_ID", None) or _external_id()
     if login["TYPE"] == "SIGV4":
-        login.setdefault("SIGV4_SIGNING_REGION", _region())
+        login.setdefault("SIGV4_SIGNING_REGION", region())
     config = {
         "PREFIX": None,
         "CATALOG_API_TYPE": "PUBLIC",
@@ -238,11 +233,12 @@ def unreachable(account: Account, integration: Stored) -> str | None:
     if properties["CATALOG_SOURCE"] == "GLUE":
         return None
     config, login = properties["REST_CONFIG"], properties["REST_AUTHENTICATION"]
-    if config["CATALOG_API_TYPE"] in _GLUE_APIS and login["TYPE"] == "SIGV4":
-        if config["CATALOG_API_TYPE"] == "AWS_GLUE":
+    match login["TYPE"], config["CATALOG_API_TYPE"]:
+        case "SIGV4", "AWS_GLUE":
             return None
-        host = urlsplit(config["CATALOG_URI"]).hostname or ""
-        return private_endpoints.problem(account, host)
+        case "SIGV4", "AWS_PRIVATE_GLUE":
+            host = urlsplit(config["CATALOG_URI"]).hostname or ""
+            return private_endpoints.problem(account, host)
     return f"the local stack cannot reach a catalog at {config['CATALOG_URI']}"
 
 

@@ -12,6 +12,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from topicberg_local.emulators import iam
 from topicberg_local.emulators.snowflake.errors import catalog_failure
+from topicberg_local.emulators.snowflake.region import region
 
 _TIMEOUT_SECONDS = 10
 FAILURES = (BotoCoreError, ClientError)
@@ -39,7 +40,7 @@ class Sources:
                 make: Any = boto3.client
                 self._clients[service] = make(
                     service,
-                    region_name=os.environ.get("AWS_REGION", "us-east-1"),
+                    region_name=region(),
                     endpoint_url=os.environ[variable],
                     config=Config(
                         connect_timeout=_TIMEOUT_SECONDS,

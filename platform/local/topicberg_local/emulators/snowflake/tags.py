@@ -174,9 +174,7 @@ def call_get_tag(account: Account, context: Context, stream: Stream) -> str | No
     :raises ProgrammingError: object, tag or domain do not exist
     """
     stream.expect("(")
-    texts = [stream.string()]
-    while stream.take(","):
-        texts.append(stream.string())
+    texts = stream.strings()
     if len(texts) != 3:
         raise invalid_request("SYSTEM$GET_TAG needs a tag, an object and its domain.")
     kind = DOMAINS.get(texts[2].upper())

@@ -163,6 +163,13 @@ class Stream:
             raise self.unexpected()
         return self.advance().value
 
+    def strings(self) -> list[str]:
+        """Return one string, or several with commas between them."""
+        found = [self.string()]
+        while self.take(","):
+            found.append(self.string())
+        return found
+
     def reference(self) -> str:
         """The name of an account object, bare or as a string: ``CATALOG = 'ci'``.
 

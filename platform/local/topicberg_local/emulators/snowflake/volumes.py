@@ -10,7 +10,6 @@ https://docs.snowflake.com/en/sql-reference/functions/system_verify_external_vol
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from typing import Any
 
@@ -35,6 +34,7 @@ from topicberg_local.emulators.snowflake.options import (
     text,
 )
 from topicberg_local.emulators.snowflake.privileges import must_own
+from topicberg_local.emulators.snowflake.region import region
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sources import lies_within, split_url
 from topicberg_local.emulators.snowflake.tokens import Name, Stream, display
@@ -195,7 +195,7 @@ def role_problem(account: Account, volume: Stored, *actions: str) -> str | None:
     location = volume.properties["STORAGE_LOCATIONS"][0]
     bucket, _ = split_url(location["STORAGE_BASE_URL"])
     if location.get("USE_PRIVATELINK_ENDPOINT"):
-        host = f"{bucket}.s3.{os.environ.get('AWS_REGION', 'us-east-1')}.amazonaws.com"
+        host = f"{bucket}.s3.{region()}.amazonaws.com"
         if why := private_endpoints.problem(account, host):
             return why
     return account.sources.role_problem(
