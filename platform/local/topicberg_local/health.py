@@ -83,8 +83,11 @@ def service_status(service: Service, info: Mapping[str, Any] | None) -> ServiceS
     state = "running"
     if problem is not None:
         state = "unresponsive" if port is None or ports.listens(port) else "starting"
-        if process.is_running() and process.status() == psutil.STATUS_STOPPED:
-            state, problem = "unresponsive", "a signal stopped the process (SIGSTOP)"
+        try:
+            if process.status() == psutil.STATUS_STOPPED:
+                state, problem = "unresponsive", "a signal stopped the process (SIGSTOP)"
+        except psutil.Error:  # it ended meanwhile
+            return ServiceStatus(name, "restarting", port, url)
     uptime = max(0.0, info["now"] - info["start"])
     return ServiceStatus(name, state, port, url, info["pid"], memory, uptime, problem)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -102,6 +103,19 @@ def test_frozen_service_is_unresponsive(context: Context) -> None:
         "a signal stopped the process (SIGSTOP)",
     )
     process.resume()
+
+
+def test_service_that_ends_while_it_is_asked_is_restarted() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+
+        def ends(_: float) -> str:
+            process.kill()
+            process.wait()
+            return "no answer"
+
+        info = {"statename": "RUNNING", "pid": process.pid, "now": 1, "start": 0}
+        ending = replace(service("", True), answers=ends)
+        assert health.service_status(ending, info).state == "restarting"
 
 
 def test_supervisor_that_does_not_answer_is_not_waited_for(
