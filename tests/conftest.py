@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
 # Dagster would take that of an instance of another test: each instance sets it, and sets what was
 # before when it is closed, or when its remains are garbage.
 DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
+# What pytest and Dagster import stays: looking for garbage in it is a sixth of the tests' time.
+gc.set_threshold(50_000, 20, 100)
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("topicberg")
