@@ -25,7 +25,7 @@ from websockets.sync.client import ClientConnection, connect
 IMAGES = Path(__file__).parent / "images"
 GROUP = "/locations/__repository__@topicberg/asset-groups"
 PAGES = {
-    "asset-graph": (f"{GROUP}/stock_trades/lineage", 2600, 2000),
+    "asset-graph": (f"{GROUP}/stock_trades/lineage", 2600, 2300),
     "checks": ("/assets/iceberg/stock_trades?view=checks", 1600, 1000),
     "asset": ("/assets/iceberg/stock_trades_with_totals", 1600, 1400),
     "backfill": ("/assets/iceberg/stock_total_trades", 1400, 900),
