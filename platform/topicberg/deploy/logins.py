@@ -38,7 +38,7 @@ class ClientLogin:
     def fingerprint(self) -> str:
         """By a slow function, so that a secret cannot be found by trying."""
         secret = self.secret.get_secret_value().encode()
-        return hashlib.scrypt(secret, salt=self.id.encode(), n=2**13, r=8, p=1, dklen=12).hex()
+        return hashlib.scrypt(secret, salt=self.id.encode(), n=2**11, r=8, p=1, dklen=12).hex()
 
 
 def state(context: DeployContext, key: str, login: ClientLogin) -> str:
