@@ -484,6 +484,20 @@ def test_another_write_mode_is_told_and_nothing_is_lost(deployed: Stackless) -> 
     deployed.enabled["stock_trades"]["mode"] = "APPEND"
 
 
+def test_catalogs_that_do_not_get_a_table_are_reported(server: Stackless) -> None:
+    context, graph = opened(server)
+    (table,) = [one for one in graph if one.key == "confluent/tableflow/stock_trades"]
+    syncs = [
+        {"catalog_type": "AWS_GLUE", "sync_status": "SYNCED"},
+        {"catalog_type": "UNITY", "sync_status": "FAILED", "error_message": "no USE CATALOG"},
+        {"catalog_type": "SNOWFLAKE", "sync_status": "DISCONNECTED"},
+    ]
+    facts = {"write_mode": "APPEND", "status": {"catalog_sync_statuses": syncs}}
+    assert table.remark(context, Live("stock_trades", {}, facts)) == (
+        "catalog UNITY: no USE CATALOG; catalog SNOWFLAKE: the catalog integration is disconnected"
+    )
+
+
 def test_unknown_write_mode_is_reported_and_left(deployed: Stackless) -> None:
     """Confluent's API lists UPSERT_HISTORY, which no spec asks for."""
     deployed.enabled["stock_trades"]["mode"] = "UPSERT_HISTORY"

@@ -347,5 +347,9 @@ def test_confluent_status_is_shown_like_the_engines_status() -> None:
     assert (found.error_message or "").startswith(
         "catalog AWS_GLUE: no access; catalog UNITY: the catalog integration is disconnected\n  → "
     )
+    assert [one["catalog_type"] for one in confluent.syncs(status, of_delta=False)] == [
+        "AWS_GLUE",
+        "SNOWFLAKE",
+    ]
     assert confluent._status("t", {}, {"phase": "FAILED"}).error_message
     assert confluent._status("t", {}, {"phase": "RUNNING"}).error_message is None

@@ -145,7 +145,8 @@ class CatalogIntegration(Resource):
             if "namespace" in changes or context.config.tableflow_namespace:
                 spec["config"][self.catalog.namespace] = context.namespace
         context.tableflow.patch(f"{CATALOGS}/{live.id}", {"spec": spec})
-        self._note_login(context)
+        if "config" in spec:
+            self._note_login(context)
 
     def _config(self, context: DeployContext) -> dict[str, str]:
         """Return what every request has: an update states the kind again."""
