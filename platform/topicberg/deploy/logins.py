@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import SecretStr
 
+from topicberg.errors import TopicbergError
+
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
 
@@ -27,12 +29,24 @@ class ClientLogin:
 
     @classmethod
     def of(cls, id: str | None, secret: SecretStr | None) -> ClientLogin:
-        """The settings have been checked: neither is missing where it is needed."""
+        """The settings have been checked: the secret is missing only where it is not sent."""
         return cls(id or "", secret or SecretStr(""))
 
     def fields(self) -> dict[str, str]:
-        """Return the login for a request."""
+        """Return the login for a request.
+
+        :raises TopicbergError: the secret is missing
+        """
+        self.check()
         return {"client_id": self.id, "client_secret": self.secret.get_secret_value()}
+
+    def check(self) -> None:
+        """:raises TopicbergError: the secret is missing, as where only plans are made"""
+        if not self.secret.get_secret_value():
+            raise TopicbergError(
+                f"the secret of client {self.id} is missing",
+                hint="set TOPICBERG_CATALOG_CLIENT_SECRET or TOPICBERG_UNITY_CLIENT_SECRET",
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -42,11 +56,13 @@ class ClientLogin:
 
 
 def state(context: DeployContext, key: str, login: ClientLogin) -> str:
-    """Return which login a vendor has.
+    """Return which login a vendor has. Without its secret, as in a plan by CI, nothing differs.
 
     :param key: of the resource that it was sent for
     :returns: :data:`CURRENT`, or what to show instead
     """
+    if not login.secret.get_secret_value():
+        return CURRENT
     sent = context.record.login(key)
     if sent is None:
         return UNKNOWN

@@ -117,8 +117,8 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
 def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list[str]:
     """What Snowflake needs to log in to a REST catalog."""
     needed = {
-        "open_catalog": ("uri", "name", "client_id", "client_secret", "scope"),
-        "iceberg_rest": ("uri", "client_id", "client_secret", "scope"),
+        "open_catalog": ("uri", "name", "client_id", "scope"),
+        "iceberg_rest": ("uri", "client_id", "scope"),
     }.get(config.snowflake_catalog, ())
     problems = []
     if config.has_topics_catalog and config.on_emr and not config.emr_subnet_ids:
@@ -145,7 +145,6 @@ def _unity_problems(known: DeploySettings | _Stated, config: Settings) -> list[s
         "WORKSPACE_URL": config.unity_workspace_url,
         "CATALOG": known.unity_catalog,
         "CLIENT_ID": known.unity_client_id,
-        "CLIENT_SECRET": known.unity_client_secret,
     }
     first = next((name for name, value in given.items() if value), None)
     if first is None:
@@ -161,6 +160,19 @@ def _unity_problems(known: DeploySettings | _Stated, config: Settings) -> list[s
             "TOPICBERG_TABLEFLOW is topicberg"
         )
     return problems
+
+
+def check_secrets(config: Settings, deploy: DeploySettings) -> None:
+    """:raises TopicbergError: the secret of a client is missing, which only `create` sends"""
+    in_rest_catalog = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
+    needed = {
+        "CATALOG_CLIENT_SECRET": in_rest_catalog and not deploy.catalog_client_secret,
+        "UNITY_CLIENT_SECRET": config.unity_workspace_url and not deploy.unity_client_secret,
+    }
+    if missing := [f"TOPICBERG_{name}" for name, is_missing in needed.items() if is_missing]:
+        raise TopicbergError(
+            f"missing: {', '.join(missing)}", hint="set them in the environment or in .env"
+        )
 
 
 def check_specs(config: Settings, specs: Sequence[TopicSpec]) -> None:
@@ -286,11 +298,9 @@ class _Stated(HoldsSecrets, EnvironmentSettings):
     catalog_uri: str | None = None
     catalog_name: str | None = None
     catalog_client_id: str | None = None
-    catalog_client_secret: SecretStr | None = None
     catalog_scope: str | None = None
     catalog_iam_user_arn: str | None = None
     catalog_external_id: str | None = None
     unity_catalog: str | None = None
     unity_client_id: str | None = None
-    unity_client_secret: SecretStr | None = None
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")

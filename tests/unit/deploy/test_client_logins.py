@@ -75,6 +75,10 @@ def test_login_is_known_by_its_fingerprint() -> None:
         changed = logins.ClientLogin("client", SecretStr(other))
         assert logins.state(context, KEY, changed) == logins.EARLIER
     assert logins.state(context, KEY, logins.ClientLogin("b", SecretStr("hush"))) == logins.EARLIER
+    without = logins.ClientLogin("client", SecretStr(""))  # as in a plan by CI
+    assert logins.state(context, KEY, without) == logins.CURRENT
+    with pytest.raises(TopicbergError, match="secret of client client is missing"):
+        without.fields()
     again = CreationRecord(fake.pages)  # as another process reads it
     assert again.login(KEY) == login.fingerprint
     assert again.keys() == set()  # nothing was created

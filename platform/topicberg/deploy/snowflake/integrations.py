@@ -288,8 +288,10 @@ class RestIntegration(_CatalogIntegration):
 
     def _send(self, context: DeployContext, statement: str) -> None:
         """Run a statement that has the login, and record that Snowflake has it."""
+        client = client_login(context)
+        client.check()
         _run_with_secret(context, statement, rest_login(context))
-        logins.note_sent(context, self.key, client_login(context))
+        logins.note_sent(context, self.key, client)
 
 
 def _aws_property(properties: VendorAnswer, name: str) -> str:
