@@ -22,14 +22,14 @@ from topicberg.clients.aws import service_models
 
 def install() -> None:
     """Before the clients' modules are imported."""
-    create_loader = botocore.session.create_loader
-    botocore.session.create_loader = lambda path=None: (
-        create_loader(path) if path else service_models()
-    )
-    botocore.hooks.accepts_kwargs = _by_function(botocore.hooks.accepts_kwargs)
-    creator = botocore.client.ClientCreator
+    session: Any = botocore.session
+    hooks: Any = botocore.hooks
+    creator: Any = botocore.client.ClientCreator
+    provider: Any = botocore.endpoint_provider
+    create_loader = session.create_loader
+    session.create_loader = lambda path=None: create_loader(path) if path else service_models()
+    hooks.accepts_kwargs = _by_function(hooks.accepts_kwargs)
     creator._create_methods = _by_service(creator._create_methods)
-    provider = botocore.endpoint_provider
     provider.RuleSet = _by_identity(provider.RuleSet)
     for name in ("load_pem_private_key", "load_der_private_key"):
         setattr(serialization, name, lru_cache(maxsize=256)(getattr(serialization, name)))
