@@ -44,6 +44,7 @@ class Names:
     cluster = _Named("tableflow_kickstarter")
     provider_integration = _Named("tableflow_aws_integration")
     catalog_integration = _Named("tableflow_aws_glue_catalog_sync")
+    unity_integration = _Named("tableflow_unity_catalog_sync")
     tableflow_role = _Named("tableflow_s3_glue_role")
     tableflow_policy = _Named("tableflow_s3_glue_access_policy")
     snowflake_role = _Named("snowflake_s3_glue_role")

@@ -15,7 +15,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
-from topicberg_local.emulators.confluent import connector_rights, kafka_rest, subjects, tableflow
+from topicberg_local.emulators.confluent import (
+    catalogs,
+    connector_rights,
+    kafka_rest,
+    subjects,
+    tableflow,
+)
 from topicberg_local.emulators.confluent.account import CATALOG, CONNECTOR, TABLE, Account, Delays
 from topicberg_local.emulators.confluent.errors import bad_request, not_found
 from topicberg_local.emulators.confluent.faults import Fault
@@ -76,8 +82,10 @@ class Stackless(Server):
     schemas: dict[str, list[str]] = field(default_factory=dict)
     connectors: Documents = field(default_factory=dict)
     enabled: Documents = field(default_factory=dict)
-    open_catalogs: Documents | None = None
-    """Catalog integrations with an Open Catalog that can be reached; None: there is Glue alone."""
+    kept_catalogs: Documents | None = None
+    """Catalog integrations, as they were sent, with catalogs that can all be reached; None: with
+    Glue, as the emulator has them.
+    """
     written: set[str] = field(default_factory=set)
     """Topics that have records."""
     engine: Callable[[str], None] = lambda topic: None
@@ -116,7 +124,7 @@ class Stackless(Server):
         fault: Fault | None,
     ) -> Response:
         for pattern, handler in self._ours:
-            theirs = handler == self._catalogs and self.open_catalogs is None
+            theirs = handler == self._catalogs and self.kept_catalogs is None
             if re.fullmatch(pattern, request.url.path) and not theirs:
                 operation = replace(operation, handler=handler)
         return super()._answer(operation, parameters, request, content, fault)
@@ -236,6 +244,7 @@ class Stackless(Server):
             "environment": environment.id,
             "cluster": cluster.id,
             "integration": spec["storage"].get("provider_integration_id"),
+            "spec": {"table_formats": given.table_formats},
         }
         self.account.store.put(Stored(TABLE, (cluster.id, topic), properties))
 
@@ -254,22 +263,29 @@ class Stackless(Server):
         return {"phase": "RUNNING", "write_mode": mode, "catalog_sync_statuses": syncs}
 
     def _catalogs(self, call: Call) -> HttpResponse:
-        catalogs = self.open_catalogs
-        assert catalogs is not None
+        kept = self.kept_catalogs
+        assert kept is not None
         body = json.loads(call.content or b"{}")
         if call.method == "POST":
-            catalogs["tci-1"] = {"id": "tci-1", "status": {"phase": "CONNECTED"}, **body}
+            id = f"tci-{len(kept) + 1}"
+            kept[id] = {"id": id, "status": {"phase": "CONNECTED"}, **body}
             return HttpResponse({})
         if "id" not in call.path:
-            return HttpResponse({"data": [*catalogs.values()]})
-        catalog = _known(catalogs, call.path["id"])
+            return HttpResponse({"data": [_without_login(one) for one in kept.values()]})
+        catalog = _known(kept, call.path["id"])
         if call.method == "DELETE":
-            del catalogs[call.path["id"]]
+            del kept[call.path["id"]]
             return HttpResponse()
         if call.method == "PATCH":
             catalog["spec"]["config"] |= body["spec"]["config"]
             catalog["status"] = {"phase": "CONNECTED"}
-        return HttpResponse(catalog)
+        return HttpResponse(_without_login(catalog))
+
+
+def _without_login(catalog: dict[str, Any]) -> dict[str, Any]:
+    """Return a catalog integration as the API does."""
+    spec = {**catalog["spec"], "config": catalogs.shown(catalog["spec"]["config"])}
+    return {**catalog, "spec": spec}
 
 
 def _known(documents: Documents, name: str) -> dict[str, Any]:

@@ -139,7 +139,7 @@ class Vendors:
         )
         specs = [spec for spec in load_topics() if spec.name in topics]
         context = DeployContext(
-            config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.05))
+            config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.1))
         )
         if self.deployer is not None:
             context.__dict__["_aws_session"] = self.deployer

@@ -107,15 +107,18 @@ def preview(context: DeployContext, graph: list[Resource]) -> None:
     """Print manual steps, what is not computed, what the whole deployment costs, and which quotas
     it meets.
     """
+    from topicberg.deploy.confluent.integrations import CatalogIntegration
     from topicberg.deploy.costs import AS_OF, costs, usage
-    from topicberg.deploy.open_catalog import manual_steps
     from topicberg.deploy.uncomputed import uncomputed
 
     list_grants(context)
-    if steps := manual_steps(context):
-        echo("to do manually in Snowflake Open Catalog:", bold=True)
-        for place, step in enumerate(steps, 1):
-            echo(f"  {place}. {step}")
+    for integration in graph:
+        if not (isinstance(integration, CatalogIntegration) and integration.wanted):
+            continue
+        if steps := integration.catalog.steps(context):
+            echo(f"to do manually in {integration.catalog.title}:", bold=True)
+            for place, step in enumerate(steps, 1):
+                echo(f"  {place}. {step}")
     if missing := uncomputed(context.config, context.specs, _left_out(context)):
         echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
         for line in missing:
@@ -175,7 +178,8 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
 
     table = Table("resource", "name", "id", "state")
     for step in steps:
-        state = {"keep": "up to date", "wait": f"waits {cell(step.reason)}"}.get(
+        remark = f"; {cell(step.reason)}" if step.reason else ""
+        state = {"keep": f"up to date{remark}", "wait": f"waits {cell(step.reason)}"}.get(
             step.action.value, f"[red]{step.action.value}"
         )
         resource = step.resource

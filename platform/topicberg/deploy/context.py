@@ -20,7 +20,7 @@ from topicberg.clients.confluent import Api
 from topicberg.clients.secrets import ApiKey, Secrets
 from topicberg.deploy.record import CreationRecord, ParameterPages
 from topicberg.deploy.resource import Live, MissingError
-from topicberg.deploy.settings import DeploySettings, load
+from topicberg.deploy.settings import DeploySettings, check_specs, load
 from topicberg.deploy.transient import broken
 from topicberg.endpoints import load_endpoints
 from topicberg.naming import Names
@@ -48,7 +48,9 @@ def open_context(config: Settings, flags: dict[str, Any] | None = None) -> Deplo
     :raises TopicbergError: settings are missing or wrong: names all of them
     """
     config = with_choices(config)
-    return DeployContext(config, load(flags or {}, config), load_topics(config))
+    deploy, specs = load(flags or {}, config), load_topics(config)
+    check_specs(config, specs)
+    return DeployContext(config, deploy, specs)
 
 
 @dataclass

@@ -13,7 +13,34 @@ https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-i
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.snowflake.session import account
+from topicberg.errors import TopicbergError
+
+API = "/polaris/api/catalog"
+"""How the address of its REST API ends."""
+
+
+def check_account(context: DeployContext) -> None:
+    """:raises TopicbergError: the REST catalog is Snowflake Horizon, which looks the same: it is in
+    the account itself. Tableflow publishes no tables to it; Snowflake reads those of Tableflow.
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/integrate-with-snowflake-horizon-catalog.html
+    """
+    catalog, uri = context.config.snowflake_catalog, context.deploy.catalog_uri
+    if catalog not in ("open_catalog", "iceberg_rest") or uri is None:
+        return
+    host = (urlsplit(uri).hostname or "").removesuffix(".snowflakecomputing.com")
+    own = account(context).lower().replace("_", "-")
+    if own and host.removesuffix(".privatelink") == own:
+        raise TopicbergError(
+            f"TOPICBERG_CATALOG_URI: {uri} is Snowflake Horizon, the catalog of this account, "
+            "to which Tableflow publishes no tables",
+            hint="set the address of an Open Catalog account, or let Snowflake read the catalog of "
+            'Tableflow: see "Snowflake Horizon" in docs/cloud.md',
+        )
 
 
 def manual_steps(context: DeployContext) -> list[str]:

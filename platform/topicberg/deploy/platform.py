@@ -19,13 +19,10 @@ from topicberg.deploy.aws.iam import (
     tableflow_policy,
 )
 from topicberg.deploy.aws.parameters import CONSUMER, PRODUCER, Parameters
+from topicberg.deploy.confluent.catalogs import GLUE, OPEN_CATALOG, PROVIDER_INTEGRATION, UNITY
 from topicberg.deploy.confluent.connect import QUICKSTARTS, Connector
 from topicberg.deploy.confluent.iam import RoleBinding, ServiceAccount
-from topicberg.deploy.confluent.integrations import (
-    PROVIDER_INTEGRATION,
-    CatalogIntegration,
-    ProviderIntegration,
-)
+from topicberg.deploy.confluent.integrations import CatalogIntegration, ProviderIntegration
 from topicberg.deploy.confluent.kafka import Acl, KafkaTopic, RegistrySubject
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
@@ -52,6 +49,7 @@ from topicberg.deploy.snowflake.principals import SnowflakeRole as SnowflakeRole
 from topicberg.deploy.snowflake.storage import OWNER, Container, Warehouse
 from topicberg.deploy.snowflake.tables import IcebergTable, LinkedDatabase, LinkedTable
 from topicberg.deploy.snowflake.tags import object_tags
+from topicberg.deploy.unity_catalog import INTEGRATION as UNITY_INTEGRATION
 from topicberg.naming import Names
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -93,7 +91,7 @@ def resources(config: Settings, specs: list[TopicSpec]) -> list[Resource]:
         *_aws(names, config),
         *_namespaces(names, specs),
         *_compute(names, config),
-        *_integrations(names, config),
+        *_integrations(names, config, specs),
         *snowflake,
         *object_tags(snowflake, config),
         *(resource for spec in specs for resource in _topic(spec, names, config)),
@@ -240,7 +238,7 @@ def _namespaces(names: Names, specs: list[TopicSpec]) -> Iterator[Resource]:
         yield GlueDatabase(key, name, database=name, description=of)
 
 
-def _integrations(names: Names, config: Settings) -> Iterator[Resource]:
+def _integrations(names: Names, config: Settings, specs: list[TopicSpec]) -> Iterator[Resource]:
     role, name = config.tableflow_role_arn or names.tableflow_role, names.provider_integration
     yield ProviderIntegration(PROVIDER_INTEGRATION, name, (ENVIRONMENT,), (ENVIRONMENT,), role=role)
     yield _binding("provider_integration", "app_manager", "ResourceOwner", PROVIDER_INTEGRATION)
@@ -252,6 +250,19 @@ def _integrations(names: Names, config: Settings) -> Iterator[Resource]:
             *(binding("provider_integration"), "aws/role/tableflow", "aws/glue_database"),
         ),
         (CLUSTER, PROVIDER_INTEGRATION),
+        catalog=OPEN_CATALOG if config.snowflake_catalog == "open_catalog" else GLUE,
+        # A given role: without its trust, Confluent fails the integration for good.
+        waits_for="aws/role/tableflow",
+    )
+    # After its tables: until there is one, it syncs nothing. It keeps no table from Glue.
+    tables = [f"confluent/tableflow/{spec.asset_name}" for spec in specs if spec.has_delta_table]
+    yield CatalogIntegration(
+        UNITY_INTEGRATION,
+        names.unity_integration,
+        (CLUSTER, "key/tableflow", *tables),
+        (CLUSTER,),
+        wanted=config.unity_workspace_url is not None,
+        catalog=UNITY,
     )
 
 

@@ -12,6 +12,8 @@ from topicberg.deploy.aws.lake_formation import check_deployer
 from topicberg.deploy.aws.simulate import check_permissions
 from topicberg.deploy.confluent.organization import check_given, organization
 from topicberg.deploy.context import DeployContext
+from topicberg.deploy.open_catalog import check_account
+from topicberg.deploy.settings import check_secrets
 from topicberg.deploy.snowflake.session import admin, refusal_hint, take_roles
 from topicberg.errors import TopicbergError
 
@@ -52,6 +54,12 @@ def check(context: DeployContext, before: Command | None = None) -> None:
         ("AWS", lambda: check_aws(context)),
         ("Snowflake's admin user", lambda: take_roles(context)),
     ]
+    if before:
+        requests.append(("Snowflake's REST catalog", lambda: check_account(context)))
+    if before == "create":  # who plans or rotates sends none
+        requests.append(
+            ("Clients of catalogs", lambda: check_secrets(context.config, context.deploy))
+        )
     if before == "create" and context.deploy_on_aws:  # who plans may only read
         requests += [
             ("AWS Lake Formation", lambda: check_deployer(context)),

@@ -5,7 +5,8 @@ is recorded before it is created, and by its id once it exists. What has no reco
 another id, is never deleted; whoever lost the records names what to delete all the same.
 
 The record is in SSM Parameter Store, beside the lease, so that every machine has it. A parameter
-takes 4,096 characters, so there are several; only the holder of the lease writes them.
+takes 4,096 characters, so there are several; only the holder of the lease writes them. It also has
+the fingerprints of the logins that were sent: :mod:`topicberg.deploy.logins`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PAGE_CHARACTERS = 3500
 later."""
 BEGUN = ""
 """In place of the id of what may have been created."""
+_LOGIN = "login of "
+"""Begins the entry of the login that was sent for a resource."""
 
 
 class Pages(Protocol):
@@ -107,7 +110,16 @@ class CreationRecord:
         if self._pages is None:
             self.load()
         with self._lock:
-            return {key for page in (self._pages or {}).values() for key in page}
+            entries = {key for page in (self._pages or {}).values() for key in page}
+        return {key for key in entries if not key.startswith(_LOGIN)}
+
+    def login(self, key: str) -> str | None:
+        """Return the fingerprint of the login that was sent for a resource; None: unknown."""
+        return self.get(_LOGIN + key)
+
+    def put_login(self, key: str, fingerprint: str) -> None:
+        """It is kept when this returns."""
+        self.put(_LOGIN + key, fingerprint)
 
     def put(self, key: str, identity: str) -> None:
         """It is kept when this returns."""
@@ -122,12 +134,15 @@ class CreationRecord:
         self._write()
 
     def drop(self, key: str) -> None:
-        if self.get(key) is None:
+        """Drop what is recorded of a resource, the login that was sent for it as well."""
+        entries = [one for one in (key, _LOGIN + key) if self.get(one) is not None]
+        if not entries:
             return
         with self._lock:
             for number, page in (self._pages or {}).items():
-                if page.pop(key, None) is not None:
-                    self._changed.add(number)
+                for entry in entries:
+                    if page.pop(entry, None) is not None:
+                        self._changed.add(number)
         self._write()
 
     @staticmethod

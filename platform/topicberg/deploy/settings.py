@@ -8,6 +8,7 @@ every AWS tool does it, by ``AWS_PROFILE`` and ``AWS_ENDPOINT_URL``, but in the 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, SecretStr, ValidationError
@@ -17,6 +18,7 @@ from topicberg.errors import TopicbergError
 from topicberg.security.models import HoldsSecrets
 from topicberg.settings import Settings
 from topicberg.settings.environment import EnvironmentSettings
+from topicberg.topics import TopicSpec
 
 FIRST_RELEASE = (8, 1)
 """Of EMR with Spark 4.1: emr-spark-8.0.0 has Spark 4.0, emr-7.x has Spark 3.5."""
@@ -69,6 +71,12 @@ class DeploySettings(Addresses):
     catalog_external_id: str | None = Field(default=None, min_length=2, max_length=1224)
     """Of the same catalog."""
 
+    unity_catalog: str | None = None
+    """The catalog in Databricks Unity Catalog."""
+    unity_client_id: str | None = None
+    """The service principal as which Tableflow logs in to it."""
+    unity_client_secret: SecretStr | None = None
+
     day_count: int = Field(default=30, ge=1)
     """Days between two rotations of every key."""
     number_of_api_keys_to_retain: int = Field(default=2, ge=2)
@@ -92,6 +100,7 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
         problems += [f"{_called(str(one['loc'][0]))}: {one['msg']}" for one in errors]
     stated = deploy or _Stated(**given)
     problems += _catalog_problems(stated, config)
+    problems += _unity_problems(stated, config)
     problems += _emr_problems(config)
     problems += _private_problems(config)
     problems += _existing_problems(config)
@@ -108,8 +117,8 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
 def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list[str]:
     """What Snowflake needs to log in to a REST catalog."""
     needed = {
-        "open_catalog": ("uri", "name", "client_id", "client_secret", "scope"),
-        "iceberg_rest": ("uri", "client_id", "client_secret", "scope"),
+        "open_catalog": ("uri", "name", "client_id", "scope"),
+        "iceberg_rest": ("uri", "client_id", "scope"),
     }.get(config.snowflake_catalog, ())
     problems = []
     if config.has_topics_catalog and config.on_emr and not config.emr_subnet_ids:
@@ -128,6 +137,59 @@ def _catalog_problems(known: DeploySettings | _Stated, config: Settings) -> list
         for name in needed
         if not getattr(known, f"catalog_{name}")
     ]
+
+
+def _unity_problems(known: DeploySettings | _Stated, config: Settings) -> list[str]:
+    """Return what is missing to log in to Unity Catalog, and what contradicts it."""
+    given = {
+        "WORKSPACE_URL": config.unity_workspace_url,
+        "CATALOG": known.unity_catalog,
+        "CLIENT_ID": known.unity_client_id,
+    }
+    first = next((name for name, value in given.items() if value), None)
+    if first is None:
+        return []
+    problems = [
+        f"TOPICBERG_UNITY_{name}: missing; TOPICBERG_UNITY_{first} is set"
+        for name, value in given.items()
+        if not value
+    ]
+    if config.tableflow == "topicberg":
+        problems.append(
+            f"TOPICBERG_UNITY_{first}: only Confluent's Tableflow publishes to Unity Catalog, and "
+            "TOPICBERG_TABLEFLOW is topicberg"
+        )
+    return problems
+
+
+def check_secrets(config: Settings, deploy: DeploySettings) -> None:
+    """:raises TopicbergError: the secret of a client is missing, which only `create` sends"""
+    in_rest_catalog = config.snowflake_catalog in ("open_catalog", "iceberg_rest")
+    needed = {
+        "CATALOG_CLIENT_SECRET": in_rest_catalog and not deploy.catalog_client_secret,
+        "UNITY_CLIENT_SECRET": config.unity_workspace_url and not deploy.unity_client_secret,
+    }
+    if missing := [f"TOPICBERG_{name}" for name, is_missing in needed.items() if is_missing]:
+        raise TopicbergError(
+            f"missing: {', '.join(missing)}", hint="set them in the environment or in .env"
+        )
+
+
+def check_specs(config: Settings, specs: Sequence[TopicSpec]) -> None:
+    """:raises TopicbergError: the settings have Unity Catalog, and no topic a table that it takes
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
+    """
+    is_empty = not any(spec.tableflow.enabled for spec in specs)
+    if config.unity_workspace_url is None or is_empty:
+        return
+    if not any(spec.has_delta_table for spec in specs):
+        raise TopicbergError(
+            "TOPICBERG_UNITY_WORKSPACE_URL: Tableflow publishes only Delta tables to Unity "
+            "Catalog, and no topic has DELTA in tableflow.table_formats",
+            hint="set `tableflow: {table_formats: [ICEBERG, DELTA]}` in the spec of a topic, or "
+            "unset TOPICBERG_UNITY_WORKSPACE_URL",
+        )
 
 
 def _existing_problems(config: Settings) -> list[str]:
@@ -236,8 +298,9 @@ class _Stated(HoldsSecrets, EnvironmentSettings):
     catalog_uri: str | None = None
     catalog_name: str | None = None
     catalog_client_id: str | None = None
-    catalog_client_secret: SecretStr | None = None
     catalog_scope: str | None = None
     catalog_iam_user_arn: str | None = None
     catalog_external_id: str | None = None
+    unity_catalog: str | None = None
+    unity_client_id: str | None = None
     profile: str | None = Field(default=None, validation_alias="AWS_PROFILE")

@@ -44,6 +44,13 @@ class ConfluentSettings(DeploymentSettings):
         description="id of a Kafka cluster in that environment, of any type: `topicberg deploy` "
         "neither changes nor deletes it",
     )
+    unity_workspace_url: str | None = Field(
+        default=None,
+        pattern=r"^https://[^/\s]+$",
+        description="address of a Databricks workspace: Confluent's Tableflow also publishes the "
+        "topics' Delta tables to its Unity Catalog; needs TOPICBERG_UNITY_CATALOG, "
+        "TOPICBERG_UNITY_CLIENT_ID and TOPICBERG_UNITY_CLIENT_SECRET",
+    )
     auto_offset_reset: Literal["earliest", "latest"] = Field(
         default="latest",
         description="where consumers begin that read their settings from Parameter Store",

@@ -17,6 +17,12 @@ from topicberg.tableflow.status import FailingFormat, Phase, TopicStatus
 TOPICS = "/tableflow/v1/tableflow-topics"
 ATTEMPTS = 2
 """Few, because whoever reads a state reads it again soon anyway."""
+UNITY = "UNITY"
+NOT_SYNCED = {
+    "FAILED": "the sync failed",
+    "DISCONNECTED": "the catalog integration is disconnected",
+}
+"""State of a sync that does not end by itself → what to show if the API gives no reason."""
 HINT = "open the topic in Confluent Cloud, or run `topicberg deploy plan` to see what differs"
 
 
@@ -43,7 +49,7 @@ def read_status(config: Settings, topic: str) -> TopicStatus | None:
 def _status(topic: str, spec: dict[str, Any], status: dict[str, Any]) -> TopicStatus:
     phase = status.get("phase")
     problems = [str(status["error_message"])] if status.get("error_message") else []
-    problems += [f"catalog {problem}" for problem in catalog_problems(status)]
+    problems += [f"catalog {problem}" for problem in catalog_problems(syncs(status))]
     if phase == "FAILED" and not problems:
         problems = ["it failed, and Confluent gives no reason"]
     return TopicStatus(
@@ -64,13 +70,24 @@ def read_topic(api: Api, name: str, environment: str, cluster: str) -> dict[str,
     return if_found(api.get, topic_path(name), **where(environment, cluster))
 
 
-def catalog_problems(status: dict[str, Any]) -> list[str]:
-    """Return the type and the error of each catalog that could not be synced."""
+def catalog_problems(states: list[dict[str, Any]]) -> list[str]:
+    """Return the type and the error of each catalog that could not be synced, or is disconnected;
+    the API gives a reason only of a failed sync.
+    """
     return [
-        f"{one.get('catalog_type')}: {one.get('error_message') or 'the sync failed'}"
-        for one in status.get("catalog_sync_statuses") or []
-        if one.get("sync_status") == "FAILED"
+        f"{one.get('catalog_type')}: {one.get('error_message') or NOT_SYNCED[one['sync_status']]}"
+        for one in states
+        if one.get("sync_status") in NOT_SYNCED
     ]
+
+
+def syncs(status: dict[str, Any], *, of_delta: bool = True) -> list[dict[str, Any]]:
+    """Return how the topic's tables stand in each catalog.
+
+    :param of_delta: also in Unity Catalog, which has Delta tables only
+    """
+    states: list[dict[str, Any]] = status.get("catalog_sync_statuses") or []
+    return [one for one in states if of_delta or one.get("catalog_type") != UNITY]
 
 
 def topic_path(name: str) -> str:

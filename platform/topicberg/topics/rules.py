@@ -361,6 +361,27 @@ def _delta_upsert(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         )
 
 
+@_rule("tableflow.table_formats", "tableflow.storage")
+def _delta_of_confluent(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
+    """Sources: Confluent's pages "Storage with Tableflow" and "Integrate Catalogs with Tableflow".
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html
+    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
+    """
+    formats = spec.tableflow.table_formats
+    if config.own_engine or "DELTA" not in formats:
+        return
+    if spec.tableflow.storage == "managed":
+        reason = "Confluent's storage has Iceberg tables only: DELTA needs tableflow.storage bucket"
+        yield "tableflow.table_formats", reason
+    if "ICEBERG" not in formats:
+        yield (
+            "tableflow.table_formats",
+            "needs ICEBERG as well: Confluent's Tableflow publishes Delta tables to Unity Catalog "
+            "only, so neither AWS Glue nor Snowflake would have the table",
+        )
+
+
 @_rule("pipeline")
 def _pipeline(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if config.is_deployed and spec.namespace(config) == config.topics_namespace:

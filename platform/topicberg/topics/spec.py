@@ -693,6 +693,11 @@ class TopicSpec(SpecModel):
         managed = self.tableflow.storage == "managed" and not config.own_engine
         return self.tableflow.enabled and not managed
 
+    @property
+    def has_delta_table(self) -> bool:
+        """Return whether Tableflow writes it as a Delta table."""
+        return self.tableflow.enabled and "DELTA" in self.tableflow.table_formats
+
     # Names of the table in every catalog
 
     def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:

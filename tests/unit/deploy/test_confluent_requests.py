@@ -27,7 +27,7 @@ from topicberg.clients.confluent import ApiError
 from topicberg.deploy import context as contexts
 from topicberg.deploy import engine
 from topicberg.deploy.confluent import keys
-from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
+from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.context import ENVIRONMENT, DeployContext
 from topicberg.deploy.platform import resources
@@ -50,6 +50,14 @@ OPEN_CATALOG = {
     "catalog_client_secret": SecretStr("hush"),
     "catalog_scope": "PRINCIPAL_ROLE:ALL",
 }
+UNITY = {
+    "unity_catalog": "lake",
+    "unity_client_id": "principal",
+    "unity_client_secret": SecretStr("quiet"),
+}
+WORKSPACE = "https://dbc-1.cloud.databricks.com"
+CATALOG_KEY = "confluent/catalog_integration"
+UNITY_KEY = "confluent/unity_integration"
 
 
 @contextmanager
@@ -96,14 +104,16 @@ def opened(
 ) -> tuple[DeployContext, list[Resource]]:
     """A deployment, and its graph as far as it does not need Snowflake.
 
+    :param catalog: that of Snowflake, or ``unity``, which is beside Glue
     :param longest: pause between two attempts
     """
     config = Settings.model_validate(
         {
             "deployment": "cloud",
             "prefix": "demo",
-            "snowflake_catalog": catalog,
+            "snowflake_catalog": "glue" if catalog == "unity" else catalog,
             "compute": "none",  # EMR Serverless takes no request of Confluent's
+            "unity_workspace_url": WORKSPACE if catalog == "unity" else None,
         }
     )
     deploy = DeploySettings.model_validate(
@@ -112,6 +122,7 @@ def opened(
             "confluent_api_secret": SecretStr("local-secret"),
             "confluent_url": server.account.url,
             **OPEN_CATALOG,
+            **UNITY,
         }
     )
     specs = [one for one in load_topics() if one.name == "stock_trades"]
@@ -187,48 +198,220 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
     assert {one.operation for one in server.asked if one.method != "GET"} >= CHANGING
 
 
-def test_namespace_of_catalog_integration_is_sent(server: Stackless) -> None:
+@pytest.mark.parametrize(
+    ("catalog", "key", "field"),
+    [
+        ("open_catalog", CATALOG_KEY, "custom_namespace"),
+        ("unity", UNITY_KEY, "custom_schema"),
+    ],
+)
+def test_namespace_of_catalog_integration_is_sent(
+    server: Stackless, catalog: str, key: str, field: str
+) -> None:
     """When it is created, when it changes, and when it becomes the cluster's id again."""
-    catalogs = server.open_catalogs = {}
-    context, graph = with_tableflow(server, "open_catalog", "finance")
-    (catalog,) = [one for one in graph if one.key == "confluent/catalog_integration"]
-    engine.converge(catalog, context, quiet)
+    catalogs = server.kept_catalogs = {}
+    context, graph = with_tableflow(server, catalog, "finance")
+    (integration,) = [one for one in graph if one.key == key]
+    engine.converge(integration, context, quiet)
     config = catalogs["tci-1"]["spec"]["config"]
-    assert config["custom_namespace"] == "finance"
+    assert config[field] == "finance"
     for namespace in ("customer360", None):
         context.config.tableflow_namespace = namespace
-        step = engine.examine(catalog, context)
+        step = engine.examine(integration, context)
         assert (step.action, set(step.changes)) == (Action.CHANGE, {"namespace"})
-        engine.converge(catalog, context, quiet)
+        engine.converge(integration, context, quiet)
         config = catalogs["tci-1"]["spec"]["config"]
-        assert config["custom_namespace"] == (namespace or context.cluster)
+        assert config[field] == (namespace or context.cluster)
     assert [one for one in server.asked if one.status in MALFORMED] == []
 
 
-def test_requests_to_open_catalog(server: Stackless) -> None:
-    catalogs = server.open_catalogs = {}
-    context, graph = with_tableflow(server, "open_catalog")
-    (catalog,) = [one for one in graph if one.key == "confluent/catalog_integration"]
-    engine.converge(catalog, context, quiet)
-    catalogs["tci-1"]["spec"]["config"]["warehouse"] = "another"
-    engine.converge(catalog, context, quiet)
-    assert catalogs["tci-1"]["spec"]["config"] == {
-        "kind": "Snowflake",
-        "endpoint": "https://org-open.snowflakecomputing.com",
-        "warehouse": "lake",
-        "allowed_scope": "PRINCIPAL_ROLE:ALL",
-        "client_id": "client",
-        "client_secret": "hush",
-    }
+@pytest.mark.parametrize(
+    ("catalog", "key", "drifting", "expected"),
+    [
+        (
+            "open_catalog",
+            CATALOG_KEY,
+            "warehouse",
+            {
+                "kind": "Snowflake",
+                "endpoint": "https://org-open.snowflakecomputing.com",
+                "warehouse": "lake",
+                "allowed_scope": "PRINCIPAL_ROLE:ALL",
+                "client_id": "client",
+                "client_secret": "hush",
+            },
+        ),
+        (
+            "unity",
+            UNITY_KEY,
+            "catalog_name",
+            {
+                "kind": "Unity",
+                "workspace_endpoint": WORKSPACE,
+                "catalog_name": "lake",
+                "client_id": "principal",
+                "client_secret": "quiet",
+            },
+        ),
+    ],
+)
+def test_catalog_integration_with_a_login_is_created_changed_and_deleted(
+    server: Stackless, catalog: str, key: str, drifting: str, expected: dict[str, str]
+) -> None:
+    catalogs = server.kept_catalogs = {}
+    context, graph = with_tableflow(server, catalog)
+    (integration,) = [one for one in graph if one.key == key]
+    engine.converge(integration, context, quiet)
+    catalogs["tci-1"]["spec"]["config"][drifting] = "another"
+    engine.converge(integration, context, quiet)
+    assert catalogs["tci-1"]["spec"]["config"] == expected
     catalogs["tci-1"]["spec"]["config"]["client_secret"] = "an older one"
     catalogs["tci-1"]["status"] = {"phase": "FAILED"}
-    live = engine.converge(catalog, context, quiet)
-    assert catalogs["tci-1"]["spec"]["config"]["client_secret"] == "hush"
-    engine.remove(catalog, context, live)
+    live = engine.converge(integration, context, quiet)
+    assert catalogs["tci-1"]["spec"]["config"] == expected
+    engine.remove(integration, context, live)
+    context.record.drop(key)
+    assert context.record.login(key) is None
 
     assert [one for one in server.asked if one.status in MALFORMED] == []
     changing = [one.operation for one in server.asked if "catalog-int" in one.path]
     assert changing.count(("PATCH", CATALOG_INTEGRATION)) == 2
+
+
+@pytest.mark.parametrize(("catalog", "key"), [("open_catalog", CATALOG_KEY), ("unity", UNITY_KEY)])
+@pytest.mark.parametrize("field", ["client_id", "client_secret"])
+def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
+    server: Stackless, catalog: str, key: str, field: str
+) -> None:
+    """As a secret is rotated; the plan shows neither."""
+    catalogs = server.kept_catalogs = {}
+    context, graph = with_tableflow(server, catalog)
+    (integration,) = [one for one in graph if one.key == key]
+    engine.converge(integration, context, quiet)
+    assert engine.examine(integration, context).action is Action.KEEP
+    setting = f"{'unity' if catalog == 'unity' else 'catalog'}_{field}"
+    new = SecretStr("a new one") if field == "client_secret" else "a new one"
+    context.deploy = context.deploy.model_copy(update={setting: new})
+    step = engine.examine(integration, context)
+    assert (step.action, step.lines()) == (
+        Action.CHANGE,
+        ["login: an earlier one → that of the settings"],
+    )
+    engine.converge(integration, context, quiet)
+    assert catalogs["tci-1"]["spec"]["config"][field] == "a new one"
+    again = opened(server, catalog)[0]  # another process
+    again.deploy = context.deploy
+    for needed in (ENVIRONMENT, contexts.CLUSTER, "key/tableflow"):
+        again.remember(needed, context.need(needed))
+    again.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
+    assert engine.examine(integration, again).action is Action.KEEP
+
+
+def test_login_that_was_sent_by_another_tool_is_sent_once(server: Stackless) -> None:
+    """An adopted integration: nothing tells whether its client is that of the settings."""
+    server.kept_catalogs = {}
+    context, graph = with_tableflow(server, "unity")
+    (integration,) = [one for one in graph if one.key == UNITY_KEY]
+    engine.converge(integration, context, quiet)
+    context.record.drop(UNITY_KEY)
+    assert engine.examine(integration, context).lines() == ["login: unknown → that of the settings"]
+    engine.converge(integration, context, quiet)
+    assert engine.examine(integration, context).action is Action.KEEP
+
+
+def test_unity_catalog_is_beside_glue(server: Stackless) -> None:
+    """Created after its tables, deleted before them, and refused a second time."""
+    server.kept_catalogs = {}
+    context, _ = opened(server, "unity")
+    document = context.specs[0].model_dump(by_alias=True)
+    document["tableflow"]["table_formats"] = ["ICEBERG", "DELTA"]
+    specs = context.specs[:] = [TopicSpec.model_validate(document)]
+    graph = [one for one in resources(context.config, specs) if "snowflake" not in one.key]
+    engine.create(graph, context, quiet)
+    assert {one["spec"]["config"]["kind"] for one in server.kept_catalogs.values()} == {
+        "AwsGlue",
+        "Unity",
+    }
+    posted = [one.path for one in server.asked if one.method == "POST" and "tableflow" in one.path]
+    assert posted[-2:] == ["/tableflow/v1/tableflow-topics", "/tableflow/v1/catalog-integrations"]
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    without = context.config.model_copy(update={"unity_workspace_url": None})
+    rest = [one for one in resources(without, specs) if "snowflake" not in one.key]
+    steps = {one.resource.key: one.action for one in engine.plan(rest, context)}
+    assert {key for key, action in steps.items() if action != Action.KEEP} == {UNITY_KEY}
+    assert steps[UNITY_KEY] is Action.DELETE
+    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
+    deleted = [
+        one.path for one in server.asked if one.method == "DELETE" and "tableflow" in one.path
+    ]
+    assert deleted[0].startswith("/tableflow/v1/catalog-integrations/")
+    assert [one for one in server.asked if one.status in MALFORMED] == []
+
+
+def test_unity_catalog_that_cannot_be_reached_is_reported(server: Stackless) -> None:
+    """As the emulator has it, with a reason; everything else is created."""
+    context, graph = opened(server, "unity")
+    with pytest.raises(engine.DeployError) as caught:
+        engine.create(graph, context, quiet)
+    assert "1 resources" in caught.value.message
+    assert f"Databricks Unity Catalog: the local stack cannot reach a catalog at {WORKSPACE}" in (
+        caught.value.message
+    )
+    assert "quiet" not in str(caught.value)
+    step = {one.resource.key: one for one in engine.plan(graph, context)}[UNITY_KEY]
+    assert step.lines() == ["login: one that fails → that of the settings"]
+    document = server.account.store.all(CATALOG)[1].properties
+    assert "quiet" not in str(document)
+
+
+@pytest.mark.parametrize(
+    ("config", "pointer"),
+    [
+        ({"kind": "Unity", "catalog_name": "c", "client_id": "i"}, "workspace_endpoint"),
+        (
+            {
+                "kind": "Unity",
+                "workspace_endpoint": WORKSPACE,
+                "catalog_name": "c",
+                "client_id": "i",
+                "client_secret": "s",
+                "warehouse": "w",
+            },
+            "warehouse",
+        ),
+        ({"kind": "Horizon"}, "config"),
+    ],
+)
+def test_catalog_integration_that_the_api_does_not_have_is_refused(
+    server: Stackless, config: dict[str, str], pointer: str
+) -> None:
+    context, _ = with_tableflow(server, "unity")
+    spec = {"display_name": "x", **context.place, "config": config}
+    with pytest.raises(ApiError, match=pointer):
+        context.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
+
+
+def test_second_integration_of_a_kind_and_another_kind_are_refused(server: Stackless) -> None:
+    context, _ = with_tableflow(server, "unity")
+    path = "/tableflow/v1/catalog-integrations"
+    secret = {"client_id": "i", "client_secret": "s"}
+    unity = {"kind": "Unity", "workspace_endpoint": WORKSPACE, "catalog_name": "c", **secret}
+    spec = {"display_name": "x", **context.place, "config": unity}
+    created = context.tableflow.post(path, {"spec": spec})
+    assert "client_secret" not in created["spec"]["config"]
+    with pytest.raises(ApiError, match="of kind Unity already"):
+        context.tableflow.post(path, {"spec": spec})
+    change = {**context.place, "config": {"kind": "AwsGlue"}}
+    with pytest.raises(ApiError, match="of kind Unity, which cannot change"):
+        context.tableflow.patch(f"{path}/{created['id']}", {"spec": change})
+
+
+def test_delta_table_in_confluents_storage_is_refused(server: Stackless) -> None:
+    context, _ = with_tableflow(server, "unity")
+    storage = {"storage": {"kind": "Managed"}, "table_formats": ["DELTA"]}
+    spec = {"display_name": "stock_trades", **context.place, **storage}
+    with pytest.raises(ApiError, match="Managed Storage"):
+        context.tableflow.post("/tableflow/v1/tableflow-topics", {"spec": spec})
 
 
 CATALOG_INTEGRATION = "/tableflow/v1/catalog-integrations/{id}"
@@ -299,6 +482,20 @@ def test_another_write_mode_is_told_and_nothing_is_lost(deployed: Stackless) -> 
         create(deployed)
     assert deployed.enabled["stock_trades"].pop("mode") == "UPSERT"
     deployed.enabled["stock_trades"]["mode"] = "APPEND"
+
+
+def test_catalogs_that_do_not_get_a_table_are_reported(server: Stackless) -> None:
+    context, graph = opened(server)
+    (table,) = [one for one in graph if one.key == "confluent/tableflow/stock_trades"]
+    syncs = [
+        {"catalog_type": "AWS_GLUE", "sync_status": "SYNCED"},
+        {"catalog_type": "UNITY", "sync_status": "FAILED", "error_message": "no USE CATALOG"},
+        {"catalog_type": "SNOWFLAKE", "sync_status": "DISCONNECTED"},
+    ]
+    facts = {"write_mode": "APPEND", "status": {"catalog_sync_statuses": syncs}}
+    assert table.remark(context, Live("stock_trades", {}, facts)) == (
+        "catalog UNITY: no USE CATALOG; catalog SNOWFLAKE: the catalog integration is disconnected"
+    )
 
 
 def test_unknown_write_mode_is_reported_and_left(deployed: Stackless) -> None:

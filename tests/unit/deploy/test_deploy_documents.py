@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from topicberg.clients.secrets import ApiKey
+from topicberg.deploy import unity_catalog
 from topicberg.deploy.aws import iam
 from topicberg.deploy.confluent.connect import Connector
 from topicberg.deploy.confluent.keys import _open, _values
@@ -88,6 +89,28 @@ def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
     )
     assert iam.snowflake_trust(context)["Statement"] == [*before, iam.trusted_by(user, "ext-o")]
     assert manual_steps(context) == []
+
+
+def test_unity_steps_are_listed_until_it_is_connected() -> None:
+    context = cast(Any, Facts())
+    given = {
+        "confluent_api_key": "k",
+        "confluent_api_secret": SecretStr("s"),
+        "unity_catalog": "lake",
+        "unity_client_id": "principal",
+        "unity_client_secret": "quiet",
+    }
+    context.deploy = DeploySettings.model_validate(given)
+    context.live = {}
+    steps = unity_catalog.manual_steps(context)
+    assert any("s3://demo-bucket/" in step for step in steps)
+    assert any("ON CATALOG `lake` TO `principal`" in step for step in steps)
+    assert "quiet" not in str(steps)
+    for phase in ("PENDING", "FAILED"):
+        context.live = {unity_catalog.INTEGRATION: Live("tci-1", facts={"phase": phase})}
+        assert unity_catalog.manual_steps(context) == steps
+    context.live = {unity_catalog.INTEGRATION: Live("tci-1", facts={"phase": "CONNECTED"})}
+    assert unity_catalog.manual_steps(context) == []
 
 
 def test_confluent_is_trusted_with_its_external_id_and_may_tag() -> None:

@@ -17,8 +17,8 @@ from record_pages import InMemory
 
 from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
 from topicberg.deploy import engine, polling
+from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent.iam import RoleBinding
-from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg.deploy.lock import LockLostError
 from topicberg.deploy.platform import resources
@@ -654,6 +654,7 @@ def test_roles_are_on_what_is_ours_and_no_wider() -> None:
         ("snowflake/table/stock_trades", "snowflake/integration"),
         ("snowflake/table/stock_trades", "snowflake/volume"),
         ("confluent/tableflow/stock_trades", "confluent/catalog_integration"),
+        ("confluent/unity_integration", "key/tableflow"),
         ("confluent/tableflow/stock_trades", "confluent/connector/stock_trades"),
         ("confluent/connector/stock_trades", "confluent/topic/stock_trades"),
         ("confluent/catalog_integration", "confluent/provider_integration"),

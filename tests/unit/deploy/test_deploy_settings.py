@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 
 from topicberg.cli import app
 from topicberg.deploy.platform import ACCOUNTS
-from topicberg.deploy.settings import DeploySettings, load
+from topicberg.deploy.settings import DeploySettings, check_secrets, check_specs, load
 from topicberg.deploy.uncomputed import uncomputed
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.orchestration.assets.lake import Lake, find_derived
 from topicberg.settings import Settings
-from topicberg.topics import load_topics
+from topicberg.topics import TopicSpec, load_topics
 
 CLOUD = Settings(deployment="cloud")
 RIGHT = {
@@ -138,6 +138,83 @@ def test_open_catalog_is_out_of_reach_of_emr(given: dict[str, Any], is_refused: 
     with pytest.raises(TopicbergError) as caught:
         load({}, config)
     assert ("no network but to AWS" in caught.value.message) == is_refused
+
+
+UNITY = {
+    "unity_workspace_url": "https://dbc-1.cloud.databricks.com",
+    "unity_catalog": "lake",
+    "unity_client_id": "principal",
+    "unity_client_secret": "quiet",
+}
+
+
+@pytest.mark.usefixtures("aws")
+@pytest.mark.parametrize("missing", [name for name in UNITY if "secret" not in name])
+def test_unity_login_that_is_incomplete_names_what_is_missing(missing: str) -> None:
+    given = {name: value for name, value in UNITY.items() if name != missing}
+    config = CLOUD.model_copy(
+        update={"unity_workspace_url": given.pop("unity_workspace_url", None)}
+    )
+    with pytest.raises(TopicbergError) as caught:
+        load({**RIGHT, **given}, config)
+    (line,) = caught.value.message.splitlines()[1:]
+    assert line.strip().startswith(f"TOPICBERG_{missing.upper()}: missing; TOPICBERG_UNITY_")
+    assert "quiet" not in line
+
+
+@pytest.mark.parametrize(
+    ("catalog", "url", "missing"),
+    [
+        ("glue", None, None),
+        ("glue", UNITY["unity_workspace_url"], "TOPICBERG_UNITY_CLIENT_SECRET"),
+        ("iceberg_rest", None, "TOPICBERG_CATALOG_CLIENT_SECRET"),
+        (
+            "open_catalog",
+            UNITY["unity_workspace_url"],
+            "TOPICBERG_CATALOG_CLIENT_SECRET, TOPICBERG_UNITY_CLIENT_SECRET",
+        ),
+    ],
+)
+def test_create_needs_the_secrets_of_clients(
+    catalog: str, url: str | None, missing: str | None
+) -> None:
+    config = Settings.model_validate({"snowflake_catalog": catalog, "unity_workspace_url": url})
+    complete = {"catalog_client_secret": "hush", "unity_client_secret": "quiet"}
+    check_secrets(config, DeploySettings.model_validate({**RIGHT, **complete}))
+    deploy = DeploySettings.model_validate(RIGHT)
+    if missing is None:
+        check_secrets(config, deploy)
+        return
+    with pytest.raises(TopicbergError, match=f"missing: {missing}\n"):
+        check_secrets(config, deploy)
+
+
+@pytest.mark.usefixtures("aws")
+def test_unity_catalog_needs_tableflow_of_confluent() -> None:
+    url = UNITY["unity_workspace_url"]
+    login = {name: value for name, value in UNITY.items() if name != "unity_workspace_url"}
+    assert load({**RIGHT, **login}, CLOUD.model_copy(update={"unity_workspace_url": url}))
+    config = Settings(deployment="cloud", tableflow="topicberg", unity_workspace_url=url)
+    with pytest.raises(TopicbergError, match="TOPICBERG_TABLEFLOW is topicberg"):
+        load({**RIGHT, **login}, config)
+
+
+@pytest.mark.parametrize("url", ["dbc-1.cloud.databricks.com", "http://dbc-1", "https://dbc-1/x"])
+def test_unity_workspace_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(TopicbergError, match="TOPICBERG_UNITY_WORKSPACE_URL"):
+        Settings(unity_workspace_url=url)
+
+
+def test_unity_catalog_needs_a_delta_table() -> None:
+    config = Settings(unity_workspace_url=UNITY["unity_workspace_url"])
+    (spec,) = [one for one in load_topics() if one.name == "stock_trades"]
+    check_specs(Settings(), [spec])
+    check_specs(config, [])  # those that match a pattern may come
+    with pytest.raises(TopicbergError, match="no topic has DELTA"):
+        check_specs(config, [spec])
+    document = spec.model_dump(by_alias=True)
+    document["tableflow"]["table_formats"] = ["ICEBERG", "DELTA"]
+    check_specs(config, [spec, TopicSpec.model_validate(document)])
 
 
 @pytest.mark.parametrize(

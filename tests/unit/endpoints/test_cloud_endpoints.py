@@ -338,11 +338,18 @@ def test_confluent_status_is_shown_like_the_engines_status() -> None:
         "catalog_sync_statuses": [
             {"catalog_type": "AWS_GLUE", "sync_status": "FAILED", "error_message": "no access"},
             {"catalog_type": "SNOWFLAKE", "sync_status": "SYNCED"},
+            {"catalog_type": "UNITY", "sync_status": "DISCONNECTED", "error_message": None},
         ],
     }
     found = confluent._status("t", {"suspended": True}, status)
     assert (found.phase, found.suspended, found.write_mode) == ("RUNNING", True, "UPSERT")
     assert found.failing_table_formats == [FailingFormat(format="DELTA", error_message="timeout")]
-    assert (found.error_message or "").startswith("catalog AWS_GLUE: no access\n  → ")
+    assert (found.error_message or "").startswith(
+        "catalog AWS_GLUE: no access; catalog UNITY: the catalog integration is disconnected\n  → "
+    )
+    assert [one["catalog_type"] for one in confluent.syncs(status, of_delta=False)] == [
+        "AWS_GLUE",
+        "SNOWFLAKE",
+    ]
     assert confluent._status("t", {}, {"phase": "FAILED"}).error_message
     assert confluent._status("t", {}, {"phase": "RUNNING"}).error_message is None

@@ -74,6 +74,27 @@ def test_names_fit_every_catalog(document: dict[str, Any]) -> None:
     assert spec.snowflake_name == spec.snowflake_name.upper()
 
 
+@pytest.mark.parametrize(
+    ("tableflow", "reason"),
+    [
+        ({"table_formats": ["DELTA"]}, "needs ICEBERG as well"),
+        ({"table_formats": ["ICEBERG", "DELTA"], "storage": "managed"}, "Iceberg tables only"),
+        ({"table_formats": ["ICEBERG", "DELTA"]}, None),
+        ({"storage": "managed"}, None),
+    ],
+)
+def test_delta_tables_of_confluents_tableflow(
+    project: Project, tableflow: dict[str, Any], reason: str | None
+) -> None:
+    """topicberg's own engine writes all of these, to the bucket."""
+    project.topic(minimal(tableflow=tableflow))
+    assert check_topics(project.config)[1] == []
+    config = project.config.model_copy(update={"deployment": "cloud", "tableflow": "confluent"})
+    found = check_topics(config)[1]
+    assert [one.field for one in found] == (["tableflow.table_formats"] if reason else [])
+    assert all(reason in one.reason for one in found if reason)
+
+
 def test_names_of_a_topic_with_dots() -> None:
     spec = TopicSpec.model_validate(minimal(name="Airline.sun-set"))
     assert spec.table_identifier()[1] == "Airline.sun-set"

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topicberg.clients.confluent import FailedError
+from topicberg.deploy.confluent.catalogs import CatalogKind
 from topicberg.deploy.confluent.organization import only
 from topicberg.deploy.context import CLUSTER, ENVIRONMENT, DeployContext
+from topicberg.deploy.logins import CURRENT, note_sent, state
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.tableflow.confluent import where
@@ -16,7 +18,6 @@ CONNECTED_SECONDS = 20 * 60.0
 PENDING_POLLS = 8
 """Times that PENDING must be seen: one that fails does so within seconds."""
 CATALOGS = "/tableflow/v1/catalog-integrations"
-PROVIDER_INTEGRATION = "confluent/provider_integration"
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,20 @@ class ProviderIntegration(Resource):
 
 @dataclass(frozen=True)
 class CatalogIntegration(Resource):
-    """Tableflow's tables of the cluster, in AWS Glue or in Snowflake Open Catalog.
+    """Tableflow's tables of the cluster, in one catalog: those of the format that it takes.
 
-    A cluster has one. Nothing makes a failed integration try again: one with Glue is replaced,
-    which loses nothing; one with Open Catalog gets its client's secret again, which Confluent never
-    shows.
+    Nothing makes a failed integration try again: one without a login is replaced, which loses
+    nothing; another gets its login again.
+
+    :param waits_for: key of the resource without which it would fail for good
     """
+
+    catalog: CatalogKind = field(kw_only=True)
+    waits_for: str | None = None
 
     kind = "catalog integration"
     usual_minutes = 5
-    replaced_for = frozenset({"kind", "provider_integration", "failed"})
+    replaced_for = frozenset({"kind", "provider_integration_id", "failed"})
 
     @property
     def parents(self) -> tuple[str, ...]:
@@ -91,53 +96,66 @@ class CatalogIntegration(Resource):
         if integration is None:
             return None
         spec, status = integration["spec"], integration.get("status") or {}
-        config, failed = spec.get("config") or {}, status.get("phase") == "FAILED"
+        config, is_failed = spec.get("config") or {}, status.get("phase") == "FAILED"
         fields: Fields = {"kind": config.get("kind"), "suspended": bool(spec.get("suspended"))}
-        if config.get("kind") == "AwsGlue":
-            fields |= {
-                "provider_integration": config.get("provider_integration_id"),
-                "namespace": config.get("custom_database") or context.cluster,
-                "failed": failed,
-            }
-        else:
-            fields |= {
-                **{name: config.get(name) for name in ("endpoint", "warehouse", "allowed_scope")},
-                "namespace": config.get("custom_namespace") or context.cluster,
-                "login_failed": failed,
-            }
+        if config.get("kind") == self.catalog.kind:
+            # Confluent's examples have addresses with and without the last slash.
+            fields |= {name: (config.get(name) or "").rstrip("/") for name in self.catalog.address}
+            fields["namespace"] = config.get(self.catalog.namespace) or context.cluster
+            if self.catalog.login is None:
+                fields["failed"] = is_failed
+            else:
+                login = state(context, self.key, self.catalog.login(context))
+                fields["login"] = "one that fails" if is_failed else login
         facts = {"phase": status.get("phase"), "error": status.get("error_message")}
         return Live(integration["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
-        if _in_open_catalog(context):
-            common = {"kind": "Snowflake", "suspended": False, "login_failed": False}
-            return {**common, **_open_catalog(context), "namespace": context.namespace}
         return {
-            "kind": "AwsGlue",
+            "kind": self.catalog.kind,
             "suspended": False,
-            "provider_integration": context.need(PROVIDER_INTEGRATION).id,
+            **self._address(context),
             "namespace": context.namespace,
-            "failed": False,
+            **({"failed": False} if self.catalog.login is None else {"login": CURRENT}),
         }
 
+    def _address(self, context: DeployContext) -> dict[str, str]:
+        return {name: value(context) for name, value in self.catalog.address.items()}
+
     def waits(self, context: DeployContext) -> str:
-        """For a given role: without its trust, Confluent fails the integration for good."""
-        return context.wait_of("aws/role/tableflow")
+        return context.wait_of(self.waits_for) if self.waits_for else ""
 
     def create(self, context: DeployContext) -> None:
-        config = _config(context)
-        if not _in_open_catalog(context):
-            config["provider_integration_id"] = context.need(PROVIDER_INTEGRATION).id
+        config = self._config(context) | self._address(context)
+        if context.config.tableflow_namespace:
+            config[self.catalog.namespace] = context.namespace
         spec = {"display_name": self.name, **context.place, "config": config}
         context.tableflow.post(CATALOGS, {"spec": spec})
+        self._note_login(context)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         spec: dict[str, Any] = dict(context.place)
         if "suspended" in changes:
             spec["suspended"] = False
         if set(changes) != {"suspended"}:
-            spec["config"] = _config(context, moved="namespace" in changes)
+            spec["config"] = self._config(context)
+            if self.catalog.login is not None:
+                spec["config"] |= self._address(context)
+            # Stated also if it is the default, the cluster's id, to which it may return.
+            if "namespace" in changes or context.config.tableflow_namespace:
+                spec["config"][self.catalog.namespace] = context.namespace
         context.tableflow.patch(f"{CATALOGS}/{live.id}", {"spec": spec})
+        if "config" in spec:
+            self._note_login(context)
+
+    def _config(self, context: DeployContext) -> dict[str, str]:
+        """Return what every request has: an update states the kind again."""
+        login = self.catalog.login
+        return {"kind": self.catalog.kind, **(login(context).fields() if login else {})}
+
+    def _note_login(self, context: DeployContext) -> None:
+        if self.catalog.login is not None:
+            note_sent(context, self.key, self.catalog.login(context))
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """It is connected, or has nothing to sync: the first sync comes with the first table.
@@ -151,7 +169,10 @@ class CatalogIntegration(Resource):
             found = self.find(context)
             phase = found.facts["phase"] if found else None
             if found and phase == "FAILED":
-                raise FailedError(f"{self.title}: {found.facts['error'] or 'no reason is given'}")
+                raise FailedError(
+                    f"{self.title} with {self.catalog.title}: "
+                    f"{found.facts['error'] or 'no reason is given'}"
+                )
             polls += phase == "PENDING"
             return phase == "CONNECTED" or polls >= PENDING_POLLS
 
@@ -160,38 +181,3 @@ class CatalogIntegration(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         place = where(context.environment, context.cluster)
         context.tableflow.delete(f"{CATALOGS}/{live.id}", **place)
-
-
-def _in_open_catalog(context: DeployContext) -> bool:
-    return context.config.snowflake_catalog == "open_catalog"
-
-
-def _open_catalog(context: DeployContext) -> dict[str, str]:
-    """Where it is; Confluent wants the account's address, Snowflake the API's."""
-    deploy = context.deploy
-    return {
-        "endpoint": (deploy.catalog_uri or "").removesuffix("/polaris/api/catalog"),
-        "warehouse": deploy.catalog_name or "",
-        "allowed_scope": deploy.catalog_scope or "",
-    }
-
-
-def _config(context: DeployContext, *, moved: bool = False) -> dict[str, str]:
-    """The catalog, with the user-defined namespace, if there is one: Tableflow's default is the
-    cluster's id.
-
-    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/user-defined-namespaces.html
-
-    :param moved: state the namespace also if it is the default
-    """
-    stated = moved or context.config.tableflow_namespace
-    if not _in_open_catalog(context):
-        return {"kind": "AwsGlue", **({"custom_database": context.namespace} if stated else {})}
-    secret = context.deploy.catalog_client_secret
-    return {
-        "kind": "Snowflake",
-        **_open_catalog(context),
-        "client_id": context.deploy.catalog_client_id or "",
-        "client_secret": secret.get_secret_value() if secret else "",
-        **({"custom_namespace": context.namespace} if stated else {}),
-    }

@@ -6,13 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from topicberg.clients.confluent import FailedError
-from topicberg.deploy.confluent.integrations import PROVIDER_INTEGRATION
+from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
 from topicberg.deploy.context import CLUSTER, DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
 from topicberg.settings import Settings
-from topicberg.tableflow.confluent import TOPICS, read_topic, topic_path, where
+from topicberg.tableflow.confluent import (
+    TOPICS,
+    catalog_problems,
+    read_topic,
+    syncs,
+    topic_path,
+    where,
+)
 from topicberg.topics import TopicSpec
 
 RUNNING_SECONDS = 30 * 60.0
@@ -83,13 +90,17 @@ class TableflowTopic(Resource):
 
     def remark(self, context: DeployContext, live: Live) -> str:
         """Return which write mode is none of topicberg's, such as ``UPSERT_HISTORY``: Confluent
-        has added some, and enabling Tableflow again would lose the table.
+        has added some, and enabling Tableflow again would lose the table; and which catalogs do
+        not get the table.
         """
+        remarks = [f"catalog {one}" for one in catalog_problems(syncs(live.facts["status"]))]
         mode = live.facts["write_mode"]
-        if mode is None or mode in WRITE_MODES.values():
-            return ""
-        wanted = WRITE_MODES[self.spec.write_mode]
-        return f"Confluent writes it in mode {mode}, its spec means {wanted}: left as it is"
+        if mode is not None and mode not in WRITE_MODES.values():
+            wanted = WRITE_MODES[self.spec.write_mode]
+            remarks.append(
+                f"Confluent writes it in mode {mode}, its spec means {wanted}: left as it is"
+            )
+        return "; ".join(remarks)
 
     def _storage(self, context: DeployContext) -> dict[str, str]:
         if self.spec.tableflow.storage == "managed":

@@ -24,6 +24,7 @@ from topicberg.catalogs.snowflake.statements import (
     set_rest_secret,
 )
 from topicberg.clients.answers import VendorAnswer
+from topicberg.deploy import logins
 from topicberg.deploy.aws import iam
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.polling import poll
@@ -228,8 +229,8 @@ class Integration(_CatalogIntegration):
 class RestIntegration(_CatalogIntegration):
     """The catalog integration with Open Catalog or another REST catalog, by OAuth.
 
-    Snowflake never returns the secret. A wrong one is found when the integration is verified, and
-    is then set again.
+    Snowflake never returns the secret. It is set when another one than the settings' was sent, and
+    again when the integration cannot be verified.
     """
 
     replaced_for = frozenset(
@@ -248,6 +249,12 @@ class RestIntegration(_CatalogIntegration):
             "scopes": login.get("OAUTH_ALLOWED_SCOPES", ""),
         }, {}
 
+    def find(self, context: DeployContext) -> Live | None:
+        live = super().find(context)
+        if live is not None:
+            live.fields["login"] = logins.state(context, self.key, client_login(context))
+        return live
+
     def wanted_of(self, context: DeployContext) -> Fields:
         login = rest_login(context)
         open_catalog = context.config.snowflake_catalog == "open_catalog"
@@ -258,19 +265,33 @@ class RestIntegration(_CatalogIntegration):
             "catalog": login.catalog or "",
             "client": login.client_id,
             "scopes": f"[{login.scope}]",
+            "login": logins.CURRENT,
         }
 
     def create(self, context: DeployContext) -> None:
         login = rest_login(context)
-        statement = create_rest_integration(context.seen, login, linked=self.linked)
-        _run_with_secret(context, statement, login)
+        self._send(context, create_rest_integration(context.seen, login, linked=self.linked))
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        if "login" in changes:
+            self._set_secret(context)
+        if set(changes) != {"login"}:
+            super().update(context, live, changes)
 
     def settle(self, context: DeployContext, live: Live) -> None:
-        if not _verify(context, self.name):
-            return
-        login = rest_login(context)
-        _run_with_secret(context, set_rest_secret(self.name, login), login)
-        wait_until_verified(context, self.name)
+        if _verify(context, self.name):
+            self._set_secret(context)
+            wait_until_verified(context, self.name)
+
+    def _set_secret(self, context: DeployContext) -> None:
+        self._send(context, set_rest_secret(self.name, rest_login(context)))
+
+    def _send(self, context: DeployContext, statement: str) -> None:
+        """Run a statement that has the login, and record that Snowflake has it."""
+        client = client_login(context)
+        client.check()
+        _run_with_secret(context, statement, rest_login(context))
+        logins.note_sent(context, self.key, client)
 
 
 def _aws_property(properties: VendorAnswer, name: str) -> str:
@@ -294,6 +315,11 @@ def rest_login(context: DeployContext) -> RestLogin:
         deploy.catalog_scope or "",
         deploy.catalog_token_uri,
     )
+
+
+def client_login(context: DeployContext) -> logins.ClientLogin:
+    deploy = context.deploy
+    return logins.ClientLogin.of(deploy.catalog_client_id, deploy.catalog_client_secret)
 
 
 def _run_with_secret(context: DeployContext, statement: str, login: RestLogin) -> None:

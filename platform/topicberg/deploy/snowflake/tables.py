@@ -25,7 +25,7 @@ from topicberg.deploy.snowflake.session import SqlObject, run, show
 from topicberg.deploy.snowflake.storage import OWNER
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
-from topicberg.tableflow.confluent import catalog_problems, read_topic
+from topicberg.tableflow.confluent import catalog_problems, read_topic, syncs
 from topicberg.topics import TopicSpec
 
 CATALOG_SECONDS = 30 * 60.0
@@ -201,8 +201,8 @@ class IcebergTable(Resource):
     def _in_catalog(self, context: DeployContext) -> bool:
         """Read Glue itself; for another catalog, read the state of Tableflow."""
         if topic_integration(context.config) != SnowflakeNames.of(context.config).integration:
-            syncs = self._status(context).get("catalog_sync_statuses") or []
-            return {one.get("sync_status") for one in syncs} == {"SYNCED"}
+            states = syncs(self._status(context), of_delta=False)
+            return {one.get("sync_status") for one in states} == {"SYNCED"}
         table = glue.get_table(context.aws("glue"), context.namespace, self.spec.glue_name)
         return table is not None and glue.metadata_location(table) is not None
 
@@ -214,7 +214,7 @@ class IcebergTable(Resource):
             nonlocal failures
             if self._in_catalog(context):
                 return True
-            problems = catalog_problems(self._status(context))
+            problems = catalog_problems(syncs(self._status(context), of_delta=False))
             failures = failures + 1 if problems else 0
             if failures >= FAILED_POLLS:
                 raise TopicbergError(

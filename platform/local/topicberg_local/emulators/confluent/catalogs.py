@@ -1,7 +1,11 @@
-"""``/tableflow/v1/catalog-integrations``: the catalog in which a cluster's tables appear.
+"""``/tableflow/v1/catalog-integrations``: the catalogs in which a cluster's tables appear.
 
 Glue is synced for real: PENDING until the first table is, as in the API's reference. Snowflake
-Open Catalog can be configured, but there is none in the local stack, and its status says so.
+Open Catalog and Unity Catalog can be configured, but there is none in the local stack, and their
+status says so. A cluster can have one of each kind: Confluent documents several catalogs of a
+cluster, and none that is of a kind with another.
+
+https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
 """
 
 from __future__ import annotations
@@ -28,7 +32,6 @@ from topicberg_local.emulators.confluent.wire import (
 from topicberg_local.emulators.store import Stored
 
 PATH = "/tableflow/v1/catalog-integrations"
-MASK = "********"
 
 
 class NewGlue(Body):
@@ -47,11 +50,20 @@ class NewSnowflake(Body):
     custom_namespace: str = ""
 
 
+class NewUnity(Body):
+    kind: Literal["Unity"]
+    workspace_endpoint: str
+    catalog_name: str
+    client_id: str
+    client_secret: str
+    custom_schema: str = ""
+
+
 class NewSpec(Body):
     display_name: str
     environment: Reference
     kafka_cluster: ScopedReference
-    config: Annotated[NewGlue | NewSnowflake, Field(discriminator="kind")]
+    config: Annotated[NewGlue | NewSnowflake | NewUnity, Field(discriminator="kind")]
     suspended: bool = False
 
 
@@ -74,12 +86,21 @@ class SnowflakeChange(Body):
     custom_namespace: str = ""
 
 
+class UnityChange(Body):
+    kind: Literal["Unity"]
+    workspace_endpoint: str = ""
+    catalog_name: str = ""
+    client_id: str = ""
+    client_secret: str = ""
+    custom_schema: str = ""
+
+
 class SpecChange(Body):
     environment: Reference
     kafka_cluster: ScopedReference
     display_name: str = ""
-    config: Annotated[GlueChange | SnowflakeChange, Field(discriminator="kind")] = GlueChange(
-        kind="AwsGlue"
+    config: Annotated[GlueChange | SnowflakeChange | UnityChange, Field(discriminator="kind")] = (
+        GlueChange(kind="AwsGlue")
     )
     suspended: bool = False
 
@@ -90,10 +111,12 @@ class CatalogChange(Body):
 
 def _status(call: Call, stored: Stored) -> dict[str, Any]:
     properties = stored.properties
+    config = properties["config"]
     if time.time() < properties["since"] + call.account.delays.tableflow:
         return {"phase": "PENDING"}
-    if properties["config"]["kind"] != "AwsGlue":
-        problem = f"the local stack cannot reach a catalog at {properties['config']['endpoint']}"
+    if config["kind"] != "AwsGlue":
+        address = config.get("endpoint") or config.get("workspace_endpoint")
+        problem = f"the local stack cannot reach a catalog at {address}"
     else:
         problem = _verdict(call, stored)
     if problem:
@@ -138,9 +161,13 @@ def _document(call: Call, stored: Stored) -> dict[str, Any]:
     )
 
 
-def _masked(config: dict[str, Any]) -> dict[str, Any]:
-    """Without the secret, of which nothing local makes use."""
-    return config | ({"client_secret": MASK} if "client_secret" in config else {})
+def shown(config: dict[str, Any]) -> dict[str, Any]:
+    """Without the login, of which nothing local makes use, and which the API does not return.
+
+    Confluent's Terraform provider takes id and secret from its own state for that reason:
+    ``resource_catalog_integration.go``, ``setCatalogIntegrationAttributes``.
+    """
+    return {name: value for name, value in config.items() if not name.startswith("client_")}
 
 
 def _require(call: Call, environment: str, cluster: str) -> Stored:
@@ -157,11 +184,13 @@ def _create(call: Call) -> HttpResponse:
     cluster = find_cluster(call, spec.environment.id, spec.kafka_cluster.id).name[0]
     if spec.suspended:
         raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
+    kind = spec.config.kind
     for other in account.find(CATALOG, lambda one: one["cluster"] == cluster):
-        raise conflict(
-            f"The Kafka cluster {cluster} has a catalog integration already.",
-            f"{account.url}{PATH}/{other.name[0]}",
-        )
+        if other.properties["config"]["kind"] == kind:
+            raise conflict(
+                f"The Kafka cluster {cluster} has a catalog integration of kind {kind} already.",
+                f"{account.url}{PATH}/{other.name[0]}",
+            )
     integration = ""
     if isinstance(spec.config, NewGlue):
         integration = spec.config.provider_integration_id
@@ -172,7 +201,7 @@ def _create(call: Call) -> HttpResponse:
         "environment": spec.environment.id,
         "cluster": cluster,
         "integration": integration,
-        "config": _masked(spec.config.model_dump(exclude_unset=True)),
+        "config": shown(spec.config.model_dump(exclude_unset=True)),
         "since": time.time(),
     }
     stored = account.add(CATALOG, "tci", properties)
@@ -204,7 +233,7 @@ def _change(call: Call) -> HttpResponse:
         before = stored.properties["config"]
         if change.config.kind != before["kind"]:
             raise bad_request(f"{stored.name[0]} is of kind {before['kind']}, which cannot change.")
-        changes["config"] = {**before, **_masked(change.config.model_dump(exclude_unset=True))}
+        changes["config"] = {**before, **shown(change.config.model_dump(exclude_unset=True))}
         changes["since"] = time.time()
         call.tables.forget(stored)
     return HttpResponse(_document(call, call.account.change(stored, changes)))

@@ -81,6 +81,8 @@ class Tables(threading.Thread):
         from pyiceberg.exceptions import NoSuchTableError
 
         for table in self._account.store.all(TABLE):
+            if not takes(catalog, table):
+                continue
             topic = table.name[1]
             before = self.status(catalog, topic)
             now = read_status(self._account.config, topic)
@@ -108,6 +110,15 @@ class Tables(threading.Thread):
         table = account.catalog().load_table(spec.table_identifier(account.config))
         if glue.register(account.aws("glue"), table, database, spec.glue_name):
             point_to_metadata(account.aws("glue"), database, spec.glue_name)
+
+
+def takes(catalog: Stored, table: Stored) -> bool:
+    """Return whether a catalog has tables of one of the table's formats.
+
+    https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
+    """
+    is_unity = catalog.properties["config"]["kind"] == "Unity"
+    return ("DELTA" if is_unity else "ICEBERG") in table.properties["spec"]["table_formats"]
 
 
 def point_to_metadata(client: GlueClient, database: str, name: str) -> None:

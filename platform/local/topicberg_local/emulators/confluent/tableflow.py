@@ -34,7 +34,7 @@ from topicberg_local.emulators.confluent.errors import (
     not_found,
     unsupported,
 )
-from topicberg_local.emulators.confluent.materialization import trust_problem
+from topicberg_local.emulators.confluent.materialization import takes, trust_problem
 from topicberg_local.emulators.confluent.operation import Call, KeyKind, Operation
 from topicberg_local.emulators.confluent.tableflow_bodies import (
     ByobAws,
@@ -78,7 +78,9 @@ def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
         "phase": phase,
         "write_mode": stored.properties.get("write_mode") or engine_status.write_mode,
         "catalog_sync_statuses": [
-            _sync(call, catalog, topic) for catalog in account.store.all(CATALOG)
+            _sync(call, catalog, topic)
+            for catalog in account.store.all(CATALOG)
+            if takes(catalog, stored)
         ],
         "failing_table_formats": [one.model_dump() for one in engine_status.failing_table_formats],
     }

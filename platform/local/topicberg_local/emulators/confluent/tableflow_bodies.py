@@ -85,6 +85,13 @@ class NewSpec(Body):
     config: Options = Options()
     suspended: bool = False
 
+    @model_validator(mode="after")
+    def _delta_in_a_bucket(self) -> NewSpec:
+        """https://docs.confluent.io/cloud/current/topics/tableflow/concepts/tableflow-storage.html"""
+        if isinstance(self.storage, Managed) and "DELTA" in self.table_formats:
+            raise ValueError("Delta tables are not supported in Confluent Managed Storage")
+        return self
+
 
 class NewTable(Body):
     spec: NewSpec

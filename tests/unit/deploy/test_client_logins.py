@@ -1,0 +1,149 @@
+"""Logins that vendors do not return: another one is found and sent while the earlier one works."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from pydantic import SecretStr
+
+from topicberg.catalogs.snowflake.names import SnowflakeNames
+from topicberg.clients.answers import VendorAnswer
+from topicberg.deploy import logins
+from topicberg.deploy.context import DeployContext
+from topicberg.deploy.open_catalog import check_account
+from topicberg.deploy.record import CreationRecord
+from topicberg.deploy.resource import compare
+from topicberg.deploy.settings import DeploySettings
+from topicberg.deploy.snowflake import integrations
+from topicberg.deploy.snowflake.integrations import RestIntegration
+from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
+
+KEY = "snowflake/rest_integration"
+URI = "https://org-open.snowflakecomputing.com/polaris/api/catalog"
+LOGIN = {
+    "catalog_uri": URI,
+    "catalog_name": "lake",
+    "catalog_client_id": "client",
+    "catalog_client_secret": SecretStr("hush"),
+    "catalog_scope": "PRINCIPAL_ROLE:ALL",
+}
+
+
+class MemoryPages:
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+
+    def read(self) -> dict[int, str]:
+        return dict(self.texts)
+
+    def write(self, number: int, text: str) -> None:
+        self.texts[number] = text
+
+    def delete(self, number: int) -> None:
+        self.texts.pop(number, None)
+
+
+class Context:
+    """The part of a deploy context that these resources use."""
+
+    def __init__(self, **given: Any) -> None:
+        self.config = Settings(deployment="cloud", prefix="demo", snowflake_catalog="open_catalog")
+        keys = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s")}
+        self.deploy = DeploySettings.model_validate({**keys, **LOGIN, **given})
+        self.pages = MemoryPages()
+        self.record = CreationRecord(self.pages)
+        self.seen = self.config.model_copy(update={"cluster_id": "lkc-1"})
+
+    def set(self, **given: Any) -> None:
+        self.deploy = self.deploy.model_copy(update=given)
+
+
+def opened(**given: Any) -> tuple[Context, DeployContext]:
+    context = Context(**given)
+    return context, cast("DeployContext", context)
+
+
+def test_login_is_known_by_its_fingerprint() -> None:
+    fake, context = opened()
+    login = logins.ClientLogin("client", SecretStr("hush"))
+    assert logins.state(context, KEY, login) == logins.UNKNOWN
+    logins.note_sent(context, KEY, login)
+    assert logins.state(context, KEY, login) == logins.CURRENT
+    for other in ("another", "hush "):
+        changed = logins.ClientLogin("client", SecretStr(other))
+        assert logins.state(context, KEY, changed) == logins.EARLIER
+    assert logins.state(context, KEY, logins.ClientLogin("b", SecretStr("hush"))) == logins.EARLIER
+    without = logins.ClientLogin("client", SecretStr(""))  # as in a plan by CI
+    assert logins.state(context, KEY, without) == logins.CURRENT
+    with pytest.raises(TopicbergError, match="secret of client client is missing"):
+        without.fields()
+    again = CreationRecord(fake.pages)  # as another process reads it
+    assert again.login(KEY) == login.fingerprint
+    assert again.keys() == set()  # nothing was created
+    assert "hush" not in str(fake.pages.texts)
+    again.put(KEY, "id")
+    again.drop(KEY)
+    assert fake.pages.texts == {}
+
+
+def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, context = opened()
+    statements: list[str] = []
+    described = {
+        "CATALOG_SOURCE": "POLARIS",
+        "CATALOG_NAMESPACE": "lkc-1",
+        "ENABLED": "true",
+        "REFRESH_INTERVAL_SECONDS": "300",
+        "REST_CONFIG": f"{{CATALOG_URI={URI}, CATALOG_NAME=lake, CATALOG_API_TYPE=PUBLIC}}",
+        "REST_AUTHENTICATION": "{OAUTH_CLIENT_ID=client, "
+        "OAUTH_ALLOWED_SCOPES=[PRINCIPAL_ROLE:ALL]}",
+    }
+    answer = VendorAnswer(described, "Snowflake")
+    monkeypatch.setattr(RestIntegration, "described", lambda *_: answer)
+    monkeypatch.setattr(integrations, "run", lambda _, sql, __: statements.append(sql))
+    name = SnowflakeNames.of(context.config).rest_integration
+    integration = RestIntegration(KEY, name)
+    integration.create(context)
+    live = integration.find(context)
+    assert live is not None
+    assert compare(live.fields, integration.desired(context)) == {}
+    fake.set(catalog_client_secret=SecretStr("new"))
+    live = integration.find(context)
+    assert live is not None
+    changes = compare(live.fields, integration.desired(context))
+    assert changes == {"login": (logins.EARLIER, logins.CURRENT)}
+    assert not set(changes) & integration.replaced_for
+    integration.update(context, live, changes)
+    assert len(statements) == 2
+    assert statements[1].startswith("ALTER CATALOG INTEGRATION")
+    assert "OAUTH_CLIENT_SECRET = 'new'" in statements[1]
+    live = integration.find(context)
+    assert live is not None
+    assert compare(live.fields, integration.desired(context)) == {}
+
+
+@pytest.mark.parametrize(
+    ("catalog", "uri", "is_refused"),
+    [
+        ("open_catalog", URI, False),
+        ("open_catalog", URI.replace("org-open", "ORG-My-Account"), True),
+        ("open_catalog", URI.replace("org-open", "org-my-account.privatelink"), True),
+        ("iceberg_rest", URI.replace("org-open", "org-my-account"), True),
+        ("iceberg_rest", "https://tableflow.us-east-1.aws.confluent.cloud/iceberg", False),
+        ("glue", URI.replace("org-open", "org-my-account"), False),
+    ],
+)
+def test_horizon_is_refused_as_a_catalog_of_tableflow(
+    monkeypatch: pytest.MonkeyPatch, catalog: str, uri: str, is_refused: bool
+) -> None:
+    fake, context = opened(catalog_uri=uri)
+    fake.config = Settings.model_validate({"deployment": "cloud", "snowflake_catalog": catalog})
+    monkeypatch.setattr("topicberg.deploy.open_catalog.account", lambda _: "ORG-MY_ACCOUNT")
+    if not is_refused:
+        check_account(context)
+        return
+    with pytest.raises(TopicbergError, match="Snowflake Horizon") as caught:
+        check_account(context)
+    assert "docs/cloud.md" in str(caught.value.hint)
