@@ -13,16 +13,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replace_file
-
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
+from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,12 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from threading import Event
-from typing import TYPE_CHECKING, cast, get_args
+from typing import cast, get_args
 
 import pyarrow as pa
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from tenacity import wait_random
 
 from topicberg import kafka
@@ -70,14 +73,8 @@ from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
 from topicberg.tableflow.waiting import start_again
+from topicberg.topics import TopicSpec
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
-
+from topicberg.settings import Settings
 
 QUERY_ROLE = "query_role"
 """The role that can only read, as ``topicberg deploy`` creates it for ``topicberg query``."""

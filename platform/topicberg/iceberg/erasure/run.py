@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
+import fastavro
 import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
@@ -440,8 +441,6 @@ _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 
 def _avro(table: Table, path: str) -> list[dict[str, Any]]:
     """Return the records of a manifest, or of a list of manifests; none if it is deleted."""
-    import fastavro
-
     try:
         with table.io.new_input(path).open() as stream:
             records: Any = fastavro.reader(BytesIO(stream.read()))

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from dagster import AssetMaterialization, AssetObservation
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.catalogs.glue import registered_state
 from topicberg.iceberg.changes import Mark, expired_changes
@@ -39,11 +41,6 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
 from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import unread
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table as IcebergTable
-    from pyiceberg.table.snapshots import Snapshot
 
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick continues."""
