@@ -25,10 +25,6 @@ _OLD = timedelta(minutes=5)
 app = typer.Typer(help="The active alerts, and decisions about them.", invoke_without_command=True)
 
 
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="alerts")
-
-
 @app.callback()
 def alerts(
     context: typer.Context,

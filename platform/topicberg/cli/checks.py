@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
@@ -30,10 +31,6 @@ class _Check:
     rows_until: str | None
     covers: str
     message: str | None
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(checks)
 
 
 def checks(
@@ -91,7 +88,6 @@ def _print(found: list[_Check], *, describe: bool) -> None:
 
 def _recorded(config: Settings) -> list[_Check]:
     from topicberg.checks.rules import COVERS
-    from topicberg.cli.compute import load_lake
     from topicberg.dagster.home import opened_instance
     from topicberg.orchestration.checks.adapter import check_specs, lake_checks
     from topicberg.orchestration.checks.evaluations import last_evaluations

@@ -27,6 +27,7 @@ from topicberg.cli.deploy_output import (
 )
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
+from topicberg.cli.stack import start
 from topicberg.errors import TopicbergError
 from topicberg.local import require_local_stack
 
@@ -42,10 +43,6 @@ app = typer.Typer(
 )
 app.command("bootstrap-snowflake")(bootstrap_snowflake)
 app.command("bootstrap-ci")(bootstrap_ci)
-
-
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="deploy")
 
 
 NoCompute = Annotated[
@@ -401,8 +398,6 @@ def emr_image(
 
 def _start_stack() -> None:
     from rich.console import Console
-
-    from topicberg.cli.stack import start
 
     require_local_stack()
     from topicberg_local import stack

@@ -16,10 +16,6 @@ from topicberg.wording import count
 app = typer.Typer(help="Check the derived tables.", no_args_is_help=True)
 
 
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="pipelines")
-
-
 @app.callback()
 def _group() -> None:
     """Check the derived tables."""

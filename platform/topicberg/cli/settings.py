@@ -16,6 +16,7 @@ import typer
 
 from topicberg.cli.output import cell, echo, echo_json
 from topicberg.cli.variables import PREFIX, in_file, models, variables_of
+from topicberg.errors import TopicbergError
 from topicberg.security.redaction import redact
 
 if TYPE_CHECKING:
@@ -51,10 +52,6 @@ class Setting:
     value: str | None
     origin: str
     description: str
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(settings)
 
 
 def settings(
@@ -95,7 +92,6 @@ def settings(
 
 def _deployed() -> dict[str, str]:
     """Return the variables that ``topicberg deploy`` noted for its deployment."""
-    from topicberg.errors import TopicbergError
     from topicberg.settings import Settings, noted
 
     try:

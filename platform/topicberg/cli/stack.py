@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 
-def register(app: typer.Typer) -> None:
-    for command in (up, down, status, logs, reset, env):
-        app.command()(command)
-
-
 class _TerminalReport:
     """A progress line: bytes while jars are downloaded, then the services that answer."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -28,22 +31,10 @@ if TYPE_CHECKING:
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Topics into Iceberg tables.", no_args_is_help=True)
-    group.callback()(_own_engine_alone)
-    for command in (
-        *(enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve),
-        maintain,
-    ):
-        group.command()(command)
-    app.add_typer(group, name="tableflow")
+app = typer.Typer(no_args_is_help=True)
 
 
-def _own_engine_alone() -> None:
-    """Topics into Iceberg tables."""
-    require_own_engine()
-
-
+@app.callback(help="Topics into Iceberg tables.")
 def require_own_engine() -> None:
     """Check that topicberg's own engine writes the tables.
 
@@ -225,9 +216,6 @@ def upgrade(
     It cannot be undone, and some readers cannot read the table afterwards. The table is compacted
     first, while the engine runs.
     """
-    from dataclasses import replace
-    from datetime import timedelta
-
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
     from topicberg.iceberg.maintenance.conflicts import retried
@@ -307,9 +295,6 @@ def run(
 
     Safe beside the stack's own engine: of two commits, the second plans its batch again.
     """
-    import logging
-    import threading
-
     from topicberg.security.logs import log_to_stderr
     from topicberg.tableflow.control import find_topic
     from topicberg.tableflow.engine import run_once
@@ -365,29 +350,17 @@ def maintain(
 
     Safe beside the engine and its own maintenance.
     """
-    from dataclasses import replace
-    from datetime import timedelta
-
-    from pyiceberg.exceptions import NoSuchTableError
     from rich.console import Console
     from rich.table import Table
 
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
-    from topicberg.tableflow.control import find_topic
 
-    config = settings()
-    spec = find_topic(config, topic)
+    spec, _, endpoints = _open(topic)
     policy = topic_policy(spec)
     if now:
         policy = replace(policy, compact_after=timedelta(0), daily=timedelta(0))
-    try:
-        report = run(spec, load_endpoints(config), config, policy)
-    except NoSuchTableError:
-        raise TopicbergError(
-            f"topic {topic} has no table yet",
-            hint=f"run `topicberg tableflow run {topic} --once` to create it",
-        ) from None
+    report = run(spec, endpoints, settings(), policy)
     table = Table("", "before", "after", title=f"{report.table}, {report.seconds:.1f} s")
     for name in ("data_files", "delete_files", "bytes", "rows", "snapshots"):
         before, after = getattr(report.before, name), getattr(report.after, name)
@@ -575,3 +548,10 @@ def _notes(state: TopicStatus) -> Iterator[str]:
 def _failing(state: TopicStatus) -> list[str]:
     """Return the errors of table formats other than Iceberg."""
     return [f"{one.format}: {one.error_message}" for one in state.failing_table_formats]
+
+
+for _command in (
+    *(enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve),
+    maintain,
+):
+    app.command()(_command)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,10 +23,6 @@ if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
 
 app = typer.Typer(help="Show and check the topic specs.", no_args_is_help=True)
-
-
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="topics")
 
 
 @app.command()
@@ -303,8 +301,6 @@ def _after_new(topics: list[str], config: Settings, *, is_enabled: bool) -> None
 
 
 def _group(name: str) -> str:
-    import re
-
     return re.sub(r"[^a-z0-9_]", "_", name.lower())
 
 
@@ -354,8 +350,6 @@ def infer(
 
     It reads some of the topic's records, old and new ones, and changes nothing.
     """
-    from dataclasses import asdict
-
     from topicberg.tableflow.drift import compare
 
     found = compare(*_topic(name))
