@@ -17,7 +17,7 @@ from topicberg.errors import SpecError
 from topicberg.settings import Settings
 from topicberg.topics.event_time import EPOCHS, TIME, EventTimeSpec
 from topicberg.topics.schema import Part, read_schema, schema_path
-from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
+from topicberg.topics.spec import SchemaSection, TopicSpec, ValueSchema
 
 T = TypeVar("T")
 Finding = tuple[str, str]
@@ -124,7 +124,7 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 @_rule("schema", "key", "changelog", "write_mode", "external")
 def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    sections: tuple[tuple[str, ValueSchema | KeySpec, Any, Part | None], ...] = (
+    sections: tuple[tuple[str, SchemaSection, Any, Part | None], ...] = (
         ("schema", spec.value_schema, spec.changes, None),
         ("key", spec.key, spec.key_changes, "key"),
     )
@@ -151,7 +151,7 @@ def _registered_schemas(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     """Check the schemas that only the registry has, as far as they are known."""
     parts: tuple[tuple[str, Part], ...] = (("schema", "value"), ("key", "key"))
     for section, part in parts:
-        if (spec.value_schema if part == "value" else spec.key).file is not None:
+        if spec.section(part).file is not None:
             continue
         try:
             spec.known_schema(part, config)
@@ -167,7 +167,7 @@ def _external(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 
 def _schema_reference(
-    section: str, schema: ValueSchema | KeySpec, *, is_external: bool
+    section: str, schema: SchemaSection, *, is_external: bool
 ) -> Iterator[Finding]:
     needs_file = schema.has_schema
     if schema.framing == "none" and needs_file:
@@ -192,15 +192,15 @@ def _schema_reference(
         yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
 
 
-def _json_options(schema: ValueSchema | KeySpec) -> list[str]:
+def _json_options(schema: SchemaSection) -> list[str]:
     """Return the fields by which the engine reads JSON values otherwise than by their schema."""
-    if isinstance(schema, KeySpec):
+    if not isinstance(schema, ValueSchema):
         return []
     is_set = {"unknown_fields": schema.unknown_fields == "keep", "conversions": schema.conversions}
     return [name for name, one in is_set.items() if one]
 
 
-def _own_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
+def _own_schema(section: str, schema: SchemaSection) -> Iterator[Finding]:
     """Check where the one schema of records that name none is."""
     if schema.file is None and schema.subject is None:
         reason = f"framing none needs a schema file, or {section}.subject: records name no schema"
@@ -214,7 +214,7 @@ def _own_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding
             yield f"{section}.version", f"has no effect: {schema.file} is the schema of all records"
 
 
-def _glue_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
+def _glue_schema(section: str, schema: SchemaSection) -> Iterator[Finding]:
     """Check what the spec says of a schema that producers register in AWS Glue."""
     for name in ("file", "compatibility"):
         if getattr(schema, name) is not None:
