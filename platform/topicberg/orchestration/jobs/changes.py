@@ -27,7 +27,6 @@ from topicberg.orchestration.assets.metadata import (
 from topicberg.orchestration.assets.partitions import Span, spans
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.jobs.snapshot_cursor import (
-    ANY_TABLE,
     MAX_RANGES,
     ComputationRequest,
     RunState,
@@ -109,7 +108,7 @@ def _look(
                 yield watch.reached(hours, datetime.now(UTC))
 
     seen = cursor.seen
-    if seen and seen.table in (uuid, ANY_TABLE):
+    if seen and seen.table == uuid:
         changes = changes_since(iceberg, seen.snapshot)
         unknown, new = changes.gap, [s for s in changes.new if _number(s) > seen.sequence]
     else:
