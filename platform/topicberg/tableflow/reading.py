@@ -7,7 +7,6 @@ current rows stay in memory and are folded before anything is written.
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,8 +47,6 @@ from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import IDENTITY
 from topicberg.topics.spec import PARTITION, RAW_KEY
-
-logger = logging.getLogger(__name__)
 
 EARLY = 1 / 3
 """The part of a task's records that may be read in vain, where new schemas are found."""

@@ -20,7 +20,6 @@ expiry.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
-logger = logging.getLogger(__name__)
 
 STATE_TOPIC = "topicberg.published"
 """Compacted: topic → :class:`PublishProgress`."""

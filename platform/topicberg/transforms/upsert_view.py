@@ -9,7 +9,6 @@ offset, so the result does not depend on the order of their arrival.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from dataclasses import dataclass
 
@@ -31,8 +30,6 @@ from topicberg.transforms.derived import ATTEMPTS
 from topicberg.transforms.spark_tables import name_in_spark, rows_at_head, serializable, spark_name
 from topicberg.transforms.target import ensure_table, optional
 from topicberg.transforms.windows import computations
-
-logger = logging.getLogger(__name__)
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _NEW = "topicberg_new_records"

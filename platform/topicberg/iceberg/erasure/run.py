@@ -15,7 +15,6 @@ erasure that was killed is completed by the next one.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -60,8 +59,6 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 from topicberg.retry import conflicts, retry_conflicts
-
-logger = logging.getLogger(__name__)
 
 ATTEMPTS = 20
 ROUNDS = 10
