@@ -226,7 +226,7 @@ class _Decoder:
             return _bytes(raw), f"the {name} cannot be shown: {error}", shown
 
     def _time_problem(
-        self, name: str, pairing: ResolvedSchema, body: bytes, time_ms: int
+        self, name: Part, pairing: ResolvedSchema, body: bytes, time_ms: int
     ) -> str | None:
         """Return why the event time of a record makes it malformed; None: it does not."""
         own = self._event_time

@@ -39,9 +39,8 @@ from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.iceberg.summaries import operation_of
 from topicberg.iceberg.tables import attached_catalog
 from topicberg.settings import Settings
-from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import Range, Rules, TopicSpec
-from topicberg.wording import count
+from topicberg.wording import count, suggestion
 
 SAMPLE_ROWS = 10
 CHECKED_SNAPSHOT, CHECKED_RULE = "checked_snapshot", "rule"

@@ -13,7 +13,7 @@ from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
-from topicberg.wording import count
+from topicberg.wording import count, suggestion
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -51,8 +51,6 @@ def checks(
         assets = sorted({one.asset for one in found})
         found = [one for one in found if asset in (one.asset, one.asset.partition("/")[2])]
         if not found:
-            from topicberg.topics.rules import suggestion
-
             raise TopicbergError(f"no checks of asset {asset!r}{suggestion(asset, assets)}")
     wrong = [one for one in found if one.result in ("failed", "warning")]
     if as_json:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from topicberg.cli.compute import materialize, materialize_derived
 from topicberg.cli.lazy import load_endpoints
 from topicberg.cli.output import echo
+from topicberg.deploy.polling import poll
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ def compute_derived(context: DeployContext) -> None:
     from topicberg import kafka
     from topicberg.deploy.confluent.connect import Connector
     from topicberg.deploy.platform import resources
-    from topicberg.deploy.polling import poll
 
     endpoints = load_endpoints(context.config)
     graph = resources(context.config, context.specs)

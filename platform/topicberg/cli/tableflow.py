@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from topicberg.checks.finding import from_ms, moment
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import cell, echo, echo_json, report_waiting
+from topicberg.cli.output import cell, echo, echo_json, print_table, report_waiting
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.security.logs import log_to_stderr
 from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from rich.text import Text
 
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.registration import FileState
@@ -295,7 +298,6 @@ def run(
 
     Safe beside the stack's own engine: of two commits, the second plans its batch again.
     """
-    from topicberg.security.logs import log_to_stderr
     from topicberg.tableflow.control import find_topic
     from topicberg.tableflow.engine import run_once
     from topicberg.tableflow.pool import Pool
@@ -378,9 +380,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Show phase, error handling, counters and error of each topic."""
-    from rich.console import Console
-    from rich.table import Table
-
     from topicberg.tableflow import control
     from topicberg.tableflow.status import read_status
 
@@ -416,18 +415,12 @@ def status(
         return
     # A terminal of 80 columns must show what matters; the snapshot is in --json.
     several = len({state.engine for state in states if state.engine}) > 1
-    table = Table(
+    columns = [
         *("topic", "phase", "errors", "read", "written", "skipped", "dead-lettered", "waiting"),
         *(["engine"] if several else []),
-        caption=_caption(states),
-        box=None,
-        pad_edge=False,
-    )
-    for column in table.columns:
-        column.overflow = "fold"
-        column.no_wrap = column.header == "phase"
-    for state in states:
-        table.add_row(
+    ]
+    rows: Iterator[Sequence[str | Text]] = (
+        (
             cell(state.topic),
             phases[state.topic],
             state.error_handling or "",
@@ -438,7 +431,9 @@ def status(
             f"{sum(state.lag.values()):,}",
             *([cell(state.engine or "")] if several else []),
         )
-    Console().print(table)
+        for state in states
+    )
+    print_table(columns, rows, caption=_caption(states), unbroken="phase")
     ingested = {state.topic for state in states if state.engine}
     for name in set(names) & wrong.keys():
         then = "the last valid one stays in use" if name in ingested else "it is not ingested"
@@ -459,8 +454,6 @@ def status(
 
 def _caption(states: list[TopicStatus]) -> str:
     """Return what the columns are, and since when they count."""
-    from topicberg.checks.finding import from_ms, moment
-
     times = [state.counting_since_ms for state in states if state.counting_since_ms is not None]
     since = f"since {moment(from_ms(min(times)))}" if times else "since the engine got the topic"
     if len({time // 60_000 for time in times}) > 1:
@@ -511,7 +504,6 @@ def _waiting(specs: list[TopicSpec], config: Settings) -> tuple[list[WaitingChan
 
 def _notes(state: TopicStatus) -> Iterator[str]:
     """Yield what does not stop the topic, but concerns its operator."""
-    from topicberg.checks.finding import from_ms, moment
 
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))

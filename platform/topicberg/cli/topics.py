@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo, echo_json, report_waiting
+from topicberg.cli.output import echo, echo_json, print_table, report_waiting
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
@@ -152,20 +152,9 @@ def list_topics(
         echo_json(documents)
         return
 
-    from rich.console import Console
-    from rich.table import Table
-
     # The table fits 80 columns; the rest is in --json.
-    table = Table(
-        *("topic", "pipeline", "format", "table", "partitions", "generator"),
-        caption="table: append or upsert; - if Tableflow is disabled",
-        box=None,
-        pad_edge=False,
-    )
-    for column in table.columns:
-        column.overflow = "fold"
-    for spec in specs:
-        table.add_row(
+    rows = (
+        (
             spec.name,
             spec.pipeline,
             spec.value_schema.format,
@@ -173,7 +162,13 @@ def list_topics(
             str(spec.partitions),
             f"{spec.generator.rate:g}/s" if spec.generator else "-",
         )
-    Console().print(table)
+        for spec in specs
+    )
+    print_table(
+        ("topic", "pipeline", "format", "table", "partitions", "generator"),
+        rows,
+        caption="table: append or upsert; - if Tableflow is disabled",
+    )
 
 
 @app.command()

@@ -13,6 +13,7 @@ import typer
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo
 from topicberg.cli.stack import start
+from topicberg.files import replace_file
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -23,7 +24,6 @@ def workspace_file(config: Settings) -> str | None:
 
     It does not know projects of `dg`, for which a file is written, as ``dg dev`` does.
     """
-    from topicberg.files import replace_file
     from topicberg.project import code_location
 
     if (config.project_root / "workspace.yaml").is_file():

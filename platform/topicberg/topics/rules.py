@@ -6,7 +6,6 @@ that one mistake is reported once, and all mistakes of a file together.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -18,6 +17,7 @@ from topicberg.settings import Settings
 from topicberg.topics.event_time import EPOCHS, TIME, EventTimeSpec
 from topicberg.topics.schema import Part, read_schema, schema_path
 from topicberg.topics.spec import SchemaSection, TopicSpec, ValueSchema
+from topicberg.wording import suggestion
 
 T = TypeVar("T")
 Finding = tuple[str, str]
@@ -39,8 +39,6 @@ TRANSFORM_TYPES = {
 
 _GLUE_NAME = re.compile(r"[a-zA-Z0-9_$#.-]{1,255}")
 """AWS Glue's API, CreateSchema: a schema's name."""
-_SUGGESTED = 30
-"""Known names that are listed for one that is not known."""
 _COLUMN_SOURCES = (
     *("schema", "key.format", "key.file", "key.message", "key.date_times", "key.framing"),
     *("key.version", "key.subject"),
@@ -107,16 +105,6 @@ def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Fi
 
 def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean …?``, the list of known names, or nothing."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    more = f" and {len(names) - _SUGGESTED} more" if len(names) > _SUGGESTED else ""
-    return f"; there are {', '.join(names[:_SUGGESTED])}{more}" if names else ""
 
 
 # --- within the spec ---

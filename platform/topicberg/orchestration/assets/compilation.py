@@ -24,8 +24,8 @@ from topicberg.orchestration.assets.lake import Lake
 from topicberg.query.help import hint as similar_names
 from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, table_schema
 from topicberg.topics import TopicSpec
-from topicberg.topics.rules import suggestion
 from topicberg.topics.schema import read_schema
+from topicberg.wording import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from topicberg.errors import SpecError
 from topicberg.iceberg import erasure
 from topicberg.tableflow.forgetting.key import Key
-from topicberg.topics.rules import suggestion
+from topicberg.wording import suggestion
 
 
 @dataclass(frozen=True)

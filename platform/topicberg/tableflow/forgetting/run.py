@@ -50,8 +50,8 @@ from topicberg.tableflow.upsert_key import held_key
 from topicberg.tableflow.wait import POLL_SECONDS, noted_offsets, wait_for
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
-from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import PARTITION, RAW_KEY
+from topicberg.wording import suggestion
 
 FORGOTTEN = "topicberg.forgotten."
 """Prefix of the table property of each erased key, followed by the key's digest."""
