@@ -67,12 +67,15 @@ def materialize(
     return found
 
 
-def materialize_derived(config: Settings, endpoints: Endpoints, waiting: set[str]) -> list[str]:
+def materialize_derived(
+    config: Settings, endpoints: Endpoints, waiting: set[str], only: set[str] | None = None
+) -> list[str]:
     """Compute derived tables up to now and register them in Glue and Snowflake.
 
     Not upsert views, published topics and checks of data, which need Spark Connect.
 
     :param waiting: topics that have no table yet; what is derived from them is left out
+    :param only: names of the tables; None: all
     :returns: the names of the tables
     :raises TopicbergError: a run failed
     """
@@ -89,6 +92,8 @@ def materialize_derived(config: Settings, endpoints: Endpoints, waiting: set[str
         for table in [derived[name] for name in order.static_order() if name in derived]:
             root = lake.root(table)
             if root.name in waiting or not hours.get(root.name):
+                continue
+            if only is not None and table.name not in only:
                 continue
             keys = [lake.table(table).key(system) for system in CATALOGS]
             result = dg.materialize(
