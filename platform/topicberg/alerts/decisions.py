@@ -13,14 +13,16 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replace_file
-from topicberg.settings import Settings
+
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
 

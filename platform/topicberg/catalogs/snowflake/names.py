@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from topicberg.settings import Settings
+if TYPE_CHECKING:
+    from topicberg.settings import Settings
+
 
 QUERY_ROLE = "query_role"
 """The role that can only read, as ``topicberg deploy`` creates it for ``topicberg query``."""
