@@ -12,20 +12,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from confluent_kafka import Message
 from pyiceberg.types import (
     DateType,
     DecimalType,
     IcebergType,
     ListType,
     MapType,
+    NestedField,
     StructType,
     TimestampType,
     TimestamptzType,
 )
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.contract import ResolvedSchema
@@ -36,6 +39,7 @@ from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
+from topicberg.settings import Settings
 from topicberg.tableflow.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
 from topicberg.tableflow.event_time import EventTime
@@ -46,14 +50,8 @@ from topicberg.tableflow.metadata import NO_TIMESTAMP
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics
-from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-    from pyiceberg.types import NestedField
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
+from topicberg.topics.schema import Part
+from topicberg.topics.spec import TopicSpec
 
 MAX_RECORDS = 1_000
 _EPOCH, _EXACT = datetime(1970, 1, 1), Context(prec=80)
@@ -143,7 +141,7 @@ class _Decoder:
             begin = kafka.beginning_offsets(endpoints, topic)
             self._framing.learn_from(begin, kafka.end_offsets(endpoints, topic))
         layout = read_layout(self._spec, readers, config)
-        self._halves = {"key": layout.key, "value": layout.value}
+        self._halves: dict[Part, MessageField] = {"key": layout.key, "value": layout.value}
         fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
         if (held := _columns(self._spec, endpoints, config)) is not None:
             fields = held
@@ -189,12 +187,12 @@ class _Decoder:
         )
 
     def _half(
-        self, name: str, half: MessageField, raw: bytes | None, header: bytes | None, time_ms: int
+        self, name: Part, half: MessageField, raw: bytes | None, header: bytes | None, time_ms: int
     ) -> tuple[Any, str | None, int | str | None]:
         """Return the key or the value, why it is malformed, and the id of its schema."""
         if raw is None:
             return None, None, None
-        if half.subject is None and not self._schema_of(name).has_schema:
+        if half.subject is None and not self._spec.section(name).has_schema:
             return _bytes(raw), not_text(name, raw) if name in self._texts else None, None
         own = raw if self._framing is None or header is not None else self._wire(half, raw)
         if half.subject is not None:
@@ -228,7 +226,7 @@ class _Decoder:
             return _bytes(raw), f"the {name} cannot be shown: {error}", shown
 
     def _time_problem(
-        self, name: str, pairing: ResolvedSchema, body: bytes, time_ms: int
+        self, name: Part, pairing: ResolvedSchema, body: bytes, time_ms: int
     ) -> str | None:
         """Return why the event time of a record makes it malformed; None: it does not."""
         own = self._event_time
@@ -247,9 +245,6 @@ class _Decoder:
         with suppress(MalformedError):  # which is reported with the record
             return self._framing.wire(half, raw)
         return raw
-
-    def _schema_of(self, name: str) -> ValueSchema | KeySpec:
-        return self._spec.key if name == "key" else self._spec.value_schema
 
     def _of_any_type(self, name: str, number: int | None, record: Framed | str, raw: bytes) -> Any:
         """Return the value of a half with several event types, decoded, or its bytes."""

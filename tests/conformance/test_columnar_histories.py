@@ -29,8 +29,9 @@ from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, raw_columns, table_schema
-from topicberg.tableflow.plan import METADATA, ReadPlan, message_decoders
+from topicberg.tableflow.plan import ReadPlan, message_decoders
 from topicberg.topics import TopicSpec
+from topicberg.topics.spec import METADATA_TYPES
 
 SEED = int(os.environ.get("TOPICBERG_TEST_SEED", 0))
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", 40))
@@ -99,7 +100,7 @@ class Topic:
         for number, version in self.judge.foreign.items():
             foreign.schemas[number] = _registered(number, version)
         decoded = message_decoders(spec, layout, table, {KEY: foreign, VALUE: foreign})
-        names = {name: spec.metadata_column(name) for name in METADATA}
+        names = {name: spec.metadata_column(name) for name in METADATA_TYPES}
         raw, texts = raw_columns(layout, schema.fields)
         target = cast("Any", SimpleNamespace(spec=UNPARTITIONED_PARTITION_SPEC))
         return ReadPlan(spec.name, target, {}, {}, decoded, raw, texts, names, "SKIP"), spec

@@ -25,7 +25,6 @@ from waiting import wait_until
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import DAEMON, WEBSERVER, running_ui
-from topicberg.clients.liveness import unanswered
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.jobs import engine_sensor
 from topicberg.settings import settings
@@ -33,6 +32,7 @@ from topicberg.tableflow.status import read_status
 from topicberg.topics import check_topics
 from topicberg_local import health
 from topicberg_local import stack as local_stack
+from topicberg_local.answers import unanswered
 from topicberg_local.engine import NEEDED
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]

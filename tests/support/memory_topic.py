@@ -14,7 +14,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO
 
 from topicberg import kafka
-from topicberg.kafka import fetch
 from topicberg.kafka.offsets import Ranges
 from topicberg.kafka.records import Records
 from topicberg.logins.catalog import LOCATIONS
@@ -171,4 +170,4 @@ def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "topic_config", lambda *_: {"cleanup.policy": "delete"})
     monkeypatch.setattr(kafka, "offsets_at", topic.offsets_at)
     monkeypatch.setattr(batch_start, "first_times", topic.times)
-    monkeypatch.setattr(fetch, "fetcher", lambda _, __, ranges: _Reader(topic, ranges))
+    monkeypatch.setattr(reading, "fetcher", lambda _, __, ranges: _Reader(topic, ranges))

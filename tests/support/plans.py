@@ -15,10 +15,11 @@ from topicberg.tableflow.columns import buffers_of, chunks
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, raw_columns
-from topicberg.tableflow.plan import METADATA, ReadPlan, message_decoders
+from topicberg.tableflow.plan import ReadPlan, message_decoders
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
 from topicberg.topics import TopicSpec
+from topicberg.topics.spec import METADATA_TYPES
 
 
 def readers_of(confluent: Any = None, glue: Any = None) -> SchemaReaders:
@@ -42,7 +43,9 @@ def plan_of(
     key = upsert_key(spec, layout, fields) if spec.write_mode == "upsert" else None
     decoded = message_decoders(spec, layout, table, foreign, key)
     decoded = {side: one.without(foreign[side].missing) for side, one in decoded.items()}
-    names = {name: spec.metadata_column(name) for name in (*METADATA, "raw-key", "event-time")}
+    names = {
+        name: spec.metadata_column(name) for name in (*METADATA_TYPES, "raw-key", "event-time")
+    }
     event_time = EventTime.of(spec, fields)
     raw, text = raw_columns(layout, fields)
     upserts = None if key is None else table.metadata.table_uuid

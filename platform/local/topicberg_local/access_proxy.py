@@ -6,8 +6,9 @@ import sys
 
 import requests
 
-from topicberg.clients.liveness import Check, answers_http, answers_kafka
+from topicberg.clients.liveness import Check, answers_http
 from topicberg.endpoints import Endpoints
+from topicberg_local.answers import answers_kafka
 from topicberg_local.schema_registry import API
 from topicberg_local.service import KAFKA_USER, Context, Service
 

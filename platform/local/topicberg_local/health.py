@@ -22,6 +22,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError, first_line
 from topicberg.settings import Settings
 from topicberg_local import ports
+from topicberg_local.answers import unanswered
 from topicberg_local.progress import Report
 from topicberg_local.service import Context, Service
 from topicberg_local.supervisor import Control, log_file
@@ -98,7 +99,7 @@ def dagster_status(config: Settings) -> list[ServiceStatus]:
     if url is None:
         return []
     checks = dagster_checks(url)
-    problems = liveness.unanswered(checks)
+    problems = unanswered(checks)
     port = urlsplit(url).port
     return [
         ServiceStatus(

@@ -15,10 +15,10 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from topicberg.clients.liveness import answers_kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
 from topicberg_local import class_data, jars, state
+from topicberg_local.answers import answers_kafka
 from topicberg_local.service import (
     KAFKA_USER,
     Context,

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from topicberg.clients.liveness import answers_http2
 from topicberg.endpoints import TOKEN_VARIABLE, LakeEndpoints
 from topicberg.spark import check_spark
 from topicberg_local import jars, python_daemon
+from topicberg_local.answers import answers_http2
 from topicberg_local.service import Context, Service, java, jvm, log4j, write_file
 
 # The options that org.apache.spark.launcher.JavaModuleOptions adds.

@@ -14,8 +14,11 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
+from pyiceberg.exceptions import NoSuchTableError
+
 from topicberg.checks.finding import Finding, good
 from topicberg.errors import TableFormatError, TopicbergError
+from topicberg.iceberg.tables import find_table
 from topicberg.project import location_options
 from topicberg.settings import settings
 
@@ -141,8 +144,6 @@ class Probe:
 
     def find(self, identifier: tuple[str, str]) -> Table | None:
         """Return a table; None: it was not created yet, or was dropped."""
-        from topicberg.iceberg.tables import find_table
-
         return find_table(self.catalog, identifier)
 
     def status(self, spec: TopicSpec) -> TopicStatus | None:
@@ -166,8 +167,6 @@ def evaluate(check: TableCheck, probe: Probe) -> Finding:
 
     That of a table that topicberg cannot read is caused by the check ``readable_by``.
     """
-    from pyiceberg.exceptions import NoSuchTableError
-
     try:
         return check.evaluate(probe)
     except NoSuchTableError:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 from pyiceberg.expressions import (
     And,
     BooleanExpression,
@@ -23,28 +24,23 @@ from pyiceberg.expressions import (
     NotNull,
     Or,
 )
+from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
 from pyiceberg.manifest import DataFileContent
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import DecimalType, DoubleType, FloatType
 
 from topicberg.catalogs.snowflake.names import quote
 from topicberg.checks.check import Probe, TableCheck
 from topicberg.checks.finding import Finding, from_ms, good, moment
+from topicberg.endpoints import Endpoints
 from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.iceberg.summaries import operation_of
 from topicberg.iceberg.tables import attached_catalog
-from topicberg.topics.rules import suggestion
+from topicberg.settings import Settings
 from topicberg.topics.spec import Range, Rules, TopicSpec
-from topicberg.wording import count
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import FileScanTask, Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
+from topicberg.wording import count, suggestion
 
 SAMPLE_ROWS = 10
 CHECKED_SNAPSHOT, CHECKED_RULE = "checked_snapshot", "rule"
@@ -239,8 +235,6 @@ def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Fin
 
     :param passed: the last evaluation, if it passed
     """
-    from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
-
     head = table.current_snapshot()
     described = _described(rules)
     if head is None or passed is None or passed.rule != described:
@@ -295,7 +289,6 @@ def _count(
     table: Table, rule: Rule, tasks: list[FileScanTask], where: tuple[str, ...]
 ) -> tuple[int, pa.Table | None, list[str]]:
     """Return how many rows violate a rule, some of them, and the files that have them."""
-    import pyarrow as pa
     from pyiceberg.io.pyarrow import ArrowScan
 
     columns = dict.fromkeys((rule.column, *(c for c in where if c in table.schema().column_names)))

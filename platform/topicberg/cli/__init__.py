@@ -50,12 +50,31 @@ def _main(
     """Kafka topics in, governed Iceberg tables out."""
 
 
-for _module in (
-    *("stack", "topics", "peek", "datagen", "tableflow", "pipelines", "checks", "alerts"),
-    *("sync", "query"),
-    *("forget", "deploy", "ui", "init", "settings", "constraints"),
-):
-    import_module(f"topicberg.cli.{_module}").register(app)
+_MODULES = {
+    "stack": ("up", "down", "status", "logs", "reset", "env"),
+    "topics": (),
+    "peek": ("peek",),
+    "datagen": (),
+    "tableflow": (),
+    "pipelines": (),
+    "checks": ("checks",),
+    "alerts": (),
+    "sync": ("sync",),
+    "query": ("query",),
+    "forget": ("forget",),
+    "deploy": (),
+    "ui": ("ui",),
+    "init": ("init",),
+    "settings": ("settings",),
+    "constraints": ("constraints",),
+}
+"""Module → its commands; none: it has a group of commands, ``app``, of its own name."""
+for _module, _commands in _MODULES.items():
+    _loaded = import_module(f"topicberg.cli.{_module}")
+    for _name in _commands:
+        app.command()(getattr(_loaded, _name))
+    if not _commands:
+        app.add_typer(_loaded.app, name=_module)
 
 
 def _warn_of_variables() -> None:

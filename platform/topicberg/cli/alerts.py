@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.checks.finding import moment
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.wording import count
+from topicberg.wording import count, suggestion
 
 if TYPE_CHECKING:
     from topicberg.alerts.active import ActiveAlert
@@ -23,10 +24,6 @@ _OLD = timedelta(minutes=5)
 """The sensor evaluates alerts once a minute."""
 
 app = typer.Typer(help="The active alerts, and decisions about them.", invoke_without_command=True)
-
-
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="alerts")
 
 
 @app.callback()
@@ -64,8 +61,6 @@ def acknowledge(
 ) -> None:
     """Say that you work on an alert. It is sent again if it is still active after the duration."""
     from topicberg.alerts import decisions
-    from topicberg.checks.finding import moment
-    from topicberg.topics.rules import suggestion
 
     config, duration = settings(), _duration(lasting)
     known = [one.alert.key for one in _active(config)[0]]
@@ -88,7 +83,6 @@ def silence(
 ) -> None:
     """Do not send alerts for a while; those that are still active afterwards are sent then."""
     from topicberg.alerts import decisions
-    from topicberg.checks.finding import moment
 
     config = settings()
     given = decisions.silence(config, pattern, reason, _duration(lasting))
@@ -103,7 +97,6 @@ def silence(
 def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")]) -> None:
     """End a silence now."""
     from topicberg.alerts import decisions
-    from topicberg.topics.rules import suggestion
 
     config, now = settings(), datetime.now(UTC)
     known = [one.pattern for one in decisions.read_decisions(config).silences if one.until > now]
@@ -159,8 +152,6 @@ def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
 
 
 def _print(found: Sequence[ActiveAlert]) -> None:
-    from topicberg.checks.finding import moment
-
     for one in found:
         alert = one.alert
         color = "red" if alert.severity == "error" else "yellow"
@@ -190,8 +181,6 @@ def _print(found: Sequence[ActiveAlert]) -> None:
 
 def _report_age(evaluated_at: datetime | None) -> None:
     """Say that the list is old: a daemon that does not run reports nothing."""
-    from topicberg.checks.finding import moment
-
     if evaluated_at is None:
         what = "the sensor `alerts` has never run, so only what the engine watches is listed"
     elif datetime.now(UTC) - evaluated_at > _OLD:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
+from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
     from topicberg.deploy.snowflake.bootstrap import Admin
@@ -55,7 +57,6 @@ def bootstrap_snowflake(
 
     from topicberg.clients.secrets import Secrets
     from topicberg.deploy.snowflake import bootstrap
-    from topicberg.errors import TopicbergError
     from topicberg.settings import Settings
 
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", account):
@@ -124,7 +125,6 @@ def bootstrap_ci(
 
     There is one role to plan, one to deploy and one to rotate. Nothing is created.
     """
-    from topicberg.cli.lazy import settings
     from topicberg.deploy import ci
     from topicberg.deploy.aws.permissions import Deployed
     from topicberg.topics import load_topics
@@ -153,7 +153,6 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
     from snowflake.connector.errors import Error
 
     from topicberg.endpoints.addresses import Addresses
-    from topicberg.errors import TopicbergError
 
     stated = Addresses()
     address: dict[str, Any] = {

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
 from topicberg.security.text import one_line
-from topicberg.wording import count
+from topicberg.wording import count, suggestion
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
@@ -30,10 +31,6 @@ class _Check:
     rows_until: str | None
     covers: str
     message: str | None
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(checks)
 
 
 def checks(
@@ -54,8 +51,6 @@ def checks(
         assets = sorted({one.asset for one in found})
         found = [one for one in found if asset in (one.asset, one.asset.partition("/")[2])]
         if not found:
-            from topicberg.topics.rules import suggestion
-
             raise TopicbergError(f"no checks of asset {asset!r}{suggestion(asset, assets)}")
     wrong = [one for one in found if one.result in ("failed", "warning")]
     if as_json:
@@ -91,7 +86,6 @@ def _print(found: list[_Check], *, describe: bool) -> None:
 
 def _recorded(config: Settings) -> list[_Check]:
     from topicberg.checks.rules import COVERS
-    from topicberg.cli.compute import load_lake
     from topicberg.dagster.home import opened_instance
     from topicberg.orchestration.checks.adapter import check_specs, lake_checks
     from topicberg.orchestration.checks.evaluations import last_evaluations

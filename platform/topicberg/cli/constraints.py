@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
 from topicberg.cli.output import echo
 
 FILE = Path(__file__).parents[1] / "constraints.txt"
 """Of the library, written by `make lock`."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(constraints)
 
 
 def constraints() -> None:

@@ -18,10 +18,6 @@ app = typer.Typer(help="Produce generated records to a topic.", no_args_is_help=
 Topic = Annotated[str, typer.Argument(help="Name of a topic whose spec has a generator.")]
 
 
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="datagen")
-
-
 @app.command()
 def start(
     topic: Topic,

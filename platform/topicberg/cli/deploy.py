@@ -27,8 +27,12 @@ from topicberg.cli.deploy_output import (
 )
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
+from topicberg.cli.stack import start
+from topicberg.clients import trace
+from topicberg.deploy.resource import Action
 from topicberg.errors import TopicbergError
 from topicberg.local import require_local_stack
+from topicberg.wording import suggestion
 
 if TYPE_CHECKING:
     from topicberg.deploy.context import DeployContext
@@ -42,10 +46,6 @@ app = typer.Typer(
 )
 app.command("bootstrap-snowflake")(bootstrap_snowflake)
 app.command("bootstrap-ci")(bootstrap_ci)
-
-
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="deploy")
 
 
 NoCompute = Annotated[
@@ -81,8 +81,6 @@ Also = Annotated[
 
 def _trace(debug: bool) -> bool:
     if debug:
-        from topicberg.clients import trace
-
         trace.enable()
     return debug
 
@@ -318,7 +316,6 @@ def status(
     for something that is not topicberg's to do."""
     from topicberg.deploy import engine
     from topicberg.deploy.note import note
-    from topicberg.deploy.resource import Action
 
     context, graph = _open(flags, compute=not no_compute, generators=not no_generators)
     steps = engine.plan(graph, context)
@@ -402,8 +399,6 @@ def emr_image(
 def _start_stack() -> None:
     from rich.console import Console
 
-    from topicberg.cli.stack import start
-
     require_local_stack()
     from topicberg_local import stack
 
@@ -456,8 +451,6 @@ def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:
 
     :raises TopicbergError: there is no such resource
     """
-    from topicberg.topics.rules import suggestion
-
     by_key = {resource.key: resource for resource in graph}
     chosen: list[Resource] = []
     for target in targets:

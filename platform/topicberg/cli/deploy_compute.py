@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from topicberg.cli.compute import materialize, materialize_derived
 from topicberg.cli.lazy import load_endpoints
 from topicberg.cli.output import echo
+from topicberg.deploy.polling import poll
 from topicberg.errors import TopicbergError
 
 if TYPE_CHECKING:
@@ -20,13 +24,9 @@ def compute_derived(context: DeployContext) -> None:
 
     In the cloud, and locally from then on, Dagster does it by itself.
     """
-    from datetime import UTC, datetime
-
     from topicberg import kafka
-    from topicberg.cli.compute import materialize
     from topicberg.deploy.confluent.connect import Connector
     from topicberg.deploy.platform import resources
-    from topicberg.deploy.polling import poll
 
     endpoints = load_endpoints(context.config)
     graph = resources(context.config, context.specs)
@@ -45,9 +45,6 @@ def compute_in_cloud(context: DeployContext) -> None:
 
     What fails does not undo the deployment: Dagster computes the same later.
     """
-    import os
-
-    from topicberg.cli.compute import materialize_derived
     from topicberg.deploy.transient import of_vendor
     from topicberg.settings import settings
     from topicberg.settings.emr import emr_settings

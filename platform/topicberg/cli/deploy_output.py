@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from topicberg.cli.compute import load_lake
 from topicberg.cli.output import cell, echo
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ def list_kept(context: DeployContext) -> None:
 
 
 def list_waiting(context: DeployContext) -> None:
-    from collections import Counter
-
     for reason, count in Counter(context.waiting.values()).items():
         echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")
 
@@ -79,8 +79,6 @@ _VENDORS = {
 
 def show_plan(steps: list[Step], *, everything: bool) -> int:
     """Print a plan, by vendor. Returns how many resources are to change."""
-    from collections import Counter
-
     counts = Counter(step.action.value for step in steps)
     shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
     vendor = None
@@ -160,7 +158,6 @@ def _left_out(context: DeployContext) -> list[str]:
     """Return the derived tables that the graph of this deployment does not have."""
     if context.config.has_spark:
         return []
-    from topicberg.cli.compute import load_lake
     from topicberg.orchestration.assets.lake import find_derived
 
     held = load_lake(context.config).derived_by_name

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo
-from topicberg.errors import TopicbergError
+from topicberg.cli.tableflow import require_own_engine
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
@@ -25,10 +27,6 @@ if TYPE_CHECKING:
 
 NOT_FOUND = 1
 """The exit code if nothing holds the key."""
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(forget)
 
 
 def forget(
@@ -67,7 +65,6 @@ def forget(
     In a compacted topic, a tombstone deletes the key's records. You cannot undo it. The exit code
     is 1 if nothing holds the key.
     """
-    from topicberg.cli.tableflow import require_own_engine
     from topicberg.tableflow.control import enabled_topics, find_topic
     from topicberg.tableflow.forgetting import Forgetting
 
@@ -146,8 +143,6 @@ def _wanted(key: str | None, where: str | None) -> tuple[str | None, str]:
 
     :raises SpecError: neither or both of KEY and ``--where`` are given
     """
-    from topicberg.errors import SpecError
-
     if (key is None) == (where is None):
         raise SpecError(
             "forget: expected either KEY or --where COLUMN=VALUE",
@@ -192,8 +187,6 @@ class _Derived:
 
         :raises SpecError: there is no such column, or it cannot hold the key
         """
-        from topicberg.cli.compute import load_lake
-        from topicberg.errors import SpecError
         from topicberg.tableflow.forgetting import ErasureTarget, chosen_columns
 
         self._job, self._lake = job, load_lake(config)
@@ -276,7 +269,6 @@ class _Derived:
 
     def _fits(self, identifier: tuple[str, str], names: Mapping[str, str]) -> bool:
         """Return whether a table has the columns of the key, or no rows yet."""
-        from topicberg.errors import SpecError
         from topicberg.tableflow.forgetting import ErasureTarget
 
         if (table := self._job.table(ErasureTarget(identifier, "", None))) is None:

@@ -12,10 +12,6 @@ from topicberg.cli.output import echo
 from topicberg.errors import TopicbergError
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(init)
-
-
 def init(
     name: Annotated[str | None, typer.Argument(help="of the project, and of its folder")] = None,
     existing: Annotated[

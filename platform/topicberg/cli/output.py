@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,28 @@ def echo_json(value: object, default: Callable[[Any], Any] | None = None) -> Non
     """Print a document as JSON, with non-ASCII and control characters escaped."""
     text = json.dumps(value, indent=2, default=default)
     typer.echo(text.replace("\x7f", "\\u007f"))  # which JSON does not escape
+
+
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    caption: str | None = None,
+    unbroken: str | None = None,
+) -> None:
+    """Print a table without lines, whose cells go on in the next line where they are too wide.
+
+    :param unbroken: the column whose cells do not
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, caption=caption, box=None, pad_edge=False)
+    for column in table.columns:
+        column.overflow, column.no_wrap = "fold", column.header == unbroken
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
 
 
 def cell(value: object, style: str = "") -> Text:

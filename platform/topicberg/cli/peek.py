@@ -13,10 +13,6 @@ from topicberg.cli.output import echo, echo_json
 _MAX_CHARACTERS = 2_000
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(peek)
-
-
 def peek(
     topic: Annotated[str, typer.Argument(help="The Kafka topic; it needs no spec.")],
     number: Annotated[int, typer.Option("-n", help="How many records.")] = 10,

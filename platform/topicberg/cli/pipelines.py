@@ -11,13 +11,9 @@ from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
-from topicberg.wording import count
+from topicberg.wording import count, suggestion
 
 app = typer.Typer(help="Check the derived tables.", no_args_is_help=True)
-
-
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="pipelines")
 
 
 @app.callback()
@@ -36,7 +32,6 @@ def check(
     """
     from topicberg.orchestration.assets.compilation import compile_tables
     from topicberg.testing import spark_session
-    from topicberg.topics.rules import suggestion
 
     lake = load_lake(settings())
     if table is not None and table not in lake.derived_by_name:

@@ -40,10 +40,6 @@ class OutputFormat(StrEnum):
     csv = "csv"
 
 
-def register(parent: typer.Typer) -> None:
-    parent.command()(query)
-
-
 def query(
     sql: Annotated[str, typer.Argument(help='For example "SELECT count(*) FROM stock_trades".')],
     engine: Annotated[

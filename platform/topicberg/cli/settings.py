@@ -7,20 +7,22 @@ import inspect
 import os
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.output import cell, echo, echo_json
+from topicberg.cli.output import cell, echo, echo_json, print_table
 from topicberg.cli.variables import PREFIX, in_file, models, variables_of
+from topicberg.errors import TopicbergError
 from topicberg.security.redaction import redact
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_settings import BaseSettings
+    from rich.text import Text
 
     from topicberg.settings.environment import Concern
 
@@ -53,10 +55,6 @@ class Setting:
     description: str
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(settings)
-
-
 def settings(
     name: Annotated[
         str | None,
@@ -66,9 +64,6 @@ def settings(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show every setting, by concern, with its value, where that is from, and what it is for."""
-    from rich.console import Console
-    from rich.table import Table
-
     found = [
         one
         for one in every_setting(os.environ, in_file(), _deployed())
@@ -80,22 +75,17 @@ def settings(
     if not found:
         echo("no such setting" if name else "every setting has its default")
         return
-    table = Table("setting", "value", "from", "what it is", box=None, pad_edge=False)
-    for column in table.columns:
-        column.overflow = "fold"
+    rows: list[Sequence[str | Text]] = []
     for concern, members in groupby(found, key=lambda one: one.concern):
-        if table.row_count:
-            table.add_row()
-        table.add_row(f"[bold]{concern}[/bold]")
+        rows += [*([()] if rows else []), (f"[bold]{concern}[/bold]",)]
         for one in members:
             value = "" if one.value is None else one.value
-            table.add_row(cell(one.variable), cell(value), one.origin, cell(one.description))
-    Console().print(table)
+            rows.append((cell(one.variable), cell(value), one.origin, cell(one.description)))
+    print_table(("setting", "value", "from", "what it is"), rows)
 
 
 def _deployed() -> dict[str, str]:
     """Return the variables that ``topicberg deploy`` noted for its deployment."""
-    from topicberg.errors import TopicbergError
     from topicberg.settings import Settings, noted
 
     try:

@@ -15,6 +15,7 @@ from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import StackError
 from topicberg.local import require_local_stack
+from topicberg.security.logs import log_to_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,11 +25,6 @@ if TYPE_CHECKING:
 
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
-
-
-def register(app: typer.Typer) -> None:
-    for command in (up, down, status, logs, reset, env):
-        app.command()(command)
 
 
 class _TerminalReport:
@@ -66,7 +62,6 @@ def up() -> None:
 def start(config: Settings, console: Console) -> Endpoints:
     """Run :func:`topicberg_local.stack.up` with progress: a bar on a terminal, else lines."""
     require_local_stack()
-    from topicberg.security.logs import log_to_stderr
     from topicberg_local import stack
 
     if console.is_terminal:

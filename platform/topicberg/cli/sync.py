@@ -6,14 +6,11 @@ from typing import Annotated
 
 import typer
 
+from topicberg.cli.compute import load_lake
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo
 from topicberg.errors import TopicbergError
 from topicberg.wording import count
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(sync)
 
 
 def sync(
@@ -25,7 +22,6 @@ def sync(
     """
     from topicberg.catalogs import glue
     from topicberg.catalogs.snowflake.tables import sync
-    from topicberg.cli.compute import load_lake
     from topicberg.orchestration.resources import Lakehouse, Snowflake
 
     config = settings()

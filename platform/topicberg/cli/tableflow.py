@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from topicberg.checks.finding import from_ms, moment
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import cell, echo, echo_json, report_waiting
+from topicberg.cli.output import cell, echo, echo_json, print_table, report_waiting
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.security.logs import log_to_stderr
 from topicberg.wording import count
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from rich.text import Text
 
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.registration import FileState
@@ -28,22 +34,10 @@ if TYPE_CHECKING:
 Topic = Annotated[str, typer.Argument(help="name of the topic")]
 
 
-def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Topics into Iceberg tables.", no_args_is_help=True)
-    group.callback()(_own_engine_alone)
-    for command in (
-        *(enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve),
-        maintain,
-    ):
-        group.command()(command)
-    app.add_typer(group, name="tableflow")
+app = typer.Typer(no_args_is_help=True)
 
 
-def _own_engine_alone() -> None:
-    """Topics into Iceberg tables."""
-    require_own_engine()
-
-
+@app.callback(help="Topics into Iceberg tables.")
 def require_own_engine() -> None:
     """Check that topicberg's own engine writes the tables.
 
@@ -225,9 +219,6 @@ def upgrade(
     It cannot be undone, and some readers cannot read the table afterwards. The table is compacted
     first, while the engine runs.
     """
-    from dataclasses import replace
-    from datetime import timedelta
-
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
     from topicberg.iceberg.maintenance.conflicts import retried
@@ -307,10 +298,6 @@ def run(
 
     Safe beside the stack's own engine: of two commits, the second plans its batch again.
     """
-    import logging
-    import threading
-
-    from topicberg.security.logs import log_to_stderr
     from topicberg.tableflow.control import find_topic
     from topicberg.tableflow.engine import run_once
     from topicberg.tableflow.pool import Pool
@@ -365,29 +352,17 @@ def maintain(
 
     Safe beside the engine and its own maintenance.
     """
-    from dataclasses import replace
-    from datetime import timedelta
-
-    from pyiceberg.exceptions import NoSuchTableError
     from rich.console import Console
     from rich.table import Table
 
     from topicberg.iceberg.maintenance import maintain as run
     from topicberg.iceberg.maintenance import topic_policy
-    from topicberg.tableflow.control import find_topic
 
-    config = settings()
-    spec = find_topic(config, topic)
+    spec, _, endpoints = _open(topic)
     policy = topic_policy(spec)
     if now:
         policy = replace(policy, compact_after=timedelta(0), daily=timedelta(0))
-    try:
-        report = run(spec, load_endpoints(config), config, policy)
-    except NoSuchTableError:
-        raise TopicbergError(
-            f"topic {topic} has no table yet",
-            hint=f"run `topicberg tableflow run {topic} --once` to create it",
-        ) from None
+    report = run(spec, endpoints, settings(), policy)
     table = Table("", "before", "after", title=f"{report.table}, {report.seconds:.1f} s")
     for name in ("data_files", "delete_files", "bytes", "rows", "snapshots"):
         before, after = getattr(report.before, name), getattr(report.after, name)
@@ -405,9 +380,6 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Show phase, error handling, counters and error of each topic."""
-    from rich.console import Console
-    from rich.table import Table
-
     from topicberg.tableflow import control
     from topicberg.tableflow.status import read_status
 
@@ -443,18 +415,12 @@ def status(
         return
     # A terminal of 80 columns must show what matters; the snapshot is in --json.
     several = len({state.engine for state in states if state.engine}) > 1
-    table = Table(
+    columns = [
         *("topic", "phase", "errors", "read", "written", "skipped", "dead-lettered", "waiting"),
         *(["engine"] if several else []),
-        caption=_caption(states),
-        box=None,
-        pad_edge=False,
-    )
-    for column in table.columns:
-        column.overflow = "fold"
-        column.no_wrap = column.header == "phase"
-    for state in states:
-        table.add_row(
+    ]
+    rows: Iterator[Sequence[str | Text]] = (
+        (
             cell(state.topic),
             phases[state.topic],
             state.error_handling or "",
@@ -465,7 +431,9 @@ def status(
             f"{sum(state.lag.values()):,}",
             *([cell(state.engine or "")] if several else []),
         )
-    Console().print(table)
+        for state in states
+    )
+    print_table(columns, rows, caption=_caption(states), unbroken="phase")
     ingested = {state.topic for state in states if state.engine}
     for name in set(names) & wrong.keys():
         then = "the last valid one stays in use" if name in ingested else "it is not ingested"
@@ -486,8 +454,6 @@ def status(
 
 def _caption(states: list[TopicStatus]) -> str:
     """Return what the columns are, and since when they count."""
-    from topicberg.checks.finding import from_ms, moment
-
     times = [state.counting_since_ms for state in states if state.counting_since_ms is not None]
     since = f"since {moment(from_ms(min(times)))}" if times else "since the engine got the topic"
     if len({time // 60_000 for time in times}) > 1:
@@ -538,7 +504,6 @@ def _waiting(specs: list[TopicSpec], config: Settings) -> tuple[list[WaitingChan
 
 def _notes(state: TopicStatus) -> Iterator[str]:
     """Yield what does not stop the topic, but concerns its operator."""
-    from topicberg.checks.finding import from_ms, moment
 
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))
@@ -575,3 +540,10 @@ def _notes(state: TopicStatus) -> Iterator[str]:
 def _failing(state: TopicStatus) -> list[str]:
     """Return the errors of table formats other than Iceberg."""
     return [f"{one.format}: {one.error_message}" for one in state.failing_table_formats]
+
+
+for _command in (
+    *(enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve),
+    maintain,
+):
+    app.command()(_command)

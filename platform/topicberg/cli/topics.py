@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
-from topicberg.cli.output import echo, echo_json, report_waiting
+from topicberg.cli.output import echo, echo_json, print_table, report_waiting
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
@@ -21,10 +23,6 @@ if TYPE_CHECKING:
     from topicberg.topics import TopicSpec
 
 app = typer.Typer(help="Show and check the topic specs.", no_args_is_help=True)
-
-
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="topics")
 
 
 @app.command()
@@ -154,20 +152,9 @@ def list_topics(
         echo_json(documents)
         return
 
-    from rich.console import Console
-    from rich.table import Table
-
     # The table fits 80 columns; the rest is in --json.
-    table = Table(
-        *("topic", "pipeline", "format", "table", "partitions", "generator"),
-        caption="table: append or upsert; - if Tableflow is disabled",
-        box=None,
-        pad_edge=False,
-    )
-    for column in table.columns:
-        column.overflow = "fold"
-    for spec in specs:
-        table.add_row(
+    rows = (
+        (
             spec.name,
             spec.pipeline,
             spec.value_schema.format,
@@ -175,7 +162,13 @@ def list_topics(
             str(spec.partitions),
             f"{spec.generator.rate:g}/s" if spec.generator else "-",
         )
-    Console().print(table)
+        for spec in specs
+    )
+    print_table(
+        ("topic", "pipeline", "format", "table", "partitions", "generator"),
+        rows,
+        caption="table: append or upsert; - if Tableflow is disabled",
+    )
 
 
 @app.command()
@@ -303,8 +296,6 @@ def _after_new(topics: list[str], config: Settings, *, is_enabled: bool) -> None
 
 
 def _group(name: str) -> str:
-    import re
-
     return re.sub(r"[^a-z0-9_]", "_", name.lower())
 
 
@@ -354,8 +345,6 @@ def infer(
 
     It reads some of the topic's records, old and new ones, and changes nothing.
     """
-    from dataclasses import asdict
-
     from topicberg.tableflow.drift import compare
 
     found = compare(*_topic(name))

@@ -12,13 +12,11 @@ import typer
 
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import echo
+from topicberg.cli.stack import start
+from topicberg.files import replace_file
 
 if TYPE_CHECKING:
     from topicberg.settings import Settings
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(ui)
 
 
 def workspace_file(config: Settings) -> str | None:
@@ -26,7 +24,6 @@ def workspace_file(config: Settings) -> str | None:
 
     It does not know projects of `dg`, for which a file is written, as ``dg dev`` does.
     """
-    from topicberg.files import replace_file
     from topicberg.project import code_location
 
     if (config.project_root / "workspace.yaml").is_file():
@@ -49,7 +46,6 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     from rich.console import Console
 
     from topicberg.alerts.dagster_ui import note_ui
-    from topicberg.cli.stack import start
     from topicberg.dagster.home import dagster_home
 
     config = settings()

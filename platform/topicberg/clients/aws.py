@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError, SSOError, TokenRetrievalError
+
 from topicberg.clients.answers import MISREAD, checked, raised_in, unusable
 
 if TYPE_CHECKING:
@@ -75,8 +77,6 @@ def every(client: Any, operation: str, field: str, **parameters: Any) -> Iterato
 
 def is_expired(error: BaseException) -> bool:
     """Return whether a login to AWS has expired: no further request with it succeeds."""
-    from botocore.exceptions import ClientError, SSOError, TokenRetrievalError
-
     expired = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
     code = error.response["Error"]["Code"] if isinstance(error, ClientError) else ""
     return isinstance(error, SSOError | TokenRetrievalError) or code in expired

@@ -6,6 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
 from topicberg.clients.aws import login_hint
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 
@@ -34,13 +41,6 @@ def glue_errors(what: str) -> Iterator[None]:
     :raises UnreachableError: AWS does not answer, or fails
     :raises TopicbergError: AWS does not allow what is requested
     """
-    from botocore.exceptions import (
-        BotoCoreError,
-        ClientError,
-        NoCredentialsError,
-        PartialCredentialsError,
-    )
-
     try:
         yield
     except ClientError as error:

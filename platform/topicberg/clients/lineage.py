@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache, partial
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -261,8 +262,6 @@ def _column_lineage(origins: Mapping[str, tuple[tuple[DatasetName, str], ...]]) 
 
 
 def _version() -> str:
-    from importlib.metadata import version
-
     return version("topicberg")
 
 

@@ -13,22 +13,19 @@ from io import BytesIO
 from itertools import count as count_from
 from itertools import islice
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from topicberg import kafka
 from topicberg.datagen import record_generator
 from topicberg.datagen.pace import Pace
-from topicberg.endpoints import load_endpoints
+from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.settings import Settings
+from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message, Producer
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -149,8 +146,6 @@ class GeneratorRun:
         :param report: called about every second with the number of records acknowledged
         :raises DeliveryError: Kafka refused a record
         """
-        from confluent_kafka import Producer
-
         encode = self._encoder()
         tuning = self._endpoints.kafka_tuning("producer")
         login = self._endpoints.kafka_config(writes=True)
@@ -205,8 +200,6 @@ class GeneratorRun:
         self, producer: Producer, encode: Encoder, records: Iterator[dict[str, Any]]
     ) -> int:
         """Queue the records, waiting while the queue is full; return how many were queued."""
-        from confluent_kafka import KafkaException
-
         topic, key_field = self.spec.name, self.spec.key.field
         generation, produced = self._generation, 0
         for record, iteration in zip(records, self._iterations, strict=False):

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from topicberg.deploy.resource import Live, Resource
-    from topicberg.settings import Settings
+from topicberg.deploy.resource import Live, Resource
+from topicberg.settings import Settings
 
 AS_OF = "November 2026"
 HOURS = 730

@@ -99,11 +99,6 @@ def parsed(kind: Text, text: str) -> int | None:
         return None
 
 
-def is_text(kind: Text, text: str) -> bool:
-    """Return whether a text is one of the kind."""
-    return parsed(kind, text) is not None
-
-
 # --- decimals that no column of numbers can hold ---
 
 

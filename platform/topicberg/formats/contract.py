@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from pyiceberg.types import NestedField
+
+from topicberg.formats.columnar.program import ProgramCode, Slot
 from topicberg.formats.subjects import RegisteredSchema
-
-if TYPE_CHECKING:
-    from pyiceberg.types import NestedField
-
-    from topicberg.formats.columnar.program import ProgramCode, Slot
 
 RecordDecoder = Callable[[bytes], dict[str, Any]]
 """Decodes a record without its framing to its stored values, by column; a missing column is null.

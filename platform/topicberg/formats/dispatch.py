@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
+from topicberg.formats.columnar.program import ProgramCode, Slot
 from topicberg.formats.contract import Format, RecordDecoder, ResolvedSchema
 from topicberg.formats.limits import refused
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.formats.table import BY_SCHEMA_TYPE
-
-if TYPE_CHECKING:
-    from pyiceberg.types import NestedField
-
-    from topicberg.formats.columnar.program import ProgramCode, Slot
 
 
 def format_of(schema: RegisteredSchema) -> Format:

@@ -36,11 +36,10 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from uuid import UUID
 
-if TYPE_CHECKING:
-    from topicberg.formats.subjects import SchemaType
+from topicberg.formats.subjects import SchemaType
 
 Headers = Iterable[tuple[str, bytes | None]]
 """Of a record, in their order; a name may repeat."""

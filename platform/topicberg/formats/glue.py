@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import UUID
 
+from botocore.exceptions import ClientError
+
 from topicberg.clients.answers import unusable
 from topicberg.clients.aws import every
 from topicberg.clients.glue_schemas import MISSING, NAME, code_of, glue_errors
@@ -277,8 +279,6 @@ def _uuid(text: Any) -> UUID:
 
 def _if_found(call: Callable[..., Any], **parameters: Any) -> Any:
     """Return what AWS returns, or None if it does not have it."""
-    from botocore.exceptions import ClientError
-
     try:
         return call(**parameters)
     except ClientError as error:

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.table import Table
 
 from topicberg.iceberg.file_columns import with_names_of
 from topicberg.iceberg.files import names_by_id
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.iceberg.position_deletes import FileRows
+from topicberg.iceberg.position_deletes import FileRows
 
 
 def column_types(table: Table, names: Sequence[str]) -> list[pa.DataType]:
     """Return the Arrow types of columns of a table."""
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
-
     arrow = schema_to_pyarrow(table.schema(), include_field_ids=False)
     return [arrow.field(name).type for name in names]
 
 
 def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
     """Return columns of some rows of a data file, with the types of the table."""
-    import pyarrow.parquet as pq
-
     types = column_types(table, names)
     ids = [table.schema().find_field(name).field_id for name in names]
     with table.io.new_input(rows.file.file_path).open() as stream:

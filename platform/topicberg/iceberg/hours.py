@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from datetime import date
 from itertools import pairwise
 
+import pyarrow as pa
 from cachetools import LRUCache, cached
 from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
@@ -179,7 +180,6 @@ def _named_files(io: FileIO, deletes: DataFile) -> set[str] | None:
 
 def _footer_hours(io: FileIO, path: str, field: NestedField) -> list[Hours]:
     """Return the hours of a column by the statistics of a Parquet file; empty: it has none."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyiceberg.conversions import from_bytes
-from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntryStatus
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestEntryStatus
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IntegerType
 
 from topicberg.iceberg.hours import (
@@ -31,13 +34,6 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 from topicberg.kafka.offsets import Offsets, parse_offsets
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyiceberg.manifest import DataFile
-    from pyiceberg.partitioning import PartitionSpec
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 _SAMPLED_SNAPSHOTS = 20
 
@@ -241,9 +237,7 @@ def _time_partition(spec: PartitionSpec) -> tuple[int | None, int]:
 
 def newest_rows(table: Table, limit: int) -> pa.Table | None:
     """Return a few rows of the newest file, without planning a scan of the table."""
-    from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan
-    from pyiceberg.table import FileScanTask
 
     removed: set[str] = set()
     for snapshot in islice(ancestry(table), _SAMPLED_SNAPSHOTS):

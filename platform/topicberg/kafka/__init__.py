@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     IsolationLevel,
@@ -41,14 +41,9 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 from topicberg.endpoints import Endpoints
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.kafka.schemas import register_schema
-from topicberg.settings import see_whether_it_runs, settings
-from topicberg.topics import requests
+from topicberg.settings import Settings, see_whether_it_runs, settings
+from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
-
 
 logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 15.0

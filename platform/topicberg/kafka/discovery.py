@@ -7,18 +7,19 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
+from confluent_kafka.schema_registry import SchemaRegistryClient
 from pydantic import ValidationError
 
 from topicberg import kafka
 from topicberg.clients.registry import registry_errors
+from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import glue_reader
 from topicberg.errors import SpecError, TableflowError, TopicbergError, UnreachableError
 from topicberg.files import update_file
 from topicberg.formats.table import BY_SCHEMA_TYPE
-from topicberg.settings import see_whether_it_runs
+from topicberg.settings import Settings, see_whether_it_runs
 from topicberg.topics.discovery import (
     Discovery,
     FoundSchema,
@@ -29,15 +30,10 @@ from topicberg.topics.discovery import (
     write_discovery,
 )
 from topicberg.topics.loader import check_topics, wanted_topics
-from topicberg.topics.new import is_envelope
+from topicberg.topics.new import found_in_glue, found_schema
 from topicberg.topics.patterns import TopicPattern
-from topicberg.topics.schema import Part
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
+from topicberg.topics.schema import PARTS, Part
+from topicberg.topics.spec import default_subject
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +41,6 @@ INTERVAL_SECONDS = 60.0
 SWEEP = 20
 """Known topics whose configuration and schemas are read again by each look in turn."""
 _READERS = 8
-_PARTS: tuple[Part, ...] = ("value", "key")
 
 
 def list_topics(endpoints: Endpoints) -> dict[str, int]:
@@ -172,7 +167,7 @@ def _read(
     found = _configured(names, partitions, endpoints)
     registry = endpoints.schema_registry_client()
     subjects = set[str]()
-    sources = [named.get(name, {}).get(part, SchemaSource()) for name in names for part in _PARTS]
+    sources = [named.get(name, {}).get(part, SchemaSource()) for name in names for part in PARTS]
     if any(one.framing != "glue" for one in sources):
         with registry_errors("the subjects"):
             subjects = set(registry.get_subjects())
@@ -223,17 +218,10 @@ def _glue_schema(
         newest = glue_reader(endpoints, config).newest(name)
     except TableflowError:
         return None
-    kind, text = newest.schema.schema_type.lower(), newest.schema.text
+    found = found_in_glue(topic, newest)
     if config is not None:
-        update_file(schema_file(config, topic, part, kind), text)
-    return FoundSchema.model_validate(
-        {
-            "format": kind,
-            "version": newest.number,
-            "is_envelope": kind in ("avro", "json") and is_envelope(text),
-            "subject": None if name == topic else name,
-        }
-    )
+        update_file(schema_file(config, topic, part, found.format), newest.schema.text)
+    return found
 
 
 def _schema(
@@ -254,14 +242,8 @@ def _schema(
             path.unlink(missing_ok=True)
         else:
             update_file(path, text)
-    return FoundSchema.model_validate(
-        {
-            "format": kind,
-            "version": newest.version or 0,
-            "is_envelope": kind in ("avro", "json") and is_envelope(text),
-            "subject": None if subject == f"{topic}-{part}" else subject,
-        }
-    )
+    usual = default_subject(topic, part, "confluent")
+    return found_schema(kind, newest.version or 0, text, None if subject == usual else subject)
 
 
 def _configured(

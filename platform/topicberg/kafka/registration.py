@@ -12,18 +12,16 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from topicberg.clients.registry import registry_errors
+from topicberg.endpoints import Endpoints
 from topicberg.errors import SpecError
 from topicberg.kafka import schemas
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
+from topicberg.settings import Settings
+from topicberg.topics.spec import SchemaSection, TopicSpec
 
 State = Literal["equal", "not registered", "registry is ahead"]
 _THREADS = 8
@@ -130,7 +128,7 @@ def _compare(
     registry: SchemaRegistryClient,
     topic: str,
     subject: str,
-    schema: ValueSchema | KeySpec,
+    schema: SchemaSection,
     path: Path,
 ) -> FileState:
     file_schema = schemas.as_registered(schema, path)

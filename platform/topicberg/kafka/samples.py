@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from confluent_kafka import Message
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.kafka.consumer import messages
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-
-    from topicberg.endpoints import Endpoints
 
 RECORDS = 3_000
 """Offsets that are read at most, of all partitions together."""

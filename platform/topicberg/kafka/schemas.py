@@ -18,14 +18,12 @@ if TYPE_CHECKING:
 
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
-    from topicberg.topics.spec import KeySpec, ValueSchema
+    from topicberg.topics.spec import SchemaSection
 
 logger = logging.getLogger(__name__)
 
 
-def register_schema(
-    endpoints: Endpoints, subject: str, schema: ValueSchema | KeySpec, path: Path
-) -> int:
+def register_schema(endpoints: Endpoints, subject: str, schema: SchemaSection, path: Path) -> int:
     """Return the id of the schema in the subject; register it if no version of the subject has it.
 
     The subject gets the compatibility level of the spec, if the spec has one.
@@ -60,7 +58,7 @@ def register_schema(
     return schema_id
 
 
-def as_registered(schema: ValueSchema | KeySpec, path: Path) -> Schema:
+def as_registered(schema: SchemaSection, path: Path) -> Schema:
     """Return the schema of a file as it is registered.
 
     :param schema: the schema section of the topic's spec

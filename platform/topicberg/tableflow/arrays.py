@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 
 def flags(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
@@ -18,6 +17,4 @@ def flags(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
 
 def whole(column: Any) -> pa.Array:
     """Return a column, or its chunks, as one array."""
-    import pyarrow as pa
-
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets, PartitionOffset
@@ -12,12 +15,7 @@ from topicberg.tableflow import commit, skips, tombstones
 from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.layout import Layout
 from topicberg.tableflow.offsets import Batch
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 Reader = Literal["process", "spark"]
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
+from topicberg.settings import Settings
 from topicberg.tableflow import commit, skips
 from topicberg.tableflow.offsets import Batch, plan_batch
-from topicberg.topics import requests
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec, requests
 
 
 def still_failing(

@@ -12,8 +12,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg.types import (
     IcebergType,
     NestedField,
@@ -27,6 +31,7 @@ from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.layout import Layout
 from topicberg.tableflow.metadata import FIRST_MS, LAST_MS
 from topicberg.tableflow.placeholders import is_placeholder, toastable
+from topicberg.topics import TopicSpec
 from topicberg.topics.spec import (
     METADATA_TYPES,
     OP,
@@ -36,13 +41,6 @@ from topicberg.topics.spec import (
     SOURCE_TIMESTAMP,
     SOURCE_TRANSACTION,
 )
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from topicberg.topics import TopicSpec
 
 READ = "r"
 """A snapshot read the row: the change has the time of the reading."""
@@ -170,10 +168,6 @@ def read_envelopes(
     :param values: the parts of the envelope
     :param key_sizes: bytes of each key, -1: there is none
     """
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     count = len(has_value)
     nothing = pa.nulls(count)
     op = values.get(OPERATION, nothing.cast(pa.string()))
@@ -225,10 +219,6 @@ def _wrong(
     has_after: NDArray[np.bool_],
     key_sizes: NDArray[np.int64],
 ) -> dict[int, str]:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     found: dict[int, str] = {}
     known = flags(pc.is_in(op, pa.array([*OPERATIONS, MESSAGE])))
     listed = ", ".join(OPERATIONS)
@@ -256,10 +246,6 @@ def _wrong(
 
 def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Return the time of each change in the source, and which of them no timestamp can have."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     found = pa.nulls(count, pa.int64())
     wrong = np.zeros(count, np.bool_)
     for name, factor in (("ts_us", 1), ("ts_ms", 1_000)):
@@ -275,8 +261,6 @@ def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np
 
 def _position(source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count: int) -> pa.Array:
     """Return a number or text that grows along the source's log; null: the connector has none."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     def padded(name: str) -> pa.Array:
         number = source[name].cast(pa.string()) if name in source else pa.nulls(count, pa.string())

@@ -12,8 +12,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
 
+from topicberg.formats.columnar.columns import Buffers, BuffersFullError, arrow_type, columns_of
+from topicberg.formats.columnar.framing import (
+    held_in_wire_format,
+    in_wire_format,
+    named_headers,
+    schema_headers,
+)
 from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
 from topicberg.formats.reasons import MalformedError, not_text
@@ -47,12 +59,9 @@ from topicberg.tableflow.writers import (
 from topicberg.topics.spec import EVENT_TIME, RAW_KEY
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from numpy.typing import NDArray
     from pyiceberg.types import NestedField
 
-    from topicberg.formats.columnar.columns import Buffers
     from topicberg.formats.columnar.decoding import Decoded
     from topicberg.kafka.records import Records
     from topicberg.tableflow.framing import InlineSchemas
@@ -81,8 +90,6 @@ class Chunk:
 
 
 def buffers_of(decoded: Mapping[str, MessageDecoder], rows: int) -> dict[str, Buffers]:
-    from topicberg.formats.columnar.columns import Buffers
-
     shapes = {column: Shape(decoder.fields) for column, decoder in decoded.items()}
     size = _text_bytes(shapes.values())
     return {column: Buffers(shape, rows, size) for column, shape in shapes.items()}
@@ -101,9 +108,6 @@ def chunks(
 
     A record that does not become a row is added to ``rejections``.
     """
-    import numpy as np
-    import pyarrow as pa
-
     messages = {KEY: _payloads(records, KEY), VALUE: _payloads(records, VALUE)}
     wrong_headers = _with_wrong_header(records)
     unreadable = _unreadable(plan, records, wrong_headers)
@@ -201,10 +205,6 @@ def chunks(
 
 def untruncatable(target: WriteTarget, columns: Mapping[str, pa.Array]) -> dict[int, str]:
     """Return the rows with a value that the partitions of the table have no place for, and why."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     found: dict[int, str] = {}
     for one in target.spec.fields:
         if not isinstance(one.transform, TruncateTransform):
@@ -238,8 +238,6 @@ def _of_rows(
 
 def _is_there(left_out: Sequence[int], first: int, count: int) -> NDArray[np.bool_]:
     """Return which of some records the decoder did not reject."""
-    import numpy as np
-
     found = np.ones(count, np.bool_)
     found[[at - first for at in left_out if at < first + count]] = False
     return found
@@ -265,9 +263,6 @@ def _changes(
     :param is_row: which records are not malformed so far
     :param reasons: why records are malformed; those that are no changes are added
     """
-    import numpy as np
-    import pyarrow as pa
-
     to = first + len(is_row)
     at = first + np.flatnonzero(is_row)
     parts = {column: _of_rows(*one, first, is_row) for column, one in found.items()}
@@ -305,8 +300,6 @@ def _facts(
     other_keys: Mapping[str, Mapping[int, str]],
 ) -> pa.Table:
     """Return what is known of the changes at some records."""
-    import pyarrow as pa
-
     times = records.times[at]
     texts = {
         name: pa.array([known.get(one) for one in at.tolist()], pa.string())
@@ -331,10 +324,6 @@ def _other_keys(records: Records) -> dict[str, dict[int, str]]:
 
     Of several headers with the name, the first one counts.
     """
-    import numpy as np
-
-    from topicberg.formats.columnar.framing import named_headers
-
     found: dict[str, dict[int, str]] = {"old_key": {}, "new_key": {}}
     if not records.header_ends[records.count]:
         return found
@@ -358,11 +347,6 @@ def _lost(
     reasons: Mapping[int, MalformedError],
 ) -> pa.Table:
     """Return the rejected records that have a key; see :class:`Chunk`."""
-    import numpy as np
-    import pyarrow as pa
-
-    from topicberg.formats.columnar.columns import arrow_type
-
     arrays, left_out = keys or ({}, [])
     lost = np.array([at for at in sorted(reasons) if records.has_key[at]], np.intp)
     columns = {
@@ -387,8 +371,6 @@ def _inline(
     inline: InlineSchemas, records: Records, raw: Payloads
 ) -> tuple[Payloads, dict[int, MalformedError]]:
     """Return keys or values in the wire format, and why some of them cannot be."""
-    from topicberg.formats.columnar.framing import schema_headers
-
     wanted = raw.present == 1
     if records.header_ends[records.count]:
         _, named = schema_headers(records.header_arrays(), inline.side)
@@ -401,8 +383,6 @@ def _unreadable(
     plan: ReadPlan, records: Records, wrong_headers: Sequence[int]
 ) -> dict[int, MalformedError]:
     """Return the records that cannot become rows, whatever their keys and values are."""
-    import numpy as np
-
     times = records.times[: records.count]
     reasons = {
         int(at): MalformedError(out_of_range(plan.columns["timestamp"], int(times[at])))
@@ -424,9 +404,6 @@ def _unreadable(
 
 def _not_text(column: str, raw: Payloads) -> dict[int, MalformedError]:
     """Return why keys or values are not text."""
-    import numpy as np
-    import pyarrow as pa
-
     with suppress(pa.ArrowInvalid):
         _binary(*raw).cast(pa.string())
         return {}
@@ -440,8 +417,6 @@ def _not_text(column: str, raw: Payloads) -> dict[int, MalformedError]:
 
 def _with_wrong_header(records: Records) -> list[int]:
     """Return the records with a header whose name is not UTF-8."""
-    import numpy as np
-
     end = int(records.header_ends[records.count])
     begins = records.header_offsets[0, : end + 1]
     if records.headers[: begins[-1]].max(initial=0) < 0x80:
@@ -457,8 +432,6 @@ def _with_wrong_header(records: Records) -> list[int]:
 
 
 def _chosen(column: pa.Array, is_row: NDArray[np.bool_]) -> pa.Array:
-    import pyarrow as pa
-
     return column if is_row.all() else column.filter(pa.array(is_row))
 
 
@@ -486,8 +459,6 @@ def _payloads(records: Records, side: str) -> Payloads:
 
 def _framed(decoder: MessageDecoder, records: Records, raw: Payloads) -> Payloads:
     """Return keys or values in the wire format, whatever names their schemas."""
-    from topicberg.formats.columnar.framing import in_wire_format
-
     data, offsets, present = raw
     headers = records.header_arrays() if records.header_ends[records.count] else None
     data, offsets = in_wire_format(decoder.framing, headers, data, offsets, present)
@@ -516,8 +487,6 @@ def _schema_ids(
 
     :param message: in the wire format, without those that :func:`.in_wire_format` left out
     """
-    import numpy as np
-
     data, offsets, present = message
     begin, sizes = offsets[first:to], np.diff(offsets[first : to + 1])
     ids = np.full(to - first, -1, np.int64)
@@ -539,10 +508,6 @@ def _merged(
     decoder: MessageDecoder, name: str, ids: NDArray[np.int64], own: pa.Array, other: pa.Array
 ) -> pa.Array:
     """Return a column of both key and value: the value's, if its schema has the field."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     filled = [number for number, names in decoder.filled.items() if name in names]
     return pc.if_else(pa.array(np.isin(ids, filled)), own, other.cast(own.type))
 
@@ -554,9 +519,6 @@ def _named_keys(
 
     :param message: in the wire format, without those that :func:`.in_wire_format` left out
     """
-    import numpy as np
-    import pyarrow as pa
-
     sent, is_sent = _payloads(records, KEY), decoder.framing.framing == "glue"
     data, offsets, present = sent if is_sent else message
     raw = _binary(data, offsets[first : to + 1], present[first:to])
@@ -574,9 +536,6 @@ def _named_keys(
 
 def _held_keys(raw: pa.Array) -> pa.Array:
     """Return raw keys as tables hold them."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if (pc.max(pc.binary_length(raw)).as_py() or 0) <= HASHED_KEY_BYTES:
         return raw
     return pa.array([held_key(key) for key in raw.to_pylist()], pa.binary())
@@ -591,7 +550,6 @@ def _message(
     to: int,
 ) -> tuple[Decoded, Mapping[str, pa.Array]]:
     """Return what became of keys or values, and the columns of those that were not rejected."""
-    from topicberg.formats.columnar.columns import Buffers, BuffersFullError, columns_of
     from topicberg.formats.columnar.decoding import Decoded, Rejected, decode
 
     data, offsets, present = message
@@ -622,11 +580,6 @@ def decode_raw(
 
     The columns are valid until the next part. What is null or malformed is left out.
     """
-    import numpy as np
-    import pyarrow as pa
-
-    from topicberg.formats.columnar.framing import held_in_wire_format
-
     raw = raw.filter(raw.is_valid()) if raw.null_count else raw
     raw = raw.cast(pa.binary())  # others write files with 64-bit offsets
     count = len(raw)
@@ -654,9 +607,6 @@ def decode_raw(
 
 
 def _binary(data: Any, offsets: Any, present: Any) -> pa.Array:
-    import numpy as np
-    import pyarrow as pa
-
     begin, end = int(offsets[0]), int(offsets[-1])
     nulls = len(present) - int(np.count_nonzero(present))
     bitmap = pa.py_buffer(np.packbits(present, bitorder="little")) if nulls else None
@@ -677,9 +627,6 @@ def _metadata(
     is_row: NDArray[np.bool_],
 ) -> dict[str, pa.Array]:
     """Return the metadata columns."""
-    import numpy as np
-    import pyarrow as pa
-
     rows = slice(first, to) if is_row.all() else first + np.flatnonzero(is_row)
     times = records.times[rows]
     count, has_time = len(times), times != NO_TIMESTAMP
@@ -714,9 +661,6 @@ def _headers(
     is_row: NDArray[np.bool_],
 ) -> pa.Array:
     """Return the headers; of several with the same name, a record has the last one."""
-    import numpy as np
-    import pyarrow as pa
-
     kind = pa.map_(pa.string(), pa.binary())
     ends = records.header_ends[first : to + 1]
     begin, end = int(ends[0]), int(ends[-1])
@@ -750,10 +694,6 @@ def _headers(
 
 def absent_columns(chunk: Chunk, fields: Sequence[NestedField]) -> dict[str, pa.Array]:
     """Return the table's columns that the records have no value for."""
-    import pyarrow as pa
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
-    from pyiceberg.schema import Schema
-
     found: dict[str, pa.Array] = {}
     for one in fields:
         if one.name not in chunk.columns:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
@@ -26,9 +26,6 @@ from topicberg.iceberg.position_deletes import FileRows, add_deletes
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, ancestry, summary
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import Batch
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import DataFile
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from topicberg.topics.requests import (
     requests_folder,
     write_request,
 )
-from topicberg.topics.rules import suggestion
 from topicberg.topics.sources import component_files
+from topicberg.wording import suggestion
 
 PIPELINE = "tableflow"
 """Group of topics that have no spec."""

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import column_types, read_rows
@@ -19,15 +21,10 @@ from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.changes import row_columns
 from topicberg.tableflow.fold_state import Order, order_of
 from topicberg.tableflow.key_files import Keys
+from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.placeholders import toastable
+from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.tableflow.keys import KeyIndex
-    from topicberg.topics import TopicSpec
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KeyedRows = tuple[FileRows, NDArray[np.intp]]

@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fastavro
+from confluent_kafka import KafkaException, Message, Producer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from pydantic import BaseModel, Field
+from pyiceberg.table import Table
 
 from topicberg import kafka
 from topicberg.clients.registry import IncompatibleSchemaError, registry_errors
@@ -46,13 +48,8 @@ from topicberg.kafka.transactions import (
 from topicberg.settings import Settings
 from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.tableflow.places import Places
+from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message, Producer
-    from pyiceberg.table import Table
-
-    from topicberg.topics import TopicSpec
 
 STATE_TOPIC = "topicberg.dead-letters"
 """Compacted: id of the producer → :class:`_State`."""
@@ -234,8 +231,6 @@ class DeadLetters:
 
     def _send(self, session: _Session, some: Mapping[PartitionOffset, bytes]) -> None:
         """Commit dead letters and the record of them in one transaction."""
-        from confluent_kafka import KafkaException
-
         refused: list[str] = []
 
         def delivered(error: Any, _message: Message) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from topicberg.iceberg.manifests import identity
 from topicberg.iceberg.position_deletes import Deletes, read_deletes
@@ -15,9 +15,6 @@ from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow.key_files import (
     bits_of,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 
 class DeletedRows:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from confluent_kafka import Message
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
+from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError
 from topicberg.formats.contract import ResolvedSchema
@@ -16,15 +18,10 @@ from topicberg.formats.dispatch import format_of
 from topicberg.formats.json.syntax import parsed
 from topicberg.formats.reasons import MalformedError
 from topicberg.kafka.samples import RECORDS, sampled_messages
+from topicberg.settings import Settings
 from topicberg.tableflow.layout import read_layout
+from topicberg.topics import TopicSpec
 from topicberg.topics.inference import infer
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
 
 Path = tuple[str, ...]
 

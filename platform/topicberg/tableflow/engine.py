@@ -13,28 +13,26 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from threading import Event
-from typing import TYPE_CHECKING, cast, get_args
 
-import pyarrow as pa
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from pyiceberg.table import Table
 from tenacity import wait_random
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
-from topicberg.iceberg import summaries
-from topicberg.iceberg.data_files import WriteTarget
 from topicberg.iceberg.files import discard
-from topicberg.iceberg.position_deletes import FileRows
 from topicberg.iceberg.versions import require_written
 from topicberg.kafka.consumer import DamagedRecordsError, record_bytes
 from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import commit, failures, skips, tombstones
+from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.batch_start import (
     check_suspended,
@@ -42,24 +40,16 @@ from topicberg.tableflow.batch_start import (
     in_time_order,
     still_failing,
 )
-from topicberg.tableflow.change_batch import ChangeBatch
-from topicberg.tableflow.changes import key_names
-from topicberg.tableflow.current_rows import FoldTarget
-from topicberg.tableflow.fold_state import FoldState, Order
-from topicberg.tableflow.folded_files import write_rows
-from topicberg.tableflow.folding import Folded, Folding
-from topicberg.tableflow.foreign import foreign_schemas, named_schemas
+from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.key_state import KeyState
 from topicberg.tableflow.layout import Layout, read_layout, table_schema
-from topicberg.tableflow.left_out import LeftOut
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.offsets import Batch, plan_batch
-from topicberg.tableflow.old_values import BatchCutError, BatchProgress
+from topicberg.tableflow.old_values import BatchCutError
 from topicberg.tableflow.plan import Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
-from topicberg.tableflow.reading import ChangesRead, WrittenBatch
+from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
@@ -70,14 +60,7 @@ from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
 from topicberg.tableflow.waiting import start_again
-from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
@@ -88,10 +71,6 @@ SAMPLED_RECORDS = 1_000
 PARTS = 16
 """Parts of a batch that failed."""
 CONFLICT_ATTEMPTS = 5
-
-
-class SchemasFoundError(Exception):
-    """Records name schemas that were unknown and have been looked up: decode the batch again."""
 
 
 class AbandonedError(TopicbergError):
@@ -134,7 +113,10 @@ class Ingestor:
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
         self._keys = TopicKeys(spec, config, self._foreign)
-        self._left_out = LeftOut(spec, endpoints, config, self._check_abandoned)
+        self._committer = BatchCommitter(
+            *(spec, endpoints, config, self._keys, self._foreign, self._framing),
+            self._check_abandoned,
+        )
         self._most = MAX_RECORDS[spec.write_mode]
         self._size = BatchSize.of(self._most, spec.tableflow.commit_max_bytes)
         self._knows_size = False
@@ -142,9 +124,6 @@ class Ingestor:
         self._processes = shared(config.engine_processes, self._memory)
         self._planner = Planner(spec, endpoints)
         self._search = RecordSearch(spec, self._processes)
-        self._log_end: Offsets = {}
-        self._progress: BatchProgress | None = None
-        self._unread: dict[int, Order] = {}
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
         self._ends: dict[int, int] = {}
@@ -219,8 +198,9 @@ class Ingestor:
         self._ends |= {p: min(end, self._ends.get(p, end)) for p, end in ends.items()}
 
     def _attempt(self) -> Commit:
-        self._unread, self._stops_early, self._ends = {}, True, {}
+        self._stops_early, self._ends = True, {}
         self._search.begin_attempt()
+        self._committer.begin_attempt()
         while True:
             try:
                 with failures.explained(f"topic {self.spec.name}"):
@@ -230,8 +210,7 @@ class Ingestor:
                 self._stops_early = False
             except BatchCutError as cut:
                 self._end_at(cut.ends)
-                if self._progress is not None:
-                    self._progress.end_at(cut.ends)
+                self._committer.end_at(cut.ends)
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
             except PartReadError:
@@ -243,7 +222,6 @@ class Ingestor:
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
         topic_id, beginning, latest = log.topic_id, log.beginning, log.end
-        self._log_end = latest
         if self._framing is not None:
             self._framing.learn_from(beginning, latest)
         layout = read_layout(self.spec, self._readers, self.config)
@@ -281,7 +259,7 @@ class Ingestor:
         plan = BatchPlan(self.spec, table, head, layout, batch, size, *known, failing, reader)
         if not batch.records:
             missed.nothing_new()
-            done = self._result(plan, head, {})
+            done = result(plan, head, {})
             ends = held.offsets or first
             return replace(done, end_offsets=ends, backlog=False, rows=0, bytes=0)
         written = self._written(plan)
@@ -290,34 +268,9 @@ class Ingestor:
             search.succeed(batch.end)
             self._end_search(search)
             raise PartReadError
-        return self._add(plan, written)
-
-    def _committed(
-        self, plan: BatchPlan, snapshot: Snapshot, changed: Mapping[str, str], written: WrittenBatch
-    ) -> Commit:
-        """Learn from a batch that was committed."""
-        self._keys.keep(plan, written)
-        done = self._result(plan, snapshot, changed)
-        self._size = self._size.committed(plan.batch.records, plan.size, done.bytes)
+        done = self._committer.commit(plan, written)
+        self._size = self._size.committed(batch.records, size, done.bytes)
         return done
-
-    def _result(self, plan: BatchPlan, head: Snapshot | None, changed: Mapping[str, str]) -> Commit:
-        """:param changed: table properties that changed with the batch"""
-        properties = {**plan.table.properties, **changed}
-        return Commit(
-            records=plan.batch.records,
-            snapshot_id=head.snapshot_id if head else None,
-            end_offsets=plan.batch.end,
-            backlog=plan.backlog,
-            rows=_number(head, "added-records"),
-            rows_skipped=_skipped(properties),
-            bytes=_number(head, "added-files-size"),
-            data_files=_number(head, "total-data-files"),
-            skip_requests=list(skips.requested(plan.table).values()),
-            missed_deletes=tombstones.missed(properties),
-            keys=KeyState.load(properties),
-            reader=plan.reader if plan.batch.records else _reader_of(head),
-        )
 
     def _reader(self, batch: Batch, size: float | None) -> Reader:
         """Return what reads a batch: see :class:`topicberg.topics.spec.TableflowSpec`.
@@ -401,67 +354,6 @@ class Ingestor:
         elif not search.of_spark:  # all of it at once is too much
             self._size = self._size.exhausted(search.records)
 
-    def _add(self, plan: BatchPlan, written: WrittenBatch) -> Commit:
-        """Commit the data files of a batch."""
-        table, batch = plan.table, plan.batch
-        refused = 0
-        folded: dict[str, str] = {}
-        replaced: list[FileRows] | None = None
-        try:
-            self._handle_rejected(plan, written.rejections)
-            self._left_out.failing(plan)
-            if written.changes is not None and written.changes.parts:
-                found = self._fold(plan, written.changes)
-                refused, folded, replaced = len(found.refused), found.properties, found.replaced
-                target, most = WriteTarget.of(table), self.config.engine_processes
-                check = self._check_abandoned
-                files, keys = write_rows(target, table.io, found.rows, most, check)
-                written = replace(written, files=files, keys=keys)
-            changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
-            dead_lettered = 0
-            if self.spec.tableflow.error_handling.mode == "LOG":
-                failing = plan.failing.keys() & batch.skipped
-                dead_lettered = written.rejections.count + refused + len(failing)
-            if left_out := written.rejections.count + refused + len(batch.skipped):
-                changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
-            if kafka_times := written.rejections.kafka_times:
-                logger.warning(
-                    "topic %s: %s without a usable event time have Kafka's time",
-                    *(self.spec.name, count(kafka_times, "record")),
-                )
-                known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
-                changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
-            replaced = self._keys.replaced(plan, written) if replaced is None else replaced
-            changed |= self._keys.changed_properties(plan) | folded
-            self._check_abandoned()
-        except BaseException:
-            discard(table.io, written.files)
-            raise
-        dropped, summary = skips.committed(table, batch.end), self._keys.summary(plan)
-        snapshot = commit.add_files(
-            table, plan.planned_on, written.files, replaced, summary, changed, dropped
-        )
-        return replace(
-            self._committed(plan, snapshot, changed, written),
-            records_read=written.records,
-            records_skipped=left_out - dead_lettered,
-            records_dead_lettered=dead_lettered,
-        )
-
-    def _handle_rejected(self, plan: BatchPlan, rejections: Rejections) -> None:
-        """Treat malformed records as the topic's error mode says.
-
-        :raises SchemasFoundError: their schemas were looked up: decode the batch again
-        :raises TableflowError: the topic stops before the first of them (SUSPEND)
-        """
-        found = self._look_up_foreign(sorted(rejections.unknown))
-        if self._framing is not None and rejections.inline:
-            found |= self._framing.look_up(rejections.inline.values())
-        if found or rejections.is_partial:
-            raise SchemasFoundError("records name, or have, schemas that were not known")
-        rejections.name_missing(self._foreign)
-        self._left_out.malformed(plan, rejections)
-
     def _plan(
         self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[PartitionOffset]
     ) -> tuple[Batch, float | None]:
@@ -505,45 +397,6 @@ class Ingestor:
                 f"topic {self.spec.name}: the running batch was abandoned, as another engine takes "
                 "the topic"
             )
-
-    def _look_up_foreign(self, named: Iterable[str]) -> bool:
-        """Look up schemas in the contexts of the keys and of the values."""
-        schemas = named_schemas(named)
-        found = [foreign.look_up(schemas) for foreign in {*self._foreign.values()}]
-        return any(found)
-
-    def _fold(self, plan: BatchPlan, read: ChangesRead) -> Folded:
-        """Return what a batch of changes makes of the current rows."""
-        table, batch = plan.table, plan.batch
-        head, keys = table.current_snapshot(), key_names(plan.layout)
-        subject = plan.layout.key.subject
-        may_move = subject is not None and len(subject.schemas) > 1
-        may_move |= FoldState.load(table.properties).has_fewer_partitions(len(batch.end))
-        target = FoldTarget(self.spec, table, head, self._keys.of_changes(table, keys), keys)
-        progress = BatchProgress(batch, self._log_end, self._unread, may_move)
-        self._progress = progress
-        changes = ChangeBatch.joined(read.parts)
-        folded = Folding(target, progress, changes, pa.concat_tables(read.lost)).fold()
-        if folded.repeated:
-            found = count(len(folded.repeated), "repeated change")
-            logger.info("topic %s: left out %s of deleted rows", self.spec.name, found)
-        self._left_out.refused(plan, folded.refused)
-        return folded
-
-
-def _number(snapshot: Snapshot | None, key: str) -> int:
-    return int(summaries.summary(snapshot).get(key, 0)) if snapshot else 0
-
-
-def _reader_of(head: Snapshot | None) -> Reader | None:
-    """Return what read the batch of a snapshot; None: it is not of a batch, or not known."""
-    found = summaries.summary(head).get(summaries.READER) if head else None
-    return cast("Reader", found) if found in get_args(Reader) else None
-
-
-def _skipped(properties: Mapping[str, str]) -> int:
-    """Return how many records were left out since the table was created."""
-    return int(properties.get(summaries.ROWS_SKIPPED, 0))
 
 
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:

@@ -12,23 +12,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Context, Decimal, InvalidOperation
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg import types as T
+from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats.reasons import field_at, shown
 from topicberg.tableflow.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
+from topicberg.topics import TopicSpec
 from topicberg.topics.event_time import EPOCHS, ISO, TIME, EventTimeSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
-    from pyiceberg.types import NestedField
-
-    from topicberg.topics import TopicSpec
 
 FIRST_US, LAST_US = FIRST_MS * 1_000, LAST_MS * 1_000 + 999
 _EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
@@ -175,9 +173,6 @@ def event_times(
     :param kafka_ms: Kafka's time of each row, or :data:`NO_TIMESTAMP`
     :param is_needed: False: a record without a value, which has Kafka's time
     """
-    import numpy as np
-    import pyarrow as pa
-
     values = _values(event_time, columns, len(kafka_ms))
     micros, is_read = _read_fast(event_time, values)
     is_read &= (micros >= max(FIRST_US, event_time.earliest_us)) & (micros <= LAST_US)
@@ -205,9 +200,6 @@ def event_times(
 
 def _values(event_time: EventTime, columns: Mapping[str, pa.Array], count: int) -> pa.Array:
     """Return the values of the field: text, numbers, or times in microseconds."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     name, *inner = event_time.path
     values = columns.get(name)
     if values is None:  # no record of the batch has it
@@ -223,9 +215,6 @@ def _read_fast(
     event_time: EventTime, values: pa.Array
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return event times, and which of them are read; others may be read by the reference."""
-    import numpy as np
-    import pyarrow as pa
-
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
     kind = event_time.format
     none = np.zeros(len(values), np.int64), np.zeros(len(values), np.bool_)

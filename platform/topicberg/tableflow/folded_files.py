@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile
 
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import discard
@@ -20,10 +21,6 @@ from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.sizing import FILE_RECORDS, usual_tasks
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-    from pyiceberg.manifest import DataFile
 
 _ROWS_AT_ONCE = 131_072
 """Of the rows that are written."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags
@@ -35,13 +33,14 @@ from topicberg.tableflow.fold_state import (
     Lost,
     LostChanges,
     Move,
-    newest_truncates,
     order_of,
 )
 from topicberg.tableflow.folded_files import NewRows
 from topicberg.tableflow.key_files import Keys
+from topicberg.tableflow.last_changes import as_read, last_changes
 from topicberg.tableflow.offsets import end_before
 from topicberg.tableflow.old_values import BatchCutError, BatchProgress, OldValues
+from topicberg.tableflow.truncates import Truncates
 
 _MAX_DELETES = 10_000
 """How many deleted keys are known: more would make the table's metadata large."""
@@ -120,12 +119,13 @@ class Folding:
         facts = self.changes.facts
         stays = ~facts.at({*refused, *repeated})
         no_order = facts.has("op") & ~facts.has("m", "p") & stays
-        truncates = self._truncates(stays & facts.is_op("t"))
+        given = self.target, self.progress.batch, self.state.truncates
+        truncates = Truncates.of(*given, facts, stays & facts.is_op("t"))
         is_tombstone = ~facts.has("op") & facts.has_key
         wanted = stays & (is_tombstone | facts.is_live | facts.is_op("d"))
-        if truncates or self.state.truncates:
-            self._check_order(int(np.count_nonzero(no_order)))
-            wanted &= is_tombstone | ~self._is_before(truncates)
+        if truncates:
+            truncates.check_order(int(np.count_nonzero(no_order)))
+            wanted &= is_tombstone | ~truncates.precede(facts)
         missing = self._missing(stays & facts.is_live)
         has_moves = bool((stays & facts.has("new_key", "old_key")).any())
         changes = self.changes.chosen(wanted)
@@ -142,37 +142,6 @@ class Folding:
         """Return the columns of which some changes lack values."""
         lacks = np.atleast_1d((self.changes.facts.missing & counts).any(axis=1))
         return sorted(name for name, one in zip(self.target.toast, lacks, strict=True) if one)
-
-    def _truncates(self, which: NDArray[np.bool_]) -> list[Deletion]:
-        places, facts = np.flatnonzero(which), self.changes.facts
-        columns = (facts.values(name, places) for name in ("partition", "m", "p"))
-        return [
-            Deletion(partition=partition, micros=m, position=p)
-            for partition, m, p in zip(*columns, strict=True)
-        ]
-
-    def _check_order(self, unordered: int) -> None:
-        if len(self.progress.batch.end) > 1 and unordered:
-            raise TableflowError(
-                f"topic {self.target.spec.name}: its table was truncated, and "
-                f"{unordered} changes have no position in the source: whether changes of "
-                "other partitions came before the truncate is not known",
-                hint="let the connector write to a topic of one partition, or leave truncates out "
-                "(skipped.operations=t)",
-            )
-
-    def _is_before(self, truncates: Sequence[Deletion]) -> NDArray[np.bool_]:
-        """Return whether a change came before a truncate of this batch or an earlier one."""
-        facts = self.changes.facts
-        found = np.zeros(len(facts), np.bool_)
-        for place in np.flatnonzero(facts.is_op("t")):
-            own = facts.partition == facts.partition[place]
-            found |= own & (facts.offset < facts.offset[place])
-        for each in newest_truncates([*self.state.truncates, *truncates]):
-            columns = facts.column("m"), facts.column("p")
-            is_earlier = _is_earlier(*columns, each, is_without=False)
-            found |= (facts.partition != each.partition) & is_earlier
-        return found
 
     def _moves(self, changes: ChangeBatch, by_key: ByKey) -> Moves:
         """Return the halves of changes of the primary key.
@@ -262,36 +231,6 @@ class Folding:
         if ends:
             raise BatchCutError(ends)
 
-    # --- the last change of each key ---
-
-    def _last(self, by_key: ByKey) -> tuple[NDArray[np.intp], pa.Table]:
-        """Return the last change of each key, and its partition, offset, time, position, operation.
-
-        A tombstone has time and position of the deletion before it.
-        """
-        facts = by_key.facts
-        ends = np.flatnonzero(by_key.is_last)
-        known = by_key.newest(facts.has("m", "p"), by_key.starts)[ends]
-        places = facts.table(["partition", "offset", "op"], ends)
-        places = places.set_column(2, "op", pc.fill_null(places.column("op"), "d"))
-        order = facts.table(["m", "p"], np.maximum(known, 0))
-        is_known = pa.array(known >= 0)
-        for name in ("m", "p"):
-            nothing = pa.scalar(None, facts.of_type(name))
-            places = places.append_column(name, pc.if_else(is_known, order.column(name), nothing))
-        starts = np.flatnonzero(by_key.is_new_key[by_key.starts[ends]])  # the first group of a key
-        if len(starts) == len(ends):
-            return ends, places
-        bounds = [*starts.tolist(), len(ends)]
-        chosen = np.array(
-            [
-                first if end == first + 1 else _latest(places, first, end)
-                for first, end in pairwise(bounds)
-            ],
-            np.intp,
-        )
-        return ends[chosen], places.take(pa.array(chosen))
-
     # --- against the table ---
 
     def _applied(
@@ -299,13 +238,13 @@ class Folding:
         changes: ChangeBatch,
         by_key: ByKey,
         missing: Sequence[str],
-        truncates: Sequence[Deletion],
+        truncates: Truncates,
         moves: Moves | None,
         lost: Sequence[Lost],
     ) -> Folded:
-        ends, places = self._last(by_key)
+        ends, places = last_changes(by_key)
         keys = by_key.hashes.chosen(ends)
-        truncated = self._truncated_rows(truncates)
+        truncated = truncates.rows()
         found: list[KeyedRows] = []
         if self.target.head is not None and places.num_rows:
             found = self.target.rows_of(self.target.head, keys)
@@ -316,7 +255,7 @@ class Folding:
         is_live = flags(pc.not_equal(places.column("op"), "d"))
         if stale or late:
             is_live &= ~by_key.facts.at({*stale, *late})[ends]
-        chosen = _as_read(np.flatnonzero(is_live), by_key.order[ends[is_live]], len(changes))
+        chosen = as_read(np.flatnonzero(is_live), by_key.order[ends[is_live]], len(changes))
         live = ends[chosen]
         values = OldValues(
             self.target, self.progress, self.state, self.lost, old_rows, changes, by_key
@@ -326,7 +265,7 @@ class Folding:
             known = self._and_keys(places.take(pa.array(chosen)), changes, by_key.order[live])
             new = self._resolved(values, by_key, chosen, live, known, new)
         state = FoldState(
-            truncates=newest_truncates([*self.state.truncates, *truncates]),
+            truncates=truncates.newest,
             lacking=sorted({*self.state.lacking, *missing}),
             partitions=self.state.partitions or len(self.progress.batch.end),
             deletes=deletes,
@@ -414,32 +353,6 @@ class Folding:
                 found[key] = held  # a tombstone after the deletion
         return dict(list(found.items())[-_MAX_DELETES:]), late
 
-    def _truncated_rows(self, truncates: Sequence[Deletion]) -> list[FileRows]:
-        """Return the table's rows that came before a truncate of this batch."""
-        if not truncates or self.target.head is None:
-            return []
-        found = []
-        for of_file in self.target.index.all_rows(self.target.table, self.target.head):
-            columns = self.target.read(of_file, self.target.order_columns)
-            gone = self._came_before(columns, truncates)
-            if gone.any():
-                found.append(FileRows(of_file.file, of_file.positions[gone]))
-        return found
-
-    def _came_before(self, rows: pa.Table, truncates: Sequence[Deletion]) -> NDArray[np.bool_]:
-        """Return which rows, given by partition, time and position, came before a truncate."""
-        partition, time_, position = rows.columns
-        unordered = pc.and_(time_.is_null(), position.is_null())
-        gone = pc.is_in(partition, pa.array({t.partition for t in truncates}, partition.type))
-        for each in newest_truncates(truncates):
-            other = pc.not_equal(partition, each.partition)
-            if each.order is None or pc.any(pc.and_(other, unordered)).as_py():
-                self._check_order(1)
-            micros = time_.cast(pa.int64())
-            earlier = pa.array(_is_earlier(micros, position, each, is_without=True))
-            gone = pc.or_(gone, pc.and_(other, earlier))
-        return np.asarray(gone.to_numpy(zero_copy_only=False), np.bool_)
-
     # --- values that the connector did not have ---
 
     def _resolved(
@@ -514,41 +427,3 @@ class Folding:
         ]
         columns = {name: fills.column(fill) for name, fill in self.target.fills.items()}
         return replace(new, fills=pa.table({"place": pa.array(numbers, pa.int64()), **columns}))
-
-
-def _latest(places: pa.Table, first: int, end: int) -> int:
-    """Return the latest of the last changes of one key in several partitions."""
-
-    def age(number: int) -> tuple[Any, ...]:
-        m, p, offset = (places.column(name)[number].as_py() for name in ("m", "p", "offset"))
-        empty: Any = "" if isinstance(p, str) else 0
-        return m is not None, m or 0, p is not None, p or empty, offset
-
-    return max(range(first, end), key=age)
-
-
-def _as_read(chosen: NDArray[np.intp], order: NDArray[np.intp], count: int) -> NDArray[np.intp]:
-    """Return some places in the order in which their changes were read.
-
-    :param order: the numbers of the changes in that order
-    :param count: of all changes
-    """
-    found = np.full(count, -1, np.intp)
-    found[order] = chosen
-    return found[found >= 0]
-
-
-def _is_earlier(
-    micros: Any, position: Any, truncate: Deletion, *, is_without: bool
-) -> NDArray[np.bool_]:
-    """Return which times and positions are before those of a truncate.
-
-    :param is_without: whether one of the same time without a position is
-    """
-    limit = -1 if truncate.micros is None else truncate.micros
-    given = pc.fill_null(micros, -1)
-    found = pc.less(given, limit)
-    if truncate.position is not None:
-        lower = pc.fill_null(pc.less(position, truncate.position), is_without)
-        found = pc.or_(found, pc.and_(pc.equal(given, limit), lower))
-    return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)

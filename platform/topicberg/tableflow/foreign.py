@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
 from uuid import UUID
 
 from topicberg.errors import TableflowError
@@ -20,10 +19,8 @@ from topicberg.formats.subjects import (
     SchemaReader,
     SchemaReaders,
 )
-
-if TYPE_CHECKING:
-    from topicberg.topics import TopicSpec
-    from topicberg.topics.spec import KeySpec, ValueSchema
+from topicberg.topics import TopicSpec
+from topicberg.topics.schema import PARTS
 
 MAX_SCHEMAS = 1_000
 """The most schemas, and the most missing ids, that are cached."""
@@ -125,18 +122,15 @@ def foreign_schemas(spec: TopicSpec, readers: SchemaReaders) -> dict[str, Foreig
 
     Keys, or values, without a schema share those of the other: no registry is asked for them alone.
     """
-    sections: dict[str, tuple[KeySpec | ValueSchema, str]] = {
-        "key": (spec.key, spec.key_subject),
-        "value": (spec.value_schema, spec.value_subject),
-    }
     known = dict[tuple[int, str], ForeignSchemas]()
     found = dict[str, ForeignSchemas]()
-    for side, (own, subject) in sections.items():
-        if own.has_schema or not any(one.has_schema for one, _ in sections.values()):
+    for part in PARTS:
+        own = spec.section(part)
+        if own.has_schema or not any(spec.section(one).has_schema for one in PARTS):
             reader = readers.of(own.framing)
-            place = id(reader), reader.context(subject)
-            found[side] = known.setdefault(place, ForeignSchemas(reader, place[1]))
-    return {side: found.get(side) or next(iter(found.values())) for side in sections}
+            place = id(reader), reader.context(spec.subject(part))
+            found[part] = known.setdefault(place, ForeignSchemas(reader, place[1]))
+    return {part: found.get(part) or next(iter(found.values())) for part in PARTS}
 
 
 def named_schemas(texts: Iterable[str]) -> list[int | UUID]:

@@ -25,6 +25,7 @@ from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField
+from topicberg.topics.schema import PARTS
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from topicberg.endpoints import Endpoints
     from topicberg.kafka.offsets import Offsets, PartitionOffset
     from topicberg.topics import TopicSpec
-    from topicberg.topics.spec import KeySpec, ValueSchema
+    from topicberg.topics.spec import SchemaSection
 
 MAX_OPENINGS, MAX_BYTES = 500, 16 * MAX_SCHEMA_BYTES
 """The most schemas in records that are known, and their total size."""
@@ -63,11 +64,8 @@ class Framing:
         self._spec = spec
         self._endpoints = endpoints
         self._registry = registry
-        self._subjects = {}
-        if _is_recognized(spec.key):
-            self._subjects[KEY] = spec.key_subject
-        if _is_recognized(spec.value_schema):
-            self._subjects[VALUE] = spec.value_subject
+        recognized = (part for part in PARTS if _is_recognized(spec.section(part)))
+        self._subjects: dict[str, str] = {part: spec.subject(part) for part in recognized}
         self._known = {half: _Known() for half in self._subjects}
         self._has_read = False
         self._lookups = 0
@@ -256,7 +254,7 @@ class InlineSchemas:
         return np.frombuffer(whole, np.uint8).copy(), ends, malformed
 
 
-def _is_recognized(own: ValueSchema | KeySpec) -> bool:
+def _is_recognized(own: SchemaSection) -> bool:
     """Return whether each record shows whether it names a schema, has one or none."""
     return own.format == "json" and own.framing == "confluent"
 

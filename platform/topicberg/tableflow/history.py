@@ -6,16 +6,14 @@ the table's snapshots. It keeps records that Kafka has compacted away since.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyiceberg.table import Table
 
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
+from topicberg.tableflow import skips
 from topicberg.topics import TopicSpec
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
 
 
 def history_table(spec: TopicSpec, config: Settings | None = None) -> tuple[str, str]:
@@ -25,8 +23,6 @@ def history_table(spec: TopicSpec, config: Settings | None = None) -> tuple[str,
 
 def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
     """Commit every record that the topic holds now; return the table."""
-    from topicberg import kafka
-    from topicberg.tableflow import skips
     from topicberg.tableflow.control import as_requested
     from topicberg.tableflow.engine import Ingestor, run_once
 

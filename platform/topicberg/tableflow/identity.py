@@ -13,12 +13,10 @@ import re
 import socket
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import TextIO
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from topicberg.settings import Settings
+from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
 

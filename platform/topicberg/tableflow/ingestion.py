@@ -13,7 +13,8 @@ import math
 import threading
 import time
 import zlib
-from typing import TYPE_CHECKING
+
+from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from topicberg import kafka
 from topicberg.clients.lineage import TopicLineage
@@ -39,9 +40,6 @@ from topicberg.tableflow.status import (
 )
 from topicberg.topics import TopicSpec, check_topics
 from topicberg.topics.spec import metadata_description
-
-if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import SchemaRegistryClient
 
 logger = logging.getLogger(__name__)
 

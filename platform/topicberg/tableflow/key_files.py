@@ -17,16 +17,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replacing
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
+from topicberg.tableflow.key_lookup import fill, ordered, pairs, pairs_of_high, passing
 
 ROW_BYTES = 8 + 8 + 4
 FORMAT = 2
@@ -72,8 +71,6 @@ class HeldKeys(Keys):
     @classmethod
     def of(cls, keys: Keys) -> Self:
         """:param keys: sorted, see :func:`merged`"""
-        from topicberg.tableflow.key_lookup import fill
-
         bits = np.zeros(_filter_bytes(len(keys.high)), np.uint8)
         fill(bits, BLOCK_BITS, keys.high, keys.low)
         return cls(keys.high, keys.low, keys.position, bits)
@@ -91,8 +88,6 @@ class HeldKeys(Keys):
         :param keys: sorted
         :returns: places in ``keys``, and here
         """
-        from topicberg.tableflow.key_lookup import pairs, passing
-
         if len(self.high) <= len(keys.high) // _FEW:
             held, wanted = pairs(self.high, self.low, keys.high, keys.low)
             return wanted, held
@@ -106,8 +101,6 @@ class HeldKeys(Keys):
         :param keys: sorted
         :returns: places in ``keys``, and here
         """
-        from topicberg.tableflow.key_lookup import pairs_of_high, passing
-
         if len(self.high) <= len(keys.high) // _FEW:
             held, wanted = pairs_of_high(self.high, keys.high)
         else:
@@ -170,8 +163,6 @@ def in_order(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> Keys:
 
     Records of one key stay in their order.
     """
-    from topicberg.tableflow.key_lookup import ordered
-
     # One compiled function has all arrays: some are read-only, or columns of records.
     highs, lows, places = ordered(
         *(np.require(half, requirements=["C", "W"]) for half in (high, low))

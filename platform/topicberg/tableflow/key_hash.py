@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numba import njit
 from numpy.typing import NDArray
 
@@ -101,6 +102,4 @@ def hashes(values: Any, secret: bytes) -> NDArray[np.uint64]:
 
 def compile_hashes() -> None:
     """Compile what hashes keys, or load it from disk."""
-    import pyarrow as pa
-
     hashes(pa.array([b"key"], pa.binary()), bytes(16))

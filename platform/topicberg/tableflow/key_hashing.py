@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 
 from topicberg.iceberg.file_columns import with_names_of
 from topicberg.iceberg.files import names_by_id
@@ -21,15 +28,7 @@ from topicberg.tableflow.key_files import (
     with_partition,
 )
 from topicberg.tableflow.key_values import key_text
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    import pyarrow as pa
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-
-    from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.upsert_key import UpsertKey
 
 NO_TIME = np.iinfo(np.int64).min
 """The time of a record without one."""
@@ -108,8 +107,6 @@ class KeyHasher:
 
     def _probe(self) -> str:
         """Return a digest of the key format: key files of another format are not read."""
-        import pyarrow as pa
-
         keys = self.hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
@@ -131,9 +128,6 @@ def hash_keys(table_uuid: UUID, raw: Any, partition: Any, first: int = 0) -> Key
 
     :param first: position of the first row
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     from topicberg.tableflow.key_hash import hashes
 
     has_key = pc.and_(raw.is_valid(), partition.is_valid())
@@ -153,16 +147,12 @@ def hash_values(
 
     :param types: see :func:`key_types`
     """
-    import pyarrow as pa
-
     text = one_text(columns, types)
     return hash_keys(table_uuid, text, pa.array(np.zeros(len(text), np.int32)), first)
 
 
 def hash_decoded(table_uuid: UUID, text: Any, partition: Any, first: int = 0) -> Keys:
     """Return the keys of rows, given the texts of decoded keys; see :func:`hash_keys`."""
-    import pyarrow as pa
-
     text, partition = whole(text), whole(partition)
     is_there = partition.is_valid()
     nowhere = pa.array(np.zeros(len(text), np.int32))
@@ -180,9 +170,6 @@ def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
     free: they are the version of the key's schema, which is newer in the newer one of two records
     of one millisecond. A record without a time is older than all others.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     times, raw = whole(times), whole(raw)
     found: NDArray[np.int64] = times.cast(pa.int64()).fill_null(NO_TIME).to_numpy().copy()
     if len(key.versions) > 1:
@@ -194,15 +181,11 @@ def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
 
 
 def _is_floating(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_floating(kind))
 
 
 def key_types(schema: Schema, names: Sequence[str]) -> list[pa.DataType]:
     """Return the types of a table's columns whose values are keys."""
-    from pyiceberg.io.pyarrow import schema_to_pyarrow
-
     arrow = schema_to_pyarrow(schema, include_field_ids=False)
     return [arrow.field(name).type for name in names]
 
@@ -212,8 +195,6 @@ def one_text(columns: Sequence[Any], types: Sequence[pa.DataType]) -> Any:
 
     :param types: of the columns in the table; files may have narrower ones
     """
-    import pyarrow.compute as pc
-
     return key_text([pc.cast(one, kind) for one, kind in zip(columns, types, strict=True)])
 
 
@@ -228,9 +209,6 @@ def _key_columns(
     Raw keys: yields nothing if the file has no such columns. A column of a decoded key that the
     file does not have is null.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
         schema, arrow = table.schema(), parquet.schema_arrow
@@ -257,10 +235,6 @@ def key_texts(
 
     Rows that others wrote, without a partition, have no key.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
     schema = table.schema()
     fields = {name: schema.find_field(name).field_id for name in (*key.names, key.partition)}
     raw_id = schema.find_field(key.raw).field_id

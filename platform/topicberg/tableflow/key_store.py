@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
 
 from topicberg.iceberg.files import in_parallel
 from topicberg.iceberg.shared_keys import file_name, shared_file
@@ -20,11 +20,7 @@ from topicberg.tableflow.key_files import (
     Seal,
     unusable,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.tableflow.key_hashing import KeyHasher
+from topicberg.tableflow.key_hashing import KeyHasher
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+import pyarrow as pa
+import pyarrow.compute as pc
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,6 @@ def key_text(columns: Sequence[Any], shapes: Sequence[KeyShape] | None = None) -
     :param columns: Arrow arrays, one for each field of the newest key schema, in its order
     :param shapes: of the fields; None: none of them is nested
     """
-    import pyarrow.compute as pc
-
     shapes = shapes or (KeyShape(),) * len(columns)
     parts = [_sized(_text(one, shape)) for one, shape in zip(columns, shapes, strict=True)]
     return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, b",")
@@ -56,18 +54,12 @@ def key_text(columns: Sequence[Any], shapes: Sequence[KeyShape] | None = None) -
 
 def _sized(texts: Any) -> Any:
     """Return the texts with their sizes before them, so that joined ones differ from each other."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     size = pc.binary_length(texts).cast(pa.string()).cast(pa.binary())
     return pc.fill_null(pc.binary_join_element_wise(size, texts, b":"), b"-")
 
 
 def _text(values: Any, shape: KeyShape) -> Any:
     """Return the text of each value, null for null."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if shape.absent is not None and pa.types.is_null(values.type):
@@ -102,9 +94,6 @@ def _entries(values: pa.MapArray, shape: KeyShape) -> list[tuple[Any, tuple[str,
 
 
 def _struct_text(values: pa.StructArray, shape: KeyShape) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     names = {field.name: place for place, field in enumerate(values.type)}
     columns = values.flatten()
     nothing = pa.nulls(len(values), pa.binary())
@@ -118,8 +107,6 @@ def _struct_text(values: pa.StructArray, shape: KeyShape) -> Any:
 
 def _list_text(values: Any, parts: Any, *, is_map: bool) -> pa.Array:
     """Return the text of each list or map, given those of the items of all of them."""
-    import pyarrow as pa
-
     offsets, listed = values.offsets.to_pylist(), parts.to_pylist()
     texts = []
     for row, is_there in enumerate(values.is_valid().to_pylist()):

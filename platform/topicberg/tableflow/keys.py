@@ -26,11 +26,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.files import topic_file
 from topicberg.iceberg.file_rows import read_rows
@@ -48,12 +49,7 @@ from topicberg.tableflow.key_files import (
 )
 from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
 from topicberg.tableflow.key_store import KeyStore
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-
-    from topicberg.tableflow.upsert_key import UpsertKey
+from topicberg.tableflow.upsert_key import UpsertKey
 
 _RANGE_ROWS = 4_000_000
 """Rows of a table whose keys are compared with each other at once."""

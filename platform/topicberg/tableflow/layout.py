@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from uuid import UUID
 
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
@@ -37,14 +37,16 @@ from topicberg.formats.protobuf import message_indexes
 from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
 from topicberg.formats.table import FORMATS
 from topicberg.iceberg.names import name_in_files
-from topicberg.topics.spec import EVENT_TIME, PARTITION, RAW_KEY, SOURCE_POSITION, SOURCE_TIMESTAMP
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from topicberg.settings import Settings
-    from topicberg.topics.schema import Part
-    from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
+from topicberg.settings import Settings
+from topicberg.topics.schema import Part
+from topicberg.topics.spec import (
+    EVENT_TIME,
+    PARTITION,
+    RAW_KEY,
+    SOURCE_POSITION,
+    SOURCE_TIMESTAMP,
+    TopicSpec,
+)
 
 KEY = "key"
 VALUE = "value"
@@ -242,9 +244,7 @@ def _subject(
     :raises TableflowError: the subject, or its version, does not exist
     :raises SpecError: the schema file is missing or invalid
     """
-    is_key = part == "key"
-    own: ValueSchema | KeySpec = spec.key if is_key else spec.value_schema
-    name = spec.key_subject if is_key else spec.value_subject
+    own, name = spec.section(part), spec.subject(part)
     if own.framing != "none":
         return readers.of(own.framing).read(name)
     if own.file is None:

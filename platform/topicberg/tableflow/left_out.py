@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.kafka.offsets import PartitionOffset
+from topicberg.settings import Settings
 from topicberg.tableflow.batch_plan import BatchPlan
 from topicberg.tableflow.deadletters import DeadLetters
 from topicberg.tableflow.rejections import Rejections
+from topicberg.topics import TopicSpec
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 

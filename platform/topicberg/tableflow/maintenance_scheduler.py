@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import NoSuchTableError
 
@@ -15,10 +14,8 @@ from topicberg.endpoints import Endpoints
 from topicberg.errors import TableFormatError
 from topicberg.iceberg.maintenance.run import maintain
 from topicberg.settings import Settings
-
-if TYPE_CHECKING:
-    from topicberg.tableflow.ingestion import Ingestion
-    from topicberg.tableflow.pool import Pool
+from topicberg.tableflow.ingestion import Ingestion
+from topicberg.tableflow.pool import Pool
 
 logger = logging.getLogger(__name__)
 

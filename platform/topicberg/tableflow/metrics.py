@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,10 +18,7 @@ from topicberg.errors import TopicbergError
 from topicberg.security.guard import Guard
 from topicberg.security.wsgi import App, serve
 from topicberg.settings import settings
-from topicberg.tableflow.status import SHOWN_PHASES
-
-if TYPE_CHECKING:
-    from topicberg.tableflow.status import TopicStatus
+from topicberg.tableflow.status import SHOWN_PHASES, TopicStatus
 
 LOOPBACK = "127.0.0.1"
 _PREFIX = "topicberg_tableflow_"

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,10 +25,7 @@ from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, OldRows
 from topicberg.tableflow.fold_state import FoldState, LostChanges, Move, Order, order_of, precedes
-from topicberg.tableflow.offsets import end_before
-
-if TYPE_CHECKING:
-    from topicberg.tableflow.offsets import Batch
+from topicberg.tableflow.offsets import Batch, end_before
 
 CERTAIN_MS = 150_000
 """After this time, a producer has sent a record or given up (Kafka's ``delivery.timeout.ms``, and

@@ -14,9 +14,12 @@ import uuid
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -33,11 +36,6 @@ from pyiceberg.types import (
 )
 
 from topicberg.tableflow.arrays import flags
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
 
 _EPOCH = datetime(1970, 1, 1)
 
@@ -60,9 +58,6 @@ def _is_toastable(kind: IcebergType) -> bool:
 
 def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDArray[np.bool_]:
     """Return which values of a column are the placeholder."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     match kind:
         case StringType():
             pair = json.dumps({placeholder: placeholder}, separators=(",", ":"))
@@ -79,8 +74,6 @@ def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDA
 
 def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
     """Return which lists or maps are one of some; only those of the same size are compared."""
-    import pyarrow as pa
-
     sizes = np.diff(values.offsets.to_numpy(zero_copy_only=False))
     is_there = values.is_valid().to_numpy(zero_copy_only=False)
     alike = np.flatnonzero(is_there & np.isin(sizes, [len(one) for one in wanted]))
@@ -93,8 +86,6 @@ def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
 
 def _lists(raw: bytes, element: IcebergType, kind: pa.DataType) -> list[list[Any]]:
     """Return the lists that are the placeholder, as Python has values of an Arrow type."""
-    import pyarrow as pa
-
     return [pa.array(one).cast(kind).to_pylist() for one in _as_elements(raw, element)]
 
 

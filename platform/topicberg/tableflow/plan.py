@@ -8,8 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
+from pyiceberg.table import Table
+from pyiceberg.types import NestedField
+
+from topicberg.endpoints import Endpoints
 from topicberg.formats.columnar.program import NotCoveredError, ProgramCode, Programs, Shape
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
@@ -25,6 +30,7 @@ from topicberg.tableflow.changes import (
 from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.framing import Framing, InlineSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, raw_columns
 from topicberg.tableflow.rejections import ErrorMode
 from topicberg.tableflow.upsert_key import UpsertKey
@@ -35,17 +41,8 @@ from topicberg.tableflow.writers import (
     candidates,
     check_names,
 )
-from topicberg.topics.spec import EVENT_TIME, RAW_KEY
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from pyiceberg.table import Table
-    from pyiceberg.types import NestedField
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.tableflow.framing import Framing, InlineSchemas
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
+from topicberg.topics.spec import EVENT_TIME, METADATA_TYPES, RAW_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +139,7 @@ class Planner:
                 self._changes = ChangePlan.of(self._spec, layout, table.schema().fields)
             self._key = key
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
-        columns = (*METADATA, RAW_KEY, EVENT_TIME)
+        columns = (*METADATA_TYPES, RAW_KEY, EVENT_TIME)
         names = {name: self._spec.metadata_column(name) for name in columns}
         upserts = about.table_uuid if self._spec.write_mode == "upsert" else None
         target, files = WriteTarget.of(table), dict(table.io.properties)
@@ -161,12 +158,6 @@ class Planner:
         return ReadPlan(*own, raw, texts, names, mode, *of_rows_too)
 
 
-METADATA = (
-    *("topic", "partition", "headers", "leader-epoch"),
-    *("offset", "timestamp", "timestamp-type"),
-)
-
-
 def message_decoders(
     spec: TopicSpec,
     layout: Layout,
@@ -179,7 +170,7 @@ def message_decoders(
     :param of_rows: the key of an upsert table
     :raises TableflowError: the latest schema does not fit the table
     """
-    metadata = {spec.metadata_column(name) for name in (*METADATA, RAW_KEY)}
+    metadata = {spec.metadata_column(name) for name in (*METADATA_TYPES, RAW_KEY)}
     if spec.payload_time is not None:
         metadata.add(spec.event_time)
     columns = [one for one in table.schema().fields if one.name not in metadata]

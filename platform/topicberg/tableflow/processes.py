@@ -17,19 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
+from topicberg.kafka.offsets import Ranges
 from topicberg.tableflow.memory import ExhaustedError, check_memory
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.reading import WrittenBatch, joined, outcome
-
-if TYPE_CHECKING:
-    from pyiceberg.io import FileIO
-
-    from topicberg.kafka.offsets import Ranges
 
 _LOOK_SECONDS = 0.2
 """How often a batch that runs checks whether it is abandoned."""

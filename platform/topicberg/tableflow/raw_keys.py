@@ -8,6 +8,7 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES, id_of
 from topicberg.tableflow.arrays import whole
@@ -55,8 +56,6 @@ class RawKeys:
 
     def _named(self, raw: pa.Array) -> Iterator[int | UUID]:
         """Yield the schemas that raw keys name, each once."""
-        import pyarrow.compute as pc
-
         framing = self._half.record_framing()
         size = GLUE_BYTES if framing.framing == "glue" else WIRE_BYTES
         for prefix in sorted(pc.binary_slice(raw, 0, size).unique().drop_null().to_pylist()):

@@ -7,16 +7,25 @@ current rows stay in memory and are folded before anything is written.
 
 from __future__ import annotations
 
-import logging
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyiceberg.io import FileIO, load_file_io
+from pyiceberg.manifest import DataFile
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.iceberg.files import discard
+from topicberg.kafka.fetch import fetcher
+from topicberg.kafka.offsets import Ranges
+from topicberg.kafka.records import Records
 from topicberg.tableflow.batch_keys import BatchKeys, WrittenKeys
+from topicberg.tableflow.change_batch import ChangeBatch, Facts
 from topicberg.tableflow.columns import (
     MAX_BYTES,
     MAX_ROWS,
@@ -38,18 +47,6 @@ from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.upsert_key import IDENTITY
 from topicberg.topics.spec import PARTITION, RAW_KEY
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    from numpy.typing import NDArray
-    from pyiceberg.io import FileIO
-    from pyiceberg.manifest import DataFile
-
-    from topicberg.kafka.offsets import Ranges
-    from topicberg.tableflow.change_batch import ChangeBatch
-
-logger = logging.getLogger(__name__)
 
 EARLY = 1 / 3
 """The part of a task's records that may be read in vain, where new schemas are found."""
@@ -88,10 +85,6 @@ class ChangesRead:
         :param columns: of the table
         :param keys: of the rows
         """
-        import pyarrow as pa
-
-        from topicberg.tableflow.change_batch import ChangeBatch, Facts
-
         assert chunk.facts is not None  # noqa: S101  they are changes
         assert chunk.missing is not None and chunk.lost is not None  # noqa: S101, PT018
         facts = copied(chunk.facts)
@@ -114,11 +107,6 @@ def ingest(
     :raises FetchError: Kafka does not return the records
     :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    from pyiceberg.io import load_file_io
-
-    from topicberg.kafka.fetch import fetcher
-    from topicberg.kafka.records import Records
-
     target = plan.target
     io = load_file_io(dict(plan.files), target.location)
     total = sum(end - start for start, end in ranges.values())
@@ -177,9 +165,6 @@ def _upsert(
     keys: WrittenKeys,
 ) -> None:
     """Write the newest record of each key, unless it deletes its key."""
-    import numpy as np
-    import pyarrow as pa
-
     assert plan.upserts is not None  # noqa: S101  see the caller
     key = plan.key
     partition = columns[plan.columns[PARTITION]]

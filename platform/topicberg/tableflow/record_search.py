@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.files import discard
@@ -18,11 +17,9 @@ from topicberg.tableflow import skips
 from topicberg.tableflow.batch_plan import BatchPlan
 from topicberg.tableflow.isolation import Isolation
 from topicberg.tableflow.memory import ExhaustedError
+from topicberg.tableflow.processes import Processes
 from topicberg.tableflow.reading import WrittenBatch
-
-if TYPE_CHECKING:
-    from topicberg.tableflow.processes import Processes
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from topicberg.formats.reasons import MalformedError
 from topicberg.kafka.offsets import PartitionOffset
+from topicberg.kafka.records import Records
 from topicberg.tableflow.foreign import ForeignSchemas, named_schemas
 from topicberg.tableflow.framing import UnknownInlineError
 from topicberg.tableflow.layout import KEY, VALUE
 from topicberg.tableflow.writers import UNKNOWN, UnknownSchemaError
-
-if TYPE_CHECKING:
-    from topicberg.kafka.records import Records
 
 ErrorMode = Literal["SUSPEND", "SKIP", "LOG"]
 MAX_UNKNOWN = 1_000

@@ -9,14 +9,16 @@ never removed.
 from __future__ import annotations
 
 import getpass
+import socket
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, SpecError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.summaries import FIRST_OFFSETS
@@ -24,11 +26,6 @@ from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset, parse_offsets
 from topicberg.retry import retry_conflicts
 from topicberg.tableflow.commit import committed as held_by
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
 
 SKIP_PREFIX = "topicberg.skip."
 """Prefix of the table property of each requested skip, followed by partition, dot, offset."""
@@ -174,8 +171,6 @@ def _skip(place: PartitionOffset, by: str, reason: str) -> Skip:
 
 def current_user() -> str:
     """Return the user and host of this process."""
-    import socket
-
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):  # a user of a container may have no name

@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pyiceberg.partitioning as iceberg
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError, TableAlreadyExistsError, ValidationError
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import (
     BinaryType,
@@ -45,12 +46,7 @@ from topicberg.tableflow.waiting import (
     start_again,
     unapplied,
 )
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
-
-    from topicberg.topics.spec import PartitionField, TopicSpec
+from topicberg.topics.spec import PartitionField, TopicSpec
 
 logger = logging.getLogger(__name__)
 

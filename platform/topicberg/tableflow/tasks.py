@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from topicberg.errors import TopicbergError, first_line
+from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.failures import explain, is_of_service
 from topicberg.tableflow.memory import check_memory
 from topicberg.tableflow.plan import ReadPlan
@@ -19,7 +22,6 @@ from topicberg.tableflow.shipping import code_version, on_worker, ship
 from topicberg.tableflow.sizing import FILE_RECORDS, usual_tasks
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyiceberg.table import Table
     from pyspark.sql import SparkSession
 
@@ -40,8 +42,6 @@ class Task:
     memory: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 done = pickle.dumps(outcome(self.plan, self.parts[number], self.memory))
@@ -78,16 +78,10 @@ class WorkerProbe:
     memory: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         for batch in batches:
             yield pa.RecordBatch.from_pydict({"reason": pa.array([self._reason()] * len(batch))})
 
     def _reason(self) -> str:
-        import pyarrow as pa
-
-        from topicberg.tableflow.compiling import wait_ready
-
         if int(pa.__version__.split(".")[0]) < int(self.pyarrow.split(".")[0]):
             return f"they have PyArrow {pa.__version__}, the engine has {self.pyarrow}"
         if code_version() != self.code:
@@ -129,7 +123,6 @@ def check_workers(spark: SparkSession, memory: int) -> bool:
 
 
 def _lack(spark: SparkSession, memory: int) -> str:
-    import pyarrow as pa
     from pyspark.errors import PySparkException
 
     probe = on_worker(WorkerProbe(code_version(), pa.__version__, memory))

@@ -8,19 +8,15 @@ happened cannot be known; that it may have is recorded in the table until the to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
+from pyiceberg.table import Table
 
 from topicberg import kafka
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.tableflow.commit import Committed
-    from topicberg.tableflow.offsets import Batch
-    from topicberg.topics import TopicSpec
+from topicberg.endpoints import Endpoints
+from topicberg.tableflow.commit import Committed
+from topicberg.tableflow.offsets import Batch
+from topicberg.topics import TopicSpec
 
 CURRENT_AT_MS = "topicberg.current-at-ms"
 """Table property: the last time at which the table held everything that its topic did."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from threading import Thread
-from typing import TYPE_CHECKING
 
 import numpy as np
+from pyiceberg.table import Table
 
 from topicberg.iceberg import summaries
 from topicberg.iceberg.position_deletes import FileRows
@@ -21,11 +21,7 @@ from topicberg.tableflow.layout import KEY, Layout
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.upsert_key import UpsertKey, upsert_key
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 

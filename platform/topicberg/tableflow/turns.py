@@ -11,14 +11,10 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from topicberg.files import topic_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from topicberg.settings import Settings
+from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
 

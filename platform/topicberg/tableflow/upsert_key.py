@@ -12,7 +12,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyiceberg import types as T
 from pyiceberg.types import NestedField
@@ -23,11 +23,8 @@ from topicberg.formats.framing import GLUE_BYTES, WIRE_BYTES
 from topicberg.formats.protobuf import absent_values
 from topicberg.tableflow.key_values import KeyShape
 from topicberg.tableflow.layout import Layout, MessageField, inner_fields, type_text
+from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, RAW_KEY
-
-if TYPE_CHECKING:
-    from topicberg.topics import TopicSpec
-
 
 NO_KEY = "the record has no key to upsert by"
 IDENTITY = "__topicberg_identity"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.iceberg.snapshots import newest_record
 from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow.commit import committed
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.topics.spec import TopicSpec
+from topicberg.topics.spec import TopicSpec
 
 POLL_SECONDS = 0.5
 

@@ -9,24 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
 from pyiceberg.transforms import VoidTransform
 from pyiceberg.types import BinaryType
 
+from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka import partition_drift
 from topicberg.kafka.discovery import list_topics
+from topicberg.settings import Settings
 from topicberg.tableflow.layout import KEY
+from topicberg.topics import TopicSpec
 from topicberg.topics.spec import PARTITION, partition_field_text
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
 
 WRITE_MODE = "topicberg.write-mode"
 VALUE_FORMAT, KEY_FORMAT = "topicberg.value-format", "topicberg.key-format"

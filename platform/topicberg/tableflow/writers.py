@@ -10,11 +10,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
+
+from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
 from topicberg.formats import framing
+from topicberg.formats.columnar.program import Programs
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.contract import RecordDecoder, ResolvedSchema
 from topicberg.formats.dispatch import as_record, format_of
@@ -23,13 +26,8 @@ from topicberg.formats.framing import payload as payload_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.layout import KEY, VALUE, MessageField, sameness, twins
-
-if TYPE_CHECKING:
-    from pyiceberg.types import NestedField
-
-    from topicberg.formats.columnar.program import Programs
-    from topicberg.tableflow.framing import Framing
 
 Writer = TypeVar("Writer")
 

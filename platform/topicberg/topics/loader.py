@@ -19,10 +19,11 @@ from topicberg.settings import Settings, settings
 from topicberg.topics.deadletters import DEFAULT_TARGET, dead_letter_specs
 from topicberg.topics.discovery import SchemaSource, found_document, read_discovery
 from topicberg.topics.patterns import FIELD, TopicPattern
-from topicberg.topics.rules import findings, suggestion
+from topicberg.topics.rules import findings
 from topicberg.topics.schema import Part
 from topicberg.topics.sources import sources
 from topicberg.topics.spec import TopicSpec
+from topicberg.wording import suggestion
 
 logger = logging.getLogger(__name__)
 

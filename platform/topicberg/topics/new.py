@@ -127,14 +127,12 @@ def new_pattern(
     :raises SpecError: the file exists, or the pattern is invalid
     """
     path = config.topics_dir / f"{name}.yaml"
-    if path.exists():
-        raise SpecError(f"{path} exists already", hint="edit it, or choose another name")
     defaults = {"pipeline": pipeline, **_reviewed(is_enabled)}
     document = {FIELD: {"match": match, "defaults": defaults}}
     if found := check_pattern(document)[1]:
         reasons = [f"{field}: {reason}" for field, reason in found]
         raise SpecError("\n".join([f"no pattern was written for {match!r}:", *reasons]))
-    path.write_text(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    _write({path: _yaml(document)})
     return path
 
 
@@ -226,14 +224,14 @@ def _new_of_glue(
     :raises SpecError: AWS Glue does not have the schema, or the spec is invalid
     """
     version = _version_of(name, "value", value, config, glue)
-    found = has.model_copy(update={"value": _found_version(name, version), "key": None})
+    found = has.model_copy(update={"value": found_in_glue(name, version), "key": None})
     given: dict[str, Any] = {"schema": {"framing": "glue"}, "key": _raw_key(keys)}
     notes = [
         f"the values name version {version.number} of the schema {version.schema_name} in AWS Glue"
     ]
     if keys and is_of_glue(keys[-1]):
         key = _version_of(name, "key", keys[-1], config, glue)
-        found.key, given["key"] = _found_version(name, key), {"framing": "glue"}
+        found.key, given["key"] = found_in_glue(name, key), {"framing": "glue"}
         notes.append(
             f"the keys name version {key.number} of the schema {key.schema_name} in AWS Glue"
         )
@@ -268,16 +266,22 @@ def _version_of(
     return version
 
 
-def _found_version(name: str, version: GlueVersion) -> FoundSchema:
-    kind, text = version.schema.schema_type.lower(), version.schema.text
-    return FoundSchema.model_validate(
-        {
-            "format": kind,
-            "version": version.number,
-            "is_envelope": kind in ("avro", "json") and is_envelope(text),
-            "subject": None if version.schema_name == name else version.schema_name,
-        }
-    )
+def found_schema(kind: str, version: int, text: str, subject: str | None) -> FoundSchema:
+    """Return what is known of a schema.
+
+    :param kind: its format
+    :param subject: None: the default one
+    """
+    is_change = kind in ("avro", "json") and is_envelope(text)
+    fields = {"format": kind, "version": version, "is_envelope": is_change, "subject": subject}
+    return FoundSchema.model_validate(fields)
+
+
+def found_in_glue(topic: str, version: GlueVersion) -> FoundSchema:
+    """Return what is known of a schema of AWS Glue that a topic has."""
+    schema, name = version.schema, version.schema_name
+    subject = None if name == topic else name
+    return found_schema(schema.schema_type.lower(), version.number, schema.text, subject)
 
 
 def _new_plain(

@@ -6,7 +6,6 @@ that one mistake is reported once, and all mistakes of a file together.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,7 +16,8 @@ from topicberg.errors import SpecError
 from topicberg.settings import Settings
 from topicberg.topics.event_time import EPOCHS, TIME, EventTimeSpec
 from topicberg.topics.schema import Part, read_schema, schema_path
-from topicberg.topics.spec import KeySpec, TopicSpec, ValueSchema
+from topicberg.topics.spec import SchemaSection, TopicSpec, ValueSchema
+from topicberg.wording import suggestion
 
 T = TypeVar("T")
 Finding = tuple[str, str]
@@ -39,8 +39,6 @@ TRANSFORM_TYPES = {
 
 _GLUE_NAME = re.compile(r"[a-zA-Z0-9_$#.-]{1,255}")
 """AWS Glue's API, CreateSchema: a schema's name."""
-_SUGGESTED = 30
-"""Known names that are listed for one that is not known."""
 _COLUMN_SOURCES = (
     *("schema", "key.format", "key.file", "key.message", "key.date_times", "key.framing"),
     *("key.version", "key.subject"),
@@ -109,22 +107,12 @@ def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean …?``, the list of known names, or nothing."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]}?"
-    more = f" and {len(names) - _SUGGESTED} more" if len(names) > _SUGGESTED else ""
-    return f"; there are {', '.join(names[:_SUGGESTED])}{more}" if names else ""
-
-
 # --- within the spec ---
 
 
 @_rule("schema", "key", "changelog", "write_mode", "external")
 def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    sections: tuple[tuple[str, ValueSchema | KeySpec, Any, Part | None], ...] = (
+    sections: tuple[tuple[str, SchemaSection, Any, Part | None], ...] = (
         ("schema", spec.value_schema, spec.changes, None),
         ("key", spec.key, spec.key_changes, "key"),
     )
@@ -151,7 +139,7 @@ def _registered_schemas(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     """Check the schemas that only the registry has, as far as they are known."""
     parts: tuple[tuple[str, Part], ...] = (("schema", "value"), ("key", "key"))
     for section, part in parts:
-        if (spec.value_schema if part == "value" else spec.key).file is not None:
+        if spec.section(part).file is not None:
             continue
         try:
             spec.known_schema(part, config)
@@ -167,7 +155,7 @@ def _external(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 
 def _schema_reference(
-    section: str, schema: ValueSchema | KeySpec, *, is_external: bool
+    section: str, schema: SchemaSection, *, is_external: bool
 ) -> Iterator[Finding]:
     needs_file = schema.has_schema
     if schema.framing == "none" and needs_file:
@@ -192,15 +180,15 @@ def _schema_reference(
         yield f"{section}.compatibility", f"format {schema.format} has no schema in the registry"
 
 
-def _json_options(schema: ValueSchema | KeySpec) -> list[str]:
+def _json_options(schema: SchemaSection) -> list[str]:
     """Return the fields by which the engine reads JSON values otherwise than by their schema."""
-    if isinstance(schema, KeySpec):
+    if not isinstance(schema, ValueSchema):
         return []
     is_set = {"unknown_fields": schema.unknown_fields == "keep", "conversions": schema.conversions}
     return [name for name, one in is_set.items() if one]
 
 
-def _own_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
+def _own_schema(section: str, schema: SchemaSection) -> Iterator[Finding]:
     """Check where the one schema of records that name none is."""
     if schema.file is None and schema.subject is None:
         reason = f"framing none needs a schema file, or {section}.subject: records name no schema"
@@ -214,7 +202,7 @@ def _own_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding
             yield f"{section}.version", f"has no effect: {schema.file} is the schema of all records"
 
 
-def _glue_schema(section: str, schema: ValueSchema | KeySpec) -> Iterator[Finding]:
+def _glue_schema(section: str, schema: SchemaSection) -> Iterator[Finding]:
     """Check what the spec says of a schema that producers register in AWS Glue."""
     for name in ("file", "compatibility"):
         if getattr(schema, name) is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from topicberg.formats.subjects import JsonOptions
 
 Part = Literal["value", "key"]
+PARTS: tuple[Part, ...] = ("value", "key")
 SchemaFormat = Literal[FormatName, "text", "bytes", "none"]
 KeyFormat = Literal[FormatName, "string", "bytes", "none"]
 Framing = Literal["confluent", "header", "glue", "none"]

@@ -22,6 +22,7 @@ from topicberg.topics.event_time import EventTimeField, EventTimeSpec
 from topicberg.topics.kafka_config import CLEANUP_POLICY, topic_config
 from topicberg.topics.schema import (
     DECODED,
+    PARTS,
     Framing,
     KeyFormat,
     Part,
@@ -247,13 +248,28 @@ Compatibility = Literal[
 ]
 
 
-class _WithSchema:
+class SchemaSection(SpecModel):
     """What the sections of the value and of the key have in common."""
 
-    if TYPE_CHECKING:
-        format: Any
-        framing: Framing
-        file: str | None
+    format: str
+    file: str | None = None
+    """File name in the project's folder of schemas (formats avro, json, protobuf)."""
+    message: str | None = None
+    """Protobuf only: the message type; default: the first one of the file."""
+    subject: SubjectName | None = None
+    """The subject, if it is not TopicNameStrategy's, ``<topic>-value`` or ``<topic>-key``; of
+    framing ``glue``, the schema in AWS Glue, if it is not ``<topic>``, as AWS's serializers name
+    it."""
+    compatibility: Compatibility | None = None
+    """What a new version of the schema may change; default: the registry's level."""
+    date_times: Literal["text", "timestamp"] = "text"
+    """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
+    framing: Framing = "confluent"
+    """How a record names its schema. ``confluent``: in a header, or else in a prefix; ``header``:
+    in a header; ``glue``: in the prefix of AWS Glue Schema Registry, which has the schema;
+    ``none``: not at all, so all records have one schema."""
+    version: Literal["newest"] | PositiveInt = "newest"
+    """Framing ``none`` without a schema file: the version of the subject that records have."""
 
     @property
     def has_schema(self) -> bool:
@@ -273,31 +289,14 @@ class _WithSchema:
     @property
     def described(self) -> str:
         """The format in words."""
-        return str(self.format) if self.format not in ("none", "bytes") else "raw bytes"
+        return self.format if self.format not in ("none", "bytes") else "raw bytes"
 
 
-class ValueSchema(_WithSchema, SpecModel):
+class ValueSchema(SchemaSection):
     """The schema of the record value."""
 
     format: SchemaFormat
     """``text``: UTF-8 in the column ``value``; ``bytes`` or ``none``: the value stays raw bytes."""
-    file: str | None = None
-    """File name in the project's folder of schemas."""
-    message: str | None = None
-    """Protobuf only: the message type of the value; default: the first one of the file."""
-    subject: SubjectName | None = None
-    """The value's subject, if it is not TopicNameStrategy's ``<topic>-value``; of framing ``glue``,
-    the schema in AWS Glue, if it is not ``<topic>``, as AWS's serializers name it."""
-    compatibility: Compatibility | None = None
-    """What a new version of the schema may change; default: the registry's level."""
-    date_times: Literal["text", "timestamp"] = "text"
-    """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
-    framing: Framing = "confluent"
-    """How a record names its schema. ``confluent``: in a header, or else in a prefix; ``header``:
-    in a header; ``glue``: in the prefix of AWS Glue Schema Registry, which has the schema;
-    ``none``: not at all, so all records have one schema."""
-    version: Literal["newest"] | PositiveInt = "newest"
-    """Framing ``none`` without a schema file: the version of the subject that records have."""
     unknown_fields: Literal["ignore", "keep"] = "ignore"
     """JSON only: ``keep`` adds the column ``$$unknown-fields`` with the JSON text of what a record
     has and the schema does not name."""
@@ -305,7 +304,7 @@ class ValueSchema(_WithSchema, SpecModel):
     """JSON only: path of a field → how values of other types become values of it."""
 
 
-class KeySpec(_WithSchema, SpecModel):
+class KeySpec(SchemaSection):
     """The record key."""
 
     format: KeyFormat = "none"
@@ -313,23 +312,6 @@ class KeySpec(_WithSchema, SpecModel):
     keys. A table that an earlier version created keeps its column of raw bytes."""
     field: str | None = None
     """The value's field that the generator writes as the key (format string)."""
-    file: str | None = None
-    """File name in the folder of schemas (formats avro, json, protobuf)."""
-    message: str | None = None
-    """Protobuf only: the message type of the key; default: the first one of the file."""
-    subject: SubjectName | None = None
-    """The key's subject, if it is not TopicNameStrategy's ``<topic>-key``; of framing ``glue``, the
-    schema in AWS Glue, if it is not ``<topic>``, as AWS's serializers name it."""
-    compatibility: Compatibility | None = None
-    """What a new version of the schema may change; default: the registry's level."""
-    date_times: Literal["text", "timestamp"] = "text"
-    """JSON Schema only: ``timestamp`` reads strings with ``format: date-time`` as times."""
-    framing: Framing = "confluent"
-    """How a record names its schema. ``confluent``: in a header, or else in a prefix; ``header``:
-    in a header; ``glue``: in the prefix of AWS Glue Schema Registry, which has the schema;
-    ``none``: not at all, so all records have one schema."""
-    version: Literal["newest"] | PositiveInt = "newest"
-    """Framing ``none`` without a schema file: the version of the subject that records have."""
 
 
 ChangeColumn = Literal[
@@ -586,50 +568,53 @@ class TopicSpec(SpecModel):
 
     @property
     def value_subject(self) -> str:
-        """The value's subject: TopicNameStrategy's, unless the spec names another one.
-
-        With framing ``glue`` it is the schema in AWS Glue.
-        """
-        return self.value_schema.subject or default_subject(
-            self.name, "value", self.value_schema.framing
-        )
+        return self.subject("value")
 
     @property
     def key_subject(self) -> str:
-        """The key's subject: TopicNameStrategy's, unless the spec names another one.
+        return self.subject("key")
+
+    def subject(self, part: Part) -> str:
+        """Return a subject: TopicNameStrategy's, unless the spec names another one.
 
         With framing ``glue`` it is the schema in AWS Glue.
         """
-        return self.key.subject or default_subject(self.name, "key", self.key.framing)
+        own = self.section(part)
+        return own.subject or default_subject(self.name, part, own.framing)
+
+    def section(self, part: Part) -> SchemaSection:
+        """Return the section of the keys or of the values."""
+        return self.key if part == "key" else self.value_schema
 
     def value_schema_path(self, config: Settings | None = None) -> Path | None:
         """Return the value's schema file, or None for format ``none``."""
-        file = self.value_schema.file
-        return schema_place((config or settings()).schemas_dir, file) if file else None
+        return self._schema_path("value", config)
 
     def key_schema_path(self, config: Settings | None = None) -> Path | None:
         """Return the key's schema file, or None for keys without a schema."""
-        file = self.key.file
+        return self._schema_path("key", config)
+
+    def _schema_path(self, part: Part, config: Settings | None) -> Path | None:
+        file = self.section(part).file
         return schema_place((config or settings()).schemas_dir, file) if file else None
 
     def schema_files(
         self, config: Settings | None = None
-    ) -> Iterator[tuple[str, ValueSchema | KeySpec, Path]]:
+    ) -> Iterator[tuple[str, SchemaSection, Path]]:
         """Yield subject, schema section, and path of each schema file that belongs into the
         registry: the value's, the key's.
         """
-        if (path := self.value_schema_path(config)) and self.value_schema.is_registered:
-            yield self.value_subject, self.value_schema, path
-        if (path := self.key_schema_path(config)) and self.key.is_registered:
-            yield self.key_subject, self.key, path
+        for part in PARTS:
+            section = self.section(part)
+            if (path := self._schema_path(part, config)) and section.is_registered:
+                yield self.subject(part), section, path
 
     def schema_text(self, part: Part, config: Settings | None = None) -> str:
         """Return the content of a schema file.
 
         :raises SpecError: there is none, or it is invalid
         """
-        own: ValueSchema | KeySpec = self.key if part == "key" else self.value_schema
-        schema_path((config or settings()).schemas_dir, own.file or "")
+        schema_path((config or settings()).schemas_dir, self.section(part).file or "")
         schema = self.known_schema(part, config)
         assert schema is not None  # noqa: S101  there is a file
         return schema.text
@@ -641,8 +626,7 @@ class TopicSpec(SpecModel):
         :raises SpecError: the file is missing or invalid
         """
         is_key, config = part == "key", config or settings()
-        one = self.key if is_key else self.value_schema
-        path = self.key_schema_path(config) if is_key else self.value_schema_path(config)
+        one, path = self.section(part), self._schema_path(part, config)
         is_read = path is None and self._reads_registry(one) and one.version == "newest"
         if is_read:
             found = schema_file(config, self.name, part, one.format)
@@ -673,17 +657,13 @@ class TopicSpec(SpecModel):
 
         :raises SpecError: a schema that is known is invalid
         """
-        parts: tuple[tuple[Part, ValueSchema | KeySpec, str], ...] = (
-            ("value", self.value_schema, self.value_subject),
-            ("key", self.key, self.key_subject),
-        )
         return [
-            subject
-            for part, one, subject in parts
-            if self._reads_registry(one) and self.known_schema(part, config) is None
+            self.subject(part)
+            for part in PARTS
+            if self._reads_registry(self.section(part)) and self.known_schema(part, config) is None
         ]
 
-    def _reads_registry(self, one: ValueSchema | KeySpec) -> bool:
+    def _reads_registry(self, one: SchemaSection) -> bool:
         """Return whether the registry has the schema, and no file of the project."""
         has_none = one.has_schema and one.file is None
         return has_none and (self.external or one.framing in ("none", "glue"))

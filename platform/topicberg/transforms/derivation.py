@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame
 
 from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.transforms.unread import SourceTable
 from topicberg.transforms.windows import FOREVER, Window
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame
 
 AT_ONCE = 48
 """Parts of a window that one job of Spark computes, and one commit replaces."""

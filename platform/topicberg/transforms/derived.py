@@ -23,7 +23,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.hours import Hours, union
@@ -41,12 +47,6 @@ from topicberg.transforms.target import described, ensure_table, has_rows, head_
 from topicberg.transforms.unread import READ, after, unread
 from topicberg.transforms.versions import computed_by, outdated, recorded
 from topicberg.transforms.windows import WINDOW, Window
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
 WRITE_ID = "topicberg.write-id"
@@ -340,9 +340,6 @@ def _overwrite(
     properties: dict[str, str],
 ) -> None:
     """:param computed: the rows of the window"""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
-
     time, target = derivation.target_time, spark_name(derivation.target)
     # Other columns are of an earlier version of the function.
     names = [field.name for field in table.schema().fields]

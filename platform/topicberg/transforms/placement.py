@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from math import ceil
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
 
 from topicberg.errors import TopicbergError
 from topicberg.spark import quote
 from topicberg.transforms.derivation import AT_ONCE, Derivation
 from topicberg.transforms.windows import Window
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
 
 OUTSIDE = "topicberg-outside-of-the-window"
 REFUSED = re.compile(rf"{OUTSIDE} (\S+) <([^>]*)>")
@@ -27,8 +26,6 @@ REFUSED = re.compile(rf"{OUTSIDE} (\S+) <([^>]*)>")
 
 def refusing(computed: DataFrame, time: str, kind: DataType, window: Window) -> DataFrame:
     """Return all rows; those outside of a window end the job, and the error says where they are."""
-    from pyspark.sql import functions as F
-
     where = F.coalesce(F.col(quote(time)).cast("string"), F.lit("null"))
     refused = F.raise_error(F.concat(F.lit(f"{OUTSIDE} {window} <"), where, F.lit(">")))
     inside = window.condition(time, kind)
@@ -47,8 +44,6 @@ def check_places(
 
     :param kind: the type of the event time
     """
-    from pyspark.sql import functions as F
-
     time = derivation.target_time
 
     def rows_elsewhere(partition: Window) -> DataFrame:

@@ -20,7 +20,6 @@ expiry.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import to_avro
 
 from topicberg import kafka
 from topicberg.errors import TopicbergError
@@ -46,6 +47,7 @@ from topicberg.kafka.transactions import (
     transactional_producer,
 )
 from topicberg.spark import quote
+from topicberg.topics.columns import file_columns
 from topicberg.topics.schema import read_schema
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.spark_tables import spark_name
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
-logger = logging.getLogger(__name__)
 
 STATE_TOPIC = "topicberg.published"
 """Compacted: topic → :class:`PublishProgress`."""
@@ -197,11 +198,6 @@ def _encoding(spec: TopicSpec, config: Settings, ensured: kafka.EnsuredTopic) ->
 
 def _encoded(topic: str, half: PublishedField, columns: set[str]) -> Column:
     """Return a key or a value; with a schema, in the Confluent wire format."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.avro.functions import to_avro
-
-    from topicberg.topics.columns import file_columns
-
     if half.format == "none":
         return F.lit(None).cast("binary")
     if half.format == "string":
@@ -229,8 +225,6 @@ def _require(topic: str, names: Iterable[str], columns: set[str]) -> None:
 
 def _ordered(spec: TopicSpec, changes: DataFrame, progress: PublishProgress) -> DataFrame:
     """Return the records that are left to send, in the order of their event times."""
-    from pyspark.sql import functions as F
-
     if spec.write_mode == "append":
         changes = changes.filter("copies > 0")
     else:
@@ -255,8 +249,6 @@ def _json(schema: str) -> Column:
 
     A null is omitted, unless the schema has required properties: then all nulls are included.
     """
-    from pyspark.sql import functions as F
-
     record = read_node("the topic's schema", RegisteredSchema(0, "JSON", schema))
     numbers = {"timestamptz": "unix_millis", "timestamp": "unix_millis", "date": "unix_date"}
 
@@ -278,8 +270,6 @@ def _changes(
 
     Only files of the partitions that snapshots in between affected are read.
     """
-    from pyspark.sql import functions as F
-
     assert progress.target is not None  # noqa: S101  see publish()
     assert progress.attempt is not None  # noqa: S101  see publish()
     base, attempt = progress.snapshot, progress.attempt
@@ -320,8 +310,6 @@ def _changes(
 
 def _affected(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
     """Return the hours in which the two snapshots may differ; None: any."""
-    from pyspark.sql import functions as F
-
     if base is None or target is None:
         return None
     changes = changes_since(table, base, table.snapshot_by_id(target))
@@ -344,8 +332,6 @@ def _affected(table: Table, base: int | None, target: int | None, time: str) -> 
 
 
 def _deleted(changes: DataFrame) -> int:
-    from pyspark.sql import functions as F
-
     found = changes.filter("copies < 0").agg(F.sum("copies")).collect()[0][0]
     return -int(found or 0)
 

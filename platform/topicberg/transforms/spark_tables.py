@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
+from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DataType
 
 from topicberg.endpoints import CATALOG
 from topicberg.iceberg.tables import attached_catalog
 from topicberg.spark import quote
 from topicberg.transforms.derivation import TableName
 from topicberg.transforms.windows import Window
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, DataFrameWriterV2, SparkSession
-    from pyspark.sql.types import DataType
 
 
 def spark_name(table: TableName) -> str:
@@ -54,7 +53,6 @@ def rows_at_head(spark: SparkSession, table: Table) -> DataFrame:
 def time_type(table: Table, column: str) -> DataType:
     """Return the type in Spark of a column of a table, without a request to Spark."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
-    from pyspark.sql.pandas.types import from_arrow_type
 
     kind = schema_to_pyarrow(table.schema().find_type(column))
     return from_arrow_type(kind, prefer_timestamp_ntz=True)

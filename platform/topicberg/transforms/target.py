@@ -5,29 +5,29 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     ValidationError,
 )
 from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
+from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.transforms import parse_transform
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.names import partition_field_name
 from topicberg.iceberg.summaries import summary
 from topicberg.iceberg.tables import find_table
+from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
 from topicberg.transforms.derivation import TableName
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyspark.sql import DataFrame
 
 _TRANSFORMS = ("hour", "day", "month", "year")
 """Iceberg's transforms of a time, the shortest first."""
@@ -120,8 +120,6 @@ def _evolve(table: Table, columns: pa.Schema) -> None:
 
 def _same_columns(one: Schema, other: Schema) -> bool:
     """Whatever their ids are: an update of a schema takes time also if it changes nothing."""
-    from pyiceberg.schema import assign_fresh_schema_ids
-
     first, second = (assign_fresh_schema_ids(each).as_struct() for each in (one, other))
     return first == second
 
@@ -137,11 +135,7 @@ def _create(
 
     https://docs.aws.amazon.com/glue/latest/dg/iceberg-rest-apis.html, "CreateTable"
     """
-    from pyiceberg.schema import assign_fresh_schema_ids
-    from pyiceberg.transforms import parse_transform
-
     from topicberg.clients.catalog import TABLES, ensure_namespace
-    from topicberg.logins.catalog import LOCATIONS
 
     ensure_namespace(catalog, name[0])
     schema = assign_fresh_schema_ids(catalog._convert_schema_if_needed(columns))
@@ -173,9 +167,7 @@ def described(frame: DataFrame, descriptions: Iterable[tuple[str, str]] = ()) ->
 
     :param descriptions: columns and their own descriptions
     """
-    import pyarrow as pa
     from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
-    from pyspark.sql.pandas.types import to_arrow_schema
 
     columns = frame.schema
     comments = {one.name: (one.metadata or {}).get("comment") for one in columns}
@@ -192,8 +184,6 @@ def described(frame: DataFrame, descriptions: Iterable[tuple[str, str]] = ()) ->
 
 def optional(columns: pa.Schema) -> pa.Schema:
     """Return the columns, each of which may be null."""
-    import pyarrow as pa
-
     return pa.schema([field.with_nullable(True) for field in columns])
 
 

@@ -9,12 +9,14 @@ offset, so the result does not depend on the order of their arrival.
 from __future__ import annotations
 
 import json
-import logging
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from topicberg.errors import CommitConflictError
 from topicberg.iceberg.read_tags import reading
@@ -28,14 +30,6 @@ from topicberg.transforms.derived import ATTEMPTS
 from topicberg.transforms.spark_tables import name_in_spark, rows_at_head, serializable, spark_name
 from topicberg.transforms.target import ensure_table, optional
 from topicberg.transforms.windows import computations
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-    from pyspark.sql import DataFrame, SparkSession
-
-logger = logging.getLogger(__name__)
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _NEW = "topicberg_new_records"
@@ -129,8 +123,6 @@ def _appends_only(snapshot: Snapshot) -> bool:
 
 
 def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
-    from pyspark.sql import functions as F
-
     order = F.struct(*(F.col(quote(column)) for column in view.order))
     record = F.struct(*(F.col(quote(column)) for column in rows.columns))
     keys = [F.col(quote(column)) for column in view.keys]
@@ -141,8 +133,6 @@ def _newest(rows: DataFrame, view: UpsertView) -> DataFrame:
 def _replace(
     spark: SparkSession, view: UpsertView, source: Table, target: Table, note: dict[str, str]
 ) -> None:
-    from pyspark.sql import functions as F
-
     before = target.current_snapshot()
     assert before is not None  # noqa: S101  see ensure_table
     rows = _newest(rows_at_head(spark, source), view)

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import ceil
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType
 
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
 from topicberg.spark import quote
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
-    from pyspark.sql import Column
-    from pyspark.sql.types import DataType
 
 WINDOW = "topicberg.window"
 FOREVER = timedelta.max
@@ -55,7 +54,6 @@ class Window:
 
     def condition(self, column: str, kind: DataType) -> Column:
         """:param kind: the column's type; a literal of another one would hinder pruning"""
-        from pyspark.sql import functions as F
 
         def at(moment: datetime) -> Column:
             # F.lit would ask Spark for the type of a time, in a request of its own.

@@ -11,13 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from topicberg.clients.liveness import (
-    Check,
-    answers_http,
-    answers_http2,
-    answers_kafka,
-    unanswered,
-)
+from topicberg.clients.liveness import Check, answers_http
+from topicberg_local.answers import answers_http2, answers_kafka, unanswered
 
 DEADLINE = 0.3
 

@@ -304,13 +304,3 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     assert computing, "what was touched meanwhile is computed all the same"
     assert covered(computing) == {0}
     assert ask(cursor, "third")[1], "what failed is tried again"
-
-
-def test_a_cursor_of_an_older_version_goes_on() -> None:
-    """Unless something was not computed yet: then it is as if the cursor was lost."""
-    was = '{"snapshot": 3, "dirty": true, "pending": [], "requests": 4, "request": null}'
-    seen = TableCursor.parse(was).seen
-    assert seen
-    assert seen.snapshot == 3
-    waiting = was.replace('"pending": []', '"pending": ["2026-01-01-05:00"]')
-    assert TableCursor.parse(waiting).seen is None

@@ -29,7 +29,7 @@ from topicberg.orchestration.jobs.sensors import (
     MAX_SILENT,
     snapshot_sensor,
 )
-from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR
 from topicberg.orchestration.jobs.watches import TABLES, listed_tables, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
@@ -386,40 +386,3 @@ def test_reset_cursor_reports_and_registers_again(fleet: Fleet) -> None:
     fleet.live(2)
     fleet.cursor = None
     assert fleet.live(2) == [names(1)]
-
-
-def test_cursors_of_earlier_versions_go_on(fleet: Fleet) -> None:
-    """They had a sensor for each table."""
-    fleet.commit(1, 2)
-    fleet.live(3)
-    position = Position.parse(fleet.cursor)
-    assert position
-    earlier = load(fleet.instance, position, ["t01_snapshots", "t02_snapshots"])
-    with memory_instance() as instance:
-        for name, cursor in earlier.items():
-            instance.add_instigator_state(_state(name, cursor.model_dump_json()))
-        upgraded = Fleet.__new__(Fleet)
-        upgraded.__dict__ |= {**fleet.__dict__, "instance": instance, "cursor": None}
-        assert upgraded.live(2) == []
-        upgraded.commit(2)
-        assert upgraded.live(1) == [names(2)]
-
-
-def _state(name: str, cursor: str) -> Any:
-    from dagster._core.definitions.run_request import InstigatorType
-    from dagster._core.remote_origin import (
-        InProcessCodeLocationOrigin,
-        RemoteInstigatorOrigin,
-        RemoteRepositoryOrigin,
-    )
-    from dagster._core.scheduler.instigation import (
-        InstigatorState,
-        InstigatorStatus,
-        SensorInstigatorData,
-    )
-    from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
-
-    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(module_name="definitions"))
-    origin = RemoteInstigatorOrigin(RemoteRepositoryOrigin(location, "__repository__"), name)
-    data = SensorInstigatorData(cursor=cursor)
-    return InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)

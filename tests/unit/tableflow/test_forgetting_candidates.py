@@ -215,7 +215,7 @@ def plan(
         derived_by_name={each.name: each for each in tables},
         table=lambda one: SimpleNamespace(identifier=("shop", one.name), time="at"),
     )
-    monkeypatch.setattr("topicberg.cli.compute.load_lake", lambda _: lake)
+    monkeypatch.setattr("topicberg.cli.forget.load_lake", lambda _: lake)
     return command._Derived(job, job.spec, cast("Settings", None), options)
 
 

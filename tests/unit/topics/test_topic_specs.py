@@ -285,7 +285,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "tableflow.error_handling.target",
         "mode LOG",
     ),
-    ({"key": "string"}, "key", "must be a mapping with the fields format, field,"),
+    ({"key": "string"}, "key", "must be a mapping with the fields format, file,"),
     ({"table": {"partitioning": ["hour(sid)"]}}, "table.partitioning", "did you mean side?"),
     ({"table": {"partitioning": ["hour(day)"]}}, "table.partitioning", "hour of a date"),
     ({"table": {"partitioning": ["tags"]}}, "table.partitioning", "identity of a list"),

@@ -18,7 +18,6 @@ from topicberg.deploy.snowflake.session import KEY_PAIR_ONLY, ROLES
 from topicberg.errors import TopicbergError
 
 SECRET = "/snowflake_admin_service_user_credentials"  # noqa: S105  its name
-USER = "TOPICBERG_ADMIN"
 PRIVILEGES = (
     *("CREATE DATABASE", "CREATE WAREHOUSE", "CREATE EXTERNAL VOLUME", "CREATE INTEGRATION"),
     *("CREATE ROLE", "CREATE USER", "CREATE NETWORK POLICY"),

@@ -6,6 +6,9 @@ import re
 import warnings
 from typing import Any
 
+from fastavro import parse_schema
+from fastavro.schema import SchemaParseException, UnknownType
+
 from topicberg.errors import TableflowError, causes
 from topicberg.formats.limits import parsed_json, too_deep
 from topicberg.formats.subjects import RegisteredSchema
@@ -18,8 +21,6 @@ def check_file(where: str, schema: RegisteredSchema) -> None:
     """Refuse what Avro's libraries refuse; see :class:`..contract.Format`."""
     import avro.schema
     from avro.errors import AvroException
-    from fastavro import parse_schema
-    from fastavro.schema import SchemaParseException, UnknownType
 
     parsed = parsed_json(where, schema)
     try:

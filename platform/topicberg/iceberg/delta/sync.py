@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
@@ -25,8 +24,6 @@ from topicberg.iceberg.snapshots import changed_files, changes_since
 from topicberg.iceberg.summaries import operation_of
 from topicberg.retry import retry_conflicts
 from topicberg.topics.spec import TopicSpec
-
-logger = logging.getLogger(__name__)
 
 CATCH_UP = 100
 """More new snapshots than this become one version."""

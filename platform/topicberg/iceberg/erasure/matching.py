@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 
 from topicberg.errors import TopicbergError
+from topicberg.iceberg.file_columns import with_names_of
 from topicberg.iceberg.files import names_in_file
 from topicberg.iceberg.position_deletes import has_deletes
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyiceberg.io import FileIO
-    from pyiceberg.schema import Schema
 
 ROWS_AT_ONCE = 200_000
 ColumnPath = tuple[str, ...]
@@ -53,10 +55,6 @@ class Rows:
 
         :param rows: with the columns of the table, or some of them
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-        from pyiceberg.io.pyarrow import schema_to_pyarrow
-
         arrow = schema_to_pyarrow(self.schema, include_field_ids=False)
         found = np.zeros(rows.num_rows, np.bool_)
         for condition in self.conditions:
@@ -85,11 +83,6 @@ def columns(
     :raises FileNotFoundError: there is no such file
     :raises TopicbergError: it cannot be read
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from topicberg.iceberg.file_columns import with_names_of
-
     try:
         with io.new_input(path).open() as stream:
             parquet = pq.ParquetFile(stream)
@@ -123,9 +116,6 @@ def is_data(path: str) -> bool:
 
 
 def _is_one_of(column: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not pa.types.is_nested(column.type):
         found = pc.is_in(column, value_set=values)
         return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)

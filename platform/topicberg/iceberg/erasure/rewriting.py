@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+)
 from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
+from topicberg.iceberg.data_files import compression, described
 from topicberg.iceberg.erasure.matching import ROWS_AT_ONCE
-
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
-    from pyiceberg.table import Table
 
 
 def rewritten(table: Table, file: DataFile, dropped: NDArray[np.int64]) -> DataFile | None:
@@ -25,11 +29,6 @@ def rewritten(table: Table, file: DataFile, dropped: NDArray[np.int64]) -> DataF
 
     :param dropped: positions, ascending
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from topicberg.iceberg.data_files import compression
-
     if len(dropped) >= file.record_count:
         return None
     path = table.location_provider().new_data_location(f"{uuid.uuid4()}-erased.parquet")
@@ -58,14 +57,6 @@ def _described(
     table: Table, file: DataFile, path: str, metadata: pq.FileMetaData, arrow: object
 ) -> DataFile:
     """Return a written file with its statistics, in place of another one."""
-    from pyiceberg.io.pyarrow import (
-        compute_statistics_plan,
-        parquet_path_to_id_mapping,
-        pyarrow_to_schema,
-    )
-
-    from topicberg.iceberg.data_files import described
-
     inside = pyarrow_to_schema(arrow)
     # The table's properties name its columns; the file may have other names and narrower types.
     names = {field.field_id: field.name for field in table.schema().fields}

@@ -15,13 +15,13 @@ erasure that was killed is completed by the next one.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
+import fastavro
 import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
@@ -59,8 +59,6 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 from topicberg.retry import conflicts, retry_conflicts
-
-logger = logging.getLogger(__name__)
 
 ATTEMPTS = 20
 ROUNDS = 10
@@ -440,8 +438,6 @@ _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 
 def _avro(table: Table, path: str) -> list[dict[str, Any]]:
     """Return the records of a manifest, or of a list of manifests; none if it is deleted."""
-    import fastavro
-
     try:
         with table.io.new_input(path).open() as stream:
             records: Any = fastavro.reader(BytesIO(stream.read()))

@@ -7,7 +7,6 @@ hour.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -21,8 +20,6 @@ from topicberg.iceberg.maintenance.conflicts import call, literal, spark_sql
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, MaintenancePolicy
 from topicberg.iceberg.summaries import ancestry, operation_of, summary
 from topicberg.spark import quote
-
-logger = logging.getLogger(__name__)
 
 DELETE_FILES = 10
 """So many delete files of one partition are merged."""

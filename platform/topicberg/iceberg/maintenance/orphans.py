@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 
+from pyarrow.fs import FileSelector, FileType
 from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
@@ -35,8 +36,6 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
 
 def listing(table: Table) -> Iterator[tuple[str, float]]:
     """Yield path and time of the last change (seconds since 1970) of everything in the folder."""
-    from pyarrow.fs import FileSelector, FileType
-
     if (place := folder(table)) is None:
         raise TopicbergError(
             f"table {'.'.join(table.name())}: its file system cannot be listed",

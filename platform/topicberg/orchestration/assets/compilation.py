@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.sql.pandas.types import from_arrow_schema
+
 from topicberg.errors import SpecError, TopicbergError, line_in
 from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.formats.table import FORMATS
@@ -22,8 +24,8 @@ from topicberg.orchestration.assets.lake import Lake
 from topicberg.query.help import hint as similar_names
 from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, table_schema
 from topicberg.topics import TopicSpec
-from topicberg.topics.rules import suggestion
 from topicberg.topics.schema import read_schema
+from topicberg.wording import suggestion
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,8 +109,6 @@ def _in_order(lake: Lake) -> list[DerivedTable]:
 
 def _topic_columns(lake: Lake, name: str) -> "StructType":
     """The columns of a topic's table, or of its history, as its schema files make them."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     spec = lake.ingested[name].root
     schema = table_schema(spec, Layout(_half(spec, KEY, lake), _half(spec, VALUE, lake)))
     columns = from_arrow_schema(schema.as_arrow(), prefer_timestamp_ntz=True)

@@ -27,8 +27,8 @@ from topicberg.settings import Settings, settings
 from topicberg.spark import for_connect
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import KnownSpecs
-from topicberg.topics.rules import suggestion
 from topicberg.transforms.upsert_view import UpsertView
+from topicberg.wording import suggestion
 
 
 @dataclass(frozen=True)

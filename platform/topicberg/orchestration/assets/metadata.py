@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dagster import (
     AssetKey,
@@ -15,6 +15,9 @@ from dagster import (
     TableColumnLineage,
     TableSchema,
 )
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.charts import markdown_table
 from topicberg.documents import address_of
@@ -22,11 +25,6 @@ from topicberg.iceberg.snapshots import SnapshotReport, newest_rows, oldest_reco
 from topicberg.iceberg.summaries import END_OFFSETS, KAFKA_TIMES, ROWS_SKIPPED, summary
 from topicberg.security.text import markdown_line
 from topicberg.topics.spec import metadata_description
-
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-    from pyiceberg.table.snapshots import Snapshot
 
 SAMPLE_ROWS = 10
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import dagster as dg
 
+from topicberg.deploy import engine
+from topicberg.deploy.context import open_context
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Resource, Step
 from topicberg.orchestration.assets.metadata import documentation
@@ -53,8 +55,6 @@ def deployed_assets(config: Settings, specs: Sequence[TopicSpec]) -> dg.AssetsDe
         name=PLATFORM, specs=[spec for _, spec in described], can_subset=True, pool=PLATFORM
     )
     def make(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult]:
-        from topicberg.deploy import engine
-        from topicberg.deploy.context import open_context
         from topicberg.deploy.lock import exclusive
 
         deployment = open_context(Settings())

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 
 import dagster as dg
 
+from topicberg.errors import safe
+from topicberg.retry import classify, with_service, without_jvm
+
 
 @contextmanager
 def retried() -> Iterator[None]:
@@ -17,9 +20,6 @@ def retried() -> Iterator[None]:
 
     :raises dagster.RetryRequested: a retry may resolve the failure
     """
-    from topicberg.errors import safe
-    from topicberg.retry import classify, with_service, without_jvm
-
     try:
         yield
     except Exception as error:

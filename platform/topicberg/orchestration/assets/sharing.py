@@ -25,12 +25,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import dagster as dg
 
 from topicberg.checks.check import TableCheck
 from topicberg.errors import TopicbergError, safe, split_hint
+from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.tables import (
     CATALOGS,
@@ -49,9 +50,6 @@ from topicberg.orchestration.resources import Lakehouse, Snowflake
 from topicberg.retry import classify, with_service, without_jvm
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
-
-if TYPE_CHECKING:
-    from topicberg.orchestration.assets.lake import Lake
 
 AT_ONCE = 8
 """Tables that a step registers or refreshes at once: most of the time is waiting for the vendor."""

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 
 from topicberg.charts import markdown_table
 from topicberg.checks.check import Probe, TableCheck, evaluate
@@ -119,8 +120,6 @@ def result(
     :param before: the last finding: a failure that has no time of its own began with it, if it
         failed as well
     """
-    import pyarrow as pa
-
     metadata: dict[str, Any] = {
         name: dg.MetadataValue.md(markdown_table(fact)) if isinstance(fact, pa.Table) else fact
         for name, fact in finding.facts.items()

@@ -35,6 +35,7 @@ from topicberg.dagster.locations import (
 from topicberg.dagster.run_assets import assets_of_run
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
+from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 from topicberg.orchestration.assets.partitions import requested_range
 from topicberg.orchestration.checks.evaluations import last_evaluations
 from topicberg.orchestration.jobs.checks import CHECK
@@ -91,7 +92,6 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.evaluation import evaluate
         from topicberg.alerts.settings import alert_settings
-        from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)

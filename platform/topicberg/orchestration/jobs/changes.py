@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from dagster import AssetMaterialization, AssetObservation
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.catalogs.glue import registered_state
 from topicberg.iceberg.changes import Mark, expired_changes
@@ -25,7 +27,6 @@ from topicberg.orchestration.assets.metadata import (
 from topicberg.orchestration.assets.partitions import Span, spans
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.jobs.snapshot_cursor import (
-    ANY_TABLE,
     MAX_RANGES,
     ComputationRequest,
     RunState,
@@ -39,11 +40,6 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
 from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import unread
-
-if TYPE_CHECKING:
-    from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table as IcebergTable
-    from pyiceberg.table.snapshots import Snapshot
 
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick continues."""
@@ -112,7 +108,7 @@ def _look(
                 yield watch.reached(hours, datetime.now(UTC))
 
     seen = cursor.seen
-    if seen and seen.table in (uuid, ANY_TABLE):
+    if seen and seen.table == uuid:
         changes = changes_since(iceberg, seen.snapshot)
         unknown, new = changes.gap, [s for s in changes.new if _number(s) > seen.sequence]
     else:

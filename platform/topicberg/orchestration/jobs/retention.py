@@ -14,7 +14,10 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from topicberg.dagster import BACKGROUND
+from topicberg.dagster.compatibility import degradation
 from topicberg.dagster.executor import EXECUTOR
+from topicberg.dagster.locations import location_of_run
+from topicberg.dagster.run_assets import assets_of_run
 from topicberg.errors import safe
 from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.lake import Lake
@@ -60,7 +63,6 @@ def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
 def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int:
     """Delete the runs and events that are old enough. Returns how many runs there were."""
     # SQLAlchemy takes a fifth of the time to load the project, which nothing else in it needs.
-    from topicberg.dagster.compatibility import degradation
 
     config, now, instance = settings(), datetime.now(UTC), context.instance
     old: dict[str, frozenset[dg.AssetKey]] = {}
@@ -105,9 +107,6 @@ def _own_runs(
     :param own: the run that asks, which is of the code location
     :param keys: the assets of topicberg
     """
-    from topicberg.dagster.locations import location_of_run
-    from topicberg.dagster.run_assets import assets_of_run
-
     location, found = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
     for run in _older(instance, tags, before):
         of_run, is_topicbergs = location_of_run(run), KIND in run.tags

@@ -3,6 +3,8 @@
 import dagster as dg
 
 from topicberg.dagster.executor import EXECUTOR
+from topicberg.deploy.context import open_context
+from topicberg.deploy.platform import resources
 from topicberg.orchestration.checks.adapter import KIND
 from topicberg.settings import Settings
 
@@ -13,9 +15,7 @@ WAIT_SECONDS = 30 * 60.0
 @dg.op(retry_policy=dg.RetryPolicy(max_retries=2, delay=300))
 def rotate_due_keys(context: dg.OpExecutionContext) -> int:
     """Rotate what ``TOPICBERG_DAY_COUNT`` says is due. Returns how many keys were."""
-    from topicberg.deploy.context import open_context
     from topicberg.deploy.lock import exclusive
-    from topicberg.deploy.platform import resources
     from topicberg.deploy.rotate import rotate
 
     deployment = open_context(Settings())

@@ -11,6 +11,7 @@ import dagster as dg
 
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.resources import Lakehouse
+from topicberg.retry import classify, with_service
 from topicberg.settings import settings
 
 UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
@@ -48,8 +49,6 @@ def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.Skip
 
     @wraps(tick)
     def skipping(*args: P.args, **kwargs: P.kwargs) -> Found | dg.SkipReason:
-        from topicberg.retry import classify, with_service
-
         try:
             return tick(*args, **kwargs)
         except Exception as error:

@@ -173,7 +173,7 @@ class _Evaluation:
         self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
         self.watched, self.signals = watched, signals
         location = location_of_sensor(context)
-        self.position = Position.parse(context.cursor) or begin(self.instance, watched, location)
+        self.position = Position.parse(context.cursor) or begin()
         self.cursors = load(self.instance, self.position, watched, location)
         self.runs: dict[str, dg.DagsterRun | None] = {}
         self.changed: dict[str, TableCursor] = {}

@@ -18,7 +18,6 @@ left of the table (:mod:`topicberg.iceberg.changes`).
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -34,9 +33,6 @@ MAX_RANGES = 10
 """Runs of one request: of scattered partitions the narrowest gaps are computed as well."""
 MAX_PENDING = 1000
 """Ranges of hours that a cursor remembers: of more, the narrowest gaps as well."""
-
-ANY_TABLE = ""
-"""A mark of an older version does not say of which table it is."""
 
 RunState = Literal["active", "succeeded", "failed", "missing"]
 Range = tuple[int, int]
@@ -85,7 +81,7 @@ class TableCursor(BaseModel):
                 return TableCursor.model_validate_json(text)
         except ValidationError:
             pass
-        return TableCursor(life=uuid.uuid4().hex[:8], seen=_seen_by_older_version(text))
+        return TableCursor(life=uuid.uuid4().hex[:8])
 
     @property
     def snapshot(self) -> int | None:
@@ -93,14 +89,6 @@ class TableCursor(BaseModel):
 
     def replace(self, **fields: Any) -> TableCursor:
         return self.model_copy(update=fields)
-
-
-def _seen_by_older_version(text: str | None) -> Mark | None:
-    """It named only the snapshot, and partitions where this one has hours."""
-    older = json.loads(text) if text else {}
-    if not older.get("snapshot") or any(older.get(k) for k in ("pending", "future", "request")):
-        return None
-    return Mark(table=ANY_TABLE, snapshot=older["snapshot"], sequence=-1, at=0)
 
 
 def settle(cursor: TableCursor, states: Mapping[str, RunState]) -> TableCursor:

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
 
-from topicberg.dagster.locations import location_of_automation
 from topicberg.orchestration.jobs.snapshot_cursor import TableCursor
 
 SENSOR = "snapshots"
@@ -42,27 +41,9 @@ class Position(BaseModel):
             return None
 
 
-def begin(
-    instance: dg.DagsterInstance, names: Iterable[str], location: str | None = None
-) -> Position:
-    """Return a new position: the first one, or that after a reset.
-
-    Earlier versions had a sensor for each table: the first position continues where they ended.
-    """
-    life, wanted = uuid.uuid4().hex[:8], set(names)
-    if _read(instance, wanted, location) or _read(instance, wanted, None):
-        return Position(life=life)
-    found = {
-        state.instigator_name: getattr(state.instigator_data, "cursor", None)
-        for state in instance.all_instigator_state()
-        if location in (None, location_of_automation(state))
-    }
-    changed = {
-        name: TableCursor.parse(text).replace(life=life)
-        for name, text in found.items()
-        if text and name in wanted
-    }
-    return Position(life=life, changed=changed)
+def begin() -> Position:
+    """Return a new position: the first one, or that after a reset."""
+    return Position(life=uuid.uuid4().hex[:8])
 
 
 def load(

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
+
+from topicberg import kafka
+from topicberg.catalogs import glue
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
+from topicberg.tableflow.wait import held_offsets, wait_for
 from topicberg.topics import TopicSpec
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
-
-    from topicberg.kafka.offsets import Offsets
 
 PATIENCE_SECONDS = 20 * 60.0
 """Tableflow commits every 15 minutes or 250 MB."""
@@ -26,9 +26,6 @@ def ingest(
 
     :raises TopicbergError: it made no progress for :data:`PATIENCE_SECONDS`
     """
-    from topicberg import kafka
-    from topicberg.tableflow.wait import held_offsets, wait_for
-
     table = endpoints.catalog(config).load_table(spec.table_identifier(config))
     target = kafka.end_offsets(endpoints, spec.name)
 
@@ -53,7 +50,6 @@ def signals(specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings) 
     """
     if endpoints.topics_rest:
         return {}
-    from topicberg.catalogs import glue
 
     tables = {(spec.table_identifier(config)[0], spec.glue_name): spec.name for spec in specs}
     client = endpoints.boto3("glue", config)

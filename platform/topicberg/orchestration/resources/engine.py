@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
+from pyiceberg.table import Table
+
+from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.settings import Settings
+from topicberg.tableflow import control
+from topicberg.tableflow.status import reported_snapshot
+from topicberg.tableflow.wait import wait_for
 from topicberg.topics import TopicSpec
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
 
 PATIENCE_SECONDS = 30.0
 """How much longer than its commit interval the engine may be silent."""
@@ -24,10 +26,7 @@ def ingest(
     If the engine is silent for too long, one in this process commits: of two engines, the second to
     commit plans its batch again.
     """
-    from topicberg import kafka
-    from topicberg.tableflow import control
     from topicberg.tableflow.engine import Ingestor, run_once
-    from topicberg.tableflow.wait import wait_for
 
     def missing(records: int) -> None:
         control.commit_soon(config, spec.name)
@@ -47,7 +46,5 @@ def signals(specs: Iterable[TopicSpec], endpoints: Endpoints, config: Settings) 
 
     A topic that it says nothing of is left out.
     """
-    from topicberg.tableflow.status import reported_snapshot
-
     found = {spec.name: reported_snapshot(config, spec.name) for spec in specs}
     return {name: str(snapshot) for name, snapshot in found.items() if snapshot is not None}

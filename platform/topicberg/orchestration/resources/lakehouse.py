@@ -14,6 +14,8 @@ from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.local import require_local_stack
 from topicberg.orchestration.resources import confluent, engine
 from topicberg.settings import Settings, settings
+from topicberg.tableflow.confluent import read_status as read_of_confluent
+from topicberg.tableflow.status import read_status
 from topicberg.topics import TopicSpec
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class Lakehouse(ConfigurableResource):
 
         None: Confluent's Tableflow maintains the tables that it writes.
         """
+        # Definitions are loaded without it: it imports pandas.
         from topicberg.iceberg import maintenance
 
         if not self.config.own_engine:
@@ -84,9 +87,6 @@ class Lakehouse(ConfigurableResource):
 
         None: it says nothing to us, or there is no key to read it with.
         """
-        from topicberg.tableflow.confluent import read_status as read_of_confluent
-        from topicberg.tableflow.status import read_status
-
         read = read_status if self.config.own_engine else read_of_confluent
         return read(self.config, spec.name)
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from dagster import InitResourceContext
 from dagster_pyspark import LazyPySparkResource
 from pydantic import Field
 from pyspark.errors.exceptions.connect import SparkConnectException
+from pyspark.sql import SparkSession
 
 from topicberg.orchestration.resources.lakehouse import connect
 from topicberg.project_code import send
 from topicberg.settings import settings
 from topicberg.spark import NO_SUBSTITUTION, check_spark
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 class Spark(LazyPySparkResource):

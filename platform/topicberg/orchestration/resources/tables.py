@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from topicberg.catalogs.snowflake.names import quote
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.iceberg.tables import attached_catalog
 from topicberg.project import VARIABLE
 from topicberg.settings import Settings, settings
+from topicberg.spark import new_session
+from topicberg.transforms.spark_tables import name_in_spark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,15 +135,13 @@ class Tables(ConfigurableResource):
 
         :raises QueryError: the catalog does not answer
         """
-        from topicberg.catalogs.snowflake.names import quote  # DuckDB quotes as Snowflake does
-        from topicberg.iceberg.tables import attached_catalog
         from topicberg.query import duckdb_connection
 
         if self._duckdb is None:
             connection = duckdb_connection(self.endpoints, self.config)
             if self._only is not None:
                 connection.execute("SET search_path = 'memory.main'")
-                for name in self._only:
+                for name in self._only:  # DuckDB quotes as Snowflake does
                     table = self.iceberg(name)
                     path = f"{attached_catalog(table)}.{quote(*table.name())}"
                     connection.execute(f"CREATE VIEW {quote(name)} AS FROM {path}")
@@ -165,8 +167,6 @@ class Tables(ConfigurableResource):
 
         :raises TopicbergError: the deployment has no Spark, or it does not answer
         """
-        from topicberg.spark import new_session
-
         if self._spark is None:
             endpoints = self.endpoints
             conf = {"spark.sql.session.timeZone": "UTC"} | endpoints.spark_session(self.config)[0]
@@ -178,8 +178,6 @@ class Tables(ConfigurableResource):
 
         :raises TopicbergError: there is no such table
         """
-        from topicberg.transforms.spark_tables import name_in_spark
-
         return self.spark.read.table(name_in_spark(self.iceberg(table)))
 
     def close(self) -> None:

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+
+from pyiceberg.table import Table
 
 from topicberg.errors import SpecError
 from topicberg.iceberg import erasure
 from topicberg.tableflow.forgetting.key import Key
-from topicberg.topics.rules import suggestion
-
-if TYPE_CHECKING:
-    from pyiceberg.table import Table
+from topicberg.wording import suggestion
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+from confluent_kafka import Message, Producer
 from pyiceberg.schema import Schema
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import HEADERS, header_of, id_of, payload, wire_prefix
@@ -20,17 +22,12 @@ from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
 from topicberg.tableflow.columns import decode_raw
 from topicberg.tableflow.foreign import foreign_schemas
+from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import KEY, Layout
 from topicberg.tableflow.plan import message_decoder
 from topicberg.tableflow.writers import Writers
-
-if TYPE_CHECKING:
-    from confluent_kafka import Message
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.tableflow.forgetting.key import Key
-    from topicberg.topics import TopicSpec
+from topicberg.topics import TopicSpec
 
 CHUNK = 200_000
 """Records of a topic that are read before their keys are compared."""
@@ -135,8 +132,6 @@ def write_tombstones(endpoints: Endpoints, records: KeyRecords) -> int:
 
     :raises TopicbergError: Kafka does not take them
     """
-    from confluent_kafka import Producer
-
     if not (pending := records.pending):
         return 0
     refused: list[str] = []

@@ -11,13 +11,16 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pydantic import BaseModel, ValidationError
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.types import BinaryType, IcebergType, NestedField, StructType
 
 from topicberg import kafka
+from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import header_of
@@ -26,6 +29,7 @@ from topicberg.iceberg.erasure import Condition, Erased, Proof, Rows, RowsToEras
 from topicberg.iceberg.erasure.matching import ColumnPath, columns
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
 from topicberg.tableflow import keys
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.forgetting.key import Key, described
@@ -44,17 +48,10 @@ from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.turns import wait_for_turns
 from topicberg.tableflow.upsert_key import held_key
 from topicberg.tableflow.wait import POLL_SECONDS, noted_offsets, wait_for
+from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
-from topicberg.topics.rules import suggestion
 from topicberg.topics.spec import PARTITION, RAW_KEY
-
-if TYPE_CHECKING:
-    from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
-
-    from topicberg.endpoints import Endpoints
-    from topicberg.settings import Settings
-    from topicberg.topics import TopicSpec
+from topicberg.wording import suggestion
 
 FORGOTTEN = "topicberg.forgotten."
 """Prefix of the table property of each erased key, followed by the key's digest."""

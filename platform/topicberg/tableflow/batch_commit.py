@@ -1,0 +1,199 @@
+"""What becomes of a batch that was read: its changes folded, its files committed, its counts.
+
+The records that did not become rows are treated first, as the topic's error mode says: a batch is
+committed only when each of its records is in the table, or is known to be left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import cast, get_args
+
+import pyarrow as pa
+from pyiceberg.table.snapshots import Snapshot
+
+from topicberg.endpoints import Endpoints
+from topicberg.iceberg import summaries
+from topicberg.iceberg.data_files import WriteTarget
+from topicberg.iceberg.files import discard
+from topicberg.settings import Settings
+from topicberg.tableflow import commit, skips, tombstones
+from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
+from topicberg.tableflow.change_batch import ChangeBatch
+from topicberg.tableflow.changes import key_names
+from topicberg.tableflow.current_rows import FoldTarget
+from topicberg.tableflow.fold_state import FoldState, Order
+from topicberg.tableflow.folded_files import write_rows
+from topicberg.tableflow.folding import Folded, Folding
+from topicberg.tableflow.foreign import ForeignSchemas, named_schemas
+from topicberg.tableflow.framing import Framing
+from topicberg.tableflow.key_state import KeyState
+from topicberg.tableflow.left_out import LeftOut
+from topicberg.tableflow.old_values import BatchProgress
+from topicberg.tableflow.reading import ChangesRead, WrittenBatch
+from topicberg.tableflow.rejections import Rejections
+from topicberg.tableflow.topic_keys import TopicKeys
+from topicberg.topics import TopicSpec
+from topicberg.wording import count
+
+logger = logging.getLogger(__name__)
+
+
+class SchemasFoundError(Exception):
+    """Records name schemas that were unknown and have been looked up: decode the batch again."""
+
+
+class BatchCommitter:
+    """Commits the batches of one topic."""
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        endpoints: Endpoints,
+        config: Settings,
+        keys: TopicKeys,
+        foreign: Mapping[str, ForeignSchemas],
+        framing: Framing | None,
+        check: Callable[[], None],
+    ) -> None:
+        """:param framing: what brings the records into the wire format; None: they are
+        :param check: raises if the batch is not to be committed any more
+        """
+        self._spec, self._config = spec, config
+        self._keys, self._foreign, self._framing = keys, foreign, framing
+        self._check = check
+        self._left_out = LeftOut(spec, endpoints, config, check)
+        self._progress: BatchProgress | None = None
+        self._unread: dict[int, Order] = {}
+
+    def begin_attempt(self) -> None:
+        """Forget how far an attempt before has read."""
+        self._unread = {}
+
+    def end_at(self, ends: Mapping[int, int]) -> None:
+        """Note what the batch that was folded last has behind an earlier end."""
+        if self._progress is not None:
+            self._progress.end_at(ends)
+
+    def commit(self, plan: BatchPlan, written: WrittenBatch) -> Commit:
+        """Commit the data files of a batch.
+
+        :raises SchemasFoundError: schemas of records were looked up: decode the batch again
+        :raises BatchCutError: only an earlier part of the batch can be committed now
+        :raises TableflowError: the topic stops before a malformed record (SUSPEND)
+        """
+        table, batch = plan.table, plan.batch
+        folded: Folded | None = None
+        try:
+            self._handle_rejected(plan, written.rejections)
+            self._left_out.failing(plan)
+            if written.changes is not None and written.changes.parts:
+                folded = self._fold(plan, written.changes)
+                target, most = WriteTarget.of(table), self._config.engine_processes
+                files, keys = write_rows(target, table.io, folded.rows, most, self._check)
+                written = replace(written, files=files, keys=keys)
+            changed = plan.missed.of(batch, lambda: written.records, caught_up=not plan.backlog)
+            rejected = written.rejections.count + (len(folded.refused) if folded else 0)
+            dead_lettered = 0
+            if self._spec.tableflow.error_handling.mode == "LOG":
+                dead_lettered = rejected + len(plan.failing.keys() & batch.skipped)
+            if left_out := rejected + len(batch.skipped):
+                changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
+            if kafka_times := written.rejections.kafka_times:
+                logger.warning(
+                    "topic %s: %s without a usable event time have Kafka's time",
+                    *(self._spec.name, count(kafka_times, "record")),
+                )
+                known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
+                changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
+            replaced = folded.replaced if folded else self._keys.replaced(plan, written)
+            changed |= self._keys.changed_properties(plan) | (folded.properties if folded else {})
+            self._check()
+        except BaseException:
+            discard(table.io, written.files)
+            raise
+        dropped, summary = skips.committed(table, batch.end), self._keys.summary(plan)
+        snapshot = commit.add_files(
+            table, plan.planned_on, written.files, replaced, summary, changed, dropped
+        )
+        self._keys.keep(plan, written)
+        return replace(
+            result(plan, snapshot, changed),
+            records_read=written.records,
+            records_skipped=left_out - dead_lettered,
+            records_dead_lettered=dead_lettered,
+        )
+
+    def _handle_rejected(self, plan: BatchPlan, rejections: Rejections) -> None:
+        """Treat malformed records as the topic's error mode says.
+
+        :raises SchemasFoundError: their schemas were looked up: decode the batch again
+        :raises TableflowError: the topic stops before the first of them (SUSPEND)
+        """
+        named = named_schemas(sorted(rejections.unknown))
+        found = False
+        for foreign in {*self._foreign.values()}:  # of the keys and of the values
+            found |= foreign.look_up(named)
+        if self._framing is not None and rejections.inline:
+            found |= self._framing.look_up(rejections.inline.values())
+        if found or rejections.is_partial:
+            raise SchemasFoundError("records name, or have, schemas that were not known")
+        rejections.name_missing(self._foreign)
+        self._left_out.malformed(plan, rejections)
+
+    def _fold(self, plan: BatchPlan, read: ChangesRead) -> Folded:
+        """Return what a batch of changes makes of the current rows."""
+        table, batch = plan.table, plan.batch
+        head, keys = table.current_snapshot(), key_names(plan.layout)
+        subject = plan.layout.key.subject
+        may_move = subject is not None and len(subject.schemas) > 1
+        may_move |= FoldState.load(table.properties).has_fewer_partitions(len(batch.end))
+        target = FoldTarget(self._spec, table, head, self._keys.of_changes(table, keys), keys)
+        self._progress = BatchProgress(batch, plan.latest, self._unread, may_move)
+        changes, lost = ChangeBatch.joined(read.parts), pa.concat_tables(read.lost)
+        folded = Folding(target, self._progress, changes, lost).fold()
+        if folded.repeated:
+            found = count(len(folded.repeated), "repeated change")
+            logger.info("topic %s: left out %s of deleted rows", self._spec.name, found)
+        self._left_out.refused(plan, folded.refused)
+        return folded
+
+
+def result(plan: BatchPlan, head: Snapshot | None, changed: Mapping[str, str]) -> Commit:
+    """Return what a step did.
+
+    :param head: the snapshot of the batch, or that which the table has without one
+    :param changed: table properties that changed with the batch
+    """
+    properties = {**plan.table.properties, **changed}
+    return Commit(
+        records=plan.batch.records,
+        snapshot_id=head.snapshot_id if head else None,
+        end_offsets=plan.batch.end,
+        backlog=plan.backlog,
+        rows=_number(head, "added-records"),
+        rows_skipped=_skipped(properties),
+        bytes=_number(head, "added-files-size"),
+        data_files=_number(head, "total-data-files"),
+        skip_requests=list(skips.requested(plan.table).values()),
+        missed_deletes=tombstones.missed(properties),
+        keys=KeyState.load(properties),
+        reader=plan.reader if plan.batch.records else _reader_of(head),
+    )
+
+
+def _number(snapshot: Snapshot | None, key: str) -> int:
+    return int(summaries.summary(snapshot).get(key, 0)) if snapshot else 0
+
+
+def _reader_of(head: Snapshot | None) -> Reader | None:
+    """Return what read the batch of a snapshot; None: it is not of a batch, or not known."""
+    found = summaries.summary(head).get(summaries.READER) if head else None
+    return cast("Reader", found) if found in get_args(Reader) else None
+
+
+def _skipped(properties: Mapping[str, str]) -> int:
+    """Return how many records were left out since the table was created."""
+    return int(properties.get(summaries.ROWS_SKIPPED, 0))
