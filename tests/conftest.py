@@ -42,10 +42,6 @@ _TEMPORARY = Path(__file__).resolve().parents[1] / ".pytest_tmp"
 _TEMPORARY.mkdir(exist_ok=True)
 os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
-import cheap_clients  # noqa: E402
-
-cheap_clients.install()
-
 import hypothesis  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 

@@ -43,7 +43,7 @@ def aws_session(**how: Any) -> boto3.Session:
     import botocore.session
 
     own = botocore.session.get_session()
-    own.register_component("data_loader", service_models())
+    own.register_component("data_loader", _models())
     session = boto3.Session(botocore_session=own, **how)
     session.events.register("creating-client-class", _extend)
     session.events.register("after-call", _known)
@@ -51,7 +51,7 @@ def aws_session(**how: Any) -> boto3.Session:
 
 
 @cache
-def service_models() -> Any:
+def _models() -> Any:
     """Return the loader of the models of AWS's APIs, for all sessions.
 
     With a loader for each session, reading them again is most of what a client costs.
