@@ -1,18 +1,22 @@
-"""Whether Dagster's web server and daemon live: what the web server answers.
+"""Whether Dagster's web server and daemon live, and run the project's sensors: what they answer.
 
-The daemon has no port. It writes a heartbeat every 30 seconds, which the web server knows.
+The daemon has no port. It writes a heartbeat every 30 seconds, which the web server knows. The web
+server also knows whether the code of the project loads, without which no sensor ticks.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 import requests
 
+from topicberg.alerts.evaluation import explained
+from topicberg.alerts.observation import StepError
 from topicberg.alerts.settings import AlertSettings
 from topicberg.alerts.watch import Watched
 from topicberg.clients.liveness import Check, answers_http
@@ -23,8 +27,20 @@ MAX_HEARTBEAT_AGE = 35.0
 """In seconds. Dagster writes a heartbeat every 30 seconds of each of the daemon's loops."""
 DAEMON_PATIENCE = 8.0
 """The next look confirms it: after a laptop slept, the first heartbeat is old."""
-WEBSERVER, DAEMON = "dagster_webserver", "dagster_daemon"
+CODE_PATIENCE = 30.0
+"""A web server that shows a large graph to someone answers late."""
+WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
+SENDERS = frozenset({"alerts", "engine"})
+"""The sensors that send alerts."""
 _QUERY = "{instance{daemonHealth{allDaemonStatuses{daemonType lastHeartbeatTime}}}}"
+_CODE_QUERY = """
+{workspaceOrError{
+  ...on PythonError{message}
+  ...on Workspace{locationEntries{name locationOrLoadError{
+    ...on PythonError{message errorChain{error{message}}}
+    ...on RepositoryLocation{repositories{sensors{name sensorState{status}}}}
+}}}}}
+"""
 
 
 def ui_file(config: Settings) -> Path:
@@ -39,22 +55,49 @@ def note_ui(config: Settings, url: str) -> None:
     replace_file(ui_file(config), json.dumps(document))
 
 
+def forget_ui(config: Settings) -> None:
+    """Note that the user has ended `topicberg ui`."""
+    ui_file(config).unlink(missing_ok=True)
+
+
 def running_ui(config: Settings) -> str | None:
     """Return the address of Dagster's web server if `topicberg ui` runs."""
+    known = _noted_ui(config)
+    return str(known["url"]) if known is not None and _runs(known) else None
+
+
+def lost_ui(config: Settings) -> str | None:
+    """Return what became of `topicberg ui` if it ended and no user ended it.
+
+    One that ran before this machine started is not missed.
+    """
+    known = _noted_ui(config)
+    if known is None or known["started"] < psutil.boot_time() or _runs(known):
+        return None
+    return f"the process of `topicberg ui` ({known['pid']}) ended, and no user has ended it"
+
+
+def _noted_ui(config: Settings) -> Mapping[str, Any] | None:
     try:
         known = json.loads(ui_file(config).read_text())
-        process = psutil.Process(int(known["pid"]))
-        runs = abs(process.create_time() - known["started"]) < 1
-    except (OSError, ValueError, LookupError, TypeError, psutil.Error):
+        return {"url": known["url"], "pid": int(known["pid"]), "started": float(known["started"])}
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    return str(known["url"]) if runs else None
+
+
+def _runs(known: Mapping[str, Any]) -> bool:
+    try:
+        return bool(abs(psutil.Process(known["pid"]).create_time() - known["started"]) < 1)
+    except psutil.Error:
+        return False
 
 
 def dagster_checks(url: str) -> dict[str, Check]:
-    """Return the checks of Dagster's web server and daemon."""
+    """Return the checks of Dagster's web server and daemon, and of the code that they run."""
     return {
         WEBSERVER: answers_http(f"{url}/server_info"),
         DAEMON: lambda seconds: daemon_problem(url, seconds),
+        CODE: lambda seconds: code_problem(url, seconds),
     }
 
 
@@ -69,6 +112,8 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
 
         def ask(seconds: float) -> str | None:
             own = running_ui(config)
+            if own is None and (lost := lost_ui(config)):
+                return lost if name == WEBSERVER else None
             url = own or (chosen.ui_url.rstrip("/") if "ui_url" in chosen.model_fields_set else "")
             if not url:
                 return None
@@ -92,6 +137,15 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         patience=DAEMON_PATIENCE,
         causes=(WEBSERVER,),
     )
+    yield Watched(
+        name=CODE,
+        check=check(CODE),
+        title="the code location of Dagster",
+        remediation="correct the file and reload the code location (Deployment, Reload), or turn "
+        "the sensor on (Automation). Until then, no other alert is sent",
+        patience=CODE_PATIENCE,
+        causes=(WEBSERVER, DAEMON),
+    )
 
 
 def daemon_problem(url: str, seconds: float) -> str | None:
@@ -108,3 +162,44 @@ def daemon_problem(url: str, seconds: float) -> str | None:
     if not times:
         return "it has never written a heartbeat"
     return f"its last heartbeat was {age:.0f} s ago; it writes one every 30 s"
+
+
+def code_problem(url: str, seconds: float) -> str | None:
+    """Return why the sensors that send alerts do not run; None: they do, or do not exist yet."""
+    try:
+        response = requests.post(f"{url}/graphql", json={"query": _CODE_QUERY}, timeout=seconds)
+        answer = response.json()
+    except requests.Timeout:
+        return f"the web server does not say within {seconds:.0f} s whether it runs"
+    except (requests.RequestException, ValueError):
+        return None  # the check of the web server reports it
+    try:
+        if errors := answer.get("errors"):
+            return f"the web server cannot say whether it runs: {_shortened(errors[0]['message'])}"
+        workspace = answer["data"]["workspaceOrError"]
+        if "locationEntries" not in workspace:
+            return _shortened(workspace["message"])
+        for entry in workspace["locationEntries"]:
+            if why := _location_problem(entry["locationOrLoadError"] or {}):
+                return f"{entry['name']}: {why}"
+    except (LookupError, TypeError, AttributeError):
+        return None  # another version of Dagster
+    return None
+
+
+def _location_problem(location: Mapping[str, Any]) -> str | None:
+    """Return why a code location does not load, or which of its sensors that send alerts is off."""
+    if "message" in location:
+        chain = [one["error"]["message"] for one in location["errorChain"]]
+        what, hint = explained([StepError((location["message"], *chain))])
+        return f"it does not load: {_shortened(what)}" + (f" ({hint})" if hint else "")
+    for repository in location.get("repositories", ()):
+        states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
+        off = sorted(name for name in SENDERS if states.get(name) == "STOPPED")
+        if off and states.keys() >= SENDERS:
+            return f"the sensor {off[0]} is off, which sends alerts"
+    return None
+
+
+def _shortened(text: str) -> str:
+    return " ".join(text.split())[:300]

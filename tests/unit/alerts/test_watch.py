@@ -19,16 +19,28 @@ from topicberg.alerts import dagster_ui, watch
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import (
+    CODE,
     DAEMON,
     MAX_HEARTBEAT_AGE,
     WEBSERVER,
+    forget_ui,
     note_ui,
     running_ui,
     watched_dagster,
 )
 from topicberg.alerts.decisions import end_silence, silence
+from topicberg.alerts.restarts import (
+    STABLE_SECONDS,
+    STARTS,
+    WINDOW_SECONDS,
+    note_start,
+    read_restarts,
+    restart_problem,
+    starts_file,
+)
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
+from topicberg.errors import SpecError
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg_local.engine import NEEDED, unavailable
@@ -183,6 +195,8 @@ def test_silenced_service_is_not_sent(config: Settings) -> None:
 class _Recorded(BaseHTTPRequestHandler):
     """Answers as Dagster's web server, and for the heartbeat."""
 
+    workspace: ClassVar[dict[str, Any] | None] = None
+    """What a query of the code locations returns."""
     requested: ClassVar[list[str]] = []
     heartbeats: ClassVar[list[float | None]] = []
     status = 200
@@ -192,7 +206,9 @@ class _Recorded(BaseHTTPRequestHandler):
         health = [{"daemonType": "SENSOR", "lastHeartbeatTime": at} for at in self.heartbeats]
         daemons = {"daemonHealth": {"allDaemonStatuses": health}}
         body = json.dumps({"data": {"instance": daemons}}).encode()
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        query = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if b"workspaceOrError" in query and self.workspace is not None:
+            body = json.dumps(self.workspace).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -276,7 +292,7 @@ def test_daemon_is_judged_by_its_newest_heartbeat(
 
 
 def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
-    assert set(dagster(config)) == {WEBSERVER, DAEMON}
+    assert set(dagster(config)) == {WEBSERVER, DAEMON, CODE}
     assert dagster(config)[WEBSERVER](5) is None, "nobody started it"
     note_ui(config, "http://127.0.0.1:1")
     assert running_ui(config) == "http://127.0.0.1:1"
@@ -287,6 +303,136 @@ def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
         dagster_ui.ui_file(config).write_text(json.dumps(known | changed))
         assert running_ui(config) is None, changed
     assert psutil.Process().pid == known["pid"]
+
+
+def test_dagster_that_ended_by_itself_is_reported_until_it_runs_again(config: Settings) -> None:
+    """``dagster dev`` ends, with status 0, when its daemon was killed."""
+    note_ui(config, "http://127.0.0.1:1")
+    known = json.loads(dagster_ui.ui_file(config).read_text())
+    dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    why = "the process of `topicberg ui` (4194305) ended, and no user has ended it"
+    assert dagster(config)[WEBSERVER](5) == why
+    assert dagster(config)[DAEMON](5) is None, "a consequence"
+    earlier = psutil.boot_time() - 100
+    dagster_ui.ui_file(config).write_text(json.dumps({**known, "pid": 1, "started": earlier}))
+    assert dagster(config)[WEBSERVER](5) is None, "the machine was started again"
+    dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    forget_ui(config)
+    assert dagster(config)[WEBSERVER](5) is None, "a user has ended it"
+
+
+def workspace(location: dict[str, Any]) -> dict[str, Any]:
+    entries = [{"name": "shop", "locationOrLoadError": location}]
+    return {"data": {"workspaceOrError": {"locationEntries": entries}}}
+
+
+def sensors(**states: str) -> dict[str, Any]:
+    shown = [{"name": name, "sensorState": {"status": state}} for name, state in states.items()]
+    return workspace({"repositories": [{"sensors": shown}]})
+
+
+NOT_LOADED = {
+    "message": "dagster.DagsterUserCodeLoadError: Error occurred during the loading of code",
+    "errorChain": [{"error": {"message": "SyntaxError: '(' was never closed (shop.py, line 3)"}}],
+}
+OWN_ERROR = {
+    "message": "dagster.DagsterUserCodeLoadError: Error occurred during the loading of code",
+    "errorChain": [
+        {"error": {"message": f"topicberg.errors.SpecError: {SpecError('a', hint='b')}"}}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (sensors(alerts="RUNNING", engine="RUNNING", snapshots="STOPPED"), None),
+        (sensors(alerts="STOPPED"), None),  # of someone else
+        (
+            sensors(alerts="STOPPED", engine="RUNNING"),
+            "shop: the sensor alerts is off, which sends alerts",
+        ),
+        (
+            workspace(NOT_LOADED),
+            "shop: it does not load: '(' was never closed (shop.py, line 3)",
+        ),
+        (workspace(OWN_ERROR), "shop: it does not load: a (b)"),
+        (workspace({}), None),  # it is being loaded
+        (
+            {"errors": [{"message": "(sqlite3.OperationalError) database is locked"}]},
+            "the web server cannot say whether it runs: (sqlite3.OperationalError) database is "
+            "locked",
+        ),
+        ({"data": {"workspaceOrError": {"message": "no\n  workspace"}}}, "no workspace"),
+        ({"data": None}, None),
+    ],
+)
+def test_code_location_without_which_no_alert_is_sent_is_reported(
+    config: Settings, server: tuple[str, type[_Recorded]], answer: dict[str, Any], why: str | None
+) -> None:
+    url, handler = server
+    note_ui(config, url)
+    handler.workspace = answer
+    assert dagster(config)[CODE](5) == why
+
+
+def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers at each look."""
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    watched = [Watched("s3", lambda _: None, "", started=lambda: started)]
+    looks, started = ServiceWatch(watched), now - 500
+    for _ in range(STARTS):
+        assert looks.look() == {}
+        now = started = now + 12
+    (alert,) = looks.look().values()
+    assert alert.key == "service s3"
+    assert alert.what == (
+        "s3 does not stay up: it ends again and again: it was started again 3 times in 24 s"
+    )
+    assert "`topicberg logs s3`" in (alert.remediation or "")
+    now += STABLE_SECONDS
+    assert len(looks.look()) == 1
+    now += 1
+    assert looks.look() == {}
+
+
+def test_restarts_that_are_far_apart_are_no_fault() -> None:
+    starts = [number * WINDOW_SECONDS / 2.5 for number in range(10)]
+    assert restart_problem(starts, starts[-1] + 1) is not None
+    rare = [number * WINDOW_SECONDS * 0.6 for number in range(10)]
+    assert restart_problem(rare, rare[-1] + 1) is None
+
+
+def test_engine_that_ends_again_and_again_is_sent_by_the_sensor(
+    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers at each tick; each start watches anew, and knows of no other."""
+    monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
+    url, _handler = server
+    services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
+    (config.state_dir / "runtime.json").write_text(json.dumps(services))
+    sensor, cursor, began = engine_sensor(), None, time.time()
+
+    def tick() -> None:
+        nonlocal cursor
+        context = dg.build_sensor_context(instance=instance, cursor=cursor)
+        cursor = sensor.evaluate_tick(context).cursor
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(1 + STARTS):  # the first one is by `topicberg up`
+            tick()
+            assert notices(config) == []
+            note_start(config)
+        tick()
+        assert notices(config) == [("service tableflow", "firing")]
+        starts_file(config).write_text(json.dumps([began - 200, *[began - 100] * STARTS]))
+        tick()
+    assert notices(config)[1:] == [("service tableflow", "resolved")]
+    starts_file(config).write_text("half of")
+    assert read_restarts(config) == []
 
 
 def test_address_of_the_settings_is_watched_from_its_first_answer_on(
