@@ -7,8 +7,10 @@ server also knows whether the code of the project loads, without which no sensor
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +89,10 @@ def _noted_ui(config: Settings) -> Mapping[str, Any] | None:
 
 def _runs(known: Mapping[str, Any]) -> bool:
     try:
-        return bool(abs(psutil.Process(known["pid"]).create_time() - known["started"]) < 1)
+        process = psutil.Process(known["pid"])
+        if process.status() == psutil.STATUS_ZOMBIE:  # it ended, and who started it did not look
+            return False
+        return bool(abs(process.create_time() - known["started"]) < 1)
     except psutil.Error:
         return False
 
@@ -120,6 +125,8 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
             why = dagster_checks(url)[name](seconds)
             if why is None:
                 answered.add(url)
+            elif own and name == DAEMON:
+                why = storage_problem(config) or why
             return why if own or url in answered else None
 
         return ask
@@ -141,8 +148,8 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         name=CODE,
         check=check(CODE),
         title="the code location of Dagster",
-        remediation="correct the file and reload the code location (Deployment, Reload), or turn "
-        "the sensor on (Automation). Until then, no other alert is sent",
+        remediation="correct the file and reload the code location (Deployment, Reload). Until "
+        "then, only the engine sends alerts",
         patience=CODE_PATIENCE,
         causes=(WEBSERVER, DAEMON),
     )
@@ -162,6 +169,24 @@ def daemon_problem(url: str, seconds: float) -> str | None:
     if not times:
         return "it has never written a heartbeat"
     return f"its last heartbeat was {age:.0f} s ago; it writes one every 30 s"
+
+
+def storage_problem(config: Settings) -> str | None:
+    """Return which of Dagster's databases cannot be written, with a hint; None: all can, or it has
+    no SQLite.
+    """
+    for path in sorted((config.state_dir / "dagster").rglob("*.db")):
+        try:
+            with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)) as one:
+                one.execute("BEGIN IMMEDIATE")
+                one.rollback()
+        except sqlite3.Error as error:
+            hint = (
+                f"`fuser {path}` names the processes that use it: end what holds it; free some "
+                "space if the disk is full"
+            )
+            return f"it cannot write its database {path}: {error}\n  → {hint}"
+    return None
 
 
 def code_problem(url: str, seconds: float) -> str | None:
@@ -192,12 +217,13 @@ def _location_problem(location: Mapping[str, Any]) -> str | None:
     if "message" in location:
         chain = [one["error"]["message"] for one in location["errorChain"]]
         what, hint = explained([StepError((location["message"], *chain))])
-        return f"it does not load: {_shortened(what)}" + (f" ({hint})" if hint else "")
+        return f"it does not load: {_shortened(what)}" + (f"\n  → {hint}" if hint else "")
     for repository in location.get("repositories", ()):
         states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
         off = sorted(name for name in SENDERS if states.get(name) == "STOPPED")
         if off and states.keys() >= SENDERS:
-            return f"the sensor {off[0]} is off, which sends alerts"
+            hint = f"turn it on: Automation, {off[0]}"
+            return f"the sensor {off[0]} is off, which sends alerts\n  → {hint}"
     return None
 
 

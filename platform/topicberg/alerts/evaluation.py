@@ -6,6 +6,7 @@ noticed. Pure functions of an observation and the state of the last evaluation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
@@ -23,15 +24,17 @@ from topicberg.errors import split_hint
 
 MAX_PENDING = 100
 """Failed runs whose work is remembered; of older ones, only that their kind failed."""
-UNCHECKED_TICKS = 30
-"""For how many evaluations more the checks may not run: three each minute. Evaluations are counted,
+UNCHECKED_TICKS = 40
+"""For how many evaluations more the checks may not run: four each minute. Evaluations are counted,
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
-SILENT_EVALUATIONS = 6
+SILENT_EVALUATIONS = 8
 """In how many evaluations in a row a sensor has not ticked."""
 QUEUED_TOO_LONG = timedelta(minutes=30)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
 """Assets that an alert names."""
+_PLACE = re.compile(r'File "(.+?)", line (\d+)')
+"""How Python begins the text of a SyntaxError."""
 
 
 def evaluate(
@@ -351,6 +354,8 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
         own = [text for text in error.chain if text.startswith("topicberg.")]
         name, _, text = (own or error.chain)[-1].strip().partition(": ")
         message, hint = _message_and_hint(text)
+        if place := _PLACE.match(name):
+            return f"{place[1]}, line {place[2]}: {message}", hint
         return message or " ".join(name.split()), hint
     return "", None
 

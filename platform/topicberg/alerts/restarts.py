@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from topicberg.files import replace_file
 from topicberg.settings import Settings
+from topicberg.wording import count
 
 STARTS = 3
 """A process that was started again so often within :data:`WINDOW_SECONDS` ends again and again."""
@@ -23,13 +24,24 @@ def restart_problem(starts: Iterable[float], now: float) -> str | None:
 
     :param starts: when it was started again, in seconds since 1970
     """
-    recent = sorted(start for start in starts if now - start <= WINDOW_SECONDS)
+    recent = _recent(starts, now)
     if len(recent) < STARTS or now - recent[-1] > STABLE_SECONDS:
         return None
-    return (
-        f"it ends again and again: it was started again {len(recent)} times in "
-        f"{now - recent[0]:.0f} s"
-    )
+    return f"it ends again and again: {_counted(recent, now)}"
+
+
+def with_restarts(why: str, starts: Iterable[float], now: float) -> str:
+    """Return why a process does not answer, with how often it was started again before."""
+    recent = _recent(starts, now)
+    return f"{why}; {_counted(recent, now)}" if recent else why
+
+
+def _recent(starts: Iterable[float], now: float) -> list[float]:
+    return sorted(start for start in starts if now - start <= WINDOW_SECONDS)
+
+
+def _counted(recent: Sequence[float], now: float) -> str:
+    return f"it was started again {count(len(recent), 'time')} in {now - recent[0]:.0f} s"
 
 
 class Restarts:

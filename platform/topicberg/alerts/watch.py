@@ -28,7 +28,7 @@ from topicberg.alerts.restarts import Restarts
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.clients.liveness import SECONDS, Check
 from topicberg.documents import RUNBOOK, address_of
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, split_hint
 from topicberg.files import replace_file
 from topicberg.settings import Settings
 
@@ -50,6 +50,8 @@ class Watched:
     name: str
     """Of the process, as in `topicberg status`."""
     check: Check
+    """What it returns may end with a hint, as an error's text does: that is the remediation then,
+    in place of the one here."""
     remediation: str
     title: str = ""
     """What it is, in a sentence; by default its name."""
@@ -158,7 +160,8 @@ class ServiceWatch:
 
     def _fault(self, name: str, failing: _Failing) -> Alert:
         one = self._watched[name]
-        return fault(name, failing.why, failing.at, one.remediation, title=one.title)
+        why, hint = split_hint(failing.why)
+        return fault(name, why, failing.at, hint or one.remediation, title=one.title)
 
 
 class Watcher(threading.Thread):

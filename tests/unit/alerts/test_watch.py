@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +19,7 @@ from typing import Any, ClassVar
 import dagster as dg
 import psutil
 import pytest
+from waiting import wait_until
 
 from topicberg.alerts import dagster_ui, watch
 from topicberg.alerts.alert import Alert
@@ -24,6 +30,7 @@ from topicberg.alerts.dagster_ui import (
     MAX_HEARTBEAT_AGE,
     WEBSERVER,
     forget_ui,
+    lost_ui,
     note_ui,
     running_ui,
     watched_dagster,
@@ -37,6 +44,7 @@ from topicberg.alerts.restarts import (
     read_restarts,
     restart_problem,
     starts_file,
+    with_restarts,
 )
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
@@ -321,6 +329,39 @@ def test_dagster_that_ended_by_itself_is_reported_until_it_runs_again(config: Se
     assert dagster(config)[WEBSERVER](5) is None, "a user has ended it"
 
 
+def test_dagster_that_ended_and_was_not_waited_for_does_not_run(config: Settings) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL) as process:
+        found = psutil.Process(process.pid)
+        note_ui(config, "http://127.0.0.1:1")
+        known = {"url": "http://x", "pid": process.pid, "started": found.create_time()}
+        dagster_ui.ui_file(config).write_text(json.dumps(known))
+        wait_until(lambda: found.status() == psutil.STATUS_ZOMBIE)
+        assert running_ui(config) is None
+        assert "ended" in (lost_ui(config) or "")
+
+
+def test_daemon_whose_database_is_locked_says_so(
+    config: Settings, server: tuple[str, type[_Recorded]]
+) -> None:
+    """Starting it again would not help."""
+    url, handler = server
+    note_ui(config, url)
+    handler.heartbeats[:] = [time.time() - 2 * MAX_HEARTBEAT_AGE]
+    path = config.state_dir / "dagster" / "schedules" / "schedules.db"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE ticks (number INTEGER)")
+        assert "its last heartbeat was" in (dagster(config)[DAEMON](5) or "")
+        other.execute("BEGIN EXCLUSIVE")
+        (watched,) = (one for one in watched_dagster(config, AlertSettings()) if one.name == DAEMON)
+        looks = ServiceWatch([replace(watched, patience=0.0, causes=())])
+        (alert,) = looks.look().values()
+    assert alert.what == (
+        f"dagster_daemon does not answer: it cannot write its database {path}: database is locked"
+    )
+    assert (alert.remediation or "").startswith(f"`fuser {path}` names the processes")
+
+
 def workspace(location: dict[str, Any]) -> dict[str, Any]:
     entries = [{"name": "shop", "locationOrLoadError": location}]
     return {"data": {"workspaceOrError": {"locationEntries": entries}}}
@@ -333,7 +374,14 @@ def sensors(**states: str) -> dict[str, Any]:
 
 NOT_LOADED = {
     "message": "dagster.DagsterUserCodeLoadError: Error occurred during the loading of code",
-    "errorChain": [{"error": {"message": "SyntaxError: '(' was never closed (shop.py, line 3)"}}],
+    "errorChain": [
+        {
+            "error": {
+                "message": '  File "/shop/defs.py", line 3\n    defs = (\n           ^\n'
+                "SyntaxError: '(' was never closed\n"
+            }
+        }
+    ],
 }
 OWN_ERROR = {
     "message": "dagster.DagsterUserCodeLoadError: Error occurred during the loading of code",
@@ -350,13 +398,14 @@ OWN_ERROR = {
         (sensors(alerts="STOPPED"), None),  # of someone else
         (
             sensors(alerts="STOPPED", engine="RUNNING"),
-            "shop: the sensor alerts is off, which sends alerts",
+            "shop: the sensor alerts is off, which sends alerts\n"
+            "  → turn it on: Automation, alerts",
         ),
         (
             workspace(NOT_LOADED),
-            "shop: it does not load: '(' was never closed (shop.py, line 3)",
+            "shop: it does not load: /shop/defs.py, line 3: '(' was never closed",
         ),
-        (workspace(OWN_ERROR), "shop: it does not load: a (b)"),
+        (workspace(OWN_ERROR), "shop: it does not load: a\n  → b"),
         (workspace({}), None),  # it is being loaded
         (
             {"errors": [{"message": "(sqlite3.OperationalError) database is locked"}]},
@@ -402,6 +451,10 @@ def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(
 def test_restarts_that_are_far_apart_are_no_fault() -> None:
     starts = [number * WINDOW_SECONDS / 2.5 for number in range(10)]
     assert restart_problem(starts, starts[-1] + 1) is not None
+    assert with_restarts("nothing listens", starts, starts[-1] + 1) == (
+        "nothing listens; it was started again 3 times in 241 s"
+    )
+    assert with_restarts("nothing listens", [], 1.0) == "nothing listens"
     rare = [number * WINDOW_SECONDS * 0.6 for number in range(10)]
     assert restart_problem(rare, rare[-1] + 1) is None
 

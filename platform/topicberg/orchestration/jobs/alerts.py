@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from topicberg.alerts.active import ActiveAlert
     from topicberg.alerts.alert import AlertState
 
-INTERVAL_SECONDS = 20
+INTERVAL_SECONDS = 15
 """With :data:`topicberg.checks.topic.PATIENCE_MS`, a failure of the engine is sent in a minute."""
 LONG_SECONDS, REST_SECONDS = 5.0, 60.0
 """After an evaluation that took so long, as of thousands of tables, the next one begins a minute

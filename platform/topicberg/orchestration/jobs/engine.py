@@ -38,7 +38,7 @@ def engine_sensor() -> dg.SensorDefinition:
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
         from topicberg.alerts.decisions import read_decisions
-        from topicberg.alerts.restarts import read_restarts, restart_problem
+        from topicberg.alerts.restarts import read_restarts, restart_problem, with_restarts
         from topicberg.alerts.settings import alert_settings
         from topicberg.alerts.watch import fault, restarting_fault
 
@@ -56,7 +56,8 @@ def engine_sensor() -> dg.SensorDefinition:
                 "see `topicberg logs tableflow`; if you end the process that `topicberg status` "
                 "shows (`kill -9 PID`), the supervisor starts it again"
             )
-            alert = fault(ENGINE, why, now, remediation, chosen.ui_url)
+            what = with_restarts(why, restarts, now.timestamp())
+            alert = fault(ENGINE, what, now, remediation, chosen.ui_url)
             faults[alert.key] = alert.model_copy(update={"runbook": runbook})
         decisions = read_decisions(settings())
         state, problems = deliver(state, faults, channels(settings(), chosen), decisions)
