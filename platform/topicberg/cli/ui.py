@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 
+_RUN_DAGSTER = "from topicberg.cli.ui import run_dagster; run_dagster()"
+
+
 def register(app: typer.Typer) -> None:
     app.command()(ui)
 
@@ -73,7 +76,7 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     )
     # Dagster stops its processes with SIGINT, which a script's shell ignores for `command &`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    command = ["-m", "topicberg.cli.ui", "dev", "--host", "127.0.0.1", "--port", str(port)]
+    command = ["-c", _RUN_DAGSTER, "dev", "--host", "127.0.0.1", "--port", str(port)]
     if workspace := workspace_file(config):
         command += ["--workspace", workspace]
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over
@@ -85,7 +88,7 @@ def run_dagster() -> None:
     ``dagster dev`` also ends, with status 0, if its web server or its daemon ended. That is to be
     reported, and the engine reports only what no user has ended.
     """
-    from dagster._cli import main
+    from runpy import run_module
 
     from topicberg.alerts.dagster_ui import forget_ui
 
@@ -96,8 +99,4 @@ def run_dagster() -> None:
     # Dagster handles SIGTERM as it finds SIGINT handled. A terminal that is closed sends SIGHUP.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    main()
-
-
-if __name__ == "__main__":
-    run_dagster()
+    run_module("dagster", run_name="__main__", alter_sys=True)
