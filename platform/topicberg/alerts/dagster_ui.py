@@ -32,8 +32,10 @@ DAEMON_PATIENCE = 8.0
 CODE_PATIENCE = 30.0
 """A web server that shows a large graph to someone answers late."""
 WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
-SENDERS = frozenset({"alerts", "engine"})
+SENDERS = ("alerts", "engine")
 """The sensors that send alerts."""
+_MARKS = frozenset({"alerts", "snapshots"})
+"""A code location that has these sensors is one of topicberg."""
 _QUERY = "{instance{daemonHealth{allDaemonStatuses{daemonType lastHeartbeatTime}}}}"
 _CODE_QUERY = """
 {workspaceOrError{
@@ -97,12 +99,15 @@ def _runs(known: Mapping[str, Any]) -> bool:
         return False
 
 
-def dagster_checks(url: str) -> dict[str, Check]:
-    """Return the checks of Dagster's web server and daemon, and of the code that they run."""
+def dagster_checks(url: str, known: set[str] | None = None) -> dict[str, Check]:
+    """Return the checks of Dagster's web server and daemon, and of the code that they run.
+
+    :param known: as of :func:`code_problem`
+    """
     return {
         WEBSERVER: answers_http(f"{url}/server_info"),
         DAEMON: lambda seconds: daemon_problem(url, seconds),
-        CODE: lambda seconds: code_problem(url, seconds),
+        CODE: lambda seconds: code_problem(url, seconds, known),
     }
 
 
@@ -114,6 +119,7 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
 
     def check(name: str) -> Check:
         answered: set[str] = set()
+        known: set[str] = set()
 
         def ask(seconds: float) -> str | None:
             own = running_ui(config)
@@ -122,7 +128,7 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
             url = own or (chosen.ui_url.rstrip("/") if "ui_url" in chosen.model_fields_set else "")
             if not url:
                 return None
-            why = dagster_checks(url)[name](seconds)
+            why = dagster_checks(url, None if own else known)[name](seconds)
             if why is None:
                 answered.add(url)
             elif own and name == DAEMON:
@@ -189,8 +195,12 @@ def storage_problem(config: Settings) -> str | None:
     return None
 
 
-def code_problem(url: str, seconds: float) -> str | None:
-    """Return why the sensors that send alerts do not run; None: they do, or do not exist yet."""
+def code_problem(url: str, seconds: float, known: set[str] | None = None) -> str | None:
+    """Return why the sensors that send alerts do not run; None: they do, or do not exist yet.
+
+    :param known: the code locations of topicberg that loaded before, to which those that load are
+        added: others in an instance may be anybody's; None: all are the user's own
+    """
     try:
         response = requests.post(f"{url}/graphql", json={"query": _CODE_QUERY}, timeout=seconds)
         answer = response.json()
@@ -205,8 +215,11 @@ def code_problem(url: str, seconds: float) -> str | None:
         if "locationEntries" not in workspace:
             return _shortened(workspace["message"])
         for entry in workspace["locationEntries"]:
-            if why := _location_problem(entry["locationOrLoadError"] or {}):
-                return f"{entry['name']}: {why}"
+            name, location = entry["name"], entry["locationOrLoadError"] or {}
+            if known is not None and _is_topicberg(location):
+                known.add(name)
+            if (known is None or name in known) and (why := _location_problem(location)):
+                return f"{name}: {why}"
     except (LookupError, TypeError, AttributeError):
         return None  # another version of Dagster
     return None
@@ -220,11 +233,16 @@ def _location_problem(location: Mapping[str, Any]) -> str | None:
         return f"it does not load: {_shortened(what)}" + (f"\n  → {hint}" if hint else "")
     for repository in location.get("repositories", ()):
         states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
-        off = sorted(name for name in SENDERS if states.get(name) == "STOPPED")
-        if off and states.keys() >= SENDERS:
+        off = [name for name in SENDERS if states.get(name) == "STOPPED"]
+        if off and states.keys() >= _MARKS:
             hint = f"turn it on: Automation, {off[0]}"
             return f"the sensor {off[0]} is off, which sends alerts\n  → {hint}"
     return None
+
+
+def _is_topicberg(location: Mapping[str, Any]) -> bool:
+    found = location.get("repositories", ())
+    return any({one["name"] for one in each["sensors"]} >= _MARKS for each in found)
 
 
 def _shortened(text: str) -> str:

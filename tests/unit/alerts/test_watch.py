@@ -397,7 +397,7 @@ OWN_ERROR = {
         (sensors(alerts="RUNNING", engine="RUNNING", snapshots="STOPPED"), None),
         (sensors(alerts="STOPPED"), None),  # of someone else
         (
-            sensors(alerts="STOPPED", engine="RUNNING"),
+            sensors(alerts="STOPPED", engine="RUNNING", snapshots="RUNNING"),
             "shop: the sensor alerts is off, which sends alerts\n"
             "  → turn it on: Automation, alerts",
         ),
@@ -423,6 +423,19 @@ def test_code_location_without_which_no_alert_is_sent_is_reported(
     note_ui(config, url)
     handler.workspace = answer
     assert dagster(config)[CODE](5) == why
+
+
+def test_code_location_of_others_in_the_instance_is_not_reported(
+    config: Settings, server: tuple[str, type[_Recorded]]
+) -> None:
+    url, handler = server
+    check = dagster(config, ui_url=url)[CODE]
+    handler.workspace = workspace(NOT_LOADED)
+    assert check(5) is None
+    handler.workspace = sensors(alerts="RUNNING", snapshots="RUNNING")
+    assert check(5) is None
+    handler.workspace = workspace(NOT_LOADED)
+    assert "never closed" in (check(5) or ""), "it was one of topicberg when it loaded"
 
 
 def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(
