@@ -561,7 +561,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Write the status of the topic ``orders``, as the engine does."""
     spec = load_topic("stock_trades").model_copy(update={"name": "orders"})
     monkeypatch.setattr(
-        "topicberg.orchestration.jobs.alerts.check_topics", lambda _config: ([spec], [])
+        "topicberg.orchestration.jobs.alerts.specs_in_use", lambda _config: ([spec], None)
     )
 
     def write(error: str | None = None, seconds: float = 0.0) -> None:

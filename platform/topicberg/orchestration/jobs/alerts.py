@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -46,8 +46,8 @@ from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
 from topicberg.orchestration.jobs.snapshot_store import known_names
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import read_status, status_file
-from topicberg.topics import check_topics
-from topicberg.topics.kept import wrong_specs
+from topicberg.topics import TopicSpec
+from topicberg.topics.kept import specs_in_use
 
 if TYPE_CHECKING:
     from dagster_shared.error import SerializableErrorInfo
@@ -193,6 +193,7 @@ class ObservationReader:
         """:param state: that of the last evaluation: until when ended runs were read"""
         now = datetime.now(UTC)
         runs, until = self._runs(state, now)
+        specs, wrong = specs_in_use(settings())
         return Observation(
             at=now,
             check_runs=self._check_runs(),
@@ -202,20 +203,20 @@ class ObservationReader:
                 for key in self._graph.get_all_asset_keys()
                 if (owners := self._graph.get(key).owners)
             },
-            failed_checks=[*self._failed_checks(now)],
+            failed_checks=[*self._failed_checks(specs, now)],
             stale_assets=[*self._stale_assets()],
             runs=runs,
             runs_until=until,
             queued=self._queued(),
             automations=[*self._automations()],
             shared=[*self._shared(now)],
-            spec_errors=wrong_specs(settings()),
+            spec_errors=wrong,
             spec_errors_at_load=self._wrong,
         )
 
-    def _failed_checks(self, now: datetime) -> Iterator[FailedCheck]:
+    def _failed_checks(self, specs: Iterable[TopicSpec], now: datetime) -> Iterator[FailedCheck]:
         keys = self._graph.asset_check_keys
-        current = self._engine_findings(now)
+        current = self._engine_findings(specs, now)
         stored = last_evaluations(self._instance, keys)
         outdated = {
             f"{key.asset_key.to_user_string()}:{key.name}"
@@ -235,16 +236,19 @@ class ObservationReader:
                 finding = replace(finding, since=datetime.fromtimestamp(of.timestamp, UTC))
             yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
 
-    def _engine_findings(self, now: datetime) -> dict[dg.AssetCheckKey, Finding]:
+    def _engine_findings(
+        self, specs: Iterable[TopicSpec], now: datetime
+    ) -> dict[dg.AssetCheckKey, Finding]:
         """Return what the engine reports now, of the topics that have a check of it.
 
         The stored results of that check are as old as the last run of the checks. A topic of which
         no engine on this machine reports anything is left out.
         """
-        config, found = settings(), {}
+        config = settings()
+        found: dict[dg.AssetCheckKey, Finding] = {}
         if not config.own_engine:
             return found
-        for spec in check_topics(config)[0]:
+        for spec in specs:
             asset = dg.AssetKey(["iceberg", spec.table_name])
             key = dg.AssetCheckKey(asset, ENGINE_CHECK)
             if key in self._graph.asset_check_keys and status_file(config, spec.name).exists():
