@@ -51,6 +51,15 @@ def lasting_faults(results: Iterable[Result]) -> list[Row]:
     return [*rows.values()]
 
 
+def other_faults(results: Iterable[Result]) -> list[Row]:
+    """Return a row per fault by other means: its alert, and how long that took."""
+    rows = {}
+    for result in results:
+        seconds = (f"{result[each]:.0f}" for each in ("seconds_reported", "seconds_resolved"))
+        rows[result["other"]] = (result["other"], f"`{result['alert']}`", *seconds)
+    return [*rows.values()]
+
+
 def _alert(key: str, severity: str) -> str:
     name = re.sub(r"^check .*:", "", key)
     return f"`{name}`" + (" (warning)" if severity == "warning" else "")
@@ -80,6 +89,9 @@ def main() -> None:
     text = write(text, "results", ("component", *FAULTS), rows)
     rows = lasting_faults(r for r in results if "lasting" in r)
     text = write(text, "lasting", ("component", "alert", "seconds to recover"), rows)
+    rows = other_faults(r for r in results if "other" in r)
+    heads = ("fault", "alert", "seconds until it is sent", "until it is resolved")
+    text = write(text, "other", heads, rows)
     DOCUMENT.write_text(text)
 
 

@@ -24,7 +24,7 @@ from waiting import wait_until
 
 from topicberg.alerts.alert import Notice
 from topicberg.alerts.channels import alerts_file
-from topicberg.alerts.dagster_ui import DAEMON, WEBSERVER, running_ui
+from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER, running_ui
 from topicberg.endpoints import Endpoints
 from topicberg.orchestration.jobs import engine_sensor
 from topicberg.settings import settings
@@ -142,7 +142,7 @@ def test_frozen_dagster_is_reported_within_a_minute(stack: Endpoints) -> None:
         def shown() -> dict[str, str]:
             return {one.name: one.state for one in health.dagster_status(settings())}
 
-        both = dict.fromkeys((WEBSERVER, DAEMON), "running")
+        both = dict.fromkeys((WEBSERVER, DAEMON, CODE), "running")
         wait_until(lambda: running_ui(settings()) is not None, PATIENCE_SECONDS)
         wait_until(lambda: shown() == both, 2 * PATIENCE_SECONDS)
         for name, module in ((DAEMON, "dagster._daemon"), (WEBSERVER, "dagster_webserver")):

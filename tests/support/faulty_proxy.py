@@ -22,6 +22,8 @@ KINDS = ("429", "500", "lost", "timeout")
 connection ends, and the request was carried out all the same."""
 
 
+Answer = tuple[int, str, bytes]
+"""HTTP status, content type and body."""
 Refuse = Callable[[str, str, bytes | None], dict[str, Any] | None]
 """Method, path and body of a request → the JSON of a refusal with status 400, or None."""
 
@@ -52,10 +54,12 @@ class FaultyProxy:
 
     :param percent: of the requests fail while :attr:`failing`, each kind as often
     :param refuse: requests that are not passed on
+    :param answer: method and path of a request → an answer of the proxy's own, or None
     """
 
     target: str
     refuse: Refuse = lambda *_: None
+    answer: Callable[[str, str], Answer | None] = lambda *_: None
     percent: float = 10.0
     seed: int = 1
     silence: float = 0.5
@@ -112,10 +116,11 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def _any(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = self.rfile.read(length) if length else None
+            body = self._body()
             fault = proxy.draw()
-            if refusal := proxy.refuse(self.command, self.path, body):
+            if (own := proxy.answer(self.command, self.path)) is not None:
+                self._answer(own[0], [("Content-Type", own[1])], own[2])
+            elif refusal := proxy.refuse(self.command, self.path, body):
                 content = [("Content-Type", "application/json")]
                 self._answer(400, content, json.dumps(refusal).encode())
             elif fault == "429":
@@ -132,6 +137,18 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
                 else:
                     self._answer(status, headers, data)
 
+        def _body(self) -> bytes | None:
+            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                length = int(self.headers.get("Content-Length") or 0)
+                return self.rfile.read(length) if length else None
+            parts = []
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass  # trailers
+            return b"".join(parts)
+
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _any
 
         def _forward(self, body: bytes | None) -> tuple[int, list[tuple[str, str]], bytes]:
@@ -144,6 +161,8 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
                 for name, value in self.headers.items():
                     if name.lower() not in HOP:
                         upstream.putheader(name, value)
+                if self.headers.get("Transfer-Encoding"):
+                    upstream.putheader("Content-Length", str(len(body or b"")))
                 upstream.endheaders(body)
                 response = upstream.getresponse()
                 return response.status, response.getheaders(), response.read()
@@ -152,10 +171,13 @@ def _handler(proxy: FaultyProxy) -> type[BaseHTTPRequestHandler]:
 
         def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
             self.send_response_only(status)
+            length = str(len(data))
             for name, value in headers:
                 if name.lower() not in HOP | {"content-length"}:
                     self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
+                elif name.lower() == "content-length" and self.command == "HEAD":
+                    length = value
+            self.send_header("Content-Length", length)
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(data)

@@ -6,19 +6,28 @@ Run as ``python -m topicberg_local.engine --metrics-port PORT``.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.dagster_ui import watched_dagster
+from topicberg.alerts.restarts import note_start
 from topicberg.alerts.settings import alert_settings
 from topicberg.alerts.watch import Watched, Watcher
-from topicberg.settings import Settings
+from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import Engine, main
 from topicberg.tableflow.status import Unavailable
-from topicberg_local import stack
+from topicberg_local import stack, state
+from topicberg_local.supervisor import Control
+
+logger = logging.getLogger(__name__)
 
 NEEDED = ("kafka", "schema_registry", "iceberg_rest", "s3")
 """Services without which the engine commits nothing."""
+FRESH_SECONDS = 2.0
+"""The services of one look are looked at within this time."""
 _CAUSES = {"access_proxy": ("kafka", "schema_registry")}
 _TITLES = {
     "kafka": "Kafka at 127.0.0.1:{port}",
@@ -49,7 +58,28 @@ def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:
     return None
 
 
+def start_times(config: Settings) -> Callable[[str], float | None]:
+    """Return what tells when the process of a service was started, by the supervisor.
+
+    It is read once for all services of a look.
+    """
+    known: dict[str, float] = {}
+    read_at = float("-inf")
+
+    def started(name: str) -> float | None:
+        nonlocal known, read_at
+        if time.monotonic() - read_at >= FRESH_SECONDS:
+            read_at = time.monotonic()
+            context = state.load_context(config)
+            processes = (Control(context).processes() if context else None) or {}
+            known = {key: float(one["start"]) for key, one in processes.items() if one["start"]}
+        return known.get(name)
+
+    return started
+
+
 def _services(config: Settings) -> Iterator[Watched]:
+    started = start_times(config)
     for service in stack.services(config):
         name = service.name
         if name != "tableflow":
@@ -60,10 +90,16 @@ def _services(config: Settings) -> Iterator[Watched]:
                 remediation=f"see `topicberg logs {name}`; if you end the process that `topicberg "
                 "status` shows (`kill -9 PID`), the supervisor starts it again",
                 causes=_CAUSES.get(name, ()),
+                started=partial(started, name),
             )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="The Tableflow engine of the local stack.")
     parser.add_argument("--metrics-port", type=int, help="answer on 127.0.0.1 with OpenMetrics")
-    main(parser.parse_args().metrics_port, started=watch)
+    metrics_port = parser.parse_args().metrics_port
+    try:
+        note_start(settings())
+    except OSError as error:  # a full disk stops no engine
+        logger.warning("the start cannot be noted: %s", error)
+    main(metrics_port, started=watch)

@@ -19,7 +19,7 @@ import psutil
 from topicberg.alerts.dagster_ui import WEBSERVER, dagster_checks, running_ui
 from topicberg.clients import liveness
 from topicberg.endpoints import Endpoints
-from topicberg.errors import StackError, first_line
+from topicberg.errors import StackError, first_line, split_hint
 from topicberg.settings import Settings
 from topicberg_local import ports
 from topicberg_local.answers import unanswered
@@ -107,7 +107,7 @@ def dagster_status(config: Settings) -> list[ServiceStatus]:
             "unresponsive" if name in problems else "running",
             port if name == WEBSERVER else None,
             url if name == WEBSERVER else None,
-            problem=problems.get(name),
+            problem=split_hint(problems[name])[0] if name in problems else None,
         )
         for name in checks
     ]

@@ -12,6 +12,8 @@ import requests
 from filelock import FileLock, Timeout
 from pydantic import SecretStr
 
+from topicberg.alerts.dagster_ui import forget_ui, lost_ui
+from topicberg.alerts.restarts import starts_file
 from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
 from topicberg.errors import StackError
 from topicberg.settings import Settings
@@ -115,6 +117,7 @@ def _up(config: Settings, report: Report) -> Endpoints:
         control.restart_what_is_down()
         return _wait(context, control, report)
     state.forget_endpoints(config)
+    starts_file(config).unlink(missing_ok=True)
     supervisor.end(supervisor.stack_processes(config.state_dir))  # left over after a kill -9
     state.check_resources(config.state_dir)
     jars.ensure(report)
@@ -175,6 +178,8 @@ def _down(config: Settings) -> bool:
         logger.warning("%s", error.message)
         context = None
     stopped = _stop(config, context)
+    if lost_ui(config):
+        forget_ui(config)
     return state.forget_endpoints(config) or stopped
 
 

@@ -121,6 +121,8 @@ class AlertState(BaseModel):
     """Sensor → in how many evaluations in a row it has not ticked."""
     shown: str = ""
     """Digest of the list of alerts that the UI shows."""
+    rests_until: float | None = None
+    """The next evaluation begins after this time (seconds since 1970)."""
     unchecked: int = 0
     """How many evaluations in a row found that no check was evaluated recently."""
 

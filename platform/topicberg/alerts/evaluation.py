@@ -6,12 +6,14 @@ noticed. Pure functions of an observation and the state of the last evaluation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 from topicberg.alerts.alert import Alert, AlertState, Work
 from topicberg.alerts.observation import (
     CHECKED_WITHIN,
+    Automation,
     EndedRun,
     Observation,
     StaleAsset,
@@ -22,15 +24,17 @@ from topicberg.errors import split_hint
 
 MAX_PENDING = 100
 """Failed runs whose work is remembered; of older ones, only that their kind failed."""
-UNCHECKED_TICKS = 10
-"""For how many evaluations more the checks may not run: one each minute. Evaluations are counted,
+UNCHECKED_TICKS = 40
+"""For how many evaluations more the checks may not run: four each minute. Evaluations are counted,
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
-SILENT_EVALUATIONS = 3
+SILENT_EVALUATIONS = 8
 """In how many evaluations in a row a sensor has not ticked."""
 QUEUED_TOO_LONG = timedelta(minutes=30)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
 """Assets that an alert names."""
+_PLACE = re.compile(r'File "(.+?)", line (\d+)')
+"""How Python begins the text of a SyntaxError."""
 
 
 def evaluate(
@@ -102,9 +106,13 @@ def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertStat
             link=f"{ui}/automation",
             remediation=remediation
             or f"see {runs.schedule} (Automation) and the runs of {runs.job}",
-            cause=f"tick {runs.schedule}",
+            cause=f"{'silent' if _is_turned_off(runs.schedule, seen) else 'tick'} {runs.schedule}",
         )
     ]
+
+
+def _is_turned_off(name: str, seen: Observation) -> bool:
+    return any(one.name == name and one.is_turned_off for one in seen.automations)
 
 
 def _why_unchecked(seen: Observation) -> tuple[str, str | None]:
@@ -201,7 +209,7 @@ def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:
 
 
 def _failure(run: EndedRun, key: str, ui: str) -> Alert:
-    what, hint = _explained(run.errors)
+    what, hint = explained(run.errors)
     return Alert(
         key=key,
         title=f"a run of {run.kind} failed",
@@ -241,7 +249,7 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
         if automation.failed_at is None:
             continue
         named = f"{automation.kind} {automation.name}"
-        what, hint = _explained([automation.error] if automation.error else [])
+        what, hint = explained([automation.error] if automation.error else [])
         yield Alert(
             key=f"tick {automation.name}",
             title=f"{named} fails",
@@ -276,7 +284,24 @@ def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, 
         for name, one in silent.items()
         if counted[name] >= SILENT_EVALUATIONS
     ]
+    faults += [_turned_off(one, seen, ui) for one in seen.automations if one.is_turned_off]
     return state.model_copy(update={"silent": counted}), faults
+
+
+def _turned_off(one: Automation, seen: Observation, ui: str) -> Alert:
+    """Someone has turned it off in the UI: what it does is not done, and nothing else says so."""
+    key, last = f"silent {one.name}", one.ticked_at
+    return Alert(
+        key=key,
+        title=f"{one.kind} {one.name} is off",
+        what=f"the {one.kind} {one.name} was turned off"
+        + (f"; its last tick was at {moment(last)}" if last else ""),
+        severity="warning",
+        since=last or seen.at,
+        link=f"{ui}/automation",
+        remediation=f"turn it on: Automation, {one.name}; or, if it is to stay off, "
+        f'`topicberg alerts silence "{key}" --for 30d`',
+    )
 
 
 def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
@@ -320,7 +345,7 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
 # --- texts ---
 
 
-def _explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
+def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
     """Return what the first error says, and its hint: those of the innermost cause.
 
     Or of the innermost that is topicberg's own: it says what the causes below it mean.
@@ -329,6 +354,8 @@ def _explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
         own = [text for text in error.chain if text.startswith("topicberg.")]
         name, _, text = (own or error.chain)[-1].strip().partition(": ")
         message, hint = _message_and_hint(text)
+        if place := _PLACE.match(name):
+            return f"{place[1]}, line {place[2]}: {message}", hint
         return message or " ".join(name.split()), hint
     return "", None
 

@@ -109,6 +109,8 @@ class Automation:
     name: str
     kind: Literal["sensor", "schedule"]
     running: bool
+    is_on_by_default: bool = False
+    """Whether the code turns it on, so that a user has turned it off if it is."""
     failed_at: datetime | None = None
     """When its last tick ended, if that failed."""
     error: StepError | None = None
@@ -117,6 +119,11 @@ class Automation:
     """When its last tick began, whether or not that has ended."""
     interval: timedelta | None = None
     """How often a sensor ticks; None: a schedule."""
+
+    @property
+    def is_turned_off(self) -> bool:
+        """Return whether a user has turned it off."""
+        return self.is_on_by_default and not self.running
 
     def is_silent(self, now: datetime) -> bool:
         """Return whether a sensor that is on should have begun a tick, and did not."""

@@ -24,10 +24,11 @@ from pydantic import ValidationError
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.channels import channels, deliver
 from topicberg.alerts.decisions import read_decisions
+from topicberg.alerts.restarts import Restarts
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.clients.liveness import SECONDS, Check
 from topicberg.documents import RUNBOOK, address_of
-from topicberg.errors import TopicbergError
+from topicberg.errors import TopicbergError, split_hint
 from topicberg.files import replace_file
 from topicberg.settings import Settings
 
@@ -49,6 +50,8 @@ class Watched:
     name: str
     """Of the process, as in `topicberg status`."""
     check: Check
+    """What it returns may end with a hint, as an error's text does: that is the remediation then,
+    in place of the one here."""
     remediation: str
     title: str = ""
     """What it is, in a sentence; by default its name."""
@@ -56,6 +59,8 @@ class Watched:
     """For how many seconds it may not answer."""
     causes: tuple[str, ...] = ()
     """The names of those without which it cannot answer: its patience begins when they do."""
+    started: Callable[[], float | None] = lambda: None
+    """Returns when its process was started, in seconds since 1970; None: that is not known."""
 
 
 def fault(
@@ -71,6 +76,17 @@ def fault(
         link=link,
         remediation=remediation,
     )
+
+
+def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> Alert:
+    """Return the alert of a service of the local stack that ends again and again."""
+    remediation = (
+        f"`topicberg logs {name}` shows why it ends. If it does not, the kernel may have ended it "
+        "because memory was short (`dmesg`), or a user did"
+    )
+    alert = fault(name, why, since, remediation, title=title)
+    what = f"{title or name} does not stay up: {why}"
+    return alert.model_copy(update={"title": f"{name} does not stay up", "what": what})
 
 
 @dataclass(frozen=True)
@@ -91,6 +107,7 @@ class ServiceWatch:
         self._now = now
         self._failing: dict[str, _Failing] = {}
         self._requested: dict[str, Future[str | None]] = {}
+        self._restarts = {name: Restarts() for name in self._watched}
         self._pool = ThreadPoolExecutor(max(1, len(self._watched)), "watch")
 
     def look(self) -> dict[str, Alert]:
@@ -104,12 +121,25 @@ class ServiceWatch:
         for name, failing in self._failing.items():
             if self._is_consequence(name):
                 self._failing[name] = replace(failing, since=self._now())
-        return {
+        faults = {
             f"service {name}": self._fault(name, failing)
             for name, failing in self._failing.items()
             if self._now() - failing.since >= self._watched[name].patience
             and not self._is_consequence(name)
         }
+        return faults | self._restarting()
+
+    def _restarting(self) -> dict[str, Alert]:
+        """Return those that end again and again: they answer now and then, and lose their work."""
+        now, found = time.time(), {}
+        for name, one in self._watched.items():
+            restarts = self._restarts[name]
+            if (started := one.started()) is not None:
+                restarts.note(started, now)
+            if (why := restarts.problem(now)) is not None:
+                since = datetime.fromtimestamp(now, UTC)
+                found[f"service {name}"] = restarting_fault(name, why, since, one.title)
+        return found
 
     def _is_consequence(self, name: str) -> bool:
         return any(cause in self._failing for cause in self._watched[name].causes)
@@ -130,7 +160,8 @@ class ServiceWatch:
 
     def _fault(self, name: str, failing: _Failing) -> Alert:
         one = self._watched[name]
-        return fault(name, failing.why, failing.at, one.remediation, title=one.title)
+        why, hint = split_hint(failing.why)
+        return fault(name, why, failing.at, hint or one.remediation, title=one.title)
 
 
 class Watcher(threading.Thread):

@@ -37,8 +37,10 @@ TRANSACTION_MS = 15 * 60_000
 """By default, a broker ends a transaction after this time: an older one hangs."""
 SAMPLED_RECORDS = 600
 """Offsets of a topic whose records are compared with the schema."""
-PATIENCE_MS = 60_000
+PATIENCE_MS = 20_000
 """A failure of the engine is not reported for this time: a retry may resolve it."""
+ENGINE_CHECK = "tableflow"
+"""The check that says whether the engine commits a topic."""
 
 
 def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
@@ -74,14 +76,14 @@ def engine_check(spec: TopicSpec) -> TableCheck:
         return check_engine(spec, status, probe.now)
 
     return TableCheck(
-        "tableflow",
+        ENGINE_CHECK,
         "Tableflow commits the topic: it is not suspended, and its attempts do not keep failing.",
         evaluate,
     )
 
 
 def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding:
-    """Return whether Tableflow commits the topic: not suspended, and not failing for a minute."""
+    """Return whether Tableflow commits the topic: not suspended, and not failing for a while."""
     facts = {
         "phase": status.shown_phase,
         **{name: getattr(status, name) for name in COUNTERS},

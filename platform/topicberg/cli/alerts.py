@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
 _OLD = timedelta(minutes=5)
-"""The sensor evaluates alerts once a minute."""
+"""The sensor evaluates alerts four times a minute, those of very many tables once."""
 
 app = typer.Typer(help="The active alerts, and decisions about them.", invoke_without_command=True)
 

@@ -16,7 +16,12 @@ from topicberg.cli.stack import start
 from topicberg.files import replace_file
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from topicberg.settings import Settings
+
+
+_RUN_DAGSTER = "from topicberg.cli.ui import run_dagster; run_dagster()"
 
 
 def workspace_file(config: Settings) -> str | None:
@@ -67,7 +72,27 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     )
     # Dagster stops its processes with SIGINT, which a script's shell ignores for `command &`.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    command = ["-m", "dagster", "dev", "--host", "127.0.0.1", "--port", str(port)]
+    command = ["-c", _RUN_DAGSTER, "dev", "--host", "127.0.0.1", "--port", str(port)]
     if workspace := workspace_file(config):
         command += ["--workspace", workspace]
     os.execv(sys.executable, [sys.executable, *command])  # noqa: S606  Dagster takes over
+
+
+def run_dagster() -> None:
+    """Run the command ``dagster`` in this process, and note that a user has ended it if one does.
+
+    ``dagster dev`` also ends, with status 0, if its web server or its daemon ended. That is to be
+    reported, and the engine reports only what no user has ended.
+    """
+    from runpy import run_module
+
+    from topicberg.alerts.dagster_ui import forget_ui
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        forget_ui(settings())
+        raise KeyboardInterrupt
+
+    # Dagster handles SIGTERM as it finds SIGINT handled. A terminal that is closed sends SIGHUP.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    run_module("dagster", run_name="__main__", alter_sys=True)

@@ -17,7 +17,12 @@ from pydantic import ValidationError
 from pyiceberg.catalog import BOTOCORE_SESSION, Catalog
 from pyiceberg.catalog.rest import RestCatalog, TableResponse
 from pyiceberg.catalog.rest.auth import AuthManager, AuthManagerAdapter
-from pyiceberg.exceptions import ForbiddenError, NamespaceAlreadyExistsError, RESTError
+from pyiceberg.exceptions import (
+    ForbiddenError,
+    NamespaceAlreadyExistsError,
+    NoSuchTableError,
+    RESTError,
+)
 from pyiceberg.io import FileIO
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -25,7 +30,7 @@ from pyiceberg.typedef import Identifier, Properties
 
 from topicberg.clients.answers import unusable
 from topicberg.clients.file_io import VendedFileIO
-from topicberg.errors import LoginError, TableFormatError
+from topicberg.errors import LoginError, TableFormatError, TopicbergError
 from topicberg.logins.catalog import (
     DELEGATION,
     IS_VENDED,
@@ -57,6 +62,15 @@ a sensor a minute.
 _OF_LOGIN = re.compile(r"expired|signature|security token|clock|skew", re.IGNORECASE)
 """What AWS says with status 403 of credentials, not of rights."""
 _TABLE = re.compile(r"/namespaces/([^/]+)/tables(?:/([^/]+))?$")
+
+
+_MISSING_FILE = re.compile(r"NotFoundException: .*?(\S+\.metadata\.json)")
+"""What Iceberg's server says, with status 404, of a file that the catalog's pointer names. Of a
+table that it does not have, it says NoSuchTableException."""
+
+
+class MissingMetadataError(TopicbergError):
+    """The catalog has a table whose metadata file is missing: the table was not dropped."""
 
 
 class CatalogRefusalError(LoginError, ForbiddenError):
@@ -111,11 +125,22 @@ class CheckedCatalog(RestCatalog):
         """Return a table.
 
         :raises TableFormatError: PyIceberg cannot read a table of its format version or types
+        :raises MissingMetadataError: the catalog has the table, and its metadata file is missing
+        :raises NoSuchTableError: the catalog does not have the table
         """
+        name = identifier if isinstance(identifier, str) else ".".join(identifier)
         try:
             table: Table = super().load_table(identifier)
+        except NoSuchTableError as error:
+            if (missing := _MISSING_FILE.match(str(error))) is None:
+                raise
+            raise MissingMetadataError(
+                f"table {name}: its metadata file is missing in the object store: {missing[1]}",
+                hint="restore the file, if the bucket has versions; else register the table with "
+                "an earlier metadata file of its folder, or drop it: the engine then ingests what "
+                "Kafka still has",
+            ) from None
         except ValidationError as error:
-            name = identifier if isinstance(identifier, str) else ".".join(identifier)
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise TableFormatError(
                 f"table {name}: its metadata cannot be read: {reason}",

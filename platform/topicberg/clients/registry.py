@@ -11,7 +11,7 @@ from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.logins.registry import PREFIX
 from topicberg.settings import see_whether_it_runs
 
-NOT_FOUND, CONFLICT = 404, 409
+NOT_FOUND, CONFLICT, INTERNAL_ERROR = 404, 409, 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +56,12 @@ def registry_errors(subject: str) -> Iterator[None]:
                 f"the schema registry does not answer ({subject}): {status} from the proxy before "
                 "it",
                 hint=see_whether_it_runs("the schema registry"),
+            ) from error
+        if status >= INTERNAL_ERROR:
+            raise UnreachableError(
+                f"the schema registry fails ({subject}): {reason}",
+                hint="read the registry's log for the reason (of the local stack: "
+                "`topicberg logs schema_registry`)",
             ) from error
         kind = IncompatibleSchemaError if status == CONFLICT else TopicbergError
         raise kind(f"the schema registry refused {subject}: {reason}") from error

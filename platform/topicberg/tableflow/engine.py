@@ -109,6 +109,8 @@ class Ingestor:
         self._readers = schema_readers(endpoints, config, registry)
         self._framing = framing(spec, endpoints, registry)
         self._spark = SparkTurn(sessions or Sessions(endpoints, config), endpoints.spark_connect)
+        self.location: str | None = None
+        """Where the table was when it was loaded last."""
         self._fitted: tuple[object, object] | None = None  # see Layout.fitted
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
@@ -384,6 +386,7 @@ class Ingestor:
             self._fitted = layout.fitted
         if self.spec.write_mode == "upsert":  # position deletes are written by topicberg
             require_written(table)
+        self.location = table.location()
         return table
 
     def interrupt(self) -> None:

@@ -6,15 +6,20 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from pyiceberg.exceptions import RESTError
+from pyiceberg.exceptions import RESTError, ServerError, ServiceUnavailableError
 
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.retry import THROTTLED, UNREACHABLE, availability_hint, classify, unavailable_service
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
+
+    from topicberg.endpoints import Endpoints
+    from topicberg.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -185,6 +190,8 @@ def explain(subject: str, error: BaseException) -> TopicbergError:
     if task := _FAILED_TASK.search(text):
         causes = re.findall(r"^Caused by: (.+)$", text, re.MULTILINE)
         reason = ": ".join(part.strip()[:200] for part in (task[1], *causes[-1:]))
+    if isinstance(error, RESTError):
+        return _of_catalog(subject, error, reason)
     if _CONNECTION.search(text):
         service = unavailable_service(error)
         return UnreachableError(
@@ -192,3 +199,39 @@ def explain(subject: str, error: BaseException) -> TopicbergError:
             hint=f"{availability_hint(service)}; the engine then writes the batch again",
         )
     return TopicbergError(f"{subject}: {type(error).__name__}: {reason}")
+
+
+def missing_bucket(
+    subject: str, location: str, endpoints: Endpoints, config: Settings
+) -> TopicbergError | None:
+    """Return the error of a bucket that does not exist; None: it exists, or the store does not say.
+
+    A catalog that reads a table's metadata from it may try for minutes, and answer nothing.
+
+    :param location: of the table
+    """
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    options = Config(connect_timeout=3, read_timeout=3, retries={"total_max_attempts": 1})
+    try:
+        store = endpoints.boto3("s3", config, options)
+        store.head_bucket(Bucket=urlsplit(location).netloc)
+    except ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] == HTTPStatus.NOT_FOUND:
+            return explain(subject, RuntimeError("NoSuchBucket"))
+    except BotoCoreError:
+        return None
+    return None
+
+
+def _of_catalog(subject: str, error: RESTError, reason: str) -> TopicbergError:
+    """Return the catalog's own error; its client has a class for each kind of status."""
+    if isinstance(error, ServiceUnavailableError | ServerError):
+        return UnreachableError(
+            f"{subject}: the catalog fails: {reason}",
+            hint="read the catalog's log for the reason (of the local stack: "
+            "`topicberg logs iceberg_rest`); the engine checks whether its commit succeeded before "
+            "it writes again",
+        )
+    return TopicbergError(f"{subject}: the catalog refuses: {type(error).__name__}: {reason}")

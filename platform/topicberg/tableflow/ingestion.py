@@ -19,7 +19,7 @@ from confluent_kafka.schema_registry import SchemaRegistryClient
 from topicberg import kafka
 from topicberg.clients.lineage import TopicLineage
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableflowError, TopicbergError, safe
+from topicberg.errors import TableflowError, TopicbergError, UnreachableError, safe
 from topicberg.iceberg import delta
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.ends import Ends
@@ -288,7 +288,7 @@ class Ingestion:
     def turn(self) -> None:
         """Commit the next batch, if there is one; a failure suspends the topic or is retried."""
         self._is_woken = False
-        ends = self._ends
+        ends, began_ms = self._ends, int(time.time() * 1000)
         try:
             commit = self._step()
             with self._lock:
@@ -307,10 +307,14 @@ class Ingestion:
             # offsets that the table holds.
             if not isinstance(error, TopicbergError):
                 error = failures.explain(f"topic {self.spec.name}", error)
+            is_unanswered = isinstance(error, UnreachableError)
+            if is_unanswered:
+                error = self._missing_bucket() or error
             logger.warning("%s; trying again", error)
             if self._ingestor is not None:
                 self._ingestor.forget()
-            self._postpone(error)
+            # Who waited for an answer has committed nothing since the turn began.
+            self._postpone(error, began_ms if is_unanswered else None)
         finally:
             self._inspected_at = time.monotonic()
 
@@ -330,6 +334,14 @@ class Ingestion:
         if commit.records:
             self._committed_at = time.monotonic()
         return commit
+
+    def _missing_bucket(self) -> TopicbergError | None:
+        """Return the error of a table's bucket that does not exist: who reads it may be silent."""
+        location = self._ingestor.location if self._ingestor is not None else None
+        if location is None:
+            return None
+        subject = f"topic {self.spec.name}"
+        return failures.missing_bucket(subject, location, self._endpoints, self._config)
 
     def _ensure_topic(self) -> None:
         """Create the topic if it is missing; if it differs from its spec, ingest it as it is.
@@ -416,16 +428,21 @@ class Ingestion:
                 committed_at_ms=now_ms if commit.records else status.committed_at_ms,
             )
 
-    def _postpone(self, error: Exception) -> None:
-        """Report a failure that may pass, and try again after a wait that doubles each time."""
-        self._failed(phase="PENDING", suspended=False, error_message=str(error))
+    def _postpone(self, error: Exception, began_ms: int | None = None) -> None:
+        """Report a failure that may pass, and try again after a wait that doubles each time.
+
+        :param began_ms: when it began; None: now
+        """
+        if isinstance(error, kafka.NoSuchTopicError) and self.status.end_offsets:
+            error = _deleted(self.spec.name)
+        self._failed(began_ms, phase="PENDING", suspended=False, error_message=str(error))
         self._retry_at = time.monotonic() + self._backoff
         self._backoff = min(self._backoff * 2, MAX_BACKOFF_SECONDS)
 
-    def _failed(self, **changes: object) -> None:
+    def _failed(self, began_ms: int | None = None, **changes: object) -> None:
         with self._lock:
             now_ms = int(time.time() * 1000)
-            since = self.status.failing_since_ms or now_ms
+            since = self.status.failing_since_ms or began_ms or now_ms
             if has_failed(since, now_ms):
                 changes["phase"] = "FAILED"
             self._report(**changes, failures=self.status.failures + 1, failing_since_ms=since)
@@ -446,3 +463,12 @@ class Ingestion:
                 logger.warning("topic %s: the status cannot be written: %s", self.spec.name, error)
             else:
                 self._written, self._written_at = shown, time.monotonic()
+
+
+def _deleted(topic: str) -> TopicbergError:
+    """Return the error of a topic that does not exist any more, and whose table has its records."""
+    return TopicbergError(
+        f"topic {topic} was deleted; its table has the records that were committed",
+        hint=f"to keep the table as it is, run `topicberg tableflow disable {topic}`; to start "
+        "again, create the topic and drop the table",
+    )

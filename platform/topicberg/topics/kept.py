@@ -89,16 +89,18 @@ def build_with_kept(
     return built
 
 
-def wrong_specs(config: Settings) -> str | None:
-    """Return the errors of the spec files and what follows, or None if there are none."""
+def specs_in_use(config: Settings) -> tuple[list[TopicSpec], str | None]:
+    """Return the valid specs with the last valid ones of the others, and the errors of the spec
+    files with what follows; None: there are none.
+    """
     try:
         specs, problems = check_topics(config)
     except TopicbergError as error:
-        return str(error)
+        return [], str(error)
     if not problems:
-        return None
+        return specs, None
     known = _with_kept(config, specs, problems)
-    return f"{known.problem}{known.consequence}"
+    return known.specs, f"{known.problem}{known.consequence}"
 
 
 def _with_kept(config: Settings, specs: list[TopicSpec], problems: Sequence[Problem]) -> KnownSpecs:

@@ -9,7 +9,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from topicberg.alerts.alert import Alert, AlertState, Notice
-from topicberg.alerts.evaluation import MAX_PENDING, QUEUED_TOO_LONG, UNCHECKED_TICKS, evaluate
+from topicberg.alerts.evaluation import (
+    MAX_PENDING,
+    QUEUED_TOO_LONG,
+    SILENT_EVALUATIONS,
+    UNCHECKED_TICKS,
+    evaluate,
+)
 from topicberg.alerts.observation import (
     Automation,
     CheckRuns,
@@ -175,6 +181,28 @@ def test_split_hint_is_the_inverse_of_the_text(hint: str | None) -> None:
     assert split_hint(str(TopicbergError("a: b", hint=hint))) == ("a: b", hint)
 
 
+def test_sensor_that_a_user_turned_off_is_a_warning_at_once() -> None:
+    """Nothing else reports what it does not do; one that the code leaves off is as it should be."""
+    on = Automation("snapshots", "sensor", True, is_on_by_default=True, ticked_at=NOW)
+    off, optional = replace(on, running=False), Automation("optional", "sensor", False)
+    assert faults(replace(QUIET, automations=(on, optional))) == []
+    (alert,) = faults(replace(QUIET, automations=(off, optional)))
+    assert (alert.key, alert.severity, alert.since) == ("silent snapshots", "warning", NOW)
+    assert alert.what == (
+        "the sensor snapshots was turned off; its last tick was at 2026-03-04 12:30:00 UTC"
+    )
+    assert '`topicberg alerts silence "silent snapshots" --for 30d`' in (alert.remediation or "")
+
+
+def test_schedule_of_the_checks_that_is_off_is_the_cause_of_no_checks() -> None:
+    off = Automation("check_tables_schedule", "schedule", False, is_on_by_default=True)
+    never = replace(RUNNING, ended_at=None)
+    seen = replace(QUIET, check_runs=never, automations=(off,))
+    causes = {alert.key: alert.cause for alert in faults(seen, AlertState(unchecked=1_000))}
+    key = "silent check_tables_schedule"
+    assert causes == {"checks": key, key: None}
+
+
 def test_sensor_that_does_not_tick_is_a_fault_after_some_evaluations() -> None:
     """After the daemon was down, the first evaluation finds all of them so."""
     minute = timedelta(minutes=1)
@@ -183,13 +211,13 @@ def test_sensor_that_does_not_tick_is_a_fault_after_some_evaluations() -> None:
     off = Automation("off", "sensor", False, ticked_at=NOW, interval=minute)
     nightly = Automation("nightly", "schedule", True, ticked_at=NOW)
     state, found = AlertState(), list[list[str]]()
-    for passed in range(1, 8):
+    for passed in range(1, SILENT_EVALUATIONS + 5):
         seen = Observation(
             at=NOW + passed * minute, check_runs=RUNNING, automations=(hangs, rare, off, nightly)
         )
         state, now = evaluate(AlertState.parse(state.model_dump_json()), seen, "http://ui")
         found.append(list(now))
-    assert found == [[]] * 5 + [["silent snapshots"]] * 2
+    assert found == [[]] * (SILENT_EVALUATIONS + 2) + [["silent snapshots"]] * 2
     assert "2026" in now["silent snapshots"].what
     ticks = replace(hangs, ticked_at=seen.at)
     state, now = evaluate(state, replace(seen, automations=(ticks,)), "http://ui")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
@@ -37,7 +37,7 @@ from security.corpus import TEXTS
 from topicberg.alerts.alert import Alert, AlertState, Notice, changes
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
 from topicberg.alerts.decisions import Decisions, silence
-from topicberg.alerts.evaluation import UNCHECKED_TICKS, evaluate
+from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, evaluate
 from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
@@ -47,10 +47,16 @@ from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
-from topicberg.orchestration.jobs.alerts import ObservationReader, alert_sensor
+from topicberg.orchestration.jobs.alerts import (
+    REST_SECONDS,
+    ObservationReader,
+    alert_sensor,
+)
 from topicberg.orchestration.jobs.checks import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
+from topicberg.tableflow.status import TopicStatus, write_status
+from topicberg.topics import load_topic
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
 SECRET = "never-in-an-alert"  # part of the address of a channel
@@ -418,7 +424,8 @@ def test_sensor_that_stopped_ticking_is_a_fault(
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.STARTED)
     monkeypatch.undo()
     monkeypatch.setenv("TOPICBERG_STATE_DIR", str(settings().state_dir))
-    assert [desk.tick() for _ in range(3)] == [[], [], [("firing", "silent alerts")]]
+    ticks = [desk.tick() for _ in range(SILENT_EVALUATIONS)]
+    assert ticks == [[]] * (SILENT_EVALUATIONS - 1) + [[("firing", "silent alerts")]]
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED, skip_reason="none")
     assert desk.tick() == [("resolved", "silent alerts")]
 
@@ -544,6 +551,91 @@ def test_consequences_of_checks_not_running_are_not_sent(watch: Watch) -> None:
     assert list(now) == ["checks", f"tick {schedule}"]
     notices = changes(AlertState(), now, Decisions(), datetime.now(UTC))
     assert [notice.alert.key for notice in notices] == [f"tick {schedule}"]
+
+
+# --- what the engine reports now ---
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write the status of the topic ``orders``, as the engine does."""
+    spec = load_topic("stock_trades").model_copy(update={"name": "orders"})
+    monkeypatch.setattr(
+        "topicberg.orchestration.jobs.alerts.specs_in_use", lambda _config: ([spec], None)
+    )
+
+    def write(error: str | None = None, seconds: float = 0.0) -> None:
+        since = int((time.time() - seconds) * 1000) if error else None
+        phase: Any = "PENDING" if error else "RUNNING"
+        status = TopicStatus(
+            topic="orders", phase=phase, error_message=error, failing_since_ms=since
+        )
+        write_status(settings(), status)
+
+    return write
+
+
+def test_failure_of_the_engine_is_sent_without_a_run_of_the_checks(
+    desk: Desk, engine: Callable[..., None]
+) -> None:
+    key = "check iceberg/orders:tableflow"
+    engine()
+    assert desk.tick() == []
+    engine("the store refuses\n  → `fix it`", seconds=5)
+    assert desk.tick() == [], "a retry may resolve it"
+    engine("the store refuses\n  → `fix it`", seconds=25)
+    assert desk.tick() == [("firing", key)]
+    alert = desk.notices()[-1].alert
+    assert alert.what == "Tableflow keeps failing and retries: the store refuses"
+    assert alert.remediation == "`fix it`"
+    engine()
+    assert desk.tick() == [("resolved", key)]
+
+
+def test_failure_of_the_engine_that_passed_is_not_what_the_checks_have_stored(
+    desk: Desk, engine: Callable[..., None]
+) -> None:
+    """What followed from it is sent only if the next run of the checks still finds it."""
+    verdicts["tableflow"] = Finding("the store refuses", "`fix it`")
+    verdicts["kafka_lag"] = Finding("far behind", "`wait`", cause="iceberg/orders:tableflow")
+    desk.run()
+    engine()
+    assert desk.tick() == []
+    verdicts.pop("tableflow")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:kafka_lag")]
+
+
+def test_topic_of_which_no_engine_here_reports_has_its_stored_result(
+    desk: Desk, engine: Callable[..., None]
+) -> None:
+    verdicts["tableflow"] = Finding("suspended", "`resume it`")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:tableflow")]
+
+
+def test_sensor_that_is_turned_off_is_sent_and_resolved(desk: Desk) -> None:
+    desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED)
+    (state,) = desk.instance.all_instigator_state()
+    desk.instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
+    assert desk.tick() == [("firing", "silent alerts")]
+    desk.instance.update_instigator_state(state)
+    assert desk.tick() == [("resolved", "silent alerts")]
+
+
+def test_evaluation_that_took_long_is_followed_by_one_in_a_minute(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("topicberg.orchestration.jobs.alerts.LONG_SECONDS", 0.0)
+    verdicts["blocks"] = Finding("wrong", "`fix it`")
+    desk.run()
+    assert desk.tick() == [("firing", "check iceberg/orders:blocks")]
+    verdicts.clear()
+    desk.run()
+    assert desk.tick() == []
+    later = time.time() + REST_SECONDS + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert desk.tick() == [("resolved", "check iceberg/orders:blocks")]
 
 
 # --- the list ---

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,21 +19,36 @@ from typing import Any, ClassVar
 import dagster as dg
 import psutil
 import pytest
+from waiting import wait_until
 
 from topicberg.alerts import dagster_ui, watch
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import (
+    CODE,
     DAEMON,
     MAX_HEARTBEAT_AGE,
     WEBSERVER,
+    forget_ui,
+    lost_ui,
     note_ui,
     running_ui,
     watched_dagster,
 )
 from topicberg.alerts.decisions import end_silence, silence
+from topicberg.alerts.restarts import (
+    STABLE_SECONDS,
+    STARTS,
+    WINDOW_SECONDS,
+    note_start,
+    read_restarts,
+    restart_problem,
+    starts_file,
+    with_restarts,
+)
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
+from topicberg.errors import SpecError
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg_local.engine import NEEDED, unavailable
@@ -183,6 +203,8 @@ def test_silenced_service_is_not_sent(config: Settings) -> None:
 class _Recorded(BaseHTTPRequestHandler):
     """Answers as Dagster's web server, and for the heartbeat."""
 
+    workspace: ClassVar[dict[str, Any] | None] = None
+    """What a query of the code locations returns."""
     requested: ClassVar[list[str]] = []
     heartbeats: ClassVar[list[float | None]] = []
     status = 200
@@ -192,7 +214,9 @@ class _Recorded(BaseHTTPRequestHandler):
         health = [{"daemonType": "SENSOR", "lastHeartbeatTime": at} for at in self.heartbeats]
         daemons = {"daemonHealth": {"allDaemonStatuses": health}}
         body = json.dumps({"data": {"instance": daemons}}).encode()
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        query = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if b"workspaceOrError" in query and self.workspace is not None:
+            body = json.dumps(self.workspace).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -276,7 +300,7 @@ def test_daemon_is_judged_by_its_newest_heartbeat(
 
 
 def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
-    assert set(dagster(config)) == {WEBSERVER, DAEMON}
+    assert set(dagster(config)) == {WEBSERVER, DAEMON, CODE}
     assert dagster(config)[WEBSERVER](5) is None, "nobody started it"
     note_ui(config, "http://127.0.0.1:1")
     assert running_ui(config) == "http://127.0.0.1:1"
@@ -287,6 +311,194 @@ def test_dagster_is_watched_while_the_user_runs_it(config: Settings) -> None:
         dagster_ui.ui_file(config).write_text(json.dumps(known | changed))
         assert running_ui(config) is None, changed
     assert psutil.Process().pid == known["pid"]
+
+
+def test_dagster_that_ended_by_itself_is_reported_until_it_runs_again(config: Settings) -> None:
+    """``dagster dev`` ends, with status 0, when its daemon was killed."""
+    note_ui(config, "http://127.0.0.1:1")
+    known = json.loads(dagster_ui.ui_file(config).read_text())
+    dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    why = "the process of `topicberg ui` (4194305) ended, and no user has ended it"
+    assert dagster(config)[WEBSERVER](5) == why
+    assert dagster(config)[DAEMON](5) is None, "a consequence"
+    earlier = psutil.boot_time() - 100
+    dagster_ui.ui_file(config).write_text(json.dumps({**known, "pid": 1, "started": earlier}))
+    assert dagster(config)[WEBSERVER](5) is None, "the machine was started again"
+    dagster_ui.ui_file(config).write_text(json.dumps(known | {"pid": 2**22 + 1}))
+    forget_ui(config)
+    assert dagster(config)[WEBSERVER](5) is None, "a user has ended it"
+
+
+def test_dagster_that_ended_and_was_not_waited_for_does_not_run(config: Settings) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL) as process:
+        found = psutil.Process(process.pid)
+        note_ui(config, "http://127.0.0.1:1")
+        known = {"url": "http://x", "pid": process.pid, "started": found.create_time()}
+        dagster_ui.ui_file(config).write_text(json.dumps(known))
+        wait_until(lambda: found.status() == psutil.STATUS_ZOMBIE)
+        assert running_ui(config) is None
+        assert "ended" in (lost_ui(config) or "")
+
+
+def test_daemon_whose_database_is_locked_says_so(
+    config: Settings, server: tuple[str, type[_Recorded]]
+) -> None:
+    """Starting it again would not help."""
+    url, handler = server
+    note_ui(config, url)
+    handler.heartbeats[:] = [time.time() - 2 * MAX_HEARTBEAT_AGE]
+    path = config.state_dir / "dagster" / "schedules" / "schedules.db"
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("CREATE TABLE ticks (number INTEGER)")
+        assert "its last heartbeat was" in (dagster(config)[DAEMON](5) or "")
+        other.execute("BEGIN EXCLUSIVE")
+        (watched,) = (one for one in watched_dagster(config, AlertSettings()) if one.name == DAEMON)
+        looks = ServiceWatch([replace(watched, patience=0.0, causes=())])
+        (alert,) = looks.look().values()
+    assert alert.what == (
+        f"dagster_daemon does not answer: it cannot write its database {path}: database is locked"
+    )
+    assert (alert.remediation or "").startswith(f"`fuser {path}` names the processes")
+
+
+def workspace(location: dict[str, Any]) -> dict[str, Any]:
+    entries = [{"name": "shop", "locationOrLoadError": location}]
+    return {"data": {"workspaceOrError": {"locationEntries": entries}}}
+
+
+def sensors(**states: str) -> dict[str, Any]:
+    shown = [{"name": name, "sensorState": {"status": state}} for name, state in states.items()]
+    return workspace({"repositories": [{"sensors": shown}]})
+
+
+NOT_LOADED = {
+    "message": "dagster.DagsterUserCodeLoadError: Error occurred during the loading of code",
+    "errorChain": [
+        {
+            "error": {
+                "message": '  File "/shop/defs.py", line 3\n    defs = (\n           ^\n'
+                "SyntaxError: '(' was never closed\n"
+            }
+        }
+    ],
+}
+OWN_ERROR = {
+    "message": "dagster.DagsterUserCodeLoadError: Error occurred during the loading of code",
+    "errorChain": [
+        {"error": {"message": f"topicberg.errors.SpecError: {SpecError('a', hint='b')}"}}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (sensors(alerts="RUNNING", engine="RUNNING", snapshots="STOPPED"), None),
+        (sensors(alerts="STOPPED"), None),  # of someone else
+        (
+            sensors(alerts="STOPPED", engine="RUNNING", snapshots="RUNNING"),
+            "shop: the sensor alerts is off, which sends alerts\n"
+            "  → turn it on: Automation, alerts",
+        ),
+        (
+            workspace(NOT_LOADED),
+            "shop: it does not load: /shop/defs.py, line 3: '(' was never closed",
+        ),
+        (workspace(OWN_ERROR), "shop: it does not load: a\n  → b"),
+        (workspace({}), None),  # it is being loaded
+        (
+            {"errors": [{"message": "(sqlite3.OperationalError) database is locked"}]},
+            "the web server cannot say whether it runs: (sqlite3.OperationalError) database is "
+            "locked",
+        ),
+        ({"data": {"workspaceOrError": {"message": "no\n  workspace"}}}, "no workspace"),
+        ({"data": None}, None),
+    ],
+)
+def test_code_location_without_which_no_alert_is_sent_is_reported(
+    config: Settings, server: tuple[str, type[_Recorded]], answer: dict[str, Any], why: str | None
+) -> None:
+    url, handler = server
+    note_ui(config, url)
+    handler.workspace = answer
+    assert dagster(config)[CODE](5) == why
+
+
+def test_code_location_of_others_in_the_instance_is_not_reported(
+    config: Settings, server: tuple[str, type[_Recorded]]
+) -> None:
+    url, handler = server
+    check = dagster(config, ui_url=url)[CODE]
+    handler.workspace = workspace(NOT_LOADED)
+    assert check(5) is None
+    handler.workspace = sensors(alerts="RUNNING", snapshots="RUNNING")
+    assert check(5) is None
+    handler.workspace = workspace(NOT_LOADED)
+    assert "never closed" in (check(5) or ""), "it was one of topicberg when it loaded"
+
+
+def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It answers at each look."""
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    watched = [Watched("s3", lambda _: None, "", started=lambda: started)]
+    looks, started = ServiceWatch(watched), now - 500
+    for _ in range(STARTS):
+        assert looks.look() == {}
+        now = started = now + 12
+    (alert,) = looks.look().values()
+    assert alert.key == "service s3"
+    assert alert.what == (
+        "s3 does not stay up: it ends again and again: it was started again 3 times in 24 s"
+    )
+    assert "`topicberg logs s3`" in (alert.remediation or "")
+    now += STABLE_SECONDS
+    assert len(looks.look()) == 1
+    now += 1
+    assert looks.look() == {}
+
+
+def test_restarts_that_are_far_apart_are_no_fault() -> None:
+    starts = [number * WINDOW_SECONDS / 2.5 for number in range(10)]
+    assert restart_problem(starts, starts[-1] + 1) is not None
+    assert with_restarts("nothing listens", starts, starts[-1] + 1) == (
+        "nothing listens; it was started again 3 times in 241 s"
+    )
+    assert with_restarts("nothing listens", [], 1.0) == "nothing listens"
+    rare = [number * WINDOW_SECONDS * 0.6 for number in range(10)]
+    assert restart_problem(rare, rare[-1] + 1) is None
+
+
+def test_engine_that_ends_again_and_again_is_sent_by_the_sensor(
+    config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers at each tick; each start watches anew, and knows of no other."""
+    monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
+    url, _handler = server
+    services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}
+    (config.state_dir / "runtime.json").write_text(json.dumps(services))
+    sensor, cursor, began = engine_sensor(), None, time.time()
+
+    def tick() -> None:
+        nonlocal cursor
+        context = dg.build_sensor_context(instance=instance, cursor=cursor)
+        cursor = sensor.evaluate_tick(context).cursor
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(1 + STARTS):  # the first one is by `topicberg up`
+            tick()
+            assert notices(config) == []
+            note_start(config)
+        tick()
+        assert notices(config) == [("service tableflow", "firing")]
+        starts_file(config).write_text(json.dumps([began - 200, *[began - 100] * STARTS]))
+        tick()
+    assert notices(config)[1:] == [("service tableflow", "resolved")]
+    starts_file(config).write_text("half of")
+    assert read_restarts(config) == []
 
 
 def test_address_of_the_settings_is_watched_from_its_first_answer_on(

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
+from snowflake.connector.errors import ProgrammingError
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote, text
 from topicberg.catalogs.snowflake.statements import (
@@ -20,7 +21,7 @@ from topicberg.catalogs.snowflake.statements import (
     create_volume,
     set_polling,
 )
-from topicberg.catalogs.snowflake.tables import read_back
+from topicberg.catalogs.snowflake.tables import read_back, sync
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
 
@@ -136,3 +137,35 @@ def test_rows_are_those_of_the_metadata_file(times: int) -> None:
 def test_table_that_is_refreshed_all_the_time_is_read() -> None:
     connection: Any = Refreshed(1000)
     assert read_back(connection, TablePath("D", "S", "T")).rows
+
+
+class Occupied(Refreshed):
+    """A connection to a schema in which a view has the name, or an Iceberg table from now on."""
+
+    def __init__(self, *, is_view: bool) -> None:
+        super().__init__(0)
+        self.is_view, self.is_created = is_view, False
+
+    def execute(self, statement: str) -> None:
+        if statement.startswith("CREATE"):
+            self.is_created = not self.is_view
+            raise ProgrammingError("Object 'T' already exists.", errno=2002)
+        if statement.startswith("ALTER") and not self.is_created:
+            raise ProgrammingError("no such table", errno=2003)
+        super().execute(statement)
+        if statement.startswith("SHOW") and not self.is_created:
+            self.found = []
+
+
+def test_view_in_the_place_of_a_table_is_named_with_the_fix() -> None:
+    connection: Any = Occupied(is_view=True)
+    with pytest.raises(TopicbergError) as caught:
+        sync(connection, CONFIG, "T", ("db", "t"), "s3://lake/t")
+    assert "cannot create the Iceberg table" in caught.value.message
+    assert "another object has this name" in caught.value.message
+    assert "drop or rename the object: SHOW OBJECTS LIKE 'T'" in (caught.value.hint or "")
+
+
+def test_table_that_another_process_created_first_is_used() -> None:
+    connection: Any = Occupied(is_view=False)
+    assert sync(connection, CONFIG, "T", ("db", "t"), "s3://lake/t").rows == 0

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 from pydantic import SecretStr
 
 from topicberg.catalogs import glue
@@ -20,7 +21,7 @@ from topicberg.clients.registry import registry_errors
 from topicberg.clients.secrets import Secrets
 from topicberg.deploy.transient import unanswered
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint
-from topicberg.errors import UnreachableError
+from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.formats.subjects import SubjectReader
 from topicberg.retry import UNREACHABLE, classify
 from topicberg.settings import Settings
@@ -188,6 +189,23 @@ def test_schema_registry(liar: Liar) -> None:
 
     if liar.body.startswith((b"<", b"\xff", b"\x1f")):
         refused(latest, "subject orders-value")
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (500, "the schema registry fails (subject orders-value): the store is gone (500)"),
+        (503, "the schema registry does not answer (subject orders-value): 503 from the proxy"),
+        (401, "the schema registry refuses the login (subject orders-value)"),
+        (422, "the schema registry refused subject orders-value: the store is gone (422)"),
+    ],
+)
+def test_schema_registry_that_refuses_or_fails_is_said_with_a_hint(status: int, says: str) -> None:
+    with pytest.raises(TopicbergError) as caught, registry_errors("subject orders-value"):
+        raise SchemaRegistryError(status, 50001, "the store is gone")
+    assert caught.value.message.startswith(says)
+    assert isinstance(caught.value, UnreachableError) == (status >= 500)
+    assert bool(caught.value.hint) == (status != 422)
 
 
 @pytest.mark.usefixtures("lie")

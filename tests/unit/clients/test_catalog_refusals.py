@@ -15,10 +15,11 @@ import pytest
 from moto import mock_aws
 from pydantic import SecretStr
 
-from topicberg.clients.catalog import CatalogRefusalError
+from topicberg.clients.catalog import CatalogRefusalError, MissingMetadataError
 from topicberg.clients.file_io import VendedFileIO
 from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import LoginError
+from topicberg.iceberg.tables import find_table
 from topicberg.logins.catalog import CatalogLogin, role_session
 from topicberg.logins.oauth import OAuthClient
 from topicberg.retry import classify
@@ -34,7 +35,7 @@ class Server:
     def __init__(self) -> None:
         self.url = ""
         self.status = 401
-        self.message = "the token is not valid"
+        self.message, self.kind = "the token is not valid", "Refused"
         self.clock_seconds = 0.0
         self.tokens: list[str] = []
 
@@ -50,7 +51,7 @@ def server() -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             ok = "/config" in self.path
-            error = {"message": found.message, "type": "Refused", "code": found.status}
+            error = {"message": found.message, "type": found.kind, "code": found.status}
             body = json.dumps({"defaults": {}, "overrides": {}} if ok else {"error": error})
             if not ok:
                 found.tokens.append(self.headers["Authorization"])
@@ -72,6 +73,20 @@ def server() -> Iterator[Server]:
         yield found
         http.shutdown()
         thread.join()
+
+
+def test_table_whose_metadata_file_is_missing_was_not_dropped(server: Server) -> None:
+    """Else the checks would say that it was not created yet, and that Glue has a dropped one."""
+    file = "s3://lake/shop/orders/metadata/00216-c3409052.metadata.json"
+    server.status, server.kind = 404, "NotFoundException"
+    server.message = f"Location does not exist: {file}"
+    with pytest.raises(MissingMetadataError) as caught:
+        find_table(server.catalog(), ("shop", "orders"))
+    assert caught.value.message == (
+        f"table shop.orders: its metadata file is missing in the object store: {file}"
+    )
+    server.kind, server.message = "NoSuchTableException", "Table does not exist: shop.orders"
+    assert find_table(server.catalog(), ("shop", "orders")) is None
 
 
 OAUTH = {"client_id": "engine", "client_secret": SECRET, "token_uri": "http://idp.example/token"}

@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
 import pytest
+from moto import mock_aws
+from pyiceberg.exceptions import (
+    BadRequestError,
+    RESTError,
+    ServerError,
+    ServiceUnavailableError,
+)
 from pyspark.errors import AnalysisException, PySparkException
 
-from topicberg.tableflow.failures import explain, is_ended, is_full, is_of_service
+from topicberg.errors import UnreachableError
+from topicberg.settings import Settings
+from topicberg.tableflow.failures import (
+    explain,
+    is_ended,
+    is_full,
+    is_of_service,
+    missing_bucket,
+)
 
 LOST = "Job aborted due to stage failure: java.io.UncheckedIOException: Failed to close\n"
 GRPC = """<_InactiveRpcError of RPC that terminated with:
@@ -44,6 +63,35 @@ def test_known_failures(text: str, expected: str) -> None:
     assert expected in error.message
     assert "\n" not in error.message
     assert error.hint
+
+
+@pytest.mark.parametrize("kind", [ServerError, ServiceUnavailableError])
+def test_catalog_that_fails_is_named_with_where_to_look(kind: type[RESTError]) -> None:
+    error = explain("topic orders", kind("ServiceUnavailableException: busy"))
+    assert error.message == ("topic orders: the catalog fails: ServiceUnavailableException: busy")
+    assert isinstance(error, UnreachableError)
+    assert "`topicberg logs iceberg_rest`" in (error.hint or "")
+
+
+def test_catalog_that_refuses_is_named_with_its_reason() -> None:
+    error = explain("topic orders", BadRequestError("the schema has no field 7"))
+    assert error.message == (
+        "topic orders: the catalog refuses: BadRequestError: the schema has no field 7"
+    )
+
+
+@pytest.mark.parametrize(("bucket", "is_missing"), [("lake", False), ("gone", True)])
+def test_bucket_that_does_not_exist_is_named_where_the_catalog_is_silent(
+    bucket: str, is_missing: bool
+) -> None:
+    with mock_aws():
+        client = boto3.client("s3", region_name="us-east-1")
+        client.create_bucket(Bucket="lake")
+        endpoints: Any = SimpleNamespace(boto3=lambda *_: client)
+        error = missing_bucket("topic orders", f"s3://{bucket}/orders", endpoints, Settings())
+    assert (error is not None) == is_missing
+    if error is not None:
+        assert error.message == "topic orders: the bucket of the table does not exist"
 
 
 TASK = """Job aborted due to stage failure: Task 0 failed 1 times, most recent failure: \

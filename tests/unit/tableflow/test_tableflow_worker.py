@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from topicberg.errors import TableflowError, TopicbergError, UnreachableError
+from topicberg.errors import TableflowError, TopicbergError, UnreachableError, split_hint
+from topicberg.kafka import NoSuchTopicError
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.group import GroupMember
 from topicberg.kafka.offsets import Offsets
@@ -40,6 +41,8 @@ class Endpoints:
 
 class Steps:
     """The engine of one topic, whose steps are given."""
+
+    location = None
 
     def __init__(self, *steps: Commit | Exception, max_records: int = 1_000) -> None:
         self.steps = list(steps)
@@ -187,6 +190,51 @@ def test_failure_is_tried_again_after_a_growing_wait(
     assert one.status.phase == "RUNNING"
     assert one.status.failing_since_ms is None
     assert not is_due(one)
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"), [(UnreachableError("no answer"), 30), (TopicbergError("refused"), 0)]
+)
+def test_topic_without_an_answer_fails_since_it_waited(
+    monkeypatch: pytest.MonkeyPatch,
+    topic: Callable[..., Ingestion],
+    error: TopicbergError,
+    seconds: int,
+) -> None:
+    """A request that is not answered fails after half a minute; one that is refused, at once."""
+    one = topic(committed(3, 3))
+    now = time.time()
+
+    def wait() -> Commit:
+        monkeypatch.setattr(time, "time", lambda: now + 30)
+        raise error
+
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(one, "_step", wait)
+    one.turn()
+    assert one.status.failing_since_ms == int((now + 30 - seconds) * 1000)
+
+
+def test_topic_that_was_deleted_says_what_becomes_of_its_table(
+    topic: Callable[..., Ingestion],
+) -> None:
+    missing = NoSuchTopicError("describe topic: the topic does not exist", hint="check the name")
+    one = topic(committed(3, 3), missing)
+    one.turn()
+    message, hint = split_hint(one.status.error_message or "")
+    assert (
+        message == "topic stock_trades was deleted; its table has the records that were committed"
+    )
+    assert hint is not None
+    assert "`topicberg tableflow disable stock_trades`" in hint
+    assert one.status.phase == "PENDING"
+
+
+def test_topic_that_never_existed_keeps_the_hint_to_check_its_name(
+    topic: Callable[..., Ingestion],
+) -> None:
+    one = topic(NoSuchTopicError("describe topic: the topic does not exist", hint="check the name"))
+    assert split_hint(one.status.error_message or "")[1] == "check the name"
 
 
 def test_poll_without_an_answer_fails_topics_once(topic: Callable[..., Ingestion]) -> None:

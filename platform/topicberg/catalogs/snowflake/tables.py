@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from topicberg.settings import Settings
 
 
-NOT_ALLOWED = 3001
+NOT_ALLOWED, EXISTS_ALREADY = 3001, 2002
 READ_ATTEMPTS = 5
 """How often a table is read again that is refreshed in between."""
 DISCOVERY_POLL_SECONDS = 2.0
@@ -146,7 +146,7 @@ def _require(
     if held is not None and held != volume:
         ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
     if held != volume:
-        _create(connection, config, create_table(names, path.table, *glue, volume=volume))
+        _create(connection, config, path, create_table(names, path.table, *glue, volume=volume))
 
 
 def _let_query(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:
@@ -233,13 +233,24 @@ def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus
     )
 
 
-def _create(connection: SnowflakeConnection, config: Settings, statement: str) -> None:
+def _create(
+    connection: SnowflakeConnection, config: Settings, path: TablePath, statement: str
+) -> None:
     """Make a table; in the local stack also what it needs, if `topicberg deploy` did not make that.
 
-    :raises TopicbergError: in the cloud something that it needs is missing
+    :raises TopicbergError: another object has its name; or in the cloud, something that it needs is
+        missing
     """
     if (error := _refused(connection, statement)) is None:
         return
+    if error.errno == EXISTS_ALREADY:
+        if _volume_of(connection, path) is not None:
+            return  # another process was faster
+        raise TopicbergError(
+            f"Snowflake cannot create the Iceberg table {path}: another object has this name",
+            hint=f"drop or rename the object: SHOW OBJECTS LIKE {like(path.table)} IN SCHEMA "
+            f"{path.within} says what it is",
+        )
     if config.deployment == "cloud" and error.errno in (*NOT_THERE, NOT_ALLOWED):
         raise TopicbergError(
             f"Snowflake cannot create an Iceberg table: {' '.join(str(error.msg).split())}",

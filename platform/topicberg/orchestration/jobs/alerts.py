@@ -1,4 +1,4 @@
-"""The sensor of the alerts: reads the state of everything from Dagster, once a minute.
+"""The sensor of the alerts: reads the state of everything from Dagster, and the engine's statuses.
 
 Which faults there are, and what is sent, is decided in :mod:`topicberg.alerts`.
 """
@@ -6,7 +6,8 @@ Which faults there are, and what is sent, is decided in :mod:`topicberg.alerts`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,8 @@ from topicberg.alerts.observation import (
     StaleAsset,
     StepError,
 )
+from topicberg.checks.finding import Finding
+from topicberg.checks.topic import ENGINE_CHECK, check_engine
 from topicberg.dagster.locations import (
     location_of_automation,
     location_of_run,
@@ -43,7 +46,9 @@ from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
 from topicberg.orchestration.jobs.snapshot_store import known_names
 from topicberg.settings import Settings, settings
-from topicberg.topics.kept import wrong_specs
+from topicberg.tableflow.status import read_status, status_file
+from topicberg.topics import TopicSpec
+from topicberg.topics.kept import specs_in_use
 
 if TYPE_CHECKING:
     from dagster_shared.error import SerializableErrorInfo
@@ -51,7 +56,11 @@ if TYPE_CHECKING:
     from topicberg.alerts.active import ActiveAlert
     from topicberg.alerts.alert import AlertState
 
-INTERVAL_SECONDS = 60
+INTERVAL_SECONDS = 15
+"""With :data:`topicberg.checks.topic.PATIENCE_MS`, a failure of the engine is sent in a minute."""
+LONG_SECONDS, REST_SECONDS = 5.0, 60.0
+"""After an evaluation that took so long, as of thousands of tables, the next one begins a minute
+later: they take a tenth of the time."""
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
@@ -79,7 +88,8 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         name=SENSOR,
         minimum_interval_seconds=INTERVAL_SECONDS,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Reports failing checks, stale tables, failing runs, sensors and schedules: "
+        description="Reports what keeps the engine from committing, failing checks, stale tables, "
+        "failing runs, sensors and schedules: "
         "once when a fault begins and once when it is resolved. Always to `alerts.jsonl` in the "
         "state directory; to a webhook, Slack, Teams, PagerDuty or by e-mail if TOPICBERG_ALERT_… "
         "is set. The asset `alerts/…` lists the active ones, and so does `topicberg alerts`.",
@@ -95,6 +105,9 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
 
         assert context.repository_def is not None  # noqa: S101  the daemon always gives it
         config, chosen, state = settings(), alert_settings(), AlertState.parse(context.cursor)
+        began = time.time()
+        if state.rests_until is not None and began < state.rests_until <= began + REST_SECONDS:
+            return dg.SensorResult(skip_reason="the last evaluation took long")
         location = location_of_sensor(context)
         seen = ObservationReader(context.instance, context.repository_def, wrong, location).observe(
             state
@@ -111,9 +124,12 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         has_list = context.repository_def.asset_graph.has(alerts_key(config))
         events = [alerts_event(config, listed)] if has_list and shown != state.shown else []
         reported = ", ".join(sorted(state.alerts)) or "no active alerts"
+        ended = time.time()
+        rests_until = ended + REST_SECONDS if ended - began > LONG_SECONDS else None
+        changes = {"shown": shown, "rests_until": rests_until}
         return dg.SensorResult(
             skip_reason="; ".join([reported, *problems]),
-            cursor=state.model_copy(update={"shown": shown}).model_dump_json(),
+            cursor=state.model_copy(update=changes).model_dump_json(),
             asset_events=events,
         )
 
@@ -177,6 +193,7 @@ class ObservationReader:
         """:param state: that of the last evaluation: until when ended runs were read"""
         now = datetime.now(UTC)
         runs, until = self._runs(state, now)
+        specs, wrong = specs_in_use(settings())
         return Observation(
             at=now,
             check_runs=self._check_runs(),
@@ -186,26 +203,57 @@ class ObservationReader:
                 for key in self._graph.get_all_asset_keys()
                 if (owners := self._graph.get(key).owners)
             },
-            failed_checks=[*self._failed_checks()],
+            failed_checks=[*self._failed_checks(specs, now)],
             stale_assets=[*self._stale_assets()],
             runs=runs,
             runs_until=until,
             queued=self._queued(),
             automations=[*self._automations()],
             shared=[*self._shared(now)],
-            spec_errors=wrong_specs(settings()),
+            spec_errors=wrong,
             spec_errors_at_load=self._wrong,
         )
 
-    def _failed_checks(self) -> Iterator[FailedCheck]:
+    def _failed_checks(self, specs: Iterable[TopicSpec], now: datetime) -> Iterator[FailedCheck]:
         keys = self._graph.asset_check_keys
-        for key, evaluation in last_evaluations(self._instance, keys).items():
+        current = self._engine_findings(specs, now)
+        stored = last_evaluations(self._instance, keys)
+        outdated = {
+            f"{key.asset_key.to_user_string()}:{key.name}"
+            for key, finding in current.items()
+            if finding.passed and key in stored and not stored[key].finding.passed
+        }
+        for key, finding in current.items():
+            if not finding.passed:
+                yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
+        for key, evaluation in stored.items():
             finding = evaluation.finding
-            if finding.passed:
+            # The next run of the checks says whether what followed from the engine's failure is
+            # resolved as well.
+            if finding.passed or key in current or finding.cause in outdated:
                 continue
             if finding.since is None and (of := evaluation.event.target_materialization_data):
                 finding = replace(finding, since=datetime.fromtimestamp(of.timestamp, UTC))
             yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
+
+    def _engine_findings(
+        self, specs: Iterable[TopicSpec], now: datetime
+    ) -> dict[dg.AssetCheckKey, Finding]:
+        """Return what the engine reports now, of the topics that have a check of it.
+
+        The stored results of that check are as old as the last run of the checks. A topic of which
+        no engine on this machine reports anything is left out.
+        """
+        config = settings()
+        found: dict[dg.AssetCheckKey, Finding] = {}
+        if not config.own_engine:
+            return found
+        for spec in specs:
+            asset = dg.AssetKey(["iceberg", spec.table_name])
+            key = dg.AssetCheckKey(asset, ENGINE_CHECK)
+            if key in self._graph.asset_check_keys and status_file(config, spec.name).exists():
+                found[key] = check_engine(spec, read_status(config, spec.name), now)
+        return found
 
     def _check_runs(self) -> CheckRuns:
         config = settings()
@@ -360,30 +408,36 @@ class ObservationReader:
             kind: Literal["sensor", "schedule"] = (
                 "schedule" if state.instigator_type.value == "SCHEDULE" else "sensor"
             )
-            ticks = (
-                self._instance.get_ticks(origin, state.selector_id, limit=_TICKS)
-                if state.is_running
-                else ()
+            ticks = self._instance.get_ticks(
+                origin, state.selector_id, limit=_TICKS if state.is_running else 1
             )
-            ticked_at = datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None
-            interval = self._interval(name) if kind == "sensor" else None
-            last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
-            if last is None:
-                yield Automation(
-                    name, kind, state.is_running, ticked_at=ticked_at, interval=interval
-                )
-                continue
-            failed, error = last.status.value == "FAILURE", last.error
-            yield Automation(
+            known = Automation(
                 name=name,
                 kind=kind,
-                running=True,
+                running=state.is_running,
+                is_on_by_default=self._is_on_by_default(name, kind),
+                ticked_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None,
+                interval=self._interval(name) if kind == "sensor" else None,
+            )
+            last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
+            if last is None or not state.is_running:
+                yield known
+                continue
+            failed, error = last.status.value == "FAILURE", last.error
+            yield replace(
+                known,
                 failed_at=datetime.fromtimestamp(last.timestamp, UTC) if failed else None,
                 error=_step_error(error) if error else None,
                 skip_reason=last.skip_reason,
-                ticked_at=ticked_at,
-                interval=interval,
             )
+
+    def _is_on_by_default(self, name: str, kind: Literal["sensor", "schedule"]) -> bool:
+        """Return whether the code turns a sensor or schedule on."""
+        if kind == "schedule":
+            status = self._repository.get_schedule_def(name).default_status
+            return status == dg.DefaultScheduleStatus.RUNNING
+        default = self._repository.get_sensor_def(name).default_status
+        return default == dg.DefaultSensorStatus.RUNNING
 
     def _interval(self, sensor: str) -> timedelta:
         """Return how often a sensor ticks."""

@@ -17,7 +17,7 @@ from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.settings import Settings, settings
 
-INTERVAL_SECONDS = 30
+INTERVAL_SECONDS = 20
 CONFIRM_SECONDS = 10.0
 """Within this time, an engine that ended is started again."""
 ENGINE = "tableflow"
@@ -38,19 +38,26 @@ def engine_sensor() -> dg.SensorDefinition:
         from topicberg.alerts.alert import AlertState
         from topicberg.alerts.channels import channels, deliver
         from topicberg.alerts.decisions import read_decisions
+        from topicberg.alerts.restarts import read_restarts, restart_problem, with_restarts
         from topicberg.alerts.settings import alert_settings
-        from topicberg.alerts.watch import fault
+        from topicberg.alerts.watch import fault, restarting_fault
 
-        check = engine_check(settings())
-        why = confirmed(check) if check else None
+        check, now = engine_check(settings()), datetime.now(UTC)
+        restarts = read_restarts(settings())
+        restarting = restart_problem(restarts, now.timestamp()) if check else None
+        why = restarting or (confirmed(check) if check else None)
         state, faults, chosen = AlertState.parse(context.cursor), {}, alert_settings()
-        if why is not None:
+        runbook = address_of(RUNBOOK, chosen.ui_url)
+        if restarting is not None:
+            alert = restarting_fault(ENGINE, restarting, now)
+            faults[alert.key] = alert.model_copy(update={"link": chosen.ui_url, "runbook": runbook})
+        elif why is not None:
             remediation = (
                 "see `topicberg logs tableflow`; if you end the process that `topicberg status` "
                 "shows (`kill -9 PID`), the supervisor starts it again"
             )
-            alert = fault(ENGINE, why, datetime.now(UTC), remediation, chosen.ui_url)
-            runbook = address_of(RUNBOOK, chosen.ui_url)
+            what = with_restarts(why, restarts, now.timestamp())
+            alert = fault(ENGINE, what, now, remediation, chosen.ui_url)
             faults[alert.key] = alert.model_copy(update={"runbook": runbook})
         decisions = read_decisions(settings())
         state, problems = deliver(state, faults, channels(settings(), chosen), decisions)
