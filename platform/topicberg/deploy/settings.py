@@ -76,6 +76,7 @@ class DeploySettings(Addresses):
     unity_client_id: str | None = None
     """The service principal as which Tableflow logs in to it."""
     unity_client_secret: SecretStr | None = None
+    """The OAuth secret of that service principal."""
 
     day_count: int = Field(default=30, ge=1)
     """Days between two rotations of every key."""
