@@ -39,7 +39,7 @@ ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
 
 test: install  ## unit, integration and end to end on stacks of their own, but for the slow ones
-	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 1)) --stacks $(WORKERS) \
+	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 2)) --stacks $(WORKERS) \
 	  --no-loadscope-reorder $(ARGS)
 
 test-all: install  ## every test, also those that take minutes each

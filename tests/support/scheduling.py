@@ -22,8 +22,12 @@ LONGEST = (
     "tests/conformance/test_protobuf_programs.py",
     "tests/unit/tableflow/test_upsert_keys.py",
     "tests/unit/formats/test_limits.py",
+    "tests/unit/transforms/test_emr_serverless.py",
+    "tests/unit/local/test_supervisor.py",
+    "tests/unit/local/test_python_daemon.py",
+    "tests/unit/transforms/test_code_version.py",
 )
-"""Files that take more than a minute. They begin first, so no worker ends long after the others."""
+"""Files that take long. They begin first, so no worker ends long after the others."""
 
 
 class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
