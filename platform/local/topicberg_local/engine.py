@@ -15,7 +15,7 @@ from topicberg.alerts.alert import Alert
 from topicberg.alerts.dagster_ui import watched_dagster
 from topicberg.alerts.restarts import note_start
 from topicberg.alerts.settings import alert_settings
-from topicberg.alerts.watch import Watched, Watcher
+from topicberg.alerts.watch import Watched, Watcher, how_to_restart
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import Engine, main
 from topicberg.tableflow.status import Unavailable
@@ -87,8 +87,7 @@ def _services(config: Settings) -> Iterator[Watched]:
                 name=name,
                 title=_TITLES.get(name, "").format(port=service.port),
                 check=service.answers,
-                remediation=f"see `topicberg logs {name}`; if you end the process that `topicberg "
-                "status` shows (`kill -9 PID`), the supervisor starts it again",
+                remediation=how_to_restart(name),
                 causes=_CAUSES.get(name, ()),
                 started=partial(started, name),
             )

@@ -23,6 +23,7 @@ from topicberg.alerts.settings import AlertSettings
 from topicberg.alerts.watch import Watched
 from topicberg.clients.liveness import Check, answers_http
 from topicberg.files import replace_file
+from topicberg.processes import running
 from topicberg.settings import Settings
 
 MAX_HEARTBEAT_AGE = 35.0
@@ -90,13 +91,7 @@ def _noted_ui(config: Settings) -> Mapping[str, Any] | None:
 
 
 def _runs(known: Mapping[str, Any]) -> bool:
-    try:
-        process = psutil.Process(known["pid"])
-        if process.status() == psutil.STATUS_ZOMBIE:  # it ended, and who started it did not look
-            return False
-        return bool(abs(process.create_time() - known["started"]) < 1)
-    except psutil.Error:
-        return False
+    return running(known["pid"], known["started"]) is not None
 
 
 def dagster_checks(url: str, known: set[str] | None = None) -> dict[str, Check]:

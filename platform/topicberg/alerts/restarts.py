@@ -52,7 +52,7 @@ class Restarts:
         self._starts: set[float] = set()
 
     def note(self, started: float, now: float) -> None:
-        """Note when the process that runs now was started; the first one is no restart."""
+        """Note when the process that runs now was started; the first one is not a restart."""
         if self._first is None:
             self._first = started
         if started != self._first:

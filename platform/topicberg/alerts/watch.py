@@ -63,9 +63,7 @@ class Watched:
     """Returns when its process was started, in seconds since 1970; None: that is not known."""
 
 
-def fault(
-    name: str, why: str, since: datetime, remediation: str, link: str = "", title: str = ""
-) -> Alert:
+def fault(name: str, why: str, since: datetime, remediation: str, title: str = "") -> Alert:
     """Return the alert of something that does not answer."""
     return Alert(
         key=f"service {name}",
@@ -73,8 +71,16 @@ def fault(
         what=f"{title or name} does not answer: {why}",
         severity="error",
         since=since,
-        link=link,
+        link="",
         remediation=remediation,
+    )
+
+
+def how_to_restart(name: str) -> str:
+    """Return the remediation of a service of the local stack that does not answer."""
+    return (
+        f"see `topicberg logs {name}`; if you end the process that `topicberg status` shows "
+        "(`kill -9 PID`), the supervisor starts it again"
     )
 
 

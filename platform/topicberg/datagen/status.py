@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replace_file, topic_file
+from topicberg.processes import running
 from topicberg.settings import Settings
 
 State = Literal["starting", "running", "finished", "stopped", "failed", "killed"]
@@ -101,11 +102,4 @@ def known_topics(config: Settings) -> list[str]:
 
 def process_of(status: DatagenStatus) -> psutil.Process | None:
     """Return the generator's process if it still runs, and never another one with its pid."""
-    try:
-        process = psutil.Process(status.pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        ours = abs(process.create_time() - status.pid_started) < 1
-    except psutil.NoSuchProcess:
-        return None
-    return process if ours else None
+    return running(status.pid, status.pid_started)

@@ -55,6 +55,11 @@ class ClientLogin:
         return hashlib.scrypt(secret, salt=self.id.encode(), n=2**11, r=8, p=1, dklen=12).hex()
 
 
+def catalog_client(context: DeployContext) -> ClientLogin:
+    """Return the client of the REST catalog, for Snowflake and for Confluent's Tableflow."""
+    return ClientLogin.of(context.deploy.catalog_client_id, context.deploy.catalog_client_secret)
+
+
 def state(context: DeployContext, key: str, login: ClientLogin) -> str:
     """Return which login a vendor has. Without its secret, as in a plan by CI, nothing differs.
 

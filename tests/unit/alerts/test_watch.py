@@ -475,7 +475,7 @@ def test_restarts_that_are_far_apart_are_no_fault() -> None:
 def test_engine_that_ends_again_and_again_is_sent_by_the_sensor(
     config: Settings, server: tuple[str, type[_Recorded]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers at each tick; each start watches anew, and knows of no other."""
+    """It answers at each tick; each start watches from the beginning, and knows of no other."""
     monkeypatch.setattr("topicberg.orchestration.jobs.engine.settings", lambda: config)
     url, _handler = server
     services = {"services": {"tableflow": {"url": f"{url}/metrics"}}}

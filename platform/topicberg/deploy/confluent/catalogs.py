@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from topicberg.deploy import open_catalog, unity_catalog
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.logins import ClientLogin
+from topicberg.deploy.logins import ClientLogin, catalog_client
 
 PROVIDER_INTEGRATION = "confluent/provider_integration"
 
@@ -71,9 +71,7 @@ OPEN_CATALOG = CatalogKind(
         "warehouse": lambda context: context.deploy.catalog_name or "",
         "allowed_scope": lambda context: context.deploy.catalog_scope or "",
     },
-    lambda context: ClientLogin.of(
-        context.deploy.catalog_client_id, context.deploy.catalog_client_secret
-    ),
+    catalog_client,
     open_catalog.manual_steps,
 )
 UNITY = CatalogKind(

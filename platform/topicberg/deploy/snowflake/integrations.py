@@ -252,7 +252,7 @@ class RestIntegration(_CatalogIntegration):
     def find(self, context: DeployContext) -> Live | None:
         live = super().find(context)
         if live is not None:
-            live.fields["login"] = logins.state(context, self.key, client_login(context))
+            live.fields["login"] = logins.state(context, self.key, logins.catalog_client(context))
         return live
 
     def wanted_of(self, context: DeployContext) -> Fields:
@@ -288,7 +288,7 @@ class RestIntegration(_CatalogIntegration):
 
     def _send(self, context: DeployContext, statement: str) -> None:
         """Run a statement that has the login, and record that Snowflake has it."""
-        client = client_login(context)
+        client = logins.catalog_client(context)
         client.check()
         _run_with_secret(context, statement, rest_login(context))
         logins.note_sent(context, self.key, client)
@@ -315,11 +315,6 @@ def rest_login(context: DeployContext) -> RestLogin:
         deploy.catalog_scope or "",
         deploy.catalog_token_uri,
     )
-
-
-def client_login(context: DeployContext) -> logins.ClientLogin:
-    deploy = context.deploy
-    return logins.ClientLogin.of(deploy.catalog_client_id, deploy.catalog_client_secret)
 
 
 def _run_with_secret(context: DeployContext, statement: str, login: RestLogin) -> None:

@@ -40,25 +40,21 @@ def engine_sensor() -> dg.SensorDefinition:
         from topicberg.alerts.decisions import read_decisions
         from topicberg.alerts.restarts import read_restarts, restart_problem, with_restarts
         from topicberg.alerts.settings import alert_settings
-        from topicberg.alerts.watch import fault, restarting_fault
+        from topicberg.alerts.watch import fault, how_to_restart, restarting_fault
 
         check, now = engine_check(settings()), datetime.now(UTC)
         restarts = read_restarts(settings())
         restarting = restart_problem(restarts, now.timestamp()) if check else None
         why = restarting or (confirmed(check) if check else None)
         state, faults, chosen = AlertState.parse(context.cursor), {}, alert_settings()
-        runbook = address_of(RUNBOOK, chosen.ui_url)
-        if restarting is not None:
-            alert = restarting_fault(ENGINE, restarting, now)
-            faults[alert.key] = alert.model_copy(update={"link": chosen.ui_url, "runbook": runbook})
-        elif why is not None:
-            remediation = (
-                "see `topicberg logs tableflow`; if you end the process that `topicberg status` "
-                "shows (`kill -9 PID`), the supervisor starts it again"
-            )
-            what = with_restarts(why, restarts, now.timestamp())
-            alert = fault(ENGINE, what, now, remediation, chosen.ui_url)
-            faults[alert.key] = alert.model_copy(update={"runbook": runbook})
+        if why is not None:
+            if restarting is not None:
+                alert = restarting_fault(ENGINE, restarting, now)
+            else:
+                what = with_restarts(why, restarts, now.timestamp())
+                alert = fault(ENGINE, what, now, how_to_restart(ENGINE))
+            link, runbook = chosen.ui_url, address_of(RUNBOOK, chosen.ui_url)
+            faults[alert.key] = alert.model_copy(update={"link": link, "runbook": runbook})
         decisions = read_decisions(settings())
         state, problems = deliver(state, faults, channels(settings(), chosen), decisions)
         for problem in problems:
