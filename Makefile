@@ -52,10 +52,7 @@ check: install  ## lint, format, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@echo "$(BIN)/mypy, of the packages and of the tests"
-	@$(BIN)/mypy & packages=$$!; \
-	  $(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests; tests=$$?; \
-	  wait $$packages && exit $$tests
+	$(BIN)/mypy
 
 format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .

@@ -70,6 +70,8 @@ hypothesis.settings.load_profile("topicberg")
 # Each login to Snowflake reads its key twice: one of 3,072 bits takes 84 ms, this one 27.
 rsa.BITS = 2048
 RECOVERY_SECONDS = 90.0
+STACKLESS_NICENESS = 5
+"""Of a worker without a stack: those with one take longest, and often wait."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,6 +80,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         help="with --numprocesses: how many workers run tests that need a stack",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    stacks, worker = config.getoption("stacks"), os.environ.get("PYTEST_XDIST_WORKER")
+    if stacks is not None and worker and int(worker.removeprefix("gw")) >= stacks:
+        os.nice(STACKLESS_NICENESS)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
