@@ -1,4 +1,4 @@
-"""One local stack for all integration tests, and no setting of the developer's own.
+"""What many tests need: one local stack, and no setting of the developer's own.
 
 ``TOPICBERG_TEST_STATE_DIR=<dir>`` keeps a stack between runs: start it with
 ``TOPICBERG_STATE_DIR=<dir> topicberg up``, and the tests use it and leave it running.
@@ -44,6 +44,7 @@ os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
 import hypothesis  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
+from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402
 
 from topicberg.deploy import rsa  # noqa: E402
 from topicberg.endpoints import Endpoints  # noqa: E402
@@ -102,6 +103,15 @@ def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test touches the checkout's own state."""
     with _state_dir(tmp_path_factory.mktemp("nothing-runs-here")):
         yield
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
+    """A real Iceberg catalog in a file, with the namespace ``shop``."""
+    catalog = SqlCatalog("unit", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}")
+    catalog.create_namespace("shop")
+    yield catalog
+    catalog.close()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 UV = str(Path(sys.executable).with_name("uv"))
 TESTS = ("hypothesis", "pip", "pytest", "pytest-timeout", "pytest-xdist", "websockets")
 UNITS = ("dagster", "alerts", "jobs", "checks", "formats/test_protobuf_format.py", "kafka", "query")
-"""Tests of what depends on the versions of libraries, in ``tests/unit``."""
+COMPONENTS = ("dagster",)
+"""Tests of what depends on the versions of libraries, in ``tests/unit`` and ``tests/component``."""
 IMPORTS = """
 import importlib, pkgutil, sys
 import topicberg, topicberg_local
@@ -115,6 +116,7 @@ def test_new_project_loads_without_a_warning_of_dagster(python: str, tmp_path: P
 
 def test_unit_tests_pass(python: str) -> None:
     folders = [f"tests/unit/{name}" for name in UNITS]
+    folders += [f"tests/component/{name}" for name in COMPONENTS]
     run([python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders], PROJECT_ROOT)
 
 

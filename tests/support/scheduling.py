@@ -18,14 +18,14 @@ LONGEST = (
     "tests/integration/test_forget.py",
     "tests/integration/test_tableflow.py",
     "tests/integration/test_delta.py",
-    "tests/unit/deploy/test_deploy_whole.py",
+    "tests/component/deploy/test_deploy_whole.py",
     "tests/conformance/test_protobuf_programs.py",
-    "tests/unit/tableflow/test_upsert_keys.py",
-    "tests/unit/formats/test_limits.py",
-    "tests/unit/transforms/test_emr_serverless.py",
-    "tests/unit/local/test_supervisor.py",
-    "tests/unit/local/test_python_daemon.py",
-    "tests/unit/transforms/test_code_version.py",
+    "tests/component/tableflow/test_upsert_keys.py",
+    "tests/security/test_limits.py",
+    "tests/component/transforms/test_emr_serverless.py",
+    "tests/component/local/test_supervisor.py",
+    "tests/component/local/test_python_daemon.py",
+    "tests/component/transforms/test_code_version.py",
 )
 """Files that take long. They begin first, so no worker ends long after the others."""
 
