@@ -134,7 +134,7 @@ def kill_one(dagster: Dagster) -> bool:
     """A process that has worked for some seconds."""
     for process in dagster.runs():
         with suppress(psutil.NoSuchProcess):
-            if process.cpu_times().user > 8:
+            if process.cpu_times().user > 4:
                 process.kill()
                 return True
     return False
