@@ -47,8 +47,8 @@ TABLE = "flagged_stock_trades"
 """It looks back and takes parameters: what a job run could get wrong."""
 REPORTS = "emr/"
 """Where jobs report; in a deployment it is a folder of a bucket of its own."""
-START = datetime(2026, 1, 1, 10, tzinfo=UTC)
-HOURS = ("2026-01-01-10:00", "2026-01-01-11:00")
+START = datetime(2026, 11, 2, 10, tzinfo=UTC)
+HOURS = ("2026-11-02-10:00", "2026-11-02-11:00")
 ENTRY_POINT = PROJECT_ROOT / "platform/topicberg/orchestration/emr/job.py"
 _LOG4J = """\
 appender.console.type = Console

@@ -33,7 +33,7 @@ from topicberg_local import jars
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-HOUR = "2026-01-01-10:00"
+HOUR = f"{START:%Y-%m-%d-%H:00}"
 PARCELS = [
     {"$$timestamp": START, "number": 1, "country": "de"},
     {"$$timestamp": START, "number": 2, "country": "nz"},

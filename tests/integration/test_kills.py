@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-START = datetime(2026, 1, 1, 10, tzinfo=UTC)
+START = datetime(2026, 11, 2, 10, tzinfo=UTC)
 HOURS = 3
 NAMESPACE = "kills"
 USERS = "sample_data_users_history"

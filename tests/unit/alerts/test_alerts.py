@@ -59,6 +59,7 @@ from topicberg.tableflow.status import TopicStatus, write_status
 from topicberg.topics import load_topic
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
+HOURS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 SECRET = "never-in-an-alert"  # part of the address of a channel
 
 ERROR = SerializableErrorInfo("topicberg.errors.TopicbergError: no\n  → `fix it`", [], None)
@@ -68,7 +69,7 @@ verdicts: dict[str, Finding] = {}
 broken: set[str] = set()
 
 
-@dg.asset(key=ORDERS, group_name="shop")
+@dg.asset(key=ORDERS, group_name="shop", partitions_def=HOURS)
 def orders() -> None:
     if "orders" in broken:
         try:
@@ -77,7 +78,7 @@ def orders() -> None:
             raise TopicbergError("the disk is full", hint="`free it`") from error
 
 
-@dg.asset(key=INVOICES, group_name="shop")
+@dg.asset(key=INVOICES, group_name="shop", partitions_def=HOURS)
 def invoices() -> None:
     if "invoices" in broken:
         raise TopicbergError("the bucket is gone")
@@ -292,6 +293,18 @@ def test_failed_run_is_resolved_by_one_of_its_partitions(desk: Desk) -> None:
     assert desk.tick() == [("resolved", "run shop")]
 
 
+def test_failed_run_of_before_the_first_partition_is_resolved_by_that(desk: Desk) -> None:
+    """The partitions began earlier when it failed."""
+    broken.add("orders")
+    desk.run(("2025-12-31-03:00", "2025-12-31-04:00"))
+    assert desk.tick() == [("firing", "run shop")]
+    broken.clear()
+    desk.run(("2026-01-01-01:00", "2026-01-01-02:00"))
+    assert desk.tick() == []
+    desk.run(("2026-01-01-00:00", "2026-01-01-00:00"))
+    assert desk.tick() == [("resolved", "run shop")]
+
+
 def test_failed_run_is_resolved_by_runs_of_its_assets(desk: Desk) -> None:
     by_hand = "run iceberg/invoices, iceberg/orders"
     broken.update(("orders", "invoices"))
@@ -365,8 +378,8 @@ def test_failed_run_of_an_older_cursor_resolved_by_its_kind(desk: Desk) -> None:
 def test_state_of_many_failed_runs_is_bounded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topicberg.alerts.evaluation.MAX_PENDING", 2)
     broken.add("orders")
-    for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
-        desk.run((day, day))
+    for hour in ("2026-01-01-00:00", "2026-01-02-00:00", "2026-01-03-00:00"):
+        desk.run((hour, hour))
     assert desk.tick() == [("firing", "run shop")]
     assert len(AlertState.parse(desk.cursor).pending) == 2
 

@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topicberg.errors import TopicbergError
 from topicberg.iceberg.hours import EVERYTHING
 from topicberg.orchestration.assets.partitions import (
+    RANGE_END,
+    RANGE_START,
     TimePartitions,
     described_range,
     partition_key,
     partition_keys,
+    requested_window,
     spans,
     time_partitions,
     window,
@@ -131,3 +135,19 @@ def test_the_first_window_is_open_to_the_left() -> None:
     start = hourly.start
     assert window(hourly, start, NOW).start is None
     assert window(hourly, NOW, NOW).start == NOW
+
+
+@pytest.mark.parametrize(
+    ("granularity", "range_", "first"),
+    [
+        ("hourly", ("2025-12-31-23:00", "2026-01-01-05:00"), "2026-01-01-00:00"),
+        ("daily", ("2025-12-30", "2025-12-31"), "2026-01-01"),
+    ],
+)
+def test_window_before_the_first_partition_is_refused(
+    granularity: str, range_: tuple[str, str], first: str
+) -> None:
+    tags = dict(zip((RANGE_START, RANGE_END), range_, strict=True))
+    with pytest.raises(TopicbergError, match=r"no partition of 2025-12-3.*everything") as refused:
+        requested_window(partitions(granularity), tags)
+    assert refused.value.hint == f"compute the partition `{first}`"

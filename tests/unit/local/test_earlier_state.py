@@ -25,6 +25,7 @@ from project_copy import add_code
 from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from repository import PROJECT_ROOT
 from upgrade_topics import (
     BEGIN_MS,
     CHANGES,
@@ -237,13 +238,21 @@ def _source_of_archive(earlier: Path) -> Source:
     return source
 
 
+@pytest.mark.parametrize(
+    ("project", "first"),
+    [("project", "2026-01-02-03:00"), (PROJECT_ROOT, "2026-11-01-00:00")],
+    ids=["same_start", "later_start"],
+)
 def test_sensor_with_a_cursor_of_the_earlier_version_requests_new_hours_only(
-    earlier: Path, monkeypatch: pytest.MonkeyPatch
+    earlier: Path, project: str | Path, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hours of the trades that were committed since, and no others."""
+    """The hours of the trades that were committed since, and no others.
+
+    With a later start of the partitions, these hours are a part of the first one.
+    """
     position = Position.parse((earlier / "state/dagster-of-tests/cursor.json").read_text())
     assert position is not None
-    monkeypatch.delenv("TOPICBERG_PROJECT_ROOT")
+    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(earlier / project))
     settings.cache_clear()
     derived = tuple(one for one in find_derived() if one.name in DERIVED)
     lake = Lake(settings(), (load_topic(TRADES),), derived)
@@ -253,5 +262,5 @@ def test_sensor_with_a_cursor_of_the_earlier_version_requests_new_hours_only(
         cursor = position.changed.get(watch.name)
         if cursor is not None:
             tick = advance(cursor, {}, catalog.load_table(watch.origin.identifier), watch, catalog)
-            requested += [span.first for span in tick.runs]
-    assert requested == ["2026-01-02-03:00"]
+            requested += [(span.first, span.last) for span in tick.runs]
+    assert requested == [(first, first)]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, time, timedelta
 
 from dagster import DailyPartitionsDefinition, HourlyPartitionsDefinition
 
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, coarse, union, without
 from topicberg.topics import TopicSpec
 from topicberg.transforms.windows import Window
@@ -43,9 +43,19 @@ def time_partitions(spec: TopicSpec) -> TimePartitions:
 
 
 def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window:
-    """The window of a partition range. The first partition also has everything before it."""
-    start, end = start.astimezone(UTC), end.astimezone(UTC)
-    return Window(None if start <= partitions.start.astimezone(UTC) else start, end)
+    """The window of a partition range. The first partition also has everything before it.
+
+    :raises TopicbergError: the range begins before the first partition: runs that were requested
+        before ``start`` became later do so, and would compute a part of it
+    """
+    start, end, first = (at.astimezone(UTC) for at in (start, end, partitions.start))
+    if start < first:
+        raise TopicbergError(
+            f"there is no partition of {start:%F %H:%M}: the first one, of {first:%F %H:%M}, has "
+            "everything before it as well",
+            hint=f"compute the partition `{first:{partitions.fmt}}`",
+        )
+    return Window(None if start == first else start, end)
 
 
 def requested_range(tags: Mapping[str, str]) -> tuple[str, str] | None:

@@ -69,6 +69,8 @@ UNLOADED_SECONDS = 600
 remembers the sensors of those that were renamed."""
 DEFAULT_INTERVAL_SECONDS = 30
 """Dagster's, of a sensor that has none."""
+EVERYTHING_BEFORE = "0"
+"""Begins the range of a run that computes the first partition: sorts before all keys."""
 _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
 _SCHEDULE = schedule_name(CHECK)
@@ -335,7 +337,7 @@ class ObservationReader:
         if not succeeded:
             events = {kinds.ASSET_MATERIALIZATION, kinds.ASSET_OBSERVATION}
             materialized = planned & self._assets_of(run, events)
-        first, last = requested_range(run.tags) or ("", "")
+        first, last = self._covered(run, planned)
         ended = record.end_time
         return EndedRun(
             id=run.run_id,
@@ -349,6 +351,19 @@ class ObservationReader:
             last=last,
             errors=() if succeeded else tuple(self._errors(run.run_id)),
         )
+
+    def _covered(self, run: dg.DagsterRun, assets: frozenset[str]) -> tuple[str, str]:
+        """Return the first and last partition of a run, as keys that sort as text.
+
+        The first partition of a table has everything before it, also the partitions that the table
+        had before ``derived_partitions.start`` became later.
+        """
+        first, last = requested_range(run.tags) or ("", "")
+        keys = map(dg.AssetKey.from_user_string, assets if first else ())
+        kinds = (self._graph.get(key).partitions_def for key in keys if self._graph.has(key))
+        times = (each for each in kinds if isinstance(each, dg.TimeWindowPartitionsDefinition))
+        begins = any(first == each.start.strftime(each.fmt) for each in times)
+        return EVERYTHING_BEFORE if begins else first, last
 
     def _assets_of(self, run: dg.DagsterRun, events: set[dg.DagsterEventType]) -> frozenset[str]:
         keys = assets_of_run(self._instance, run.run_id, events)
