@@ -136,6 +136,45 @@ def follow(stack: Endpoints, spark: SparkSession, derivation: Derivation, since:
     return head.snapshot_id
 
 
+@pytest.mark.parametrize("partitioned_by", ["hour", "day"])
+def test_first_partition_keeps_what_its_sources_no_longer_have(
+    stack: Endpoints, spark: SparkSession, partitioned_by: str
+) -> None:
+    """It has everything before it, and is computed again for its own hours."""
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    today, name = now.replace(hour=0), f"t{uuid.uuid4().hex[:8]}"
+    catalog = stack.catalog(settings())
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    source = (NAMESPACE, f"{name}_trades")
+    end = today + timedelta(days=1)
+    derivation = Derivation(
+        sources=(Source(source, "$$timestamp", kept=timedelta(days=30)),),
+        target=(NAMESPACE, name),
+        transform=lambda trades: trades.select("$$timestamp", "quantity"),
+        target_time="$$timestamp",
+        partitioned_by=partitioned_by,
+        first=today,
+    )
+
+    def arrive(days_ago: int, quantity: int) -> DataFrame:
+        row = {"$$timestamp": today - timedelta(days=days_ago), "quantity": quantity}
+        return topic_frame(spark, "stock_trades", [row]).drop("$$headers")
+
+    def quantities() -> list[int]:
+        found = rows(spark.table(spark_name(derivation.target)))
+        return sorted(row["quantity"] for row in found)
+
+    create_table(spark, arrive(40, 1), source, "$$timestamp")
+    arrive(20, 2).writeTo(spark_name(source)).append()
+    arrive(0, 3).writeTo(spark_name(source)).append()
+    write_window(spark, catalog, derivation, Window(None, end))
+    assert quantities() == [1, 2, 3]
+    spark.sql(f"DELETE FROM {spark_name(source)} WHERE quantity IN (1, 2)")  # 1: its retention
+    arrive(0, 4).writeTo(spark_name(source)).append()
+    write_window(spark, catalog, derivation, Window(None, end))
+    assert quantities() == [1, 3, 4]
+
+
 def test_tables_are_created_within_glues_limits(stack: Endpoints, spark: SparkSession) -> None:
     """PyIceberg and Spark reach the catalog through what refuses like Glue's REST API."""
     name, partition = f"t{uuid.uuid4().hex[:8]}", ("$$partition", "$$offset")

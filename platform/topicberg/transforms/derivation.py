@@ -150,18 +150,21 @@ class Derivation:
             if each.time is not None and (found := find(each.table)) is not None
         }
 
-    def first_hour(self, now: datetime) -> int:
+    def first_hour(self, now: datetime, *, of_partitions: bool = False) -> int:
         """Return the first hour since 1970 that may be computed again without a request.
 
         Earlier hours are past the data retention of a source, or about to be: computing them again
         would remove what was computed from rows that are deleted since.
+
+        :param of_partitions: the first hour of a partition of which this is so for all hours
         """
         kept = [each.kept for each in self.sources if each.kept is not None and not each.whole]
         if not kept:
             return BEFORE_EVERYTHING
         back = self.lookback if self.lookback and self.lookback != FOREVER else timedelta()
         first = now - min(kept) + back + RETENTION_MARGIN
-        return -int(-first.timestamp() // 3600)
+        width = self.hours if of_partitions else 1
+        return -int(-first.timestamp() // (3600 * width)) * width
 
 
 class Call(NamedTuple):

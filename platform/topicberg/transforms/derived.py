@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.iceberg.hours import Hours, union
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
@@ -83,12 +83,14 @@ def write_window(
 ) -> WrittenWindow:
     """Compute a window from the heads of the sources and replace it in the target.
 
-    A long window is replaced in several commits, of whole partitions each.
+    A long window is replaced in several commits, of whole partitions each. Of the first partition,
+    which has everything before it, hours past the data retention of a source stay as they are.
 
     :raises TopicbergError: a source does not exist, or the function lost the time column or returns
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
+    window = _without_expired(catalog, derivation, window)
     first, *others = _portions(catalog, derivation, window)
     try:
         written = _write(spark, catalog, derivation, first)
@@ -120,6 +122,27 @@ def lacking(subject: str, module: str) -> TopicbergError:
             "project must be in a package that its pipelines import: see docs/project.md"
         )
     return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
+
+
+def _without_expired(catalog: Catalog, derivation: Derivation, window: Window) -> Window:
+    """Return a window without the hours whose rows a source may no longer have.
+
+    Other partitions that are past a retention are computed only on request; the first one is
+    requested for its own hours, too.
+    """
+    first = derivation.first_hour(datetime.now(UTC), of_partitions=True)
+    if window.start is not None or not BEFORE_EVERYTHING < first < window.hours.stop:
+        return window
+    table = find_table(catalog, derivation.target)
+    if table is None or all(h.start >= first for h in held_hours(table, derivation.target_time)):
+        return window
+    start = datetime.fromtimestamp(first * 3600, UTC)
+    logger.info(
+        "table %s: rows of before %s stay, as its sources may have deleted theirs",
+        derivation.name,
+        f"{start:%F %H:%M}",
+    )
+    return Window(start, window.end)
 
 
 def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[Window]:
