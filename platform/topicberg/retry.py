@@ -29,8 +29,11 @@ from tenacity import (
 from tenacity.wait import wait_base
 
 from topicberg.clients.answers import raised_in
+from topicberg.clients.refusals import login_refusal
+from topicberg.connections import CertificateError, connection_error
 from topicberg.errors import (
     CommitConflictError,
+    LoginError,
     ThrottledError,
     TopicbergError,
     UnreachableError,
@@ -89,7 +92,9 @@ py4j raises those of a Spark that is not behind Spark Connect, as in a job of EM
 """
 _SPARK = ("pyspark", "py4j")
 _AT_ONCE = wait_none()
-_CATALOG = "Iceberg's catalog"
+_CATALOG, _SPARK_SERVICE = "Iceberg's catalog", "Spark"
+_OF_SPARK_ITSELF = re.compile(r"DNS resolution failed|failed to connect to all addresses")
+"""What the client of Spark Connect says of Spark, not of what Spark uses."""
 _NAMED_BY_TEXT = (
     ("the object store", re.compile(r"AWS Error [A-Z_]+ during|awssdk|SdkClientException")),
     (_CATALOG, re.compile(r"org\.apache\.iceberg\.(rest\.|exceptions\.RESTException)")),
@@ -99,7 +104,7 @@ _NAMED_BY_CLIENT = (
     (_CATALOG, "pyiceberg.catalog"),
     ("AWS", "botocore"),
     ("Snowflake", "snowflake.connector"),
-    ("Spark", "pyspark"),
+    (_SPARK_SERVICE, "pyspark"),
 )
 _CONFLICT_CLASSES = frozenset(
     {
@@ -128,10 +133,19 @@ _SILENT_CLASSES = frozenset(
 
 def classify(error: BaseException) -> FailureKind | None:
     """Return the kind of a failure, from the error and its causes; None: no retry resolves it."""
+    if is_refused(error):
+        return None
     for each in causes(error):
         if kind := _classify(each):
             return kind
     return None
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether a login or a certificate is not accepted, so that no retry succeeds."""
+    if any(isinstance(each, LoginError) for each in causes(error)):
+        return True
+    return login_refusal(error) is not None or isinstance(_not_reached(error), CertificateError)
 
 
 def _classify(error: BaseException) -> FailureKind | None:
@@ -239,9 +253,13 @@ def availability_hint(service: str | None) -> str:
 
 
 def with_service(error: BaseException) -> BaseException:
-    """Return the error to report: it names the service if a vendor's client got no answer."""
+    """Return the error to report: it says which service was not found, refuses or does not answer,
+    if a vendor's client raised it.
+    """
     if any(isinstance(each, TopicbergError) for each in causes(error)):
         return error
+    if (refused := login_refusal(error) or _not_reached(error)) is not None:
+        return refused
     service = unavailable_service(error)
     if service is None or classify(error) != UNREACHABLE:
         return error
@@ -251,6 +269,19 @@ def with_service(error: BaseException) -> BaseException:
     )
     named.__cause__ = error
     return named
+
+
+def _not_reached(error: BaseException) -> TopicbergError | None:
+    """Return the error of a server that is not found or not trusted, of a vendor's client."""
+    service = unavailable_service(error)
+    if service is None:
+        return None
+    if service == _SPARK_SERVICE and _OF_SPARK_ITSELF.search(str(error)) is None:
+        service = "a server that Spark uses"
+    found = connection_error(service, error)
+    if found is not None:
+        found.__cause__ = error
+    return found
 
 
 def without_jvm(error: BaseException) -> BaseException:
