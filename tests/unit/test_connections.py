@@ -142,17 +142,9 @@ def test_other_failures_are_left_to_others(text: str) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Path]]:
+def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A server with TLS whose certificate has expired, and the authority that signed it."""
-    import real_servers
-
-    class Earlier(real_servers.datetime):
-        @classmethod
-        def now(cls, tz: object = None) -> real_servers.datetime:  # type: ignore[override]
-            return super().now(real_servers.UTC) - timedelta(days=2)
-
-    monkeypatch.setattr(real_servers, "datetime", Earlier)
-    files = certificates(tmp_path)
+    files = certificates(tmp_path, timedelta(days=2))
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(files.broker)
     with socket.create_server(("127.0.0.1", 0)) as listener:

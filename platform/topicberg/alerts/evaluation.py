@@ -13,6 +13,7 @@ from datetime import timedelta
 from topicberg.alerts.alert import Alert, AlertState, Work
 from topicberg.alerts.observation import (
     CHECKED_WITHIN,
+    ActiveRun,
     Automation,
     EndedRun,
     Observation,
@@ -29,6 +30,7 @@ UNCHECKED_TICKS = 40
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
 SILENT_EVALUATIONS = 8
 """In how many evaluations in a row a sensor has not ticked."""
+HANGING_EVALUATIONS = 2
 QUEUED_TOO_LONG = timedelta(minutes=30)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
@@ -49,13 +51,16 @@ def evaluate(
     state, runs = _runs(state, seen, ui)
     state, unchecked = _unchecked(state, seen, ui)
     state, silent = _silent(state, seen, ui)
+    state, hanging = _hanging(state, seen, ui)
     faults = [
         *_checks(seen, ui),
         *unchecked,
         *_stale(seen, ui),
         *runs,
         *_queue(seen, ui),
+        *_frozen(seen, ui),
         *_automations(seen, ui),
+        *hanging,
         *silent,
         *_specs(seen, ui),
         *_shared(seen, ui),
@@ -223,22 +228,49 @@ def _failure(run: EndedRun, key: str, ui: str) -> Alert:
 
 
 def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
-    """Runs that do not start, as others of a higher priority take all slots."""
+    """Runs that do not start, as others take all slots."""
     queued = seen.queued
     if queued is None or seen.at - queued.since < QUEUED_TOO_LONG:
         return
+    holders = "; ".join(_described(one) for one in seen.active[:MAX_SHOWN])
     yield Alert(
         key="queue",
         title="queued runs do not start",
         what=f"runs in the queue: {queued.count:,}; the oldest, of {queued.oldest_kind}, does not "
-        "start",
+        f"start; in progress: {holders or 'no run'}",
         severity="warning",
         since=queued.since,
         link=f"{ui}/runs/{queued.oldest}",
-        remediation="see which runs take the slots (Runs, In progress) and reduce the load: longer "
-        "commit intervals or fewer pipelines, or add cores and slots (`concurrency` in "
-        "dagster.yaml)",
+        remediation="terminate a run in progress that hangs (its page, Terminate); else reduce the "
+        "load: longer commit intervals or fewer pipelines, or add cores and slots (`concurrency` "
+        "in dagster.yaml)"
+        if seen.active
+        else "see the log of Dagster's daemon, and the slots of the pools (Deployment, "
+        "Concurrency): a run that was killed may have left some behind",
     )
+
+
+def _described(run: ActiveRun) -> str:
+    return f"{run.kind} since {moment(run.since)} (run {run.id[:8]})"
+
+
+def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
+    """Runs whose process is stopped: they hold their slots, and Dagster takes them for running."""
+    for run in seen.active:
+        if run.frozen is None:
+            continue
+        yield Alert(
+            key=f"frozen {run.id[:8]}",
+            title=f"a run of {run.kind} is frozen",
+            what=f"the process {run.frozen} of a run of {run.kind} is stopped by a signal "
+            f"(SIGSTOP); runs that wait for its slots do not start",
+            severity="error",
+            since=seen.at,
+            link=f"{ui}/runs/{run.id}",
+            remediation=f"let it continue: `kill -CONT {run.frozen}`; or end it, `kill -9 "
+            f"{run.frozen}`, after which Dagster starts the run again",
+            assets=run.assets,
+        )
 
 
 # --- sensors, schedules, specs ---
@@ -246,9 +278,9 @@ def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
 
 def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
     for automation in seen.automations:
+        named = f"{automation.kind} {automation.name}"
         if automation.failed_at is None:
             continue
-        named = f"{automation.kind} {automation.name}"
         what, hint = explained([automation.error] if automation.error else [])
         yield Alert(
             key=f"tick {automation.name}",
@@ -260,6 +292,33 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
             remediation=hint
             or f"see the error of its tick in the UI: Automation, {automation.name}",
         )
+
+
+def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The ticks that do not end, seen in :data:`HANGING_EVALUATIONS` in a row.
+
+    A daemon that starts finds ticks that the one before it did not end.
+    """
+    hanging = [one for one in seen.automations if one.failed_at is None and one.hangs(seen.at)]
+    counted = {one.name: state.hanging.get(one.name, 0) + 1 for one in hanging}
+    lasting = [one for one in hanging if counted[one.name] >= HANGING_EVALUATIONS]
+    state = state.model_copy(update={"hanging": counted})
+    return state, [_hanging_tick(one, seen, ui) for one in lasting]
+
+
+def _hanging_tick(one: Automation, seen: Observation, ui: str) -> Alert:
+    began = one.ticked_at or seen.at
+    return Alert(
+        key=f"tick {one.name}",
+        title=f"a tick of {one.kind} {one.name} hangs",
+        what=f"a tick of the {one.kind} {one.name} has been in progress since {moment(began)}; "
+        "Dagster ends one after a minute",
+        severity="error",
+        since=began,
+        link=f"{ui}/automation",
+        remediation="find what it waits for: a service that does not answer has an alert of its "
+        f"own; else see the error of its tick when it has ended: Automation, {one.name}",
+    )
 
 
 def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:

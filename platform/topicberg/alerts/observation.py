@@ -13,6 +13,8 @@ CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule requests an evaluation of the checks every five minutes."""
 SILENT_AFTER, SILENT_INTERVALS = timedelta(minutes=3), 5
 """For how long a sensor may begin no tick: a tick of a busy daemon may take a minute."""
+HANGING_AFTER = timedelta(seconds=35)
+"""For how long a tick may be in progress: Dagster ends it after a minute."""
 CHECKS_REST = 9
 """After a run of the checks, the schedule waits for this many times as long as the run took, so
 that the checks of very many tables take at most a tenth of the time."""
@@ -103,6 +105,19 @@ class QueuedRuns:
 
 
 @dataclass(frozen=True)
+class ActiveRun:
+    """A run that has begun and not ended."""
+
+    id: str
+    kind: str
+    since: datetime
+    assets: tuple[str, ...] = ()
+    """Those that it is to materialize, as far as its request names them."""
+    frozen: int | None = None
+    """The id of its process that is stopped (SIGSTOP)."""
+
+
+@dataclass(frozen=True)
 class Automation:
     """A sensor or schedule, and its last tick that ended."""
 
@@ -117,6 +132,8 @@ class Automation:
     skip_reason: str | None = None
     ticked_at: datetime | None = None
     """When its last tick began, whether or not that has ended."""
+    in_progress: bool = False
+    """Whether its last tick has not ended."""
     interval: timedelta | None = None
     """How often a sensor ticks; None: a schedule."""
 
@@ -124,6 +141,15 @@ class Automation:
     def is_turned_off(self) -> bool:
         """Return whether a user has turned it off."""
         return self.is_on_by_default and not self.running
+
+    def hangs(self, now: datetime) -> bool:
+        """Return whether its last tick should have ended.
+
+        One that began long ago was left behind by a daemon that was killed.
+        """
+        if not self.running or not self.in_progress or self.ticked_at is None:
+            return False
+        return HANGING_AFTER < now - self.ticked_at < SILENT_AFTER
 
     def is_silent(self, now: datetime) -> bool:
         """Return whether a sensor that is on should have begun a tick, and did not."""
@@ -159,6 +185,8 @@ class Observation:
     runs_until: float = 0.0
     """The time (seconds since 1970) until which ended runs were read."""
     queued: QueuedRuns | None = None
+    active: Sequence[ActiveRun] = ()
+    """The oldest ones that are in progress."""
     automations: Sequence[Automation] = ()
     shared: Sequence[SharedTables] = ()
     """Tables of which another project of topicberg in the instance has the same assets."""

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import dagster as dg
+import psutil
 import pytest
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 from dagster._core.remote_origin import (
@@ -33,6 +34,7 @@ from dagster._core.scheduler.instigation import (
 from dagster_shared.error import SerializableErrorInfo
 from memory_instance import memory_instance
 from security.corpus import TEXTS
+from waiting import wait_until
 
 from topicberg.alerts.alert import Alert, AlertState, Notice, changes
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
@@ -41,6 +43,7 @@ from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, eva
 from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
+from topicberg.dagster.run_process import PROCESS
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.alerts import alerts_key
@@ -403,6 +406,30 @@ def test_queued_runs_that_do_not_start_are_a_fault(
     assert run.run_id in desk.notices()[-1].alert.link
     desk.instance.report_run_canceled(run)
     assert desk.tick() == [("resolved", "queue")]
+
+
+def test_run_that_is_stopped_by_a_signal_is_a_fault(desk: Desk) -> None:
+    process = psutil.Popen(["sleep", "60"])
+    try:
+        began = psutil.Process(process.pid).create_time()
+        run = desk.instance.create_run_for_job(
+            DEFS.resolve_job_def("shop"),
+            status=dg.DagsterRunStatus.STARTED,
+            tags={PROCESS: f"{process.pid}:{began}"},
+            remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
+        )
+        key = f"frozen {run.run_id[:8]}"
+        assert desk.tick() == []
+        process.suspend()
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 10)
+        assert desk.tick() == [("firing", key)]
+        assert f"`kill -CONT {process.pid}`" in (desk.notices()[-1].alert.remediation or "")
+        process.resume()
+        wait_until(lambda: process.status() != psutil.STATUS_STOPPED, 10)
+        assert desk.tick() == [("resolved", key)]
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_failing_sensor_is_a_fault_while_it_exists(desk: Desk) -> None:

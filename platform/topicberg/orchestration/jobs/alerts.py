@@ -17,6 +17,7 @@ import dagster as dg
 from pydantic import ValidationError
 
 from topicberg.alerts.observation import (
+    ActiveRun,
     Automation,
     CheckRuns,
     EndedRun,
@@ -36,6 +37,7 @@ from topicberg.dagster.locations import (
     location_tags,
 )
 from topicberg.dagster.run_assets import assets_of_run
+from topicberg.dagster.run_process import frozen_process
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
@@ -62,6 +64,8 @@ LONG_SECONDS, REST_SECONDS = 5.0, 60.0
 """After an evaluation that took so long, as of thousands of tables, the next one begins a minute
 later: they take a tenth of the time."""
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
+MAX_ACTIVE = 50
+"""Runs in progress that are looked at, the oldest first."""
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
 UNLOADED_SECONDS = 600
@@ -73,6 +77,9 @@ _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
 _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
+_ACTIVE_RUNS = [
+    *(dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+]
 _ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 _EXPLAINING = ("freshness", "up_to_date")
 """Names of checks that say why their asset is stale."""
@@ -208,6 +215,7 @@ class ObservationReader:
             runs=runs,
             runs_until=until,
             queued=self._queued(),
+            active=[*self._active()],
             automations=[*self._automations()],
             shared=[*self._shared(now)],
             spec_errors=wrong,
@@ -377,6 +385,21 @@ class ObservationReader:
             since=oldest[0].create_timestamp,
         )
 
+    def _active(self) -> Iterator[ActiveRun]:
+        """Yield the oldest runs in progress, of every code location: they share the slots."""
+        records = self._instance.get_run_records(
+            dg.RunsFilter(statuses=_ACTIVE_RUNS), limit=MAX_ACTIVE, ascending=True
+        )
+        for record in records:
+            run, began = record.dagster_run, record.start_time
+            yield ActiveRun(
+                id=run.run_id,
+                kind=_kind(run),
+                since=datetime.fromtimestamp(began, UTC) if began else record.create_timestamp,
+                assets=tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
+                frozen=frozen_process(run),
+            )
+
     def _shared(self, now: datetime) -> Iterator[SharedTables]:
         """Return what the snapshot sensors of other code locations watch as well."""
         own = {
@@ -418,6 +441,7 @@ class ObservationReader:
                 is_on_by_default=self._is_on_by_default(name, kind),
                 ticked_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None,
                 interval=self._interval(name) if kind == "sensor" else None,
+                in_progress=bool(ticks) and ticks[0].status.value == "STARTED",
             )
             last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
             if last is None or not state.is_running:
