@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -36,6 +37,7 @@ from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_ui import running_ui
 from topicberg.datagen import runner as datagen
 from topicberg.endpoints import Endpoints, runtime_file
+from topicberg.files import replace_file
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import read_status
 from topicberg.topics import load_topic
@@ -54,6 +56,32 @@ End = Callable[[], object]
 """Ends a fault."""
 
 
+class Addresses(threading.Thread):
+    """Keeps the file of the addresses as it is to be: runs write the services' own there again,
+    when they find a service that is not up yet.
+    """
+
+    def __init__(self, path: Path, text: str) -> None:
+        super().__init__(daemon=True)
+        self._path, self.text, self._over = path, text, threading.Event()
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> None:
+        with self._lock:
+            self.text = text
+            replace_file(self._path, text)
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            with self._lock:
+                if self._path.read_text() != self.text:
+                    replace_file(self._path, self.text)
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+
 class Site:
     """The stack, its proxies, Dagster, and a producer of two topics."""
 
@@ -62,6 +90,7 @@ class Site:
         self.direct, self.folder = stack, folder
         self.project = copy_project(folder)
         self.proxies: dict[str, FaultyProxy] = {}
+        self.addresses: Addresses | None = None
         self.url = ""
         self.ui: subprocess.Popen[bytes] | None = None
 
@@ -80,16 +109,18 @@ class Site:
             for name, proxy in self.proxies.items():
                 path = urlsplit(document["endpoints"][name]).path
                 document["endpoints"][name] = proxy.url + path
-            runtime_file(self.config).write_text(json.dumps(document))
+            self.addresses = Addresses(runtime_file(self.config), json.dumps(document))
+            self.addresses.start()
             kill("tableflow")
             try:
-                self.await_engine()  # `topicberg ui` writes the services' own addresses again
+                self.await_engine()
                 self.start_ui()
                 yield self
             finally:
                 self.end_ui()
                 datagen.stop_all(self.config)
-                runtime_file(self.config).write_text(kept)
+                self.addresses.end()
+                replace_file(runtime_file(self.config), kept)
                 kill("tableflow")
 
     def await_engine(self) -> None:

@@ -29,32 +29,12 @@ from fault_site import (
 )
 from real_servers import certificates
 
-from topicberg.endpoints import Endpoints, runtime_file
-from topicberg.files import replace_file
+from topicberg.endpoints import Endpoints
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 Changes = Mapping[str, Any]
 """Path of a field of the endpoints, with dots → its value."""
-
-
-class _Kept(threading.Thread):
-    """Keeps the file of the addresses as it is to be: runs write the services' own there again,
-    while a service starts.
-    """
-
-    def __init__(self, path: Path, text: str) -> None:
-        super().__init__(daemon=True)
-        self._path, self._text, self.over = path, text, threading.Event()
-
-    def run(self) -> None:
-        while not self.over.wait(0.05):
-            if self._path.read_text() != self._text:
-                replace_file(self._path, self._text)
-
-    def end(self) -> None:
-        self.over.set()
-        self.join()
 
 
 def wrong(changes: Callable[[Site], Changes], *, engine: bool = True) -> Callable[[Site], End]:
@@ -64,8 +44,9 @@ def wrong(changes: Callable[[Site], Changes], *, engine: bool = True) -> Callabl
     """
 
     def begin(site: Site) -> End:
-        path = runtime_file(site.config)
-        kept = path.read_text()
+        addresses = site.addresses
+        assert addresses is not None
+        kept = addresses.text
         document = json.loads(kept)
         for name, value in changes(site).items():
             *outer, last = name.split(".")
@@ -73,14 +54,12 @@ def wrong(changes: Callable[[Site], Changes], *, engine: bool = True) -> Callabl
             for part in outer:
                 place = place[part]
             place[last] = value
-        keeper = _Kept(path, json.dumps(document))
-        keeper.start()
+        addresses.write(json.dumps(document))
         if engine:
             kill("tableflow")
 
         def end() -> None:
-            keeper.end()
-            replace_file(path, kept)
+            addresses.write(kept)
             if engine:
                 kill("tableflow")
 
