@@ -121,6 +121,9 @@ class AlertState(BaseModel):
     """Sensor → in how many evaluations in a row it has not ticked."""
     hanging: dict[str, int] = {}
     """Sensor or schedule → in how many evaluations in a row its tick has not ended."""
+    early: dict[str, int] = {}
+    """Check → in how many evaluations in a row only a status of the engine has said that it
+    fails."""
     shown: str = ""
     """Digest of the list of alerts that the UI shows."""
     rests_until: float | None = None

@@ -16,6 +16,7 @@ from topicberg.alerts.observation import (
     ActiveRun,
     Automation,
     EndedRun,
+    FailedCheck,
     Observation,
     StaleAsset,
     StepError,
@@ -30,7 +31,7 @@ UNCHECKED_TICKS = 40
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
 SILENT_EVALUATIONS = 8
 """In how many evaluations in a row a sensor has not ticked."""
-HANGING_EVALUATIONS = 2
+HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
 QUEUED_TOO_LONG = timedelta(minutes=30)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
@@ -48,12 +49,13 @@ def evaluate(
     :param runbook: address of the page that says what to do
     """
     ui = ui_url.rstrip("/")
+    state, checks = _checks(state, seen, ui)
     state, runs = _runs(state, seen, ui)
     state, unchecked = _unchecked(state, seen, ui)
     state, silent = _silent(state, seen, ui)
     state, hanging = _hanging(state, seen, ui)
     faults = [
-        *_checks(seen, ui),
+        *checks,
         *unchecked,
         *_stale(seen, ui),
         *runs,
@@ -77,20 +79,34 @@ def _completed(alert: Alert, seen: Observation, runbook: str | None) -> Alert:
 # --- checks ---
 
 
-def _checks(seen: Observation, ui: str) -> Iterator[Alert]:
-    for check in seen.failed_checks:
-        finding = check.finding
-        yield Alert(
-            key=f"check {check.asset}:{check.name}",
-            title=f"check {check.name} of {check.asset} failed",
-            what=finding.what,
-            severity=finding.severity,
-            since=finding.since or seen.at,
-            link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
-            remediation=finding.remediation,
-            cause=f"check {finding.cause}" if finding.cause else None,
-            assets=(check.asset,),
-        )
+def _checks(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The checks that fail; of what a status says before them, what two evaluations have seen."""
+    counted = {
+        name: state.early.get(name, 0) + 1
+        for check in seen.failed_checks
+        if check.is_early and (name := f"{check.asset}:{check.name}")
+    }
+    faults = [
+        _failed_check(check, seen, ui)
+        for check in seen.failed_checks
+        if not check.is_early or counted[f"{check.asset}:{check.name}"] >= EARLY_EVALUATIONS
+    ]
+    return state.model_copy(update={"early": counted}), faults
+
+
+def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
+    finding = check.finding
+    return Alert(
+        key=f"check {check.asset}:{check.name}",
+        title=f"check {check.name} of {check.asset} failed",
+        what=finding.what,
+        severity=finding.severity,
+        since=finding.since or seen.at,
+        link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
+        remediation=finding.remediation,
+        cause=f"check {finding.cause}" if finding.cause else None,
+        assets=(check.asset,),
+    )
 
 
 def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:

@@ -27,6 +27,8 @@ class FailedCheck:
     asset: str
     name: str
     finding: Finding
+    is_early: bool = False
+    """The engine's status says so, and the check has not been evaluated since."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ from topicberg.orchestration.jobs.alerts import (
 from topicberg.orchestration.jobs.checks import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import TopicStatus, write_status
+from topicberg.tableflow.status import TopicStatus, note_observation, write_status
 from topicberg.topics import load_topic
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
@@ -631,6 +632,33 @@ def test_failure_of_the_engine_that_passed_is_not_what_the_checks_have_stored(
     verdicts.pop("tableflow")
     desk.run()
     assert desk.tick() == [("firing", "check iceberg/orders:kafka_lag")]
+
+
+def test_lag_is_sent_before_the_checks_run_and_resolved_by_the_status(
+    desk: Desk, engine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "check iceberg/orders:kafka_lag"
+    spec = load_topic("stock_trades").model_copy(update={"name": "orders"})
+    limits = spec.checks.model_copy(update={"max_lag_records": 10})
+    spec = spec.model_copy(update={"checks": limits, "freshness": None})
+    monkeypatch.setattr(
+        "topicberg.orchestration.jobs.alerts.specs_in_use", lambda _config: ([spec], None)
+    )
+    now = int(time.time() * 1000)
+    status = TopicStatus(topic="orders", phase="RUNNING", committed_at_ms=now, lag={0: 30, 1: 2})
+    write_status(settings(), status)
+    assert desk.tick() == [], "no engine is known to keep the statuses up to date"
+    note_observation(settings())
+    assert [desk.tick(), desk.tick()] == [[], [("firing", key)]], "the next commit may resolve it"
+    assert "the table is 32 records behind Kafka; 10 are allowed" in desk.notices()[-1].alert.what
+    write_status(settings(), status.model_copy(update={"lag": {0: 3}}))
+    assert desk.tick() == [("resolved", key)]
+    verdicts["kafka_lag"] = Finding("far behind", "`wait`")
+    desk.run()
+    os.utime(observed := settings().state_dir / "tableflow" / "observed", (1e9, 1e9))
+    assert desk.tick() == [("firing", key)], "as the checks have stored it"
+    os.utime(observed, (time.time() + 5, time.time() + 5))
+    assert desk.tick() == [("resolved", key)]
 
 
 def test_topic_of_which_no_engine_here_reports_has_its_stored_result(

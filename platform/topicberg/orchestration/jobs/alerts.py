@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ from topicberg.alerts.observation import (
     StepError,
 )
 from topicberg.checks.finding import Finding
-from topicberg.checks.topic import ENGINE_CHECK, check_engine
+from topicberg.checks.topic import ENGINE_CHECK, check_engine, status_findings
 from topicberg.dagster.locations import (
     location_of_automation,
     location_of_run,
@@ -42,13 +42,13 @@ from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 from topicberg.orchestration.assets.partitions import requested_range
-from topicberg.orchestration.checks.evaluations import last_evaluations
+from topicberg.orchestration.checks.evaluations import Evaluation, last_evaluations
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
 from topicberg.orchestration.jobs.snapshot_store import known_names
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import read_status, status_file
+from topicberg.tableflow.status import observed_at, read_status, status_file
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import specs_in_use
 
@@ -63,6 +63,8 @@ INTERVAL_SECONDS = 15
 LONG_SECONDS, REST_SECONDS = 5.0, 60.0
 """After an evaluation that took so long, as of thousands of tables, the next one begins a minute
 later: they take a tenth of the time."""
+OBSERVED_SECONDS = 30.0
+"""The statuses of an engine that has not read the ends of the logs for longer are not judged."""
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
 MAX_ACTIVE = 50
 """Runs in progress that are looked at, the oldest first."""
@@ -234,8 +236,14 @@ class ObservationReader:
         for key, finding in current.items():
             if not finding.passed:
                 yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
+        early = self._early_findings(specs, stored, now)
+        for key, finding in early.items():
+            if not finding.passed:
+                yield FailedCheck(key.asset_key.to_user_string(), key.name, finding, is_early=True)
         for key, evaluation in stored.items():
             finding = evaluation.finding
+            if key in early and (finding.passed or early[key].passed):
+                continue  # the status is newer
             # The next run of the checks says whether what followed from the engine's failure is
             # resolved as well.
             if finding.passed or key in current or finding.cause in outdated:
@@ -261,6 +269,34 @@ class ObservationReader:
             key = dg.AssetCheckKey(asset, ENGINE_CHECK)
             if key in self._graph.asset_check_keys and status_file(config, spec.name).exists():
                 found[key] = check_engine(spec, read_status(config, spec.name), now)
+        return found
+
+    def _early_findings(
+        self,
+        specs: Iterable[TopicSpec],
+        stored: Mapping[dg.AssetCheckKey, Evaluation],
+        now: datetime,
+    ) -> dict[dg.AssetCheckKey, Finding]:
+        """Return what the engine's statuses say of other checks, where that differs from the last
+        evaluation and is newer: the checks run every five minutes.
+        """
+        config = settings()
+        found: dict[dg.AssetCheckKey, Finding] = {}
+        observed = observed_at(config) or 0.0
+        if not config.own_engine or now.timestamp() - observed > OBSERVED_SECONDS:
+            return found
+        for spec in specs:
+            asset = dg.AssetKey(["iceberg", spec.table_name])
+            for name, finding in status_findings(spec, read_status(config, spec.name), now):
+                key = dg.AssetCheckKey(asset, name)
+                if key not in self._graph.asset_check_keys:
+                    continue
+                last = stored.get(key)
+                if last is None or last.finding.passed:
+                    if not finding.passed:
+                        found[key] = finding
+                elif finding.passed and observed > last.at.timestamp():
+                    found[key] = finding
         return found
 
     def _check_runs(self) -> CheckRuns:
