@@ -7,10 +7,12 @@ ticks, and how the last tick of each sensor ended.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import requests
@@ -33,6 +35,8 @@ LOOPS = {
 SILENT_SECONDS, START_SECONDS = 30.0, 60.0
 """In which a sensor that sends alerts has to begin a tick, and to end it: it ticks every 15. The
 first tick of a daemon that starts may take longer."""
+MIN_FREE_BYTES = 32 * 1024**2
+"""With less, SQLite may not write."""
 SENDERS = ("alerts", "engine")
 """The sensors that send alerts."""
 _MARKS = frozenset({"alerts", "snapshots"})
@@ -82,7 +86,10 @@ def storage_problem(config: Settings) -> str | None:
     """Return which of Dagster's databases cannot be written, with a hint; None: all can, or it has
     no SQLite.
     """
-    for path in sorted((config.state_dir / "dagster").rglob("*.db")):
+    folder = config.state_dir / "dagster"
+    if (full := _full(folder)) is not None:
+        return full
+    for path in sorted(folder.rglob("*.db")):
         try:
             with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)) as one:
                 one.execute("BEGIN IMMEDIATE")
@@ -93,6 +100,25 @@ def storage_problem(config: Settings) -> str | None:
                 "space if the disk is full"
             )
             return f"it cannot write its database {path}: {error}\n  → {hint}"
+    return None
+
+
+def _full(folder: Path) -> str | None:
+    """Return which disk has no space left: a transaction that writes nothing succeeds there."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return None
+    left = disk.f_bavail * disk.f_frsize
+    if left < MIN_FREE_BYTES:
+        return (
+            f"its disk is full: {left // 1024**2} MB are left in {folder}\n  → free some space; "
+            f"`du -x -d 2 {folder.parent}` shows what takes it"
+        )
+    if disk.f_files and not disk.f_favail:
+        return (
+            f"its disk has no room for another file: {folder}\n  → delete files that are not needed"
+        )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -22,7 +24,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from topicberg.alerts import dagster_ui, watch
+from topicberg.alerts import dagster_health, dagster_ui, watch
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.channels import alerts_file
 from topicberg.alerts.dagster_health import MAX_HEARTBEAT_AGE
@@ -371,6 +373,24 @@ def test_daemon_whose_database_is_locked_says_so(
         f"dagster_daemon does not answer: it cannot write its database {path}: database is locked"
     )
     assert (alert.remediation or "").startswith(f"`fuser {path}` names the processes")
+
+
+@pytest.mark.parametrize(
+    ("left", "files", "why"),
+    [
+        (10**6, 10**6, None),
+        (256, 10**6, "its disk is full: 1 MB are left in "),
+        (10**6, 0, "its disk has no room for another file: "),
+    ],
+)
+def test_full_disk_of_dagster_is_the_cause_that_is_named(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, left: int, files: int, why: str | None
+) -> None:
+    disk = SimpleNamespace(f_bavail=left, f_frsize=4096, f_files=10**6, f_favail=files)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    found = dagster_health.storage_problem(config)
+    assert (found or "").startswith(why or "")
+    assert (found is None) == (why is None)
 
 
 def workspace(location: dict[str, Any]) -> dict[str, Any]:
