@@ -32,7 +32,7 @@ not time: after the daemon starts, or was down all night, its schedule needs a m
 SILENT_EVALUATIONS = 8
 """In how many evaluations in a row a sensor has not ticked."""
 HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
-QUEUED_TOO_LONG = timedelta(minutes=30)
+QUEUED_TOO_LONG = timedelta(minutes=15)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
 """Assets that an alert names."""

@@ -50,6 +50,9 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
+FAILING_SECONDS = 4.0
+"""After which a request is given up whose client cannot resolve the broker or log in: librdkafka
+tries that again for ever."""
 _CONFIGS_AT_ONCE = 100
 _REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
 _NOT_REACHED = ("_RESOLVE", "_SSL")
@@ -322,9 +325,15 @@ def admin_client(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
     return list(_accounts(endpoints))[writes].client
 
 
-def _known_failure(endpoints: Endpoints, what: str) -> TopicbergError | None:
-    """Return why this request has no answer, if a client has said so."""
+def _known_failure(
+    endpoints: Endpoints, what: str, since: float | None = None
+) -> TopicbergError | None:
+    """Return why this request has no answer, if a client has said so.
+
+    :param since: when it said so at the earliest (monotonic); None: recently
+    """
     recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS - _REPEATED_SECONDS
+    recent = recent if since is None else since
     for account in _accounts(endpoints):
         account.client.poll(0)  # calls the callback
         failure = account.failure
@@ -366,6 +375,22 @@ def _not_reached(endpoints: Endpoints, text: str, what: str) -> TopicbergError:
     )
 
 
+def _await(future: Future[T], endpoints: Endpoints, action: str) -> T:
+    """Wait for a response; no longer than a few seconds if a client does not get to the broker.
+
+    :raises FutureTimeoutError: there is none in time
+    :raises TopicbergError: see :func:`_known_failure`
+    """
+    began = time.monotonic()
+    while (left := began + TIMEOUT_SECONDS + _GRACE_SECONDS - time.monotonic()) > FAILING_SECONDS:
+        try:
+            return future.result(FAILING_SECONDS)
+        except FutureTimeoutError:
+            if (known := _known_failure(endpoints, action, since=began)) is not None:
+                raise known from None
+    return future.result(max(0.0, left))
+
+
 def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
     """Wait for a response of the broker.
 
@@ -384,7 +409,7 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
         )
 
     try:
-        return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
+        return _await(future, endpoints, action)
     except FutureTimeoutError:
         raise _known_failure(endpoints, action) or silent() from None
     except KafkaException as error:
