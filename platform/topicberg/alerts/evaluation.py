@@ -205,6 +205,8 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
             continue  # the alert of the check reports it
         others = [work for work in pending if work.kind != key or work.after(left)]
         pending, alerts[key] = [*others, left], _failure(run, key, ui)
+    pending = [rest for work in pending if (rest := _left(work, alerts[work.kind], seen))]
+    resolved |= alerts.keys() - {work.kind for work in pending}
     faults = [alerts[kind] for kind in dict.fromkeys(work.kind for work in pending)]
     # Resolved, and failed again since the last evaluation: that is another fault of the same key.
     again = resolved & {alert.key for alert in faults}
@@ -214,6 +216,15 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         "pending": pending[-MAX_PENDING:],
     }
     return state.model_copy(update=update), faults
+
+
+def _left(work: Work, alert: Alert, seen: Observation) -> Work | None:
+    """Return what is left of the work of a failed run, some of which was done without a run."""
+    if work.first or not work.assets:
+        return work
+    times = seen.materialized
+    done = {one for one in work.assets if one in times and times[one] > alert.since}
+    return work.after(Work(kind="", assets=frozenset(done)))
 
 
 def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:

@@ -184,6 +184,9 @@ class Observation:
     runs: Sequence[EndedRun] = ()
     """Those that ended since the last evaluation, the oldest first; successful ones only if they
     may have resolved something."""
+    materialized: Mapping[str, datetime] = field(default_factory=dict)
+    """Asset → when it was materialized last, of those that failed runs have left: the sensor
+    ``snapshots`` registers tables without a run."""
     runs_until: float = 0.0
     """The time (seconds since 1970) until which ended runs were read."""
     queued: QueuedRuns | None = None

@@ -98,6 +98,20 @@ def test_failed_run_is_a_fault_until_a_run_did_its_work() -> None:
     assert faults(replace(QUIET, assets=frozenset()), state) == []
 
 
+def test_failed_run_is_resolved_by_a_materialization_without_a_run() -> None:
+    """The sensor of the snapshots registers tables in its ticks."""
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[run("a.B: one")]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    earlier, later = NOW - timedelta(minutes=1), NOW + timedelta(minutes=1)
+    assert len(faults(replace(QUIET, materialized={"iceberg/orders": earlier}), state)) == 1
+    assert faults(replace(QUIET, materialized={"iceberg/orders": later}), state) == []
+    hour = replace(run("a.B: one"), first="2026-01-01-00", last="2026-01-01-00")
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[hour]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    seen = replace(QUIET, materialized={"iceberg/orders": later})
+    assert len(faults(seen, state)) == 1, "it may be another partition"
+
+
 def test_many_failed_runs_keep_a_bounded_state() -> None:
     days = [f"2026-01-{day:02}" for day in range(1, 29)]
     runs = [

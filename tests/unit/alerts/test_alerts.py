@@ -458,6 +458,14 @@ def test_sensor_that_stopped_ticking_is_a_fault(
     assert desk.tick() == [("resolved", "silent alerts")]
 
 
+def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> None:
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+    desk.instance.report_runless_asset_event(dg.AssetMaterialization(ORDERS))
+    assert desk.tick() == [("resolved", "run shop")]
+
+
 def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
     broken.add("orders")
     desk.run()

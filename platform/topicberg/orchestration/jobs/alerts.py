@@ -215,6 +215,7 @@ class ObservationReader:
             failed_checks=[*self._failed_checks(specs, now)],
             stale_assets=[*self._stale_assets()],
             runs=runs,
+            materialized=self._materialized(state),
             runs_until=until,
             queued=self._queued(),
             active=[*self._active()],
@@ -361,6 +362,17 @@ class ObservationReader:
                 runs.append(self._ended_run(record, now))
         until = max((each.update_timestamp.timestamp() for each in records), default=began)
         return runs, until
+
+    def _materialized(self, state: AlertState) -> dict[str, datetime]:
+        """Return when the assets that failed runs have left were materialized last."""
+        names = {asset for work in state.pending if not work.first for asset in work.assets}
+        keys = [dg.AssetKey.from_user_string(name) for name in sorted(names)]
+        found: dict[str, datetime] = {}
+        for record in self._instance.get_asset_records(keys) if keys else ():
+            if (last := record.asset_entry.last_materialization) is not None:
+                name = record.asset_entry.asset_key.to_user_string()
+                found[name] = datetime.fromtimestamp(last.timestamp, UTC)
+        return found
 
     def _is_own(self, run: dg.DagsterRun) -> bool:
         """Return whether a run is of the code location, or of a command that has run its assets."""
