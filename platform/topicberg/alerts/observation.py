@@ -13,7 +13,7 @@ CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule requests an evaluation of the checks every five minutes."""
 SILENT_AFTER, SILENT_INTERVALS = timedelta(minutes=3), 5
 """For how long a sensor may begin no tick: a tick of a busy daemon may take a minute."""
-HANGING_AFTER = timedelta(seconds=35)
+HANGING_AFTER = timedelta(seconds=30)
 """For how long a tick may be in progress: Dagster ends it after a minute."""
 CHECKS_REST = 9
 """After a run of the checks, the schedule waits for this many times as long as the run took, so

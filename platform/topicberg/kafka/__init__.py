@@ -64,6 +64,10 @@ _REFUSED_BY_SERVER = "Failed to acquire SASL OAUTHBEARER token"
 _NO_TOKEN = re.compile(
     r"OAUTHBEARER token: .*(connect|resolve|timed? ?out|empty reply)", re.IGNORECASE
 )
+_RIGHTS_HINT = (
+    "grant the user of this login the right: the engine has to describe and read the topic, and to "
+    "read its consumer group"
+)
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 NO_ANSWER = (
     *(KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE),
@@ -423,7 +427,8 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
             raise _known_failure(endpoints, action) or silent() from error
         if reason.code() in _LEADERLESS:
             raise no_leader(action) from error
-        raise TopicbergError(f"Kafka refused ({action}): {reason.str()}") from error
+        hint = _RIGHTS_HINT if "AUTHORIZATION_FAILED" in str(reason.name()) else None
+        raise TopicbergError(f"Kafka refused ({action}): {reason.str()}", hint=hint) from error
 
 
 def _create_missing(spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None) -> bool:
