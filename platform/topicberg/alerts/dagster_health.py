@@ -37,6 +37,7 @@ SILENT_SECONDS, START_SECONDS = 30.0, 60.0
 first tick of a daemon that starts may take longer."""
 MIN_FREE_BYTES = 32 * 1024**2
 """With less, SQLite may not write."""
+SLOW = "the web server does not say"
 SENDERS = ("alerts", "engine")
 """The sensors that send alerts."""
 _MARKS = frozenset({"alerts", "snapshots"})
@@ -135,7 +136,7 @@ def code_problem(
         response = requests.post(f"{url}/graphql", json={"query": _CODE_QUERY}, timeout=seconds)
         answer = response.json()
     except requests.Timeout:
-        return f"the web server does not say within {seconds:.0f} s whether it runs"
+        return f"{SLOW} within {seconds:.0f} s whether it runs"
     except (requests.RequestException, ValueError):
         return None  # the check of the web server reports it
     try:

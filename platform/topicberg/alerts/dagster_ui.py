@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from topicberg.alerts.dagster_health import code_problem, daemon_problem, storage_problem
+from topicberg.alerts.dagster_health import SLOW, code_problem, daemon_problem, storage_problem
 from topicberg.alerts.settings import AlertSettings
 from topicberg.alerts.watch import Watched
 from topicberg.clients.liveness import Check, answers_http
@@ -19,7 +19,7 @@ from topicberg.settings import Settings
 
 DAEMON_PATIENCE = 8.0
 """The next look confirms it: after a laptop slept, the first heartbeat is old."""
-CODE_PATIENCE = 30.0
+CODE_PATIENCE, SLOW_PATIENCE = 12.0, 30.0
 """A web server that shows a large graph to someone answers late."""
 WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
 
@@ -131,6 +131,6 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         title="the code location of Dagster",
         remediation="correct the file and reload the code location (Deployment, Reload). Until "
         "then, only the engine sends alerts",
-        patience=CODE_PATIENCE,
+        patience=lambda why: SLOW_PATIENCE if SLOW in why else CODE_PATIENCE,
         causes=(WEBSERVER, DAEMON),
     )
