@@ -46,6 +46,10 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 
+class MissingFileError(TopicbergError):
+    """A file of a table is missing in the object store."""
+
+
 @dataclass(frozen=True)
 class FailureKind:
     """A kind of failure that a retry may resolve; the wait doubles with each retry."""
@@ -92,6 +96,11 @@ py4j raises those of a Spark that is not behind Spark Connect, as in a job of EM
 """
 _SPARK = ("pyspark", "py4j")
 _AT_ONCE = wait_none()
+_MISSING_FILE = re.compile(
+    r"(?:Location does not exist: |Cannot open file, does not exist: |Path does not exist ')"
+    r"((?:s3[an]?://)?[^\s']+/[^\s']+)"
+)
+"""What Iceberg's library in Spark, PyIceberg and PyArrow say of it."""
 _CATALOG, _SPARK_SERVICE = "Iceberg's catalog", "Spark"
 _OF_SPARK_ITSELF = re.compile(r"DNS resolution failed|failed to connect to all addresses")
 """What the client of Spark Connect says of Spark, not of what Spark uses."""
@@ -258,8 +267,9 @@ def with_service(error: BaseException) -> BaseException:
     """
     if any(isinstance(each, TopicbergError) for each in causes(error)):
         return error
-    if (refused := login_refusal(error) or _not_reached(error)) is not None:
-        return refused
+    known = login_refusal(error) or _not_reached(error) or _missing_file(error)
+    if known is not None:
+        return known
     service = unavailable_service(error)
     if service is None or classify(error) != UNREACHABLE:
         return error
@@ -282,6 +292,23 @@ def _not_reached(error: BaseException) -> TopicbergError | None:
     if found is not None:
         found.__cause__ = error
     return found
+
+
+def _missing_file(error: BaseException) -> MissingFileError | None:
+    """Return the error of a file that a table has, and the object store has not."""
+    for each in causes(error):
+        name = f"{type(each).__module__}.{type(each).__name__}"
+        is_of_client = isinstance(each, FileNotFoundError) or name.startswith(_SERVICES)
+        if not is_of_client or (match := _MISSING_FILE.search(str(each))) is None:
+            continue
+        found = MissingFileError(
+            f"a file of a table is missing in the object store: {match[1]}",
+            hint="restore the file, if the bucket has versions; else drop the table: the engine "
+            "ingests what Kafka still has, and derived tables are computed again",
+        )
+        found.__cause__ = error
+        return found
+    return None
 
 
 def without_jvm(error: BaseException) -> BaseException:

@@ -32,7 +32,7 @@ LOOPS = {
     "MONITORING": "runs whose process ended are not noticed",
 }
 """Loops of the daemon, and what does not happen without them."""
-SILENT_SECONDS, START_SECONDS = 30.0, 60.0
+SILENT_SECONDS, START_SECONDS = 25.0, 60.0
 """In which a sensor that sends alerts has to begin a tick, and to end it: it ticks every 15. The
 first tick of a daemon that starts may take longer."""
 MIN_FREE_BYTES = 32 * 1024**2
@@ -204,7 +204,7 @@ def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, 
 
 def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the last tick of a sensor that sends alerts."""
-    hint = f"see its last tick: Automation, {sensor}. Until then, only the engine sends alerts"
+    hint = f"see its last tick: Automation, {sensor}; meanwhile only the engine sends alerts"
     if tick["status"] == "FAILURE" and (error := tick.get("error")):
         chain = [one["error"]["message"] for one in error.get("errorChain") or ()]
         what, own = explained([StepError((error["message"], *chain))])
@@ -218,9 +218,7 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
         why = f"hangs: its last tick has been in progress for {age:.0f} s"
     else:
         why = f"does not tick: its last tick was {age:.0f} s ago"
-    return (
-        f"the sensor {sensor}, which sends alerts, {why}\n  → {hint}; restart Dagster if it stays"
-    )
+    return f"the sensor {sensor}, which sends alerts, {why}\n  → {hint}. If it stays so, restart Dagster"
 
 
 def _is_topicberg(location: Mapping[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.retry import (
     THROTTLED,
     UNREACHABLE,
+    MissingFileError,
     availability_hint,
     classify,
     unavailable_service,
@@ -187,7 +188,7 @@ def explain(subject: str, error: BaseException) -> TopicbergError:
     """Return an error of Spark, the catalog or the store at e.g. ``topic orders`` as a message."""
     text = str(error)
     clear = with_service(error)
-    if isinstance(clear, LoginError | NotFoundError):
+    if isinstance(clear, LoginError | NotFoundError | MissingFileError):
         return type(clear)(f"{subject}: {clear.message}", hint=clear.hint)
     for known in _KNOWN:
         if known.search(text):
