@@ -218,7 +218,8 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
         why = f"hangs: its last tick has been in progress for {age:.0f} s"
     else:
         why = f"does not tick: its last tick was {age:.0f} s ago"
-    return f"the sensor {sensor}, which sends alerts, {why}\n  → {hint}. If it stays so, restart Dagster"
+    hint = f"{hint}. If it stays so, restart Dagster"
+    return f"the sensor {sensor}, which sends alerts, {why}\n  → {hint}"
 
 
 def _is_topicberg(location: Mapping[str, Any]) -> bool:
