@@ -195,6 +195,8 @@ def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, 
             try:
                 answer = requests.post(f"{url}/graphql", json=body, timeout=seconds).json()
                 ticks = answer["data"]["sensorOrError"]["sensorState"]["ticks"]
+            except requests.Timeout:
+                return f"{SLOW} within {seconds:.0f} s how the sensor {sensor} ticks"
             except (requests.RequestException, ValueError, LookupError, TypeError):
                 return None
             if ticks and (why := _tick_problem(sensor, ticks[0])):
