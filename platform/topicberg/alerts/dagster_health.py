@@ -23,8 +23,9 @@ from topicberg.settings import Settings
 
 MAX_HEARTBEAT_AGE = 35.0
 """In seconds. Dagster writes a heartbeat every 30 seconds of each of the daemon's loops."""
-MAX_LOOP_AGE = 50.0
-"""In seconds, of the heartbeat of one loop: a busy one takes longer, while others write theirs."""
+MAX_LOOP_AGE, MAX_SCHEDULER_AGE = 50.0, 90.0
+"""In seconds, of the heartbeat of one loop: a busy one takes longer, while others write theirs. The
+scheduler sleeps until the next minute begins."""
 LOOPS = {
     "SENSOR": "no sensor ticks",
     "SCHEDULER": "no schedule ticks",
@@ -75,7 +76,8 @@ def daemon_problem(url: str, seconds: float) -> str | None:
     if age > MAX_HEARTBEAT_AGE:
         return f"its last heartbeat was {age:.0f} s ago; it writes one every 30 s"
     for loop, without in LOOPS.items():
-        if loop in required and (age := time.time() - times[loop]) > MAX_LOOP_AGE:
+        allowed = MAX_SCHEDULER_AGE if loop == "SCHEDULER" else MAX_LOOP_AGE
+        if loop in required and (age := time.time() - times[loop]) > allowed:
             return (
                 f"its loop {loop} hangs, so {without}: the last heartbeat of the loop was "
                 f"{age:.0f} s ago"

@@ -216,7 +216,7 @@ class _Recorded(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.requested.append(f"{self.command} {self.path}")
-        types = ("SENSOR", "QUEUED_RUN_COORDINATOR", "ASSET")
+        types = ("SENSOR", "QUEUED_RUN_COORDINATOR", "ASSET", "SCHEDULER")
         health = [
             {"daemonType": kind, "required": kind != "ASSET", "lastHeartbeatTime": at}
             for kind, at in zip(types, self.heartbeats, strict=False)
@@ -522,7 +522,8 @@ def test_loop_of_the_daemon_that_hangs_is_reported_with_what_it_does(
     url, handler = server
     note_ui(config, url)
     now = time.time()
-    handler.heartbeats[:] = [now, now - 20, now - 900]  # the last one is not required
+    # ASSET is not required, and the scheduler writes once a minute.
+    handler.heartbeats[:] = [now, now - 20, now - 900, now - 65]
     assert dagster(config)[DAEMON](5) is None
     handler.heartbeats[:] = [now, now - 70]
     assert dagster(config)[DAEMON](5) == (
