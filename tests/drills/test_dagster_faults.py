@@ -134,7 +134,7 @@ FAULTS = (
         launcher_frozen,
         f"service {DAEMON}",
         "its loop QUEUED_RUN_COORDINATOR hangs, so no queued run starts",
-        "start it again",
+        "kill -CONT",
     ),
     Fault(
         "code_server_killed",

@@ -33,6 +33,10 @@ LOOPS = {
     "MONITORING": "runs whose process ended are not noticed",
 }
 """Loops of the daemon, and what does not happen without them."""
+_LOOP_HINT = (
+    "see whether a process of it is stopped by a signal (state T in `ps aux`), and let that continue: "
+    "`kill -CONT PID`; else restart it, locally: end `topicberg ui` and start it again"
+)
 SILENT_SECONDS, START_SECONDS = 25.0, 60.0
 """In which a sensor that sends alerts has to begin a tick, and to end it: it ticks every 15. The
 first tick of a daemon that starts may take longer."""
@@ -80,7 +84,7 @@ def daemon_problem(url: str, seconds: float) -> str | None:
         if loop in required and (age := time.time() - times[loop]) > allowed:
             return (
                 f"its loop {loop} hangs, so {without}: the last heartbeat of the loop was "
-                f"{age:.0f} s ago"
+                f"{age:.0f} s ago\n  → {_LOOP_HINT}"
             )
     return None
 

@@ -51,7 +51,7 @@ from topicberg.alerts.restarts import (
 )
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, split_hint
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg_local.engine import NEEDED, unavailable
@@ -526,10 +526,12 @@ def test_loop_of_the_daemon_that_hangs_is_reported_with_what_it_does(
     handler.heartbeats[:] = [now, now - 20, now - 900, now - 65]
     assert dagster(config)[DAEMON](5) is None
     handler.heartbeats[:] = [now, now - 70]
-    assert dagster(config)[DAEMON](5) == (
+    why, hint = split_hint(dagster(config)[DAEMON](5) or "")
+    assert why == (
         "its loop QUEUED_RUN_COORDINATOR hangs, so no queued run starts: the last heartbeat of the "
         "loop was 70 s ago"
     )
+    assert "`kill -CONT PID`" in (hint or "")
 
 
 def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(
