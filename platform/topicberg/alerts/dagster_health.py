@@ -34,8 +34,8 @@ LOOPS = {
 }
 """Loops of the daemon, and what does not happen without them."""
 _LOOP_HINT = (
-    "see whether a process of it is stopped by a signal (state T in `ps aux`), and let that continue: "
-    "`kill -CONT PID`; else restart it, locally: end `topicberg ui` and start it again"
+    "see whether a process of it is stopped by a signal (state T in `ps aux`), and let that "
+    "continue: `kill -CONT PID`; else restart it, locally: end `topicberg ui` and start it again"
 )
 SILENT_SECONDS, START_SECONDS = 25.0, 60.0
 """In which a sensor that sends alerts has to begin a tick, and to end it: it ticks every 15. The
