@@ -137,14 +137,6 @@ FAULTS = (
         "kill -CONT",
     ),
     Fault(
-        "code_server_killed",
-        "the servers of the code location are killed",
-        killed("dagster code-server", "dagster api grpc"),
-        f"service {CODE}",
-        "alerts",
-        "alerts",
-    ),
-    Fault(
         "webserver_killed",
         "Dagster's web server is killed",
         killed("dagster_webserver"),

@@ -36,6 +36,12 @@ QUEUED_TOO_LONG = timedelta(minutes=15)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
 """Assets that an alert names."""
+_RPC = re.compile(r'_InactiveRpcError.*?details = "([^"]*)"', re.DOTALL)
+"""What gRPC says to Dagster's daemon of a code location's server that ended or hangs."""
+_RPC_HINT = (
+    "wait a minute: Dagster starts a server that ended again, and ends a tick that hangs; if it "
+    "stays, restart the code location, locally: end `topicberg ui` and start it again"
+)
 _PLACE = re.compile(r'File "(.+?)", line (\d+)')
 """How Python begins the text of a SyntaxError."""
 
@@ -438,6 +444,8 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
     """
     for error in errors:
         own = [text for text in error.chain if text.startswith("topicberg.")]
+        if not own and (rpc := _RPC.search(error.chain[-1])):
+            return f"the server of the code location does not answer: {rpc[1][:200]}", _RPC_HINT
         name, _, text = (own or error.chain)[-1].strip().partition(": ")
         message, hint = _message_and_hint(text)
         if place := _PLACE.match(name):

@@ -176,6 +176,21 @@ def test_run_whose_process_is_stopped_is_a_fault_until_it_continues() -> None:
     assert alert.link == "http://ui/runs/0123456789"
 
 
+def test_server_of_the_code_that_was_killed_is_named_in_plain_words() -> None:
+    text = (
+        "grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:\n"
+        '\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed to connect to all addresses"\n'
+        '\tdebug_error_string = "UNAVAILABLE:…"\n>'
+    )
+    error = StepError(("dagster.DagsterUserCodeUnreachableError: Could not reach", text))
+    failing = Automation("engine", "sensor", True, failed_at=NOW, error=error)
+    (alert,) = faults(replace(QUIET, automations=[failing]))
+    assert alert.what == (
+        "the server of the code location does not answer: failed to connect to all addresses"
+    )
+    assert "wait a minute" in (alert.remediation or "")
+
+
 def test_tick_that_does_not_end_is_a_fault_before_dagster_ends_it() -> None:
     began = NOW - HANGING_AFTER - timedelta(seconds=1)
     sensor = Automation("snapshots", "sensor", True, ticked_at=began, in_progress=True)
