@@ -173,7 +173,7 @@ def test_reason_that_a_client_withholds_is_read_from_the_server(server: tuple[st
 
 def test_registry_and_spark_whose_names_do_not_resolve_are_named() -> None:
     failed = ConnectError("[Errno -2] Name or service not known")
-    failed.request = Request("GET", "http://user:secret@registry.invalid:8081/subjects")
+    failed.request = Request("GET", "http://registry.invalid:8081/subjects")
     with pytest.raises(NotFoundError) as raised, registry_errors("subject orders-value"):
         raise failed
     assert raised.value.message == (

@@ -183,7 +183,7 @@ def _location_problem(location: Mapping[str, Any]) -> str | None:
 
 
 def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, Any]) -> str | None:
-    """Return which sensor that sends alerts fails or hangs: nobody else reports that.
+    """Return which sensor that sends alerts fails or hangs: no sensor reports that.
 
     :param name: of the code location
     """
