@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -73,11 +75,11 @@ def test_reason_that_a_client_reports_is_in_the_error(
         account: Any = None
 
         def poll(self, _: float) -> None:
-            self.account.failure = kafka._Failure(kafka.time.monotonic(), name, text)
+            self.account.failure = kafka._Failure(time.monotonic(), name, text)
 
     client = Client()
     client.account = kafka._Account(cast("Any", client))
     monkeypatch.setattr(kafka, "_accounts", lambda _: [client.account])
     with pytest.raises(kind) as raised:
-        kafka.result_of(kafka.Future(), cast("Any", Endpoints()), "describe topic orders")
+        kafka.result_of(Future(), cast("Any", Endpoints()), "describe topic orders")
     assert says in str(raised.value)
