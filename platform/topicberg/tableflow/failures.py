@@ -167,7 +167,7 @@ def is_of_service(error: PySparkException) -> bool:
         return False
     if _CONNECTION.search(text) or any(known.search(text) for known in _KNOWN):
         return True
-    return classify(error) in (THROTTLED, UNREACHABLE)
+    return classify(error) in (THROTTLED, UNREACHABLE) or with_service(error) is not error
 
 
 @contextmanager
