@@ -22,7 +22,6 @@ from fault_site import (
 )
 from faulty_proxy import Answer
 
-from topicberg.catalogs.snowflake.names import table_path
 from topicberg.datagen import runner as datagen
 from topicberg.endpoints import Endpoints
 from topicberg.topics import load_topic
@@ -41,27 +40,11 @@ def schemas_lost(site: Site) -> End:
     return end
 
 
-def snowflake_schema_dropped(site: Site) -> End:
-    import snowflake.connector
-
-    account = site.direct.snowflake.model_dump()
-    account["password"] = site.direct.snowflake.password.get_secret_value()
-    source = (site.config.cluster_id, load_topic(TOPIC).glue_name)
-    schema = table_path(site.config, NAME.upper(), source).sql.rpartition(".")[0]
-
-    def run(statement: str) -> None:
-        with snowflake.connector.connect(**account, login_timeout=10) as connection:
-            connection.cursor().execute(statement)
-
-    run(f"DROP SCHEMA {schema}")
-    return lambda: run(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-
-
 def data_file_deleted(site: Site) -> End:
     catalog = site.direct.catalog(site.config)
     table = catalog.load_table(load_topic(TOPIC).table_identifier(site.config))
-    tasks = list(table.scan().plan_files())
-    path = site.bucket() / urlsplit(tasks[0].file.file_path).path.lstrip("/")
+    names = [urlsplit(task.file.file_path).path.lstrip("/") for task in table.scan().plan_files()]
+    path = max((site.bucket() / name for name in names), key=lambda each: each.stat().st_mtime)
     away = path.with_name("moved")
     path.rename(away)
     return lambda: away.rename(path)
@@ -87,8 +70,8 @@ FAULTS = (
         "someone deletes the subject of a topic",
         refused("schema_registry", f"/subjects/{TOPIC}-value", NO_SUBJECT),
         ENGINE,
-        f"{TOPIC}-value",
-        "regist",
+        f"subject {TOPIC}-value does not exist in the schema registry",
+        "topicberg topics register",
         TABLE,
     ),
     Fault(
@@ -96,8 +79,8 @@ FAULTS = (
         "the registry has lost its schemas",
         schemas_lost,
         ENGINE,
-        "schema",
-        "regist",
+        f"subject {TOPIC}-value does not exist in the schema registry",
+        "topicberg topics register",
         TABLE,
     ),
     Fault(
@@ -105,16 +88,8 @@ FAULTS = (
         "a data file of a table is deleted",
         data_file_deleted,
         "run compute_tables",
-        "data file|does not exist",
-        "restore",
-    ),
-    Fault(
-        "snowflake_schema_dropped",
-        "someone drops the schema of Snowflake",
-        snowflake_schema_dropped,
-        "run register_tables",
-        "schema",
-        "schema",
+        "a file of a table is missing in the object store: .*parquet",
+        "restore the file",
     ),
     Fault(
         "producer_stopped",
