@@ -71,7 +71,7 @@ FAULTS = (
         refused("schema_registry", f"/subjects/{TOPIC}-value", NO_SUBJECT),
         ENGINE,
         f"subject {TOPIC}-value does not exist in the schema registry",
-        "topicberg topics register",
+        f"topicberg topics register {TOPIC}",
         TABLE,
     ),
     Fault(
@@ -80,7 +80,7 @@ FAULTS = (
         schemas_lost,
         ENGINE,
         f"subject {TOPIC}-value does not exist in the schema registry",
-        "topicberg topics register",
+        f"topicberg topics register {TOPIC}",
         TABLE,
     ),
     Fault(
