@@ -75,21 +75,25 @@ def catalog_error(code: int, kind: str, message: str) -> Answer:
 COMMITS = r"^POST /v1/namespaces/[^/]+/tables/[^/]+$"
 
 
-def black_hole(site: Site) -> End:
-    """The registry accepts requests and never answers the engine; to others it does."""
-    over = threading.Event()
+def black_hole(service: str) -> Callable[[Site], End]:
+    """It accepts requests and never answers the engine; to others it does."""
 
-    def silent(_method: str, _path: str) -> None:
-        over.wait(BLOCKED_SECONDS)
+    def begin(site: Site) -> End:
+        over = threading.Event()
 
-    proxy = site.proxies["iceberg_rest"]
-    proxy.answer = silent
+        def silent(_method: str, _path: str) -> None:
+            over.wait(BLOCKED_SECONDS)
 
-    def end() -> None:
-        proxy.answer = lambda *_: None
-        over.set()
+        proxy = site.proxies[service]
+        proxy.answer = silent
 
-    return end
+        def end() -> None:
+            proxy.answer = lambda *_: None
+            over.set()
+
+        return end
+
+    return begin
 
 
 def without_bucket(site: Site) -> End:
@@ -285,10 +289,28 @@ FAULTS = (
     Fault(
         "catalog_black_hole",
         "the way to the catalog swallows requests",
-        black_hole,
+        black_hole("iceberg_rest"),
         ENGINE,
         "Iceberg's catalog does not answer",
         "Iceberg's catalog",
+        TABLE,
+    ),
+    Fault(
+        "store_black_hole",
+        "the way to the object store swallows requests",
+        black_hole("s3"),
+        ENGINE,
+        "the object store does not answer",
+        "the object store",
+        TABLE,
+    ),
+    Fault(
+        "registry_black_hole",
+        "the way to the registry swallows requests",
+        black_hole("schema_registry"),
+        ENGINE,
+        "the schema registry does not answer",
+        "the schema registry",
         TABLE,
     ),
     Fault(

@@ -75,10 +75,10 @@ def start_times(config: Settings) -> Callable[[str], float | None]:
     def started(name: str) -> float | None:
         nonlocal known, read_at
         if time.monotonic() - read_at >= FRESH_SECONDS:
-            read_at = time.monotonic()
             context = state.load_context(config)
             processes = (Control(context).processes() if context else None) or {}
             known = {key: float(one["start"]) for key, one in processes.items() if one["start"]}
+            read_at = time.monotonic()  # a supervisor that hangs is waited for once in a look
         return known.get(name)
 
     return started
