@@ -128,7 +128,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         if run.status == DagsterRunStatus.CANCELING:
             self._instance.report_run_canceled(run)
         else:
-            self._instance.report_run_failed(run)
+            self._instance.report_run_failed(run, why)
 
     def terminate(self, run_id: str) -> bool:
         run = self._instance.get_run_by_id(run_id)

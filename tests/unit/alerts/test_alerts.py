@@ -458,6 +458,18 @@ def test_sensor_that_stopped_ticking_is_a_fault(
     assert desk.tick() == [("resolved", "silent alerts")]
 
 
+def test_run_whose_process_was_killed_says_so(desk: Desk) -> None:
+    run = desk.instance.create_run_for_job(
+        DEFS.resolve_job_def("shop"),
+        status=dg.DagsterRunStatus.STARTED,
+        remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
+    )
+    desk.instance.report_run_failed(run, "The process was terminated by signal 9 (SIGKILL).")
+    assert desk.tick() == [("firing", "run shop")]
+    what = desk.notices()[-1].alert.what
+    assert what == "The process was terminated by signal 9 (SIGKILL)."
+
+
 def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> None:
     broken.add("orders")
     desk.run()

@@ -411,13 +411,24 @@ class ObservationReader:
         return frozenset(key.to_user_string() for key in keys)
 
     def _errors(self, run_id: str) -> Iterator[StepError]:
-        records = self._instance.get_records_for_run(
-            run_id, of_type=dg.DagsterEventType.STEP_FAILURE, limit=20
-        ).records
-        for record in records:
-            event = record.event_log_entry.dagster_event
-            if event and event.step_failure_data.error:
-                yield _step_error(event.step_failure_data.error)
+        """Yield the errors of a run's steps; if there are none, why the run failed."""
+        steps = [
+            _step_error(event.step_failure_data.error)
+            for event in self._events(run_id, dg.DagsterEventType.STEP_FAILURE)
+            if event.step_failure_data.error
+        ]
+        yield from steps
+        for event in () if steps else self._events(run_id, dg.DagsterEventType.RUN_FAILURE):
+            error = event.job_failure_data.error if event.event_specific_data else None
+            if error is not None:
+                yield _step_error(error)
+            elif event.message:
+                yield StepError((f"dagster.RunFailure: {event.message}",))
+
+    def _events(self, run_id: str, kind: dg.DagsterEventType) -> list[dg.DagsterEvent]:
+        found = self._instance.get_records_for_run(run_id, of_type=kind, limit=20).records
+        events = (record.event_log_entry.dagster_event for record in found)
+        return [event for event in events if event is not None]
 
     def _queued(self) -> QueuedRuns | None:
         tags = location_tags(self._location)
