@@ -56,7 +56,8 @@ def other_faults(results: Iterable[Result]) -> list[Row]:
     rows = {}
     for result in results:
         seconds = (f"{result[each]:.0f}" for each in ("seconds_reported", "seconds_resolved"))
-        rows[result["other"]] = (result["other"], f"`{result['alert']}`", *seconds)
+        alert = re.sub(r"\b[0-9a-f]{8}$", "RUN", result["alert"])
+        rows[result["other"]] = (result["other"], f"`{alert}`", *seconds)
     return [*rows.values()]
 
 
