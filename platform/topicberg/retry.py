@@ -30,7 +30,7 @@ from tenacity.wait import wait_base
 
 from topicberg.clients.answers import raised_in
 from topicberg.clients.refusals import login_refusal
-from topicberg.connections import CertificateError, connection_error
+from topicberg.connections import CertificateError, NotFoundError, connection_error
 from topicberg.errors import (
     CommitConflictError,
     LoginError,
@@ -65,6 +65,8 @@ class FailureKind:
 
 CONFLICT = FailureKind("another commit came first", retries=5, first_wait_seconds=1)
 UNREACHABLE = FailureKind("a service does not answer", retries=4, first_wait_seconds=5)
+UNRESOLVED = FailureKind("a host name does not resolve", retries=2, first_wait_seconds=3)
+"""A resolver may have a bad moment; a wrong name is reported soon."""
 THROTTLED = FailureKind("a service throttles requests", retries=5, first_wait_seconds=10)
 
 _CONFLICT = re.compile(
@@ -144,6 +146,8 @@ def classify(error: BaseException) -> FailureKind | None:
     """Return the kind of a failure, from the error and its causes; None: no retry resolves it."""
     if is_refused(error):
         return None
+    if any(isinstance(each, NotFoundError) for each in (*causes(error), _not_reached(error))):
+        return UNRESOLVED
     for each in causes(error):
         if kind := _classify(each):
             return kind

@@ -142,6 +142,14 @@ FAULTS = (
     unresolved("the object store", "store", s3="http://store.invalid:9000"),
     unresolved("Kafka", "kafka", kafka_own__bootstrap="kafka.invalid:9092"),
     Fault(
+        "snowflake_unresolved",
+        "the host name of Snowflake does not resolve",
+        wrong(fixed(snowflake__host="snowflake.invalid"), engine=False),
+        "run register_tables",
+        f"Snowflake cannot be reached.*{UNRESOLVED.format('snowflake')}",
+        "name resolution",
+    ),
+    Fault(
         "kafka_password",
         "Kafka refuses the password",
         wrong(fixed(kafka_own__login__api_secret="wrong-password")),

@@ -19,7 +19,7 @@ from snowflake.connector.errors import DatabaseError, OperationalError
 from topicberg.clients.registry import registry_errors
 from topicberg.connections import CertificateError, NotFoundError, connection_error
 from topicberg.errors import LoginError, TopicbergError
-from topicberg.retry import UNREACHABLE, classify, with_service
+from topicberg.retry import UNRESOLVED, classify, with_service
 from topicberg.settings import settings
 from topicberg.spark import check_spark
 from topicberg.tableflow.failures import explain
@@ -81,7 +81,7 @@ def test_name_that_does_not_resolve_is_named(
     assert isinstance(error, NotFoundError)
     assert error.message == f"{service} cannot be reached: the host name {host} does not resolve"
     assert setting in (error.hint or "")
-    assert classify(error) == UNREACHABLE
+    assert classify(error) == UNRESOLVED
 
 
 EXPIRED, UNTRUSTED, OTHER = "has expired", "is not trusted", "is of another host name"
