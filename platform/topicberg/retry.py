@@ -29,8 +29,11 @@ from tenacity import (
 from tenacity.wait import wait_base
 
 from topicberg.clients.answers import raised_in
+from topicberg.clients.refusals import login_refusal
+from topicberg.connections import CertificateError, NotFoundError, connection_error
 from topicberg.errors import (
     CommitConflictError,
+    LoginError,
     ThrottledError,
     TopicbergError,
     UnreachableError,
@@ -41,6 +44,10 @@ from topicberg.settings import see_whether_it_runs
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+
+class MissingFileError(TopicbergError):
+    """A file of a table is missing in the object store."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,8 @@ class FailureKind:
 
 CONFLICT = FailureKind("another commit came first", retries=5, first_wait_seconds=1)
 UNREACHABLE = FailureKind("a service does not answer", retries=4, first_wait_seconds=5)
+UNRESOLVED = FailureKind("a host name does not resolve", retries=2, first_wait_seconds=3)
+"""A resolver may have a bad moment; a wrong name is reported soon."""
 THROTTLED = FailureKind("a service throttles requests", retries=5, first_wait_seconds=10)
 
 _CONFLICT = re.compile(
@@ -89,7 +98,14 @@ py4j raises those of a Spark that is not behind Spark Connect, as in a job of EM
 """
 _SPARK = ("pyspark", "py4j")
 _AT_ONCE = wait_none()
-_CATALOG = "Iceberg's catalog"
+_MISSING_FILE = re.compile(
+    r"(?:Location does not exist: |Cannot open file, does not exist: |Path does not exist ')"
+    r"((?:s3[an]?://)?[^\s']+/[^\s']+)"
+)
+"""What Iceberg's library in Spark, PyIceberg and PyArrow say of it."""
+_CATALOG, _SPARK_SERVICE = "Iceberg's catalog", "Spark"
+_OF_SPARK_ITSELF = re.compile(r"DNS resolution failed|failed to connect to all addresses")
+"""What the client of Spark Connect says of Spark, not of what Spark uses."""
 _NAMED_BY_TEXT = (
     ("the object store", re.compile(r"AWS Error [A-Z_]+ during|awssdk|SdkClientException")),
     (_CATALOG, re.compile(r"org\.apache\.iceberg\.(rest\.|exceptions\.RESTException)")),
@@ -99,7 +115,7 @@ _NAMED_BY_CLIENT = (
     (_CATALOG, "pyiceberg.catalog"),
     ("AWS", "botocore"),
     ("Snowflake", "snowflake.connector"),
-    ("Spark", "pyspark"),
+    (_SPARK_SERVICE, "pyspark"),
 )
 _CONFLICT_CLASSES = frozenset(
     {
@@ -128,10 +144,21 @@ _SILENT_CLASSES = frozenset(
 
 def classify(error: BaseException) -> FailureKind | None:
     """Return the kind of a failure, from the error and its causes; None: no retry resolves it."""
+    if is_refused(error):
+        return None
+    if any(isinstance(each, NotFoundError) for each in (*causes(error), _not_reached(error))):
+        return UNRESOLVED
     for each in causes(error):
         if kind := _classify(each):
             return kind
     return None
+
+
+def is_refused(error: BaseException) -> bool:
+    """Return whether a login or a certificate is not accepted, so that no retry succeeds."""
+    if any(isinstance(each, LoginError) for each in causes(error)):
+        return True
+    return login_refusal(error) is not None or isinstance(_not_reached(error), CertificateError)
 
 
 def _classify(error: BaseException) -> FailureKind | None:
@@ -239,9 +266,14 @@ def availability_hint(service: str | None) -> str:
 
 
 def with_service(error: BaseException) -> BaseException:
-    """Return the error to report: it names the service if a vendor's client got no answer."""
+    """Return the error to report: it says which service was not found, refuses or does not answer,
+    if a vendor's client raised it.
+    """
     if any(isinstance(each, TopicbergError) for each in causes(error)):
         return error
+    known = login_refusal(error) or _not_reached(error) or _missing_file(error)
+    if known is not None:
+        return known
     service = unavailable_service(error)
     if service is None or classify(error) != UNREACHABLE:
         return error
@@ -251,6 +283,36 @@ def with_service(error: BaseException) -> BaseException:
     )
     named.__cause__ = error
     return named
+
+
+def _not_reached(error: BaseException) -> TopicbergError | None:
+    """Return the error of a server that is not found or not trusted, of a vendor's client."""
+    service = unavailable_service(error)
+    if service is None:
+        return None
+    if service == _SPARK_SERVICE and _OF_SPARK_ITSELF.search(str(error)) is None:
+        service = "a server that Spark uses"
+    found = connection_error(service, error)
+    if found is not None:
+        found.__cause__ = error
+    return found
+
+
+def _missing_file(error: BaseException) -> MissingFileError | None:
+    """Return the error of a file that a table has, and the object store has not."""
+    for each in causes(error):
+        name = f"{type(each).__module__}.{type(each).__name__}"
+        is_of_client = isinstance(each, FileNotFoundError) or name.startswith(_SERVICES)
+        if not is_of_client or (match := _MISSING_FILE.search(str(each))) is None:
+            continue
+        found = MissingFileError(
+            f"a file of a table is missing in the object store: {match[1]}",
+            hint="restore the file, if the bucket has versions; else drop the table: the engine "
+            "ingests what Kafka still has, and derived tables are computed again",
+        )
+        found.__cause__ = error
+        return found
+    return None
 
 
 def without_jvm(error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from topicberg.connections import connection_error
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.settings import see_whether_it_runs
 
@@ -80,6 +81,8 @@ def check_spark(remote: str, timeout: float = 5.0) -> None:
     try:
         socket.create_connection((address.hostname or "", address.port or 15002), timeout).close()
     except OSError as error:
+        if (known := connection_error("Spark", error, address=address.netloc)) is not None:
+            raise known from None
         raise UnreachableError(
             f"Spark does not answer at {without_token(remote)}: {error}",
             hint=see_whether_it_runs("Spark", starts=True),

@@ -3,7 +3,7 @@
 python tests/drills/table.py results.jsonl
 
 The file is what TOPICBERG_TEST_DRILL_RESULTS names. If a drill ran twice, the later result counts.
-A table without results stays as it is.
+A table without results stays as it is, and so do the faults by other means that have none.
 """
 
 from __future__ import annotations
@@ -56,8 +56,17 @@ def other_faults(results: Iterable[Result]) -> list[Row]:
     rows = {}
     for result in results:
         seconds = (f"{result[each]:.0f}" for each in ("seconds_reported", "seconds_resolved"))
-        rows[result["other"]] = (result["other"], f"`{result['alert']}`", *seconds)
+        alert = re.sub(r"\b[0-9a-f]{8}$", "RUN", result["alert"])
+        rows[result["other"]] = (result["other"], f"`{alert}`", *seconds)
     return [*rows.values()]
+
+
+def merged(text: str, name: str, rows: list[Row]) -> list[Row]:
+    """Return the rows that a table of the document has, with these in the place of theirs."""
+    table = text.partition(f"<!-- {name} -->")[2].partition(f"<!-- end of {name} -->")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    known = [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines]
+    return [*{row[0]: row for row in [*known, *rows]}.values()]
 
 
 def _alert(key: str, severity: str) -> str:
@@ -89,7 +98,7 @@ def main() -> None:
     text = write(text, "results", ("component", *FAULTS), rows)
     rows = lasting_faults(r for r in results if "lasting" in r)
     text = write(text, "lasting", ("component", "alert", "seconds to recover"), rows)
-    rows = other_faults(r for r in results if "other" in r)
+    rows = merged(text, "other", other_faults(r for r in results if "other" in r))
     heads = ("fault", "alert", "seconds until it is sent", "until it is resolved")
     text = write(text, "other", heads, rows)
     DOCUMENT.write_text(text)

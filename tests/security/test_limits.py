@@ -449,6 +449,17 @@ def test_subject_with_many_versions_keeps_the_newest() -> None:
     assert len(reader._versions) <= 10
 
 
+@pytest.mark.parametrize(
+    ("subject", "topic"),
+    [("orders-value", "orders"), (":.shop:orders-key", "orders"), ("shop.Order", "TOPIC")],
+)
+def test_subject_that_does_not_exist_says_how_to_register_it(subject: str, topic: str) -> None:
+    registry: Any = Registry(versions=0, size=10)
+    with pytest.raises(TableflowError) as raised:
+        SubjectReader(registry).read(subject)
+    assert f"`topicberg topics register {topic}`" in (raised.value.hint or "")
+
+
 def test_subject_without_versions_does_not_exist() -> None:
     """Its last version may have been deleted."""
     registry: Any = Registry(versions=0, size=10)

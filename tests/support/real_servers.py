@@ -232,7 +232,11 @@ class Certificates:
     """PKCS 1, as OpenSSL wrote for decades."""
 
 
-def certificates(folder: Path) -> Certificates:
+def certificates(folder: Path, age: timedelta = timedelta()) -> Certificates:
+    """Write certificates that are valid for a day.
+
+    :param age: how long ago they were signed
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
@@ -240,7 +244,7 @@ def certificates(folder: Path) -> Certificates:
 
     folder.mkdir(parents=True, exist_ok=True)
     pem, none = serialization.Encoding.PEM, serialization.NoEncryption()
-    now = datetime.now(UTC)
+    now = datetime.now(UTC) - age
 
     def sign(name: str, issuer: Any, key: Any, signer: Any) -> Any:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

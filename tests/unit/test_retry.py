@@ -35,12 +35,14 @@ from topicberg.retry import (
     THROTTLED,
     UNREACHABLE,
     FailureKind,
+    MissingFileError,
     classify,
     conflicts,
     retry_conflicts,
     with_service,
 )
 from topicberg.settings import Settings
+from topicberg.tableflow.failures import explain
 
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens
 
@@ -138,6 +140,26 @@ def test_error_of_a_silent_service_names_it(error: Exception, service: str | Non
         assert reported.message == f"{service} does not answer: {error}"
         assert reported.hint
         assert reported.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SparkConnectGrpcException(
+            "(org.apache.iceberg.exceptions.NotFoundException) Location does not exist: "
+            "s3://lake/orders/a.parquet"
+        ),
+        FileNotFoundError("Cannot open file, does not exist: s3://lake/orders/a.parquet"),
+        FileNotFoundError(2, "Path does not exist 'lake/orders/a.parquet'"),
+    ],
+)
+def test_file_of_a_table_that_is_missing_is_named(error: Exception) -> None:
+    for reported in (with_service(error), explain("topic orders", error)):
+        assert isinstance(reported, MissingFileError)
+        assert "a file of a table is missing in the object store: " in reported.message
+        assert reported.message.endswith("lake/orders/a.parquet")
+        assert "restore the file" in (reported.hint or "")
+    assert classify(error) is None
 
 
 def test_error_of_a_client_names_its_service() -> None:

@@ -19,13 +19,14 @@ from topicberg.alerts.watch import Watched, Watcher, how_to_restart
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import Engine, main
 from topicberg.tableflow.status import Unavailable
-from topicberg_local import stack, state
+from topicberg_local import ports, stack, state
 from topicberg_local.supervisor import Control
 
 logger = logging.getLogger(__name__)
 
 NEEDED = ("kafka", "schema_registry", "iceberg_rest", "s3")
 """Services without which the engine commits nothing."""
+SUPERVISOR = "supervisor"
 FRESH_SECONDS = 2.0
 """The services of one look are looked at within this time."""
 _CAUSES = {"access_proxy": ("kafka", "schema_registry")}
@@ -41,7 +42,12 @@ _TITLES = {
 
 def watch(engine: Engine) -> None:
     """Watch the services of the stack, and Dagster, until the process ends."""
-    watched = [*_services(engine.config), *watched_dagster(engine.config, alert_settings())]
+    config = engine.config
+    watched = [
+        watched_supervisor(config),
+        *_services(config),
+        *watched_dagster(config, alert_settings()),
+    ]
 
     def report(faults: Mapping[str, Alert]) -> None:
         engine.pool.miss(unavailable(faults, *NEEDED), unavailable(faults, "spark"))
@@ -69,13 +75,35 @@ def start_times(config: Settings) -> Callable[[str], float | None]:
     def started(name: str) -> float | None:
         nonlocal known, read_at
         if time.monotonic() - read_at >= FRESH_SECONDS:
-            read_at = time.monotonic()
             context = state.load_context(config)
             processes = (Control(context).processes() if context else None) or {}
             known = {key: float(one["start"]) for key, one in processes.items() if one["start"]}
+            read_at = time.monotonic()  # a supervisor that hangs is waited for once in a look
         return known.get(name)
 
     return started
+
+
+def watched_supervisor(config: Settings) -> Watched:
+    """Return the supervisor, without which services run, and are not started again if they end."""
+
+    def check(_seconds: float) -> str | None:
+        context = state.load_context(config)
+        if context is None or Control(context).answers():
+            return None
+        if ports.listens(context.ports["supervisor"]):
+            return (
+                "it hangs, or a signal stopped it (SIGSTOP): no service that ends is started again"
+            )
+        return "it ended: what ends is not started again"
+
+    return Watched(
+        name=SUPERVISOR,
+        title="the supervisor of the local stack",
+        check=check,
+        remediation="run `topicberg down`, then `topicberg up`: they end the processes that are "
+        "left, and start the stack again; nothing is lost",
+    )
 
 
 def _services(config: Settings) -> Iterator[Watched]:

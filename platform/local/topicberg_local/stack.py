@@ -219,6 +219,12 @@ def status(config: Settings) -> list[ServiceStatus]:
             "the supervisor of the local stack does not answer",
             hint="run `topicberg down`, which ends it, then `topicberg up`",
         )
+    if processes is None and (left := supervisor.stack_processes(config.state_dir)):
+        raise StackError(
+            f"the supervisor of the local stack ended, and {len(left)} of its processes are still "
+            "running",
+            hint="run `topicberg up`, which ends them and starts the stack again; nothing is lost",
+        )
     every, known = _services(context), processes or {}
     with ThreadPoolExecutor(len(every)) as pool:
         return list(pool.map(lambda one: health.service_status(one, known.get(one.name)), every))

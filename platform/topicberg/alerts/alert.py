@@ -119,6 +119,11 @@ class AlertState(BaseModel):
     """What failed runs had to do and no run has done since; the newest last."""
     silent: dict[str, int] = {}
     """Sensor → in how many evaluations in a row it has not ticked."""
+    hanging: dict[str, int] = {}
+    """Sensor or schedule → in how many evaluations in a row its tick has not ended."""
+    early: dict[str, int] = {}
+    """Check → in how many evaluations in a row only a status of the engine has said that it
+    fails."""
     shown: str = ""
     """Digest of the list of alerts that the UI shows."""
     rests_until: float | None = None

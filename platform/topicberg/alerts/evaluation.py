@@ -13,8 +13,10 @@ from datetime import timedelta
 from topicberg.alerts.alert import Alert, AlertState, Work
 from topicberg.alerts.observation import (
     CHECKED_WITHIN,
+    ActiveRun,
     Automation,
     EndedRun,
+    FailedCheck,
     Observation,
     StaleAsset,
     StepError,
@@ -29,10 +31,17 @@ UNCHECKED_TICKS = 40
 not time: after the daemon starts, or was down all night, its schedule needs a moment as well."""
 SILENT_EVALUATIONS = 8
 """In how many evaluations in a row a sensor has not ticked."""
-QUEUED_TOO_LONG = timedelta(minutes=30)
+HANGING_EVALUATIONS = EARLY_EVALUATIONS = 2
+QUEUED_TOO_LONG = timedelta(minutes=15)
 _MAX_TEXT = 500
 MAX_SHOWN = 5
 """Assets that an alert names."""
+_RPC = re.compile(r'_InactiveRpcError.*?details = "([^"]*)"', re.DOTALL)
+"""What gRPC says to Dagster's daemon of a code location's server that ended or hangs."""
+_RPC_HINT = (
+    "wait a minute: Dagster starts a server that ended again, and ends a tick that hangs; if it "
+    "stays, restart the code location, locally: end `topicberg ui` and start it again"
+)
 _PLACE = re.compile(r'File "(.+?)", line (\d+)')
 """How Python begins the text of a SyntaxError."""
 
@@ -46,16 +55,20 @@ def evaluate(
     :param runbook: address of the page that says what to do
     """
     ui = ui_url.rstrip("/")
+    state, checks = _checks(state, seen, ui)
     state, runs = _runs(state, seen, ui)
     state, unchecked = _unchecked(state, seen, ui)
     state, silent = _silent(state, seen, ui)
+    state, hanging = _hanging(state, seen, ui)
     faults = [
-        *_checks(seen, ui),
+        *checks,
         *unchecked,
         *_stale(seen, ui),
         *runs,
         *_queue(seen, ui),
+        *_frozen(seen, ui),
         *_automations(seen, ui),
+        *hanging,
         *silent,
         *_specs(seen, ui),
         *_shared(seen, ui),
@@ -72,20 +85,34 @@ def _completed(alert: Alert, seen: Observation, runbook: str | None) -> Alert:
 # --- checks ---
 
 
-def _checks(seen: Observation, ui: str) -> Iterator[Alert]:
-    for check in seen.failed_checks:
-        finding = check.finding
-        yield Alert(
-            key=f"check {check.asset}:{check.name}",
-            title=f"check {check.name} of {check.asset} failed",
-            what=finding.what,
-            severity=finding.severity,
-            since=finding.since or seen.at,
-            link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
-            remediation=finding.remediation,
-            cause=f"check {finding.cause}" if finding.cause else None,
-            assets=(check.asset,),
-        )
+def _checks(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The checks that fail; of what a status says before them, what two evaluations have seen."""
+    counted = {
+        name: state.early.get(name, 0) + 1
+        for check in seen.failed_checks
+        if check.is_early and (name := f"{check.asset}:{check.name}")
+    }
+    faults = [
+        _failed_check(check, seen, ui)
+        for check in seen.failed_checks
+        if not check.is_early or counted[f"{check.asset}:{check.name}"] >= EARLY_EVALUATIONS
+    ]
+    return state.model_copy(update={"early": counted}), faults
+
+
+def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
+    finding = check.finding
+    return Alert(
+        key=f"check {check.asset}:{check.name}",
+        title=f"check {check.name} of {check.asset} failed",
+        what=finding.what,
+        severity=finding.severity,
+        since=finding.since or seen.at,
+        link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
+        remediation=finding.remediation,
+        cause=f"check {finding.cause}" if finding.cause else None,
+        assets=(check.asset,),
+    )
 
 
 def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
@@ -184,6 +211,8 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
             continue  # the alert of the check reports it
         others = [work for work in pending if work.kind != key or work.after(left)]
         pending, alerts[key] = [*others, left], _failure(run, key, ui)
+    pending = [rest for work in pending if (rest := _left(work, alerts[work.kind], seen))]
+    resolved |= alerts.keys() - {work.kind for work in pending}
     faults = [alerts[kind] for kind in dict.fromkeys(work.kind for work in pending)]
     # Resolved, and failed again since the last evaluation: that is another fault of the same key.
     again = resolved & {alert.key for alert in faults}
@@ -193,6 +222,15 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         "pending": pending[-MAX_PENDING:],
     }
     return state.model_copy(update=update), faults
+
+
+def _left(work: Work, alert: Alert, seen: Observation) -> Work | None:
+    """Return what is left of the work of a failed run, some of which was done without a run."""
+    if work.first or not work.assets:
+        return work
+    times = seen.materialized
+    done = {one for one in work.assets if one in times and times[one] > alert.since}
+    return work.after(Work(kind="", assets=frozenset(done)))
 
 
 def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:
@@ -223,22 +261,49 @@ def _failure(run: EndedRun, key: str, ui: str) -> Alert:
 
 
 def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
-    """Runs that do not start, as others of a higher priority take all slots."""
+    """Runs that do not start, as others take all slots."""
     queued = seen.queued
     if queued is None or seen.at - queued.since < QUEUED_TOO_LONG:
         return
+    holders = "; ".join(_described(one) for one in seen.active[:MAX_SHOWN])
     yield Alert(
         key="queue",
         title="queued runs do not start",
         what=f"runs in the queue: {queued.count:,}; the oldest, of {queued.oldest_kind}, does not "
-        "start",
+        f"start; in progress: {holders or 'no run'}",
         severity="warning",
         since=queued.since,
         link=f"{ui}/runs/{queued.oldest}",
-        remediation="see which runs take the slots (Runs, In progress) and reduce the load: longer "
-        "commit intervals or fewer pipelines, or add cores and slots (`concurrency` in "
-        "dagster.yaml)",
+        remediation="terminate a run in progress that hangs (its page, Terminate); else reduce the "
+        "load: longer commit intervals or fewer pipelines, or add cores and slots (`concurrency` "
+        "in dagster.yaml)"
+        if seen.active
+        else "see the log of Dagster's daemon, and the slots of the pools (Deployment, "
+        "Concurrency): a run that was killed may have left some behind",
     )
+
+
+def _described(run: ActiveRun) -> str:
+    return f"{run.kind} since {moment(run.since)} (run {run.id[:8]})"
+
+
+def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
+    """Runs whose process is stopped: they hold their slots, and Dagster takes them for running."""
+    for run in seen.active:
+        if run.frozen is None:
+            continue
+        yield Alert(
+            key=f"frozen {run.id[:8]}",
+            title=f"a run of {run.kind} is frozen",
+            what=f"the process {run.frozen} of a run of {run.kind} is stopped by a signal "
+            f"(SIGSTOP); runs that wait for its slots do not start",
+            severity="error",
+            since=seen.at,
+            link=f"{ui}/runs/{run.id}",
+            remediation=f"let it continue: `kill -CONT {run.frozen}`; or end it, `kill -9 "
+            f"{run.frozen}`, after which Dagster starts the run again",
+            assets=run.assets,
+        )
 
 
 # --- sensors, schedules, specs ---
@@ -246,9 +311,9 @@ def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
 
 def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
     for automation in seen.automations:
+        named = f"{automation.kind} {automation.name}"
         if automation.failed_at is None:
             continue
-        named = f"{automation.kind} {automation.name}"
         what, hint = explained([automation.error] if automation.error else [])
         yield Alert(
             key=f"tick {automation.name}",
@@ -260,6 +325,33 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
             remediation=hint
             or f"see the error of its tick in the UI: Automation, {automation.name}",
         )
+
+
+def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
+    """The ticks that do not end, seen in :data:`HANGING_EVALUATIONS` in a row.
+
+    A daemon that starts finds ticks that the one before it did not end.
+    """
+    hanging = [one for one in seen.automations if one.failed_at is None and one.hangs(seen.at)]
+    counted = {one.name: state.hanging.get(one.name, 0) + 1 for one in hanging}
+    lasting = [one for one in hanging if counted[one.name] >= HANGING_EVALUATIONS]
+    state = state.model_copy(update={"hanging": counted})
+    return state, [_hanging_tick(one, seen, ui) for one in lasting]
+
+
+def _hanging_tick(one: Automation, seen: Observation, ui: str) -> Alert:
+    began = one.ticked_at or seen.at
+    return Alert(
+        key=f"tick {one.name}",
+        title=f"a tick of {one.kind} {one.name} hangs",
+        what=f"a tick of the {one.kind} {one.name} has been in progress since {moment(began)}; "
+        "Dagster ends one after a minute",
+        severity="error",
+        since=began,
+        link=f"{ui}/automation",
+        remediation="find what it waits for: a service that does not answer has an alert of its "
+        f"own; else see the error of its tick when it has ended: Automation, {one.name}",
+    )
 
 
 def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, list[Alert]]:
@@ -352,6 +444,8 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
     """
     for error in errors:
         own = [text for text in error.chain if text.startswith("topicberg.")]
+        if not own and (rpc := _RPC.search(error.chain[-1])):
+            return f"the server of the code location does not answer: {rpc[1][:200]}", _RPC_HINT
         name, _, text = (own or error.chain)[-1].strip().partition(": ")
         message, hint = _message_and_hint(text)
         if place := _PLACE.match(name):

@@ -13,6 +13,8 @@ CHECKED_WITHIN = timedelta(minutes=10)
 """The schedule requests an evaluation of the checks every five minutes."""
 SILENT_AFTER, SILENT_INTERVALS = timedelta(minutes=3), 5
 """For how long a sensor may begin no tick: a tick of a busy daemon may take a minute."""
+HANGING_AFTER = timedelta(seconds=30)
+"""For how long a tick may be in progress: Dagster ends it after a minute."""
 CHECKS_REST = 9
 """After a run of the checks, the schedule waits for this many times as long as the run took, so
 that the checks of very many tables take at most a tenth of the time."""
@@ -25,6 +27,8 @@ class FailedCheck:
     asset: str
     name: str
     finding: Finding
+    is_early: bool = False
+    """The engine's status says so, and the check has not been evaluated since."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,19 @@ class QueuedRuns:
 
 
 @dataclass(frozen=True)
+class ActiveRun:
+    """A run that has begun and not ended."""
+
+    id: str
+    kind: str
+    since: datetime
+    assets: tuple[str, ...] = ()
+    """Those that it is to materialize, as far as its request names them."""
+    frozen: int | None = None
+    """The id of its process that is stopped (SIGSTOP)."""
+
+
+@dataclass(frozen=True)
 class Automation:
     """A sensor or schedule, and its last tick that ended."""
 
@@ -117,6 +134,8 @@ class Automation:
     skip_reason: str | None = None
     ticked_at: datetime | None = None
     """When its last tick began, whether or not that has ended."""
+    in_progress: bool = False
+    """Whether its last tick has not ended."""
     interval: timedelta | None = None
     """How often a sensor ticks; None: a schedule."""
 
@@ -124,6 +143,15 @@ class Automation:
     def is_turned_off(self) -> bool:
         """Return whether a user has turned it off."""
         return self.is_on_by_default and not self.running
+
+    def hangs(self, now: datetime) -> bool:
+        """Return whether its last tick should have ended.
+
+        One that began long ago was left behind by a daemon that was killed.
+        """
+        if not self.running or not self.in_progress or self.ticked_at is None:
+            return False
+        return HANGING_AFTER < now - self.ticked_at < SILENT_AFTER
 
     def is_silent(self, now: datetime) -> bool:
         """Return whether a sensor that is on should have begun a tick, and did not."""
@@ -156,9 +184,14 @@ class Observation:
     runs: Sequence[EndedRun] = ()
     """Those that ended since the last evaluation, the oldest first; successful ones only if they
     may have resolved something."""
+    materialized: Mapping[str, datetime] = field(default_factory=dict)
+    """Asset → when it was materialized last, of those that failed runs have left: the sensor
+    ``snapshots`` registers tables without a run."""
     runs_until: float = 0.0
     """The time (seconds since 1970) until which ended runs were read."""
     queued: QueuedRuns | None = None
+    active: Sequence[ActiveRun] = ()
+    """The oldest ones that are in progress."""
     automations: Sequence[Automation] = ()
     shared: Sequence[SharedTables] = ()
     """Tables of which another project of topicberg in the instance has the same assets."""

@@ -55,8 +55,8 @@ class Watched:
     remediation: str
     title: str = ""
     """What it is, in a sentence; by default its name."""
-    patience: float = PATIENCE_SECONDS
-    """For how many seconds it may not answer."""
+    patience: float | Callable[[str], float] = PATIENCE_SECONDS
+    """For how many seconds it may not answer, or what returns that for a reason."""
     causes: tuple[str, ...] = ()
     """The names of those without which it cannot answer: its patience begins when they do."""
     started: Callable[[], float | None] = lambda: None
@@ -130,10 +130,14 @@ class ServiceWatch:
         faults = {
             f"service {name}": self._fault(name, failing)
             for name, failing in self._failing.items()
-            if self._now() - failing.since >= self._watched[name].patience
+            if self._now() - failing.since >= self._patience(name, failing.why)
             and not self._is_consequence(name)
         }
         return faults | self._restarting()
+
+    def _patience(self, name: str, why: str) -> float:
+        patience = self._watched[name].patience
+        return patience(why) if callable(patience) else patience
 
     def _restarting(self) -> dict[str, Alert]:
         """Return those that end again and again: they answer now and then, and lose their work."""

@@ -41,6 +41,7 @@ PATIENCE_MS = 20_000
 """A failure of the engine is not reported for this time: a retry may resolve it."""
 ENGINE_CHECK = "tableflow"
 """The check that says whether the engine commits a topic."""
+LAG_CHECK, FRESHNESS_CHECK = "kafka_lag", "freshness"
 
 
 def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
@@ -111,6 +112,26 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
+def status_findings(
+    spec: TopicSpec, status: TopicStatus, now: datetime
+) -> Iterator[tuple[str, Finding]]:
+    """Yield check → what the engine's status says of it now, before the checks are run again.
+
+    A status without a commit says nothing: the checks themselves look at the table.
+    """
+    if status.committed_at_ms is None or status.phase != "RUNNING":
+        return  # the check of the engine reports why
+    lag, last = sum(status.lag.values()), from_ms(status.committed_at_ms)
+    if spec.checks.max_lag_records is not None:
+        yield LAG_CHECK, _judge_lag(spec, lag, last, None)
+    if (limits := spec.freshness) is not None:
+        seconds = (now - last).total_seconds()
+        if seconds > limits.warn_minutes * 60:
+            yield FRESHNESS_CHECK, _stale(spec, limits, last, seconds, lag, None)
+        else:
+            yield FRESHNESS_CHECK, good(f"the newest rows were added {age(seconds)} ago")
+
+
 def _end_transaction(spec: TopicSpec) -> str:
     """Return how to end a transaction that no producer ends."""
     return (
@@ -174,7 +195,7 @@ def check_unknown_fields(spec: TopicSpec, drift: Drift) -> Finding:
 
 def lag_check(spec: TopicSpec) -> TableCheck:
     return TableCheck(
-        "kafka_lag",
+        LAG_CHECK,
         "Records in Kafka that the table does not hold yet; at most "
         f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
         lambda probe: check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec)),
@@ -195,14 +216,24 @@ def check_lag(spec: TopicSpec, table: Table, endpoints: Endpoints, engine: str |
 
     :param engine: the check that explains why the engine fails, if it does
     """
-    lag, allowed = lag_of(table, spec, endpoints), spec.checks.max_lag_records or 0
+    lag = lag_of(table, spec, endpoints)
+    waiting = _held_back(spec, endpoints) if lag > (spec.checks.max_lag_records or 0) else ""
+    return _judge_lag(spec, lag, last_commit(table), engine, waiting)
+
+
+def _judge_lag(
+    spec: TopicSpec, lag: int, last: datetime | None, engine: str | None, waiting: str = ""
+) -> Finding:
+    """:param last: when rows were added last
+    :param waiting: what the records wait for, if that is an open transaction
+    """
+    allowed = spec.checks.max_lag_records or 0
     facts = {"lag_records": lag, "allowed": allowed}
     if lag <= allowed:
         return good(f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed", **facts)
-    last = last_commit(table)
     what = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed "
     remediation = _catch_up(spec)
-    if waiting := _held_back(spec, endpoints):
+    if waiting:
         what += f"{waiting} "
         remediation = _end_transaction(spec)
     what += "(checks.max_lag_records)"
@@ -251,7 +282,7 @@ def last_commit(table: Table) -> datetime | None:
 
 def freshness_check(spec: TopicSpec, limits: Freshness) -> TableCheck:
     return TableCheck(
-        "freshness",
+        FRESHNESS_CHECK,
         f"Rows were added within {limits.warn_minutes} minutes (fails after "
         f"{limits.fail_minutes}); if not, it says whether the producer or Tableflow is the cause.",
         lambda probe: check_freshness(spec, limits, probe),
@@ -264,19 +295,35 @@ def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Find
     last = last_commit(table)
     since = last or _oldest_state(table)
     seconds = (probe.now - since).total_seconds()
-    facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1)}
     if seconds <= freshness.warn_minutes * 60:
         if last is None:
             return good(f"no rows were added since the oldest known state, {age(seconds)} ago")
-        return good(f"the newest rows were added {age(seconds)} ago", **facts)
+        minutes = round(seconds / 60, 1)
+        return good(
+            f"the newest rows were added {age(seconds)} ago", minutes_since_the_newest_rows=minutes
+        )
     lag = lag_of(table, spec, endpoints)
     if last is None and not lag and not _has_rows(table):
         return good("the topic has no records yet")
+    waiting = _held_back(spec, endpoints) if lag else ""
+    return _stale(spec, freshness, since, seconds, lag, engine, waiting)
+
+
+def _stale(
+    spec: TopicSpec,
+    freshness: Freshness,
+    since: datetime,
+    seconds: float,
+    lag: int,
+    engine: str | None,
+    waiting: str = "",
+) -> Finding:
+    """Return the finding of a table to which no row was added for so many seconds."""
     if lag:
         what = f"the table is stale: {count(lag, 'record')} waiting in Kafka, no row was added for "
         what += age(seconds)
         remediation = _catch_up(spec)
-        if waiting := _held_back(spec, endpoints):
+        if waiting:
             what, remediation = f"{what} {waiting}", _end_transaction(spec)
     else:
         what = (
@@ -290,8 +337,8 @@ def check_freshness(spec: TopicSpec, freshness: Freshness, probe: Probe) -> Find
             f"owners: {', '.join(spec.owners) or 'none in the spec'}"
         )
     severity: Severity = "error" if seconds > freshness.fail_minutes * 60 else "warning"
-    cause = engine if lag else None
-    return Finding(what, remediation, since, severity, cause, {**facts, "lag_records": lag})
+    facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1), "lag_records": lag}
+    return Finding(what, remediation, since, severity, engine if lag else None, facts)
 
 
 def _has_rows(table: Table) -> bool:

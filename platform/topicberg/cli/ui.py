@@ -60,6 +60,9 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     os.environ["DAGSTER_HOME"] = str(dagster_home(config))
     # On a busy laptop, Dagster's web server may need longer than the minute that Dagster allows.
     os.environ.setdefault("DAGSTER_GRPC_TIMEOUT_SECONDS", "300")
+    # A tick that hangs ends as in production: until then, its sensor begins no other one.
+    for kind in ("SENSOR", "SCHEDULE"):
+        os.environ.setdefault(f"DAGSTER_{kind}_GRPC_TIMEOUT_SECONDS", "60")
     os.chdir(config.project_root)
     # Dagster's processes communicate through sockets in the folder for temporary files.
     os.umask(0o077)

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from topicberg.clients.answers import answered
+from topicberg.connections import connection_error
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.logins.registry import PREFIX
 from topicberg.settings import see_whether_it_runs
 
+REGISTRY = "the schema registry"
 NOT_FOUND, CONFLICT, INTERNAL_ERROR = 404, 409, 500
 
 P = ParamSpec("P")
@@ -55,7 +57,7 @@ def registry_errors(subject: str) -> Iterator[None]:
             raise UnreachableError(
                 f"the schema registry does not answer ({subject}): {status} from the proxy before "
                 "it",
-                hint=see_whether_it_runs("the schema registry"),
+                hint=see_whether_it_runs(REGISTRY),
             ) from error
         if status >= INTERNAL_ERROR:
             raise UnreachableError(
@@ -66,9 +68,11 @@ def registry_errors(subject: str) -> Iterator[None]:
         kind = IncompatibleSchemaError if status == CONFLICT else TopicbergError
         raise kind(f"the schema registry refused {subject}: {reason}") from error
     except (HTTPError, OSError) as error:
+        if (known := connection_error(REGISTRY, error, where=subject)) is not None:
+            raise known from error
         raise UnreachableError(
             f"the schema registry does not answer ({subject}): {error}",
-            hint=see_whether_it_runs("the schema registry"),
+            hint=see_whether_it_runs(REGISTRY),
         ) from error
 
 

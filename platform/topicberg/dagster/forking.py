@@ -46,6 +46,7 @@ from dagster._utils import get_run_crash_explanation
 
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.compatibility import require_attributes, require_parameters
+from topicberg.dagster.run_process import PROCESS, process_of
 
 LIBRARIES = (
     "avro.schema",
@@ -64,9 +65,6 @@ LIBRARIES = (
     "pyspark.sql.connect.session",
 )
 """What runs import anyway, except modules that start a thread (Snowflake's connector)."""
-PROCESS = ".dagster/process"
-"""Hidden tag of a run: its process and the process's start, because a pid may be used again."""
-
 NICENESS = 10
 """Of runs in the background: with 40 active topics, checks delayed the tables by seconds."""
 
@@ -122,7 +120,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         """Report the failure of a run whose process ended without reporting a result."""
         process.join()  # also returns if the fork server that reports the end has ended
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or _process_of(run):
+        if run is None or run.is_finished or process_of(run):
             return
         who = f"The process of run {run_id}"
         why = get_run_crash_explanation(prefix=who, exit_code=process.exitcode or 0)
@@ -130,7 +128,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         if run.status == DagsterRunStatus.CANCELING:
             self._instance.report_run_canceled(run)
         else:
-            self._instance.report_run_failed(run)
+            self._instance.report_run_failed(run, why)
 
     def terminate(self, run_id: str) -> bool:
         run = self._instance.get_run_by_id(run_id)
@@ -139,7 +137,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         if GRPC_INFO_TAG in run.tags:
             return bool(self._default.terminate(run_id))  # type: ignore[no-untyped-call]
         self._instance.report_run_canceling(run)
-        process = _process_of(run)
+        process = process_of(run)
         if process is None:
             self._instance.report_run_canceled(run, "Its process has ended.")
             return False
@@ -151,7 +149,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         return True
 
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
-        if GRPC_INFO_TAG in run.tags or _process_of(run):  # the former's server reports its end
+        if GRPC_INFO_TAG in run.tags or process_of(run):  # the former's server reports its end
             return CheckRunHealthResult(WorkerStatus.RUNNING)
         return CheckRunHealthResult(WorkerStatus.FAILED, "the run's process has ended")
 
@@ -180,17 +178,6 @@ def _execute(arguments: str, niceness: int) -> None:
         execute_run_command.main([arguments], standalone_mode=False)
     finally:
         atexit._run_exitfuncs()  # a forked process skips it, but databases have to be closed
-
-
-def _process_of(run: DagsterRun) -> psutil.Process | None:
-    """Return the process that executes a run; None if it has ended, or has not begun."""
-    pid, _, began = run.tags.get(PROCESS, "").partition(":")
-    with suppress(psutil.NoSuchProcess, ValueError):
-        process = psutil.Process(int(pid))
-        ended = process.status() == psutil.STATUS_ZOMBIE
-        if process.create_time() == float(began) and not ended:
-            return process
-    return None
 
 
 # What is used of Dagster, and may be different in another version.

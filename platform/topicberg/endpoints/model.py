@@ -41,9 +41,10 @@ TOKEN_VARIABLE = f"{PREFIX}_TOKEN"
 Given = tuple[tuple[str, str], ...]
 """Properties of PyIceberg's client of a catalog."""
 _CREATING = Lock()
-REGISTRY_SECONDS = 20
-"""Deadline of a request to the schema registry; without one, its client waits for ever."""
 """Clients may be shared by threads; the session that creates them may not."""
+REGISTRY_SECONDS, REGISTRY_RETRIES = 10, 1
+"""Deadline of a request to the schema registry, without which its client waits for ever, and how
+often the client repeats one: by default three times, and reports nothing meanwhile."""
 
 
 @lru_cache(maxsize=8)
@@ -330,6 +331,7 @@ class Endpoints(LakeEndpoints):
             {
                 "url": self.schema_registry,
                 "timeout": REGISTRY_SECONDS,
+                "max.retries": REGISTRY_RETRIES,
                 **self.registry_login.client(),
             }
         )

@@ -107,6 +107,13 @@ def context_of(subject: str) -> str:
     return subject[1:].partition(":")[0]
 
 
+def _topic(subject: str) -> str:
+    """Return the topic of a subject that is named after it, else a word that stands for one."""
+    name = subject.rpartition(":")[2]
+    topic = name.removesuffix("-value").removesuffix("-key")
+    return topic if topic and topic != name else "TOPIC"
+
+
 def in_context(context: str, subject: str) -> str:
     """Return the full name of a subject that another one of this context refers to."""
     if context == DEFAULT_CONTEXT or subject.startswith(":."):
@@ -220,8 +227,8 @@ class SubjectReader:
             if not versions:
                 raise TableflowError(
                     f"subject {name} does not exist in the schema registry",
-                    hint="run `topicberg topics register TOPIC`, let the producer register its "
-                    "schema, or write a topic spec with `schema: {format: none}`",
+                    hint=f"run `topicberg topics register {_topic(name)}`, let the producer "
+                    "register its schema, or write a topic spec with `schema: {format: none}`",
                 )
             schemas = self._newest(name, sorted(versions))
         return Subject(

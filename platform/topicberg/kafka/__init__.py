@@ -38,8 +38,9 @@ from confluent_kafka.admin import (
 )
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from topicberg.connections import CertificateError, connection_error
 from topicberg.endpoints import Endpoints
-from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.errors import LoginError, TopicbergError, UnreachableError, first_line
 from topicberg.kafka.schemas import register_schema
 from topicberg.settings import Settings, see_whether_it_runs, settings
 from topicberg.topics import TopicSpec, requests
@@ -49,11 +50,23 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 15.0
 LEADER_SECONDS = 10.0
 _GRACE_SECONDS = 5.0
+FAILING_SECONDS = 4.0
+"""After which a request is given up whose client cannot resolve the broker or log in: librdkafka
+tries that again for ever."""
 _CONFIGS_AT_ONCE = 100
-_REFUSALS = ("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED")
+_REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
+_NOT_REACHED = ("_RESOLVE", "_SSL")
+_REPEATED_SECONDS = 30.0
+"""How often librdkafka reports a failure again that stays the same."""
+_BROKER = re.compile(r"(?:^|/)([\w.-]+):(\d+)/\w+: ")
+"""The broker in the text of its failure, as in ``ssl://kafka:9093/bootstrap: SSL handshake …``."""
 _REFUSED_BY_SERVER = "Failed to acquire SASL OAUTHBEARER token"
 _NO_TOKEN = re.compile(
     r"OAUTHBEARER token: .*(connect|resolve|timed? ?out|empty reply)", re.IGNORECASE
+)
+_RIGHTS_HINT = (
+    "grant the user of this login the right: the engine has to describe and read the topic, and to "
+    "read its consumer group"
 )
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 NO_ANSWER = (
@@ -272,22 +285,31 @@ def topic_log(endpoints: Endpoints, topic: str) -> TopicLog:
     return TopicLog(str(described.topic_id), beginning, end)
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """Why a client does not get to a broker, and when it said so (monotonic)."""
+
+    at: float
+    name: str
+    text: str
+
+
 @dataclass
 class _Account:
-    """A client and the reason why its last login failed, with the time (monotonic).
+    """A client, and why it did not get to a broker or through its login last.
 
-    librdkafka retries a login for ever, and reports a refusal only to a callback.
+    librdkafka tries again for ever, and reports the reason only to a callback.
     """
 
     client: AdminClient
-    refusal: tuple[float, str] | None = None
+    failure: _Failure | None = None
 
 
 @lru_cache(maxsize=8)
 def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
     def note(error: KafkaError) -> None:
-        if error.name() in _REFUSALS:
-            account.refusal = (time.monotonic(), error.str())
+        if error.name() in (*_REFUSALS, *_NOT_REACHED):
+            account.failure = _Failure(time.monotonic(), error.name(), error.str())
 
     # log_level 2: an unavailable broker is reported by our errors, not by lines on stderr
     quiet: dict[str, Any] = {"log_level": 2, "error_cb": note}
@@ -307,26 +329,70 @@ def admin_client(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
     return list(_accounts(endpoints))[writes].client
 
 
-def _login_error(endpoints: Endpoints, what: str) -> TopicbergError | None:
-    """Return the error of a login that failed during this request, if one did."""
-    recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS
+def _known_failure(
+    endpoints: Endpoints, what: str, since: float | None = None
+) -> TopicbergError | None:
+    """Return why this request has no answer, if a client has said so.
+
+    :param since: when it said so at the earliest (monotonic); None: recently
+    """
+    recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS - _REPEATED_SECONDS
+    recent = recent if since is None else since
     for account in _accounts(endpoints):
         account.client.poll(0)  # calls the callback
-        if account.refusal is None or account.refusal[0] < recent:
+        failure = account.failure
+        if failure is None or failure.at < recent:
             continue
-        address, login = endpoints.kafka_listener()
-        reason = next(iter(account.refusal[1].splitlines()), "")[-300:]
-        message = f"the login to Kafka at {address} failed"
-        if _NO_TOKEN.search(reason):
-            return UnreachableError(
-                f"{message} ({login.auth}, {what}): the OAuth server {login.token_uri} does not "
-                f"answer: {reason}",
-                hint=login.settings_hint(),
-            )
-        if _REFUSED_BY_SERVER in reason:
-            reason = f"the OAuth server {login.token_uri}: {reason}"
-        return LoginError(f"{message} ({login.auth}, {what}): {reason}", hint=login.settings_hint())
+        if failure.name in _NOT_REACHED:
+            return _not_reached(endpoints, failure.text, what)
+        return _login_error(endpoints, failure.text, what)
     return None
+
+
+def _login_error(endpoints: Endpoints, text: str, what: str) -> TopicbergError:
+    """Return the error of a login that failed."""
+    address, login = endpoints.kafka_listener()
+    reason = next(iter(text.splitlines()), "")[-300:]
+    message = f"the login to Kafka at {address} failed"
+    if _NO_TOKEN.search(reason):
+        return UnreachableError(
+            f"{message} ({login.auth}, {what}): the OAuth server {login.token_uri} does not "
+            f"answer: {reason}",
+            hint=login.settings_hint(),
+        )
+    if _REFUSED_BY_SERVER in reason:
+        reason = f"the OAuth server {login.token_uri}: {reason}"
+    return LoginError(f"{message} ({login.auth}, {what}): {reason}", hint=login.settings_hint())
+
+
+def _not_reached(endpoints: Endpoints, text: str, what: str) -> TopicbergError:
+    """Return the error of a broker whose name does not resolve, or whose TLS fails."""
+    address, login = endpoints.kafka_listener()
+    if broker := _BROKER.search(text):
+        address = f"{broker[1]}:{broker[2]}"
+    known = connection_error("Kafka", text, where=what, address=address, authority=login.ca_file)
+    return known or CertificateError(
+        f"Kafka at {address} cannot be reached ({what}): {first_line(Exception(text))[:300]}",
+        hint="check that the port in TOPICBERG_KAFKA_BOOTSTRAP is of a listener for "
+        "TOPICBERG_KAFKA_SECURITY_PROTOCOL; if it asks for the client's certificate, check "
+        "TOPICBERG_KAFKA_CERTIFICATE_FILE as well",
+    )
+
+
+def _await(future: Future[T], endpoints: Endpoints, action: str) -> T:
+    """Wait for a response; no longer than a few seconds if a client does not get to the broker.
+
+    :raises FutureTimeoutError: there is none in time
+    :raises TopicbergError: see :func:`_known_failure`
+    """
+    began = time.monotonic()
+    while (left := began + TIMEOUT_SECONDS + _GRACE_SECONDS - time.monotonic()) > FAILING_SECONDS:
+        try:
+            return future.result(FAILING_SECONDS)
+        except FutureTimeoutError:
+            if (known := _known_failure(endpoints, action, since=began)) is not None:
+                raise known from None
+    return future.result(max(0.0, left))
 
 
 def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
@@ -341,15 +407,15 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
         # librdkafka repeats requests for a token while the OAuth server fails, and says nothing.
         server = endpoints.kafka_login.token_uri if endpoints.kafka_login.auth == "oidc" else None
         return UnreachableError(
-            f"Kafka at {endpoints.kafka_bootstrap} does not answer ({action})",
+            f"Kafka at {endpoints.kafka_listener()[0]} does not answer ({action})",
             hint=see_whether_it_runs("Kafka")
             + (f", and check that the OAuth server {server} gives out tokens" if server else ""),
         )
 
     try:
-        return future.result(TIMEOUT_SECONDS + _GRACE_SECONDS)
+        return _await(future, endpoints, action)
     except FutureTimeoutError:
-        raise _login_error(endpoints, action) or silent() from None
+        raise _known_failure(endpoints, action) or silent() from None
     except KafkaException as error:
         reason = error.args[0]
         if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -358,10 +424,11 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
                 hint="check the name; the Tableflow engine creates a topic that has a spec",
             ) from None
         if reason.code() in (*NO_ANSWER, KafkaError.REQUEST_TIMED_OUT):
-            raise _login_error(endpoints, action) or silent() from error
+            raise _known_failure(endpoints, action) or silent() from error
         if reason.code() in _LEADERLESS:
             raise no_leader(action) from error
-        raise TopicbergError(f"Kafka refused ({action}): {reason.str()}") from error
+        hint = _RIGHTS_HINT if "AUTHORIZATION_FAILED" in str(reason.name()) else None
+        raise TopicbergError(f"Kafka refused ({action}): {reason.str()}", hint=hint) from error
 
 
 def _create_missing(spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import requests
 from pydantic import ConfigDict, Field, SecretStr
 
+from topicberg.connections import connection_error
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
@@ -177,6 +178,9 @@ def _request(client: OAuthClient) -> tuple[dict[str, Any], float | None]:
             allow_redirects=False,  # a redirect would get the secret
         )
     except requests.RequestException as error:
+        server = f"the OAuth server {client.token_uri}"
+        if (known := connection_error(server, error)) is not None:
+            raise known from None
         raise UnreachableError(
             f"the OAuth server {client.token_uri} does not answer: {_reason(error)}",
             hint=f"check that it runs and that {client.prefix}_TOKEN_URI is its address",

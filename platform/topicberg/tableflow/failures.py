@@ -12,8 +12,17 @@ from urllib.parse import urlsplit
 
 from pyiceberg.exceptions import RESTError, ServerError, ServiceUnavailableError
 
+from topicberg.connections import NotFoundError
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
-from topicberg.retry import THROTTLED, UNREACHABLE, availability_hint, classify, unavailable_service
+from topicberg.retry import (
+    THROTTLED,
+    UNREACHABLE,
+    MissingFileError,
+    availability_hint,
+    classify,
+    unavailable_service,
+    with_service,
+)
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
@@ -158,7 +167,7 @@ def is_of_service(error: PySparkException) -> bool:
         return False
     if _CONNECTION.search(text) or any(known.search(text) for known in _KNOWN):
         return True
-    return classify(error) in (THROTTLED, UNREACHABLE)
+    return classify(error) in (THROTTLED, UNREACHABLE) or with_service(error) is not error
 
 
 @contextmanager
@@ -178,6 +187,9 @@ def explained(subject: str) -> Iterator[None]:
 def explain(subject: str, error: BaseException) -> TopicbergError:
     """Return an error of Spark, the catalog or the store at e.g. ``topic orders`` as a message."""
     text = str(error)
+    clear = with_service(error)
+    if isinstance(clear, LoginError | NotFoundError | MissingFileError):
+        return type(clear)(f"{subject}: {clear.message}", hint=clear.hint)
     for known in _KNOWN:
         if known.search(text):
             return TopicbergError(
@@ -192,7 +204,7 @@ def explain(subject: str, error: BaseException) -> TopicbergError:
         reason = ": ".join(part.strip()[:200] for part in (task[1], *causes[-1:]))
     if isinstance(error, RESTError):
         return _of_catalog(subject, error, reason)
-    if _CONNECTION.search(text):
+    if _CONNECTION.search(text) or classify(error) == UNREACHABLE:
         service = unavailable_service(error)
         return UnreachableError(
             f"{subject}: {service or 'a service'} does not answer: {reason}",

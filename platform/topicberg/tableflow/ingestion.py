@@ -107,13 +107,16 @@ class Ingestion:
         )
         self._lineage: TopicLineage | None = None
         self._unavailable: Unavailable | None = None
+        self._unread_since_ms: int | None = None
+        self._unreadable: Unavailable | None = None
+        """Why the ends of the log cannot be read while a turn waits for records of it."""
         self._written = self.status
         self._written_at = -math.inf
 
     @property
     def shown(self) -> TopicStatus:
         """The status, as users see it."""
-        missing = self._unavailable
+        missing = self._unavailable or self._unreadable
         return self.status if missing is None else self.status.without(missing)
 
     def miss(self, service: Unavailable | None, spark: Unavailable | None) -> None:
@@ -218,10 +221,13 @@ class Ingestion:
         """
         with self._lock:
             if isinstance(ends, TopicbergError):
-                if self._retry_at is None and not self.is_running:
+                if self.is_running:
+                    self._note_unreadable(ends)
+                elif self._retry_at is None:
                     logger.warning("topic %s: %s", self.spec.name, ends)
                     self._postpone(ends)
                 return {}
+            self._unread_since_ms = self._unreadable = None
             self._ends = ends
             held = self.status.end_offsets
             if not held:
@@ -241,6 +247,17 @@ class Ingestion:
             if found or time.monotonic() - self._written_at >= write_seconds:
                 self._write()
             return new
+
+    def _note_unreadable(self, error: TopicbergError) -> None:
+        """Show, from the second poll that fails on, why the turn that runs gets no records.
+
+        It waits for a minute before it fails, and then says no more than that none came.
+        """
+        if self._unread_since_ms is None:
+            self._unread_since_ms = int(time.time() * 1000)
+            return
+        self._unreadable = Unavailable(str(error), self._unread_since_ms)
+        self._write()
 
     def _open_transactions(self, stuck: Offsets) -> tuple[dict[int, OpenTransaction], Offsets]:
         """Return the known transactions that hold records back, and the new ones among them.

@@ -21,7 +21,7 @@ from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.sessions import Sessions
-from topicberg.tableflow.status import Unavailable
+from topicberg.tableflow.status import Unavailable, note_observation
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -214,6 +214,8 @@ class Pool:
         for name, ends in found.items():
             if new := topics[name].observe(ends, write_seconds):
                 self._note_transactions(topics[name], new)
+        if not any(isinstance(ends, TopicbergError) for ends in found.values()):
+            note_observation(self._config)
 
     def _note_transactions(self, topic: Ingestion, new: Offsets) -> None:
         """Read the times of transactions in another thread: it takes seconds."""

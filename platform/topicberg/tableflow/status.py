@@ -190,6 +190,26 @@ def _snapshot(path: Path, _inode: int, _changed: int) -> int | None:
         return None
 
 
+def _observation_file(config: Settings) -> Path:
+    return config.state_dir / "tableflow" / "observed"
+
+
+def note_observation(config: Settings) -> None:
+    """Note that the statuses have the ends of the logs as they are now."""
+    path = _observation_file(config)
+    with suppress(OSError):  # e.g. a full disk
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def observed_at(config: Settings) -> float | None:
+    """Return when an engine of this machine read the ends of the logs last (seconds since 1970)."""
+    try:
+        return _observation_file(config).stat().st_mtime
+    except OSError:
+        return None
+
+
 def give_up_status(config: Settings, status: TopicStatus) -> None:
     """Write that the engine of this status does not have the topic any more.
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, SecretStr
 from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import CommitConflictError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins.catalog import CatalogLogin, TopicsCatalogLogin
-from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, classify
+from topicberg.retry import CONFLICT, THROTTLED, UNREACHABLE, UNRESOLVED, classify
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings
 from topicberg.spark import missing_module
@@ -39,6 +39,7 @@ _NO_ROOM = re.compile(
 _RETRYABLE: dict[str, type[TopicbergError]] = {
     CONFLICT.name: CommitConflictError,
     UNREACHABLE.name: UnreachableError,
+    UNRESOLVED.name: UnreachableError,
     THROTTLED.name: ThrottledError,
 }
 

@@ -23,7 +23,8 @@ from dagster._core.workspace.load_target import WorkspaceFileTarget
 from launched_jobs import long, short
 from waiting import wait_until
 
-from topicberg.dagster.forking import LIBRARIES, PROCESS, ForkingRunLauncher
+from topicberg.dagster.forking import LIBRARIES, ForkingRunLauncher
+from topicberg.dagster.run_process import PROCESS
 
 STORAGE = {"module": "topicberg.dagster.storage", "class": "SqliteStorage"}
 LAUNCHER = {"module": "topicberg.dagster.launcher", "class": "ForkingRunLauncher"}

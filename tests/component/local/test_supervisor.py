@@ -19,6 +19,7 @@ from topicberg.endpoints import Endpoints, SnowflakeEndpoint
 from topicberg.errors import StackError
 from topicberg.settings import Settings
 from topicberg_local import health, ports, stack, state, supervisor
+from topicberg_local.engine import watched_supervisor
 from topicberg_local.progress import LogReport
 from topicberg_local.service import Context, Service
 
@@ -103,6 +104,25 @@ def test_frozen_service_is_unresponsive(context: Context) -> None:
         "a signal stopped the process (SIGSTOP)",
     )
     process.resume()
+
+
+def test_supervisor_that_was_killed_is_reported(context: Context) -> None:
+    """Its services run on, and nothing starts them again."""
+    config = context.config
+    state.save_ports(context)
+    running = service("import time; time.sleep(600)", True)
+    supervisor.launch(context, [running])
+    health.wait(context, [running], NOWHERE, supervisor.Control(context), LogReport())
+    watched = watched_supervisor(config)
+    assert watched.check(5) is None
+    pid = int((config.state_dir / "supervisor" / "supervisord.pid").read_text())
+    psutil.Process(pid).suspend()
+    assert "a signal stopped it" in (watched.check(5) or "")
+    psutil.Process(pid).kill()
+    wait_until(lambda: not ports.listens(context.ports["supervisor"]))
+    assert watched.check(5) == "it ended: what ends is not started again"
+    with pytest.raises(StackError, match="ended, and 1 of its processes are still running"):
+        stack.status(config)
 
 
 def test_service_that_ends_while_it_is_asked_is_restarted() -> None:

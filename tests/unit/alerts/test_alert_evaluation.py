@@ -10,6 +10,7 @@ import pytest
 
 from topicberg.alerts.alert import Alert, AlertState, Notice
 from topicberg.alerts.evaluation import (
+    HANGING_EVALUATIONS,
     MAX_PENDING,
     QUEUED_TOO_LONG,
     SILENT_EVALUATIONS,
@@ -17,6 +18,9 @@ from topicberg.alerts.evaluation import (
     evaluate,
 )
 from topicberg.alerts.observation import (
+    HANGING_AFTER,
+    SILENT_AFTER,
+    ActiveRun,
     Automation,
     CheckRuns,
     EndedRun,
@@ -94,6 +98,20 @@ def test_failed_run_is_a_fault_until_a_run_did_its_work() -> None:
     assert faults(replace(QUIET, assets=frozenset()), state) == []
 
 
+def test_failed_run_is_resolved_by_a_materialization_without_a_run() -> None:
+    """The sensor of the snapshots registers tables in its ticks."""
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[run("a.B: one")]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    earlier, later = NOW - timedelta(minutes=1), NOW + timedelta(minutes=1)
+    assert len(faults(replace(QUIET, materialized={"iceberg/orders": earlier}), state)) == 1
+    assert faults(replace(QUIET, materialized={"iceberg/orders": later}), state) == []
+    hour = replace(run("a.B: one"), first="2026-01-01-00", last="2026-01-01-00")
+    state, now = evaluate(AlertState(), replace(QUIET, runs=[hour]), "http://ui")
+    state = state.model_copy(update={"alerts": now})
+    seen = replace(QUIET, materialized={"iceberg/orders": later})
+    assert len(faults(seen, state)) == 1, "it may be another partition"
+
+
 def test_many_failed_runs_keep_a_bounded_state() -> None:
     days = [f"2026-01-{day:02}" for day in range(1, 29)]
     runs = [
@@ -138,7 +156,59 @@ def test_queue_is_a_fault_when_its_oldest_run_waits() -> None:
     queued = QueuedRuns(7, "r9", "shop", NOW - QUEUED_TOO_LONG)
     (alert,) = faults(replace(QUIET, queued=queued))
     assert "runs in the queue: 7; the oldest, of shop" in alert.what
+    assert "in progress: no run" in alert.what
+    assert "slots of the pools" in (alert.remediation or "")
+    holder = ActiveRun("0123456789", "bars", NOW - timedelta(hours=2))
+    (alert,) = faults(replace(QUIET, queued=queued, active=[holder]))
+    assert "in progress: bars since 2026-03-04 10:30" in alert.what
+    assert "(run 01234567)" in alert.what
+    assert "Terminate" in (alert.remediation or "")
     assert faults(replace(QUIET, queued=replace(queued, since=NOW))) == []
+
+
+def test_run_whose_process_is_stopped_is_a_fault_until_it_continues() -> None:
+    active = ActiveRun("0123456789", "bars", NOW, ("iceberg/bars",))
+    assert faults(replace(QUIET, active=[active])) == []
+    (alert,) = faults(replace(QUIET, active=[replace(active, frozen=77)]))
+    assert (alert.key, alert.assets) == ("frozen 01234567", ("iceberg/bars",))
+    assert "the process 77 of a run of bars is stopped by a signal" in alert.what
+    assert "`kill -CONT 77`" in (alert.remediation or "")
+    assert alert.link == "http://ui/runs/0123456789"
+
+
+def test_server_of_the_code_that_was_killed_is_named_in_plain_words() -> None:
+    text = (
+        "grpc._channel._InactiveRpcError: <_InactiveRpcError of RPC that terminated with:\n"
+        '\tstatus = StatusCode.UNAVAILABLE\n\tdetails = "failed to connect to all addresses"\n'
+        '\tdebug_error_string = "UNAVAILABLE:…"\n>'
+    )
+    error = StepError(("dagster.DagsterUserCodeUnreachableError: Could not reach", text))
+    failing = Automation("engine", "sensor", True, failed_at=NOW, error=error)
+    (alert,) = faults(replace(QUIET, automations=[failing]))
+    assert alert.what == (
+        "the server of the code location does not answer: failed to connect to all addresses"
+    )
+    assert "wait a minute" in (alert.remediation or "")
+
+
+def test_tick_that_does_not_end_is_a_fault_before_dagster_ends_it() -> None:
+    began = NOW - HANGING_AFTER - timedelta(seconds=1)
+    sensor = Automation("snapshots", "sensor", True, ticked_at=began, in_progress=True)
+    seen, state = replace(QUIET, automations=[sensor]), AlertState()
+    for _ in range(HANGING_EVALUATIONS):
+        state, now = evaluate(state, seen, "http://ui")
+    (alert,) = now.values()
+    assert (alert.key, alert.title) == ("tick snapshots", "a tick of sensor snapshots hangs")
+    assert "has been in progress since 2026-03-04 12:29" in alert.what
+    for other in (
+        replace(sensor, in_progress=False),
+        replace(sensor, running=False),
+        replace(sensor, ticked_at=NOW - SILENT_AFTER),  # left behind by a killed daemon
+    ):
+        seen = replace(QUIET, automations=[other])
+        ended, now = evaluate(state, seen, "http://ui")
+        assert now == {}
+        assert ended.hanging == {}
 
 
 def test_failing_sensor_is_a_fault_with_its_hint() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from threading import Thread
 from typing import Any
 
 import dagster as dg
+import psutil
 import pytest
 from dagster._core.definitions.freshness import FreshnessState, FreshnessStateChange
 from dagster._core.remote_origin import (
@@ -33,6 +35,7 @@ from dagster._core.scheduler.instigation import (
 from dagster_shared.error import SerializableErrorInfo
 from memory_instance import memory_instance
 from security.corpus import TEXTS
+from waiting import wait_until
 
 from topicberg.alerts.alert import Alert, AlertState, Notice, changes
 from topicberg.alerts.channels import ALERTS_FILE, Channel, channels, deliver
@@ -41,6 +44,7 @@ from topicberg.alerts.evaluation import SILENT_EVALUATIONS, UNCHECKED_TICKS, eva
 from topicberg.alerts.payloads import mail
 from topicberg.alerts.settings import AlertSettings
 from topicberg.checks.finding import Finding
+from topicberg.dagster.run_process import PROCESS
 from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.alerts import alerts_key
@@ -55,7 +59,7 @@ from topicberg.orchestration.jobs.alerts import (
 from topicberg.orchestration.jobs.checks import CHECK, check_schedule
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import TopicStatus, write_status
+from topicberg.tableflow.status import TopicStatus, note_observation, write_status
 from topicberg.topics import load_topic
 
 ORDERS, INVOICES = dg.AssetKey(["iceberg", "orders"]), dg.AssetKey(["iceberg", "invoices"])
@@ -418,6 +422,30 @@ def test_queued_runs_that_do_not_start_are_a_fault(
     assert desk.tick() == [("resolved", "queue")]
 
 
+def test_run_that_is_stopped_by_a_signal_is_a_fault(desk: Desk) -> None:
+    process = psutil.Popen(["sleep", "60"])
+    try:
+        began = psutil.Process(process.pid).create_time()
+        run = desk.instance.create_run_for_job(
+            DEFS.resolve_job_def("shop"),
+            status=dg.DagsterRunStatus.STARTED,
+            tags={PROCESS: f"{process.pid}:{began}"},
+            remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
+        )
+        key = f"frozen {run.run_id[:8]}"
+        assert desk.tick() == []
+        process.suspend()
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 10)
+        assert desk.tick() == [("firing", key)]
+        assert f"`kill -CONT {process.pid}`" in (desk.notices()[-1].alert.remediation or "")
+        process.resume()
+        wait_until(lambda: process.status() != psutil.STATUS_STOPPED, 10)
+        assert desk.tick() == [("resolved", key)]
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_failing_sensor_is_a_fault_while_it_exists(desk: Desk) -> None:
     """Dagster remembers the last tick of a sensor whose topic is gone, and shows no page of it."""
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.FAILURE, error=ERROR)
@@ -441,6 +469,26 @@ def test_sensor_that_stopped_ticking_is_a_fault(
     assert ticks == [[]] * (SILENT_EVALUATIONS - 1) + [[("firing", "silent alerts")]]
     desk.ticked(InstigatorType.SENSOR, "alerts", TickStatus.SKIPPED, skip_reason="none")
     assert desk.tick() == [("resolved", "silent alerts")]
+
+
+def test_run_whose_process_was_killed_says_so(desk: Desk) -> None:
+    run = desk.instance.create_run_for_job(
+        DEFS.resolve_job_def("shop"),
+        status=dg.DagsterRunStatus.STARTED,
+        remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
+    )
+    desk.instance.report_run_failed(run, "The process was terminated by signal 9 (SIGKILL).")
+    assert desk.tick() == [("firing", "run shop")]
+    what = desk.notices()[-1].alert.what
+    assert what == "The process was terminated by signal 9 (SIGKILL)."
+
+
+def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> None:
+    broken.add("orders")
+    desk.run()
+    assert desk.tick() == [("firing", "run shop")]
+    desk.instance.report_runless_asset_event(dg.AssetMaterialization(ORDERS))
+    assert desk.tick() == [("resolved", "run shop")]
 
 
 def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
@@ -617,6 +665,33 @@ def test_failure_of_the_engine_that_passed_is_not_what_the_checks_have_stored(
     verdicts.pop("tableflow")
     desk.run()
     assert desk.tick() == [("firing", "check iceberg/orders:kafka_lag")]
+
+
+def test_lag_is_sent_before_the_checks_run_and_resolved_by_the_status(
+    desk: Desk, engine: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "check iceberg/orders:kafka_lag"
+    spec = load_topic("stock_trades").model_copy(update={"name": "orders"})
+    limits = spec.checks.model_copy(update={"max_lag_records": 10})
+    spec = spec.model_copy(update={"checks": limits, "freshness": None})
+    monkeypatch.setattr(
+        "topicberg.orchestration.jobs.alerts.specs_in_use", lambda _config: ([spec], None)
+    )
+    now = int(time.time() * 1000)
+    status = TopicStatus(topic="orders", phase="RUNNING", committed_at_ms=now, lag={0: 30, 1: 2})
+    write_status(settings(), status)
+    assert desk.tick() == [], "no engine is known to keep the statuses up to date"
+    note_observation(settings())
+    assert [desk.tick(), desk.tick()] == [[], [("firing", key)]], "the next commit may resolve it"
+    assert "the table is 32 records behind Kafka; 10 are allowed" in desk.notices()[-1].alert.what
+    write_status(settings(), status.model_copy(update={"lag": {0: 3}}))
+    assert desk.tick() == [("resolved", key)]
+    verdicts["kafka_lag"] = Finding("far behind", "`wait`")
+    desk.run()
+    os.utime(observed := settings().state_dir / "tableflow" / "observed", (1e9, 1e9))
+    assert desk.tick() == [("firing", key)], "as the checks have stored it"
+    os.utime(observed, (time.time() + 5, time.time() + 5))
+    assert desk.tick() == [("resolved", key)]
 
 
 def test_topic_of_which_no_engine_here_reports_has_its_stored_result(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import dagster as dg
@@ -21,13 +24,13 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from topicberg.alerts import dagster_ui, watch
+from topicberg.alerts import dagster_health, dagster_ui, watch
 from topicberg.alerts.alert import Alert
 from topicberg.alerts.channels import alerts_file
+from topicberg.alerts.dagster_health import MAX_HEARTBEAT_AGE
 from topicberg.alerts.dagster_ui import (
     CODE,
     DAEMON,
-    MAX_HEARTBEAT_AGE,
     WEBSERVER,
     forget_ui,
     lost_ui,
@@ -48,7 +51,7 @@ from topicberg.alerts.restarts import (
 )
 from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, split_hint
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg_local.engine import NEEDED, unavailable
@@ -205,18 +208,28 @@ class _Recorded(BaseHTTPRequestHandler):
 
     workspace: ClassVar[dict[str, Any] | None] = None
     """What a query of the code locations returns."""
+    ticks: ClassVar[dict[str, list[dict[str, Any]]]] = {}
+    """By sensor, the last one."""
     requested: ClassVar[list[str]] = []
     heartbeats: ClassVar[list[float | None]] = []
     status = 200
 
     def do_GET(self) -> None:
         self.requested.append(f"{self.command} {self.path}")
-        health = [{"daemonType": "SENSOR", "lastHeartbeatTime": at} for at in self.heartbeats]
+        types = ("SENSOR", "QUEUED_RUN_COORDINATOR", "ASSET", "SCHEDULER")
+        health = [
+            {"daemonType": kind, "required": kind != "ASSET", "lastHeartbeatTime": at}
+            for kind, at in zip(types, self.heartbeats, strict=False)
+        ]
         daemons = {"daemonHealth": {"allDaemonStatuses": health}}
         body = json.dumps({"data": {"instance": daemons}}).encode()
         query = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if b"workspaceOrError" in query and self.workspace is not None:
             body = json.dumps(self.workspace).encode()
+        if b"sensorOrError" in query:
+            ticks = self.ticks.get(json.loads(query)["variables"]["one"]["sensorName"], [])
+            found = {"sensorOrError": {"sensorState": {"ticks": ticks}}}
+            body = json.dumps({"data": found}).encode()
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -290,7 +303,7 @@ def test_daemon_is_judged_by_its_newest_heartbeat(
     url, handler = server
     note_ui(config, url)
     checks, now = dagster(config), time.time()
-    handler.heartbeats[:] = [now - 3 * MAX_HEARTBEAT_AGE, now - MAX_HEARTBEAT_AGE + 10, None]
+    handler.heartbeats[:] = [now - MAX_HEARTBEAT_AGE - 10, now - MAX_HEARTBEAT_AGE + 10, None]
     assert (checks[DAEMON](5), checks[WEBSERVER](5)) == (None, None)
     handler.heartbeats[:] = [now - 3 * MAX_HEARTBEAT_AGE, now - MAX_HEARTBEAT_AGE - 10]
     assert "its last heartbeat was 45 s ago" in (checks[DAEMON](5) or "")
@@ -362,6 +375,24 @@ def test_daemon_whose_database_is_locked_says_so(
     assert (alert.remediation or "").startswith(f"`fuser {path}` names the processes")
 
 
+@pytest.mark.parametrize(
+    ("left", "files", "why"),
+    [
+        (10**6, 10**6, None),
+        (256, 10**6, "its disk is full: 1 MB are left in "),
+        (10**6, 0, "its disk has no room for another file: "),
+    ],
+)
+def test_full_disk_of_dagster_is_the_cause_that_is_named(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, left: int, files: int, why: str | None
+) -> None:
+    disk = SimpleNamespace(f_bavail=left, f_frsize=4096, f_files=10**6, f_favail=files)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    found = dagster_health.storage_problem(config)
+    assert (found or "").startswith(why or "")
+    assert (found is None) == (why is None)
+
+
 def workspace(location: dict[str, Any]) -> dict[str, Any]:
     entries = [{"name": "shop", "locationOrLoadError": location}]
     return {"data": {"workspaceOrError": {"locationEntries": entries}}}
@@ -369,7 +400,7 @@ def workspace(location: dict[str, Any]) -> dict[str, Any]:
 
 def sensors(**states: str) -> dict[str, Any]:
     shown = [{"name": name, "sensorState": {"status": state}} for name, state in states.items()]
-    return workspace({"repositories": [{"sensors": shown}]})
+    return workspace({"repositories": [{"name": "__repository__", "sensors": shown}]})
 
 
 NOT_LOADED = {
@@ -436,6 +467,71 @@ def test_code_location_of_others_in_the_instance_is_not_reported(
     assert check(5) is None
     handler.workspace = workspace(NOT_LOADED)
     assert "never closed" in (check(5) or ""), "it was one of topicberg when it loaded"
+
+
+def tick(status: str, age: float, **error: Any) -> dict[str, list[dict[str, Any]]]:
+    return {"alerts": [{"timestamp": time.time() - age, "status": status, "error": error or None}]}
+
+
+FAILED = {
+    "message": "dagster.SensorExecutionError: Error occurred during the execution",
+    "errorChain": [{"error": {"message": "PermissionError: [Errno 13] Permission denied"}}],
+}
+
+
+@pytest.mark.parametrize(
+    ("ticks", "why"),
+    [
+        (tick("SKIPPED", -600), None),
+        (tick("STARTED", -600), None),
+        ({}, None),
+        (tick("FAILURE", 1, **FAILED), r"fails: \[Errno 13\] Permission denied"),
+        (tick("STARTED", 50), r"hangs: its last tick has been in progress for \d+ s"),
+        (tick("SKIPPED", 50), r"does not tick: its last tick was \d+ s ago"),
+    ],
+)
+def test_sensor_that_sends_no_alerts_is_reported_by_the_engine(
+    server: tuple[str, type[_Recorded]], ticks: dict[str, Any], why: str | None
+) -> None:
+    url, handler = server
+    handler.workspace = sensors(alerts="RUNNING", engine="RUNNING", snapshots="RUNNING")
+    handler.ticks = ticks
+    found = dagster_ui.dagster_checks(url)[CODE](5)
+    if why is None:
+        assert found is None
+    else:
+        assert re.match(f"shop: the sensor alerts, which sends alerts, {why}", found or "")
+        assert "\n  → see its last tick: Automation, alerts" in (found or "")
+
+
+def test_dagster_that_has_just_started_may_have_an_old_tick(
+    server: tuple[str, type[_Recorded]],
+) -> None:
+    url, handler = server
+    handler.workspace = sensors(alerts="RUNNING", snapshots="RUNNING")
+    handler.ticks = tick("SKIPPED", 5000)
+    for started, is_reported in ((time.time() - 10, False), (time.time() - 100, True)):
+        check = dagster_ui.dagster_checks(url, started=started)[CODE]
+        assert (check(5) is not None) == is_reported
+
+
+def test_loop_of_the_daemon_that_hangs_is_reported_with_what_it_does(
+    config: Settings, server: tuple[str, type[_Recorded]]
+) -> None:
+    """The other loops write their heartbeats."""
+    url, handler = server
+    note_ui(config, url)
+    now = time.time()
+    # ASSET is not required, and the scheduler writes once a minute.
+    handler.heartbeats[:] = [now, now - 20, now - 900, now - 65]
+    assert dagster(config)[DAEMON](5) is None
+    handler.heartbeats[:] = [now, now - 70]
+    why, hint = split_hint(dagster(config)[DAEMON](5) or "")
+    assert why == (
+        "its loop QUEUED_RUN_COORDINATOR hangs, so no queued run starts: the last heartbeat of the "
+        "loop was 70 s ago"
+    )
+    assert "`kill -CONT PID`" in (hint or "")
 
 
 def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(

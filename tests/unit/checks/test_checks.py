@@ -71,6 +71,7 @@ from topicberg.checks.topic import (
     check_history,
     check_skipped,
     last_commit,
+    status_findings,
 )
 from topicberg.cli import app
 from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
@@ -552,6 +553,29 @@ def test_freshness_whose_snapshots_expired_counts_from_the_oldest(
     late = topic.freshness(table, 90)
     assert not late.passed
     assert "3 records waiting in Kafka" in late.what
+
+
+def test_status_of_the_engine_says_that_a_topic_is_stale_before_the_checks_run() -> None:
+    limits = Freshness(warn_minutes=10, fail_minutes=60)
+    spec = load_topic("stock_trades").model_copy(update={"freshness": limits})
+    spec = spec.model_copy(update={"checks": spec.checks.model_copy(update={"max_lag_records": 5})})
+    now = datetime.now(UTC)
+
+    def found(minutes: float, **status: Any) -> dict[str, Finding]:
+        at = int((now - timedelta(minutes=minutes)).timestamp() * 1000)
+        given = {"topic": spec.name, "phase": "RUNNING", "committed_at_ms": at, **status}
+        return dict(status_findings(spec, TopicStatus(**given), now))
+
+    assert all(finding.passed for finding in found(5).values())
+    stale = found(30)["freshness"]
+    assert stale.severity == "warning"
+    assert "no record was produced to it for 30 min" in stale.what
+    late = found(90, lag={0: 7})
+    assert "7 records waiting in Kafka" in late["freshness"].what
+    assert late["freshness"].severity == "error"
+    assert "7 records behind Kafka; 5 are allowed" in late["kafka_lag"].what
+    assert found(90, phase="FAILED") == {}, "the check of the engine says why"
+    assert found(90, committed_at_ms=None) == {}, "it is not known when rows were added"
 
 
 def test_a_history_that_stays_behind_its_topic(catalog: SqlCatalog, table: Table) -> None:

@@ -18,6 +18,7 @@ from pyiceberg.types import LongType, NestedField
 
 from definitions import defs
 from topicberg.catalogs import glue
+from topicberg.errors import LoginError
 from topicberg.iceberg.read_tags import reading
 from topicberg.orchestration.jobs.catalogs import MAX_ATTEMPTS, CatalogCursor
 from topicberg.orchestration.resources import RESOURCES
@@ -125,5 +126,5 @@ def test_table_that_fails_stops_no_other(
         glue.register(client, catalog.load_table(NAME), *NAME)
         ticks.ran(dg.DagsterRunStatus.SUCCESS)
         ticks.tick()
-        with pytest.raises(ClientError, match="AccessDenied"):  # which is an alert
+        with pytest.raises(LoginError, match="AWS does not allow GetTable"):  # which is an alert
             ticks.tick()

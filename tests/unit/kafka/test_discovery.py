@@ -35,6 +35,9 @@ class Services:
 
     kafka_bootstrap, kafka_login = "127.0.0.1:1", KafkaLogin()
 
+    def kafka_listener(self) -> tuple[str, KafkaLogin]:
+        return self.kafka_bootstrap, self.kafka_login
+
     def __init__(self, *names: str) -> None:
         self.configs: dict[str, dict[str, str] | int] = {name: {} for name in names}
         self.schemas: dict[str, str] = dict.fromkeys(names, SCHEMA)
@@ -83,7 +86,7 @@ def config(tmp_path: Path) -> Settings:
 def services(monkeypatch: pytest.MonkeyPatch) -> Services:
     services = Services("web.a", "web.b")
     monkeypatch.setattr(kafka, "admin_client", lambda *_, **__: services)
-    monkeypatch.setattr(kafka, "_login_error", lambda *_: None)
+    monkeypatch.setattr(kafka, "_known_failure", lambda *_: None)
     return services
 
 

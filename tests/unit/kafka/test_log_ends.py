@@ -69,12 +69,18 @@ class Broker:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     broker = Broker(idle=[3, 4], busy=[7])
     monkeypatch.setattr(ends, "admin_client", lambda _: broker)
-    monkeypatch.setattr("topicberg.kafka._login_error", lambda *_: None)
+    monkeypatch.setattr("topicberg.kafka._known_failure", lambda *_: None)
     return broker
 
 
 HELD = {"idle": {0: 3, 1: 4}, "busy": {0: 5}}
-ENDPOINTS = cast("Any", SimpleNamespace(kafka_bootstrap="127.0.0.1:1", kafka_login=KafkaLogin()))
+ADDRESS, LOGIN = "127.0.0.1:1", KafkaLogin()
+ENDPOINTS = cast(
+    "Any",
+    SimpleNamespace(
+        kafka_bootstrap=ADDRESS, kafka_login=LOGIN, kafka_listener=lambda: (ADDRESS, LOGIN)
+    ),
+)
 
 
 def test_ends_cost_one_request_while_nothing_waits(broker: Broker) -> None:

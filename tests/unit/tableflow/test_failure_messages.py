@@ -122,6 +122,7 @@ def test_failed_task_is_reported_by_reason_and_cause() -> None:
         ("CommitStateUnknownException: Service failed: 500: …", True, False),
         ("[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid.", True, True),
         (GRPC, True, True),
+        (LOST + "NotFoundException: Location does not exist: s3://lake/a.parquet", True, False),
         (LOST + "java.lang.OutOfMemoryError: Java heap space", False, False),
         (LOST + "SparkException: Python worker exited unexpectedly (crashed)", False, False),
         (TASK, False, False),

@@ -15,7 +15,13 @@ from typing import Any, cast
 
 import pytest
 
-from topicberg.errors import TableflowError, TopicbergError, UnreachableError, split_hint
+from topicberg.errors import (
+    LoginError,
+    TableflowError,
+    TopicbergError,
+    UnreachableError,
+    split_hint,
+)
 from topicberg.kafka import NoSuchTopicError
 from topicberg.kafka.ends import Ends
 from topicberg.kafka.group import GroupMember
@@ -244,6 +250,23 @@ def test_poll_without_an_answer_fails_topics_once(topic: Callable[..., Ingestion
     assert (one.status.phase, one.status.failures) == ("PENDING", 1)
     one.turn()
     assert one.status.phase == "RUNNING"
+
+
+def test_turn_that_gets_no_records_shows_why_they_cannot_be_read(
+    config: Settings, topic: Callable[..., Ingestion]
+) -> None:
+    """A turn whose login is refused waits for a minute, and then says that no record came."""
+    one = topic(committed(3, 3))
+    one.take()
+    refused = LoginError("the login to Kafka at a:1 failed", hint="check the key")
+    one.observe(refused)
+    assert one.shown.error_message is None, "the next poll may succeed"
+    one.observe(refused)
+    shown = read_status(config, one.spec.name)
+    assert split_hint(shown.error_message or "") == (refused.message, "check the key")
+    assert shown.failing_since_ms is not None
+    one.observe(ends(3))
+    assert one.shown.error_message is None
 
 
 def test_changes_by_others_are_in_the_status(topic: Callable[..., Ingestion]) -> None:

@@ -25,7 +25,7 @@ def retried() -> Iterator[None]:
     except Exception as error:
         kind = classify(error)
         if kind is None:
-            raise safe(without_jvm(error))  # noqa: B904  a cause would show what was taken out
+            raise safe(without_jvm(with_service(error)))  # noqa: B904  a cause would show what was taken out
         context = dg.OpExecutionContext.get()
         wait = kind.wait(context.retry_number)
         if context.retry_number < kind.retries:

@@ -288,7 +288,7 @@ def isolated(
                     again[key] = progress
                     log.warning(f"{name}: {kind.name}, retrying: {safe(error)}")
                 else:
-                    failed[key] = safe(without_jvm(error) if kind is None else with_service(error))
+                    failed[key] = safe(without_jvm(with_service(error)))
                     log.error(f"{name} failed", exc_info=failed[key])
         left = again
         if left:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +17,7 @@ import dagster as dg
 from pydantic import ValidationError
 
 from topicberg.alerts.observation import (
+    ActiveRun,
     Automation,
     CheckRuns,
     EndedRun,
@@ -28,7 +29,7 @@ from topicberg.alerts.observation import (
     StepError,
 )
 from topicberg.checks.finding import Finding
-from topicberg.checks.topic import ENGINE_CHECK, check_engine
+from topicberg.checks.topic import ENGINE_CHECK, check_engine, status_findings
 from topicberg.dagster.locations import (
     location_of_automation,
     location_of_run,
@@ -36,17 +37,18 @@ from topicberg.dagster.locations import (
     location_tags,
 )
 from topicberg.dagster.run_assets import assets_of_run
+from topicberg.dagster.run_process import frozen_process
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.endpoints import runtime_file
 from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 from topicberg.orchestration.assets.partitions import requested_range
-from topicberg.orchestration.checks.evaluations import last_evaluations
+from topicberg.orchestration.checks.evaluations import Evaluation, last_evaluations
 from topicberg.orchestration.jobs.checks import CHECK
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
 from topicberg.orchestration.jobs.snapshot_store import known_names
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import read_status, status_file
+from topicberg.tableflow.status import observed_at, read_status, status_file
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import specs_in_use
 
@@ -61,7 +63,11 @@ INTERVAL_SECONDS = 15
 LONG_SECONDS, REST_SECONDS = 5.0, 60.0
 """After an evaluation that took so long, as of thousands of tables, the next one begins a minute
 later: they take a tenth of the time."""
+OBSERVED_SECONDS = 30.0
+"""The statuses of an engine that has not read the ends of the logs for longer are not judged."""
 SENSOR, ENGINE_SENSOR = "alerts", "engine"
+MAX_ACTIVE = 50
+"""Runs in progress that are looked at, the oldest first."""
 MAX_RUNS = 200
 """How many ended runs one tick reads; the next tick continues there."""
 UNLOADED_SECONDS = 600
@@ -75,6 +81,9 @@ _TICKS = 10
 """How many ticks are read to find the last one that ended: few can be in progress."""
 _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
+_ACTIVE_RUNS = [
+    *(dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+]
 _ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 _EXPLAINING = ("freshness", "up_to_date")
 """Names of checks that say why their asset is stale."""
@@ -208,8 +217,10 @@ class ObservationReader:
             failed_checks=[*self._failed_checks(specs, now)],
             stale_assets=[*self._stale_assets()],
             runs=runs,
+            materialized=self._materialized(state),
             runs_until=until,
             queued=self._queued(),
+            active=[*self._active()],
             automations=[*self._automations()],
             shared=[*self._shared(now)],
             spec_errors=wrong,
@@ -228,8 +239,14 @@ class ObservationReader:
         for key, finding in current.items():
             if not finding.passed:
                 yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
+        early = self._early_findings(specs, stored, now)
+        for key, finding in early.items():
+            if not finding.passed:
+                yield FailedCheck(key.asset_key.to_user_string(), key.name, finding, is_early=True)
         for key, evaluation in stored.items():
             finding = evaluation.finding
+            if key in early and (finding.passed or early[key].passed):
+                continue  # the status is newer
             # The next run of the checks says whether what followed from the engine's failure is
             # resolved as well.
             if finding.passed or key in current or finding.cause in outdated:
@@ -255,6 +272,34 @@ class ObservationReader:
             key = dg.AssetCheckKey(asset, ENGINE_CHECK)
             if key in self._graph.asset_check_keys and status_file(config, spec.name).exists():
                 found[key] = check_engine(spec, read_status(config, spec.name), now)
+        return found
+
+    def _early_findings(
+        self,
+        specs: Iterable[TopicSpec],
+        stored: Mapping[dg.AssetCheckKey, Evaluation],
+        now: datetime,
+    ) -> dict[dg.AssetCheckKey, Finding]:
+        """Return what the engine's statuses say of other checks, where that differs from the last
+        evaluation and is newer: the checks run every five minutes.
+        """
+        config = settings()
+        found: dict[dg.AssetCheckKey, Finding] = {}
+        observed = observed_at(config) or 0.0
+        if not config.own_engine or now.timestamp() - observed > OBSERVED_SECONDS:
+            return found
+        for spec in specs:
+            asset = dg.AssetKey(["iceberg", spec.table_name])
+            for name, finding in status_findings(spec, read_status(config, spec.name), now):
+                key = dg.AssetCheckKey(asset, name)
+                if key not in self._graph.asset_check_keys:
+                    continue
+                last = stored.get(key)
+                if last is None or last.finding.passed:
+                    if not finding.passed:
+                        found[key] = finding
+                elif finding.passed and observed > last.at.timestamp():
+                    found[key] = finding
         return found
 
     def _check_runs(self) -> CheckRuns:
@@ -320,6 +365,17 @@ class ObservationReader:
         until = max((each.update_timestamp.timestamp() for each in records), default=began)
         return runs, until
 
+    def _materialized(self, state: AlertState) -> dict[str, datetime]:
+        """Return when the assets that failed runs have left were materialized last."""
+        names = {asset for work in state.pending if not work.first for asset in work.assets}
+        keys = [dg.AssetKey.from_user_string(name) for name in sorted(names)]
+        found: dict[str, datetime] = {}
+        for record in self._instance.get_asset_records(keys) if keys else ():
+            if (last := record.asset_entry.last_materialization) is not None:
+                name = record.asset_entry.asset_key.to_user_string()
+                found[name] = datetime.fromtimestamp(last.timestamp, UTC)
+        return found
+
     def _is_own(self, run: dg.DagsterRun) -> bool:
         """Return whether a run is of the code location, or of a command that has run its assets."""
         location = location_of_run(run)
@@ -370,13 +426,24 @@ class ObservationReader:
         return frozenset(key.to_user_string() for key in keys)
 
     def _errors(self, run_id: str) -> Iterator[StepError]:
-        records = self._instance.get_records_for_run(
-            run_id, of_type=dg.DagsterEventType.STEP_FAILURE, limit=20
-        ).records
-        for record in records:
-            event = record.event_log_entry.dagster_event
-            if event and event.step_failure_data.error:
-                yield _step_error(event.step_failure_data.error)
+        """Yield the errors of a run's steps; if there are none, why the run failed."""
+        steps = [
+            _step_error(event.step_failure_data.error)
+            for event in self._events(run_id, dg.DagsterEventType.STEP_FAILURE)
+            if event.step_failure_data.error
+        ]
+        yield from steps
+        for event in () if steps else self._events(run_id, dg.DagsterEventType.RUN_FAILURE):
+            error = event.job_failure_data.error if event.event_specific_data else None
+            if error is not None:
+                yield _step_error(error)
+            elif event.message:
+                yield StepError((f"dagster.RunFailure: {event.message}",))
+
+    def _events(self, run_id: str, kind: dg.DagsterEventType) -> list[dg.DagsterEvent]:
+        found = self._instance.get_records_for_run(run_id, of_type=kind, limit=20).records
+        events = (record.event_log_entry.dagster_event for record in found)
+        return [event for event in events if event is not None]
 
     def _queued(self) -> QueuedRuns | None:
         tags = location_tags(self._location)
@@ -391,6 +458,21 @@ class ObservationReader:
             oldest_kind=_kind(run),
             since=oldest[0].create_timestamp,
         )
+
+    def _active(self) -> Iterator[ActiveRun]:
+        """Yield the oldest runs in progress, of every code location: they share the slots."""
+        records = self._instance.get_run_records(
+            dg.RunsFilter(statuses=_ACTIVE_RUNS), limit=MAX_ACTIVE, ascending=True
+        )
+        for record in records:
+            run, began = record.dagster_run, record.start_time
+            yield ActiveRun(
+                id=run.run_id,
+                kind=_kind(run),
+                since=datetime.fromtimestamp(began, UTC) if began else record.create_timestamp,
+                assets=tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
+                frozen=frozen_process(run),
+            )
 
     def _shared(self, now: datetime) -> Iterator[SharedTables]:
         """Return what the snapshot sensors of other code locations watch as well."""
@@ -433,6 +515,7 @@ class ObservationReader:
                 is_on_by_default=self._is_on_by_default(name, kind),
                 ticked_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None,
                 interval=self._interval(name) if kind == "sensor" else None,
+                in_progress=bool(ticks) and ticks[0].status.value == "STARTED",
             )
             last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
             if last is None or not state.is_running:

@@ -29,7 +29,7 @@ from topicberg.orchestration.jobs.schedules import (
     under_way,
 )
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify
+from topicberg.retry import classify, is_refused, with_service
 
 INTERVAL_SECONDS = 60
 MAX_ATTEMPTS = 3
@@ -111,7 +111,9 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
             if idle and problems:
                 raise problems[0]
         except (TopicbergError, OSError) as error:
-            return dg.SkipReason(str(safe(error)))
+            if is_refused(error):
+                raise
+            return dg.SkipReason(str(safe(with_service(error))))
         if idle:
             return dg.SkipReason("Glue has the newest metadata of every table")
         requests = []

@@ -44,7 +44,8 @@ Found = TypeVar("Found")
 def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
     """Skip the tick of a sensor, instead of failing it, while a service does not answer.
 
-    The checks report the service once; otherwise each sensor would as well. No secret is shown.
+    The checks report the service once; otherwise each sensor would as well. A login or certificate
+    that is not accepted fails the tick: nothing is checked without it. No secret is shown.
     """
 
     @wraps(tick)
@@ -53,7 +54,7 @@ def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.Skip
             return tick(*args, **kwargs)
         except Exception as error:
             if classify(error) is None:
-                raise safe(error)  # noqa: B904  a cause would show what was taken out
+                raise safe(with_service(error))  # noqa: B904  a cause would show what was taken out
             return dg.SkipReason(str(safe(with_service(error))))
 
     return skipping

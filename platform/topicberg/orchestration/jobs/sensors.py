@@ -73,7 +73,7 @@ from topicberg.orchestration.jobs.watches import (
     watches,
 )
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify
+from topicberg.retry import classify, is_refused, with_service
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
 
@@ -127,7 +127,9 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
             signals = topicberg_lakehouse.signals(lake.topics)
             return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
         except (TopicbergError, OSError) as error:
-            return dg.SkipReason(str(safe(error)))
+            if is_refused(error):
+                raise
+            return dg.SkipReason(str(safe(with_service(error))))
 
     return snapshots
 

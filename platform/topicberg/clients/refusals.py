@@ -1,0 +1,112 @@
+"""Logins that AWS and Snowflake refuse, as one error that says what to check.
+
+Sources: botocore, ``ClientError``; AWS, "Common errors" of the APIs; Snowflake, "Troubleshooting
+the connector" and its errors 390100 to 390499, which are about logins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from botocore.exceptions import (
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    SSOError,
+    TokenRetrievalError,
+)
+
+from topicberg.clients.aws import login_hint
+from topicberg.errors import LoginError, TopicbergError, causes, first_line
+
+_AWS_LOGIN = frozenset(
+    {
+        *("UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId"),
+        *("InvalidSignatureException", "SignatureDoesNotMatch", "AuthFailure", "InvalidToken"),
+        *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "RequestTimeTooSkewed"),
+        *("MissingAuthenticationToken", "IncompleteSignature", "OptInRequired"),
+    }
+)
+_AWS_RIGHTS = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"})
+_AWS_NO_LOGIN = (
+    *(NoCredentialsError, PartialCredentialsError, CredentialRetrievalError),
+    *(SSOError, TokenRetrievalError),
+)
+_SNOWFLAKE = "snowflake.connector"
+_SNOWFLAKE_LOGIN = re.compile(r"\b(390[1-4]\d\d)\b|JWT token is invalid|Incorrect username")
+_SNOWFLAKE_NETWORK = re.compile(r"390422|is not allowed to access Snowflake")
+_SNOWFLAKE_ACCOUNT = re.compile(r"\b290404\b|Verify the account name|404 Not Found.*login-request")
+
+
+def login_refusal(error: BaseException) -> LoginError | None:
+    """Return the error of a login that AWS or Snowflake refuses; None: it is another failure.
+
+    Another request with the same login fails in the same way.
+    """
+    for each in _raised(error):
+        refused = _of_aws(each) or _of_snowflake(each)
+        if refused is not None:
+            refused.__cause__ = error
+            return refused
+    return None
+
+
+def _raised(error: BaseException) -> Iterator[BaseException]:
+    """Yield what the clients raised, unless topicberg has said already what it means."""
+    for each in causes(error):
+        if isinstance(each, TopicbergError):
+            return
+        yield each
+
+
+def _of_aws(error: BaseException) -> LoginError | None:
+    if isinstance(error, _AWS_NO_LOGIN):
+        return LoginError(
+            f"the login to AWS failed: {first_line(error)}",
+            hint=login_hint(error, None)
+            or "set the keys, the profile (AWS_PROFILE) or the role of this process; `aws sts "
+            "get-caller-identity` tries them",
+        )
+    if not isinstance(error, ClientError):
+        return None
+    found = error.response.get("Error", {})
+    code, reason = str(found.get("Code", "")), str(found.get("Message", ""))
+    if code in _AWS_LOGIN:
+        return LoginError(
+            f"AWS refuses the login ({error.operation_name}): {code}: {reason}",
+            hint=login_hint(error, None)
+            or "check the keys, the profile (AWS_PROFILE) or the role of this process: `aws sts "
+            "get-caller-identity` tries them; and the clock of this machine",
+        )
+    if code in _AWS_RIGHTS:
+        return LoginError(
+            f"AWS does not allow {error.operation_name}: {reason or code}",
+            hint="grant this right to the role or user that topicberg uses",
+        )
+    return None
+
+
+def _of_snowflake(error: BaseException) -> LoginError | None:
+    if not type(error).__module__.startswith(_SNOWFLAKE):
+        return None
+    text = f"{getattr(error, 'errno', '')} {error}"
+    reason = first_line(error)[:300]
+    if _SNOWFLAKE_NETWORK.search(text):
+        return LoginError(
+            f"Snowflake refuses the address of this machine: {reason}",
+            hint="add it to the network policy of the account or of the user",
+        )
+    if _SNOWFLAKE_LOGIN.search(text):
+        return LoginError(
+            f"Snowflake refuses the login: {reason}",
+            hint="check TOPICBERG_SNOWFLAKE_USER, and _PASSWORD or _PRIVATE_KEY, and that the user "
+            "is neither disabled nor locked (DESC USER)",
+        )
+    if _SNOWFLAKE_ACCOUNT.search(text):
+        return LoginError(
+            f"Snowflake does not know the account: {reason}",
+            hint="check TOPICBERG_SNOWFLAKE_ACCOUNT, which is ORGANIZATION-ACCOUNT",
+        )
+    return None

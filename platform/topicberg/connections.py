@@ -1,0 +1,273 @@
+"""Servers that are not found, or whose certificate is not accepted: which one, why, and the fix.
+
+The clients' texts leave out the host, call it a time-out or a wrong login, or hide it in a line of
+internals. Neither a retry nor a restart of the server resolves such a failure.
+
+Sources: OpenSSL, "verify" (X509_V_ERR_…); libcurl, error codes 6 and 60; Java's JSSE; librdkafka,
+``_RESOLVE`` and ``_SSL``; gRPC, "Name Resolution".
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from topicberg.errors import LoginError, TopicbergError, UnreachableError, causes
+from topicberg.settings import settings
+
+PROBE_SECONDS = 3.0
+"""The deadline of a connection that asks for a server's certificate."""
+
+
+class NotFoundError(UnreachableError):
+    """The host name of a server does not resolve."""
+
+
+class CertificateError(LoginError):
+    """The certificate of a server, or of this client, is not accepted."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Where users say how a service is reached."""
+
+    address: str
+    authority: str
+    """Who signed its certificate."""
+
+
+_PYTHON_CA = "REQUESTS_CA_BUNDLE"
+_SETTINGS = {
+    "Kafka": _Settings("TOPICBERG_KAFKA_BOOTSTRAP", "TOPICBERG_KAFKA_CA_FILE"),
+    "the schema registry": _Settings(
+        "TOPICBERG_SCHEMA_REGISTRY_URL", "TOPICBERG_SCHEMA_REGISTRY_CA_FILE"
+    ),
+    "Iceberg's catalog": _Settings("TOPICBERG_ICEBERG_REST_URI", _PYTHON_CA),
+    "the object store": _Settings("TOPICBERG_S3_ENDPOINT", "SSL_CERT_FILE and AWS_CA_BUNDLE"),
+    "AWS": _Settings("TOPICBERG_AWS_REGION", "AWS_CA_BUNDLE"),
+    "Snowflake": _Settings("TOPICBERG_SNOWFLAKE_ACCOUNT", _PYTHON_CA),
+    "Spark": _Settings("TOPICBERG_SPARK_REMOTE", "SSL_CERT_FILE"),
+}
+
+_UNRESOLVED = (
+    re.compile(r"Failed to resolve '([^':]+)"),
+    re.compile(r"Could not resolve host(?:name)?: ([\w.-]+)"),
+    re.compile(r"UnknownHostException: (?:unknown host )?([\w.-]+)"),
+    re.compile(r"DNS resolution failed for ([\w.-]+)"),
+)
+"""Of urllib3 and librdkafka, curl, Java, and gRPC."""
+_UNRESOLVED_BY_SYSTEM = re.compile(
+    r"Name or service not known|Temporary failure in name resolution|nodename nor servname|"
+    r"getaddrinfo failed|No address associated with hostname|Name does not resolve"
+)
+"""What the C library says, without the name."""
+_HOST = re.compile(r"host='([^']+)'(?:, port=(\d+))?")
+_URL = re.compile(r"https?://[^\s'\"/?]+")
+_OF_CERTIFICATE = re.compile(
+    r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|certificate verify result|"
+    r"OpenSSL verify result|SSL peer certificate|PKIX|CertificateExpired|CertificateError|"
+    r"certificate subject name|hostname '[^']*' doesn't match|certificate has expired",
+    re.IGNORECASE,
+)
+_EXPIRED = re.compile(r"certificate has expired|certificate expired|NotAfter|CertificateExpired")
+_EARLY = re.compile(r"not yet valid|NotBefore|CertificateNotYetValid")
+_OTHER_NAME = re.compile(
+    r"mismatch|doesn't match|not valid for|certificate subject name|subject alternative",
+    re.IGNORECASE,
+)
+_UNKNOWN = re.compile(
+    r"self.signed certificate[\w ]*|unable to get (local )?issuer certificate|signature failure|"
+    r"PKIX path[\w ]*|unable to verify the first certificate",
+    re.IGNORECASE,
+)
+_PLAIN = re.compile(
+    r"wrong.version.number|packet length too long|record layer failure|"
+    r"Unsupported or unrecognized SSL message",
+    re.IGNORECASE,
+)
+_OWN_REFUSED = re.compile(
+    r"alert (certificate|bad certificate|unknown ca|handshake failure)|"
+    r"(certificate|unknown_ca|unknown ca|bad_certificate)[\w ]*alert|Received fatal alert",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Why a connection fails."""
+
+    reason: str
+    hint: str
+    is_of_name: bool = False
+    """Whether a host name does not resolve."""
+
+
+def connection_error(
+    service: str,
+    error: BaseException | str,
+    *,
+    where: str = "",
+    address: str = "",
+    authority: Path | None = None,
+) -> TopicbergError | None:
+    """Return the error of a server that is not found or not trusted; None: it is another failure.
+
+    :param service: what messages call it
+    :param error: what its client raised, or its text
+    :param where: for what it was asked
+    :param address: of the server, where the client's error does not name it
+    :param authority: certificates (PEM) of who may have signed that of the server; None: those of
+        the system
+    """
+    problem = _problem(service, error, address, authority)
+    if problem is None:
+        return None
+    kind = NotFoundError if problem.is_of_name else CertificateError
+    subject = f" ({where})" if where else ""
+    return kind(f"{service} cannot be reached{subject}: {problem.reason}", hint=problem.hint)
+
+
+def _problem(
+    service: str, error: BaseException | str, address: str, authority: Path | None
+) -> _Problem | None:
+    chain = [error] if isinstance(error, BaseException) else []
+    if chain:
+        chain = list(causes(chain[0]))
+        if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
+            return None  # it says so itself
+    text = "\n".join(map(str, chain)) or str(error)
+    known = _SETTINGS.get(service)
+    if (host := _unresolved(text, chain, address)) is not None:
+        return _Problem(f"the host name {host} does not resolve", _name_hint(known), True)
+    server = _server(text, chain) or address or service
+    if _OF_CERTIFICATE.search(text):
+        if not any(pattern.search(text) for pattern in (_EXPIRED, _EARLY, _OTHER_NAME, _UNKNOWN)):
+            text = _certificate_text(server, authority) or text
+        return _of_certificate(server, text, known)
+    if _PLAIN.search(text):
+        return _Problem(
+            f"{server} does not use TLS, which its address asks for",
+            f"correct {known.address if known else 'the address'}, or the port in it",
+        )
+    if _OWN_REFUSED.search(text) and re.search(r"SSL|TLS", text, re.IGNORECASE):
+        return _Problem(
+            f"{server} refuses the certificate of this client: {_line(text, _OWN_REFUSED)}",
+            "check that the client's certificate has not expired, and that the server trusts who "
+            "signed it",
+        )
+    return None
+
+
+def _certificate_text(server: str, authority: Path | None) -> str | None:
+    """Return why the certificate of a server is not accepted; None: it is, or no answer came.
+
+    For clients that do not say why: librdkafka, and Snowflake's connector.
+
+    :param server: host and port
+    """
+    try:
+        parts = urlsplit(f"//{server}")
+        host, port = str(parts.hostname), parts.port or 443
+        context = ssl.create_default_context(cafile=authority)
+        with (
+            socket.create_connection((host, port), PROBE_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=host),
+        ):
+            return None
+    except ssl.SSLCertVerificationError as error:
+        return str(error)
+    except (OSError, ValueError):
+        return None
+
+
+def _of_certificate(server: str, text: str, known: _Settings | None) -> _Problem:
+    if _EXPIRED.search(text):
+        return _Problem(
+            f"the certificate of {server} has expired",
+            "renew the certificate of the server; if it is valid, correct the clock of this "
+            "machine",
+        )
+    if _EARLY.search(text):
+        return _Problem(
+            f"the certificate of {server} is not valid yet",
+            "correct the clock of this machine, or that of who issued the certificate",
+        )
+    address = known.address if known else "the address"
+    if _OTHER_NAME.search(text):
+        return _Problem(
+            f"the certificate of {server} is of another host name",
+            f"use a host name of the certificate in {address}, or renew it with the name of the "
+            "server",
+        )
+    authority = known.authority if known else "the certificates of this machine (SSL_CERT_FILE)"
+    reason = f" ({match[0].strip()})" if (match := _UNKNOWN.search(text)) else ""
+    return _Problem(
+        f"the certificate of {server} is not trusted: this machine does not know who signed it"
+        f"{reason}",
+        f"set {authority} to a PEM file that has the certificate of its authority; check also that "
+        f"{address} is the server that you mean",
+    )
+
+
+def _name_hint(known: _Settings | None) -> str:
+    if settings().deployment == "local":
+        return (
+            "run `topicberg up`, which writes the addresses of the services again; if the name is "
+            "right, correct the name resolution (DNS) of this machine"
+        )
+    address = known.address if known else "the address"
+    return f"correct the host name in {address}, or the name resolution (DNS) of this machine"
+
+
+def _unresolved(text: str, chain: list[BaseException], address: str) -> str | None:
+    for pattern in _UNRESOLVED:
+        if match := pattern.search(text):
+            return match[1]
+    is_of_system = any(isinstance(each, socket.gaierror) for each in chain)
+    if not is_of_system and not _UNRESOLVED_BY_SYSTEM.search(text):
+        return None
+    server = _server(text, chain) or address
+    return (urlsplit(f"//{server}").hostname if server else None) or "of the server"
+
+
+def _server(text: str, chain: list[BaseException]) -> str | None:
+    """Return host and port of the server that a client's errors name."""
+    for url in _urls(chain):
+        if netloc := urlsplit(url).netloc:
+            return netloc.rpartition("@")[2]
+    if match := _HOST.search(text):
+        return f"{match[1]}:{match[2]}" if match[2] else match[1]
+    if match := _URL.search(text):
+        return urlsplit(match[0]).netloc.rpartition("@")[2]
+    return None
+
+
+def _urls(chain: list[BaseException]) -> Iterator[str]:
+    """Yield the addresses that the errors of httpx, requests and botocore hold."""
+    for each in chain:
+        request: Any = None
+        try:
+            request = getattr(each, "request", None)
+        except RuntimeError:  # httpx's, of an error without a request
+            continue
+        if (url := getattr(request, "url", None)) is not None:
+            yield str(url)
+        kwargs: Any = getattr(each, "kwargs", None)
+        if isinstance(kwargs, dict) and kwargs.get("endpoint_url"):
+            yield str(kwargs["endpoint_url"])
+
+
+def _line(text: str, pattern: re.Pattern[str]) -> str:
+    """Return the words around what was found, on its line."""
+    match = pattern.search(text)
+    if match is None:
+        return ""
+    line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0]
+    begin = max(0, line.find(match[0]) - 40)
+    return line[begin : begin + 120].strip()

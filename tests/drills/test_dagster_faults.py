@@ -1,0 +1,158 @@
+"""Faults of Dagster's sensors, runs and processes, by other means; see :mod:`fault_site`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from fault_site import PATIENCE_SECONDS, End, Fault, Site, committing_site, drill
+
+from topicberg.alerts.dagster_ui import CODE, DAEMON, WEBSERVER
+from topicberg.endpoints import Endpoints
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+RAISES = "def _broken(*_, **__):\n    raise RuntimeError('no more')\n"
+HANGS = "def _broken(*_, **__):\n    import time\n\n    time.sleep(3600)\n"
+SNAPSHOTS = "import topicberg.orchestration.jobs.sensors as code\ncode._Evaluation.run = _broken\n"
+ALERTS = "import topicberg.alerts.evaluation as code\ncode.evaluate = _broken\n"
+
+
+def code(*lines: str) -> Callable[[Site], End]:
+    """Add lines to the project's code, and reload it."""
+
+    def begin(site: Site) -> End:
+        file = site.project / "definitions.py"
+        text = file.read_text()
+        file.write_text("\n".join([text, *lines]))
+        site.reload()
+
+        def end() -> None:
+            file.write_text(text)
+            site.reload()
+
+        return end
+
+    return begin
+
+
+def launch(site: Site) -> str:
+    """Start a run of the checks, and return its id."""
+    query = """mutation($it:ExecutionParams!){launchRun(executionParams:$it){__typename
+        ...on LaunchRunSuccess{run{runId}}}}"""
+    selector = {
+        "repositoryLocationName": site.location(),
+        "repositoryName": "__repository__",
+        "pipelineName": "check_tables",
+    }
+    found = site.ask(query, it={"selector": selector, "mode": "default"})["launchRun"]
+    return str(found["run"]["runId"])
+
+
+def run_frozen(site: Site) -> End:
+    """The process of the next run that starts."""
+    server = site.process("multiprocessing.forkserver")
+    known = {child.pid for child in server.children()}
+    launch(site)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        for child in server.children():
+            if child.pid not in known:
+                child.suspend()
+                return child.resume
+        time.sleep(0.02)
+    raise AssertionError("no run starts")
+
+
+def launcher_frozen(site: Site) -> End:
+    """The server that forks the processes of runs is stopped by a signal, and a run is to start."""
+    process = site.process("multiprocessing.forkserver")
+    process.suspend()
+    launch(site)
+    return process.resume
+
+
+def killed(*modules: str) -> Callable[[Site], End]:
+    def begin(site: Site) -> End:
+        for process in [site.process(module) for module in modules]:
+            process.kill()
+
+        def end() -> None:
+            site.end_ui()
+            site.start_ui()
+
+        return end
+
+    return begin
+
+
+FAULTS = (
+    Fault(
+        "sensor_raises",
+        "a sensor fails at every tick",
+        code(RAISES, SNAPSHOTS),
+        "tick snapshots",
+        "no more",
+        "Automation, snapshots",
+    ),
+    Fault(
+        "sensor_hangs",
+        "the ticks of a sensor hang",
+        code(HANGS, SNAPSHOTS),
+        "tick snapshots",
+        "in progress|longer than",
+        "Automation, snapshots",
+    ),
+    Fault(
+        "alerts_fail",
+        "the sensor `alerts` fails at every tick",
+        code(RAISES, ALERTS),
+        f"service {CODE}",
+        "the sensor alerts, which sends alerts, fails: no more",
+        "Automation, alerts",
+    ),
+    Fault(
+        "alerts_hang",
+        "the ticks of the sensor `alerts` hang",
+        code(HANGS, ALERTS),
+        f"service {CODE}",
+        "the sensor alerts, which sends alerts, (hangs|fails: .*longer than)",
+        "Automation, alerts",
+    ),
+    Fault(
+        "run_frozen",
+        "the process of a run is stopped by a signal",
+        run_frozen,
+        r"frozen \w+",
+        "of a run of .* is stopped by a signal",
+        "kill -CONT",
+    ),
+    Fault(
+        "launcher_frozen",
+        "the process that starts runs is stopped by a signal",
+        launcher_frozen,
+        f"service {DAEMON}",
+        "its loop QUEUED_RUN_COORDINATOR hangs, so no queued run starts",
+        "kill -CONT",
+    ),
+    Fault(
+        "webserver_killed",
+        "Dagster's web server is killed",
+        killed("dagster_webserver"),
+        f"service {WEBSERVER}",
+        "ended|nothing listens",
+        "topicberg ui",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def site(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with committing_site(stack, tmp_path_factory.mktemp("project")) as site:
+        yield site
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_fault_is_alerted_in_a_minute_and_resolved(site: Site, fault: Fault) -> None:
+    drill(site, fault)

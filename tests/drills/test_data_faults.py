@@ -1,0 +1,114 @@
+"""What tables are made of disappears, or records stop to arrive; see :mod:`fault_site`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from fault_site import (
+    ENGINE,
+    NAME,
+    TABLE,
+    TOPIC,
+    End,
+    Fault,
+    Site,
+    committing_site,
+    drill,
+    kill,
+    refused,
+)
+from faulty_proxy import Answer
+
+from topicberg.datagen import runner as datagen
+from topicberg.endpoints import Endpoints
+from topicberg.topics import load_topic
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ALLOWED_SECONDS = 60.0
+NO_SUBJECT: Answer = (404, "application/json", b'{"error_code":40401,"message":"no subject"}')
+NO_SCHEMA: Answer = (404, "application/json", b'{"error_code":40403,"message":"no schema"}')
+
+
+def schemas_lost(site: Site) -> End:
+    """The registry was restored from an old backup, and the engine starts again."""
+    end = refused("schema_registry", r"^GET .*/(schemas/ids/\d+|subjects/.*)", NO_SCHEMA)(site)
+    kill("tableflow")
+    return end
+
+
+def data_file_deleted(site: Site) -> End:
+    catalog = site.direct.catalog(site.config)
+    table = catalog.load_table(load_topic(TOPIC).table_identifier(site.config))
+    names = [urlsplit(task.file.file_path).path.lstrip("/") for task in table.scan().plan_files()]
+    path = max((site.bucket() / name for name in names), key=lambda each: each.stat().st_mtime)
+    away = path.with_name("moved")
+    path.rename(away)
+    return lambda: away.rename(path)
+
+
+def producer_stopped(site: Site) -> End:
+    """The spec allows a minute without a record."""
+    file = site.project / f"platform/topics/{TOPIC}.yaml"
+    text = file.read_text()
+    file.write_text(text.replace("warn_minutes: 30", "warn_minutes: 1"))
+    datagen.stop(site.config, TOPIC)
+    time.sleep(ALLOWED_SECONDS)
+
+    def end() -> None:
+        datagen.start(site.config, TOPIC, rate=2)
+
+    return end
+
+
+FAULTS = (
+    Fault(
+        "subject_deleted",
+        "someone deletes the subject of a topic",
+        refused("schema_registry", f"/subjects/{TOPIC}-value", NO_SUBJECT),
+        ENGINE,
+        f"subject {TOPIC}-value does not exist in the schema registry",
+        f"topicberg topics register {TOPIC}",
+        TABLE,
+    ),
+    Fault(
+        "schemas_lost",
+        "the registry has lost its schemas",
+        schemas_lost,
+        ENGINE,
+        f"subject {TOPIC}-value does not exist in the schema registry",
+        f"topicberg topics register {TOPIC}",
+        TABLE,
+    ),
+    Fault(
+        "data_file_deleted",
+        "a data file of a table is deleted",
+        data_file_deleted,
+        "run compute_tables",
+        "a file of a table is missing in the object store: .*parquet",
+        "restore the file",
+    ),
+    Fault(
+        "producer_stopped",
+        "the producer of a topic stops",
+        producer_stopped,
+        f"check iceberg/{NAME}:freshness",
+        "the topic is stale: no record was produced",
+        "datagen start",
+        TABLE,
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def site(stack: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with committing_site(stack, tmp_path_factory.mktemp("project")) as site:
+        yield site
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_fault_is_alerted_in_a_minute_and_resolved(site: Site, fault: Fault) -> None:
+    drill(site, fault)
