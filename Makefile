@@ -46,7 +46,7 @@ test-all: install  ## every test, also those that take minutes each
 	$(BIN)/python -m pytest -m "" $(ARGS)
 
 unit: install  ## the fast tests only
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) tests/unit $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 1)) tests/unit $(ARGS)
 
 check: install  ## lint, format, layers and types
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 UV = str(Path(sys.executable).with_name("uv"))
 TESTS = ("hypothesis", "pip", "pytest", "pytest-timeout", "pytest-xdist", "websockets")
 UNITS = ("dagster", "alerts", "jobs", "checks", "formats/test_protobuf_format.py", "kafka", "query")
-COMPONENTS = ("dagster",)
+COMPONENTS = ("dagster", "alerts")
 """Tests of what depends on the versions of libraries, in ``tests/unit`` and ``tests/component``."""
 IMPORTS = """
 import importlib, pkgutil, sys

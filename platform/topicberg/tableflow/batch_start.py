@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError
 from topicberg.iceberg import summaries
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.settings import Settings
 from topicberg.tableflow import commit, skips
 from topicberg.tableflow.offsets import Batch, plan_batch
+from topicberg.tableflow.waiting import start_again
 from topicberg.topics import TopicSpec, requests
 
 
@@ -51,6 +54,34 @@ def check_suspended(
             hint=f"run `topicberg tableflow skip {name} {partition} {offset}` to leave the "
             f"record out, or `topicberg tableflow resume {name}` to try it again",
         )
+
+
+def check_kept(
+    catalog: Catalog, spec: TopicSpec, config: Settings, beginning: Offsets, held_ms: int
+) -> None:
+    """Check that a topic that had a table has it, or that Kafka still has all records.
+
+    :param beginning: the first offsets that Kafka has
+    :param held_ms: when the table was seen last
+    :raises TableflowError: someone dropped the table, and a new one would lack what it held
+    """
+    gone = next(((p, offset) for p, offset in sorted(beginning.items()) if offset), None)
+    if gone is None:
+        return
+    request = requests.read_request(config, spec.name)
+    if request is not None and request.dropped_at * 1000 > held_ms:
+        return
+    table = find_table(catalog, identifier := spec.table_identifier(config))
+    if table is not None and commit.committed(table, table.current_snapshot()).offsets:
+        return
+    name = ".".join(identifier)
+    raise TableflowError(
+        f"topic {spec.name}: its table {name} was dropped, and not by topicberg. Kafka no longer "
+        f"has the records before offset {gone[1]} of partition {gone[0]}: a new table would lack "
+        "what the table had of them",
+        hint=f"register the newest metadata file of the table as {name} again; or, to go on without"
+        f" these records, {start_again(spec.name)}",
+    )
 
 
 def first_offsets(

@@ -57,11 +57,19 @@ def enable(
     :returns: the spec that the engine uses from now on
     :raises SpecError: a setting is invalid
     """
-    given = dict(tableflow or {})
+    given, dropped_at = dict(tableflow or {}), 0.0
     with suppress(TopicbergError):  # a damaged request is replaced
-        if discovered is None and (before := read_request(config, topic)) is not None:
-            discovered, write_mode = before.found, write_mode or before.write_mode
-    request = StoredRequest(topic=topic, enabled=True, write_mode=write_mode, found=discovered)
+        if (before := read_request(config, topic)) is not None:
+            dropped_at = before.dropped_at
+            if discovered is None:
+                discovered, write_mode = before.found, write_mode or before.write_mode
+    request = StoredRequest(
+        topic=topic,
+        enabled=True,
+        write_mode=write_mode,
+        found=discovered,
+        dropped_at=dropped_at,
+    )
     if command:
         request.command = given
     else:
@@ -72,9 +80,13 @@ def enable(
 
 
 def table_dropped(config: Settings, topic: str) -> None:
-    """Let a topic without a spec be looked at again when it is enabled."""
+    """Let a disabled topic begin again with what Kafka has when it is enabled.
+
+    A topic without a spec is looked at again.
+    """
     if (request := read_request(config, topic)) is not None:
-        write_request(config, request.model_copy(update={"found": None, "write_mode": None}))
+        changes = {"found": None, "write_mode": None, "dropped_at": time.time()}
+        write_request(config, request.model_copy(update=changes))
 
 
 def disable(config: Settings, topic: str) -> None:

@@ -35,6 +35,7 @@ from topicberg.tableflow import commit, failures, skips, tombstones
 from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.batch_start import (
+    check_kept,
     check_suspended,
     first_offsets,
     in_time_order,
@@ -96,10 +97,12 @@ class Ingestor:
         sessions: Sessions | None = None,
         registry: SchemaRegistryClient | None = None,
         abandoned: Event | None = None,
+        held_ms: int | None = None,
     ) -> None:
         """:param sessions: of Spark, which other topics use as well; None: sessions of its own
         :param registry: a client that other topics use as well; None: one of its own
         :param abandoned: set when a running step must not commit any more
+        :param held_ms: when the topic was known to have a table with records; None: never
         """
         self.spec = spec
         self.endpoints = endpoints
@@ -114,6 +117,7 @@ class Ingestor:
         self._fitted: tuple[object, object] | None = None  # see Layout.fitted
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
+        self._held_ms = held_ms
         self._keys = TopicKeys(spec, config, self._foreign)
         self._committer = BatchCommitter(
             *(spec, endpoints, config, self._keys, self._foreign, self._framing),
@@ -227,7 +231,7 @@ class Ingestor:
         if self._framing is not None:
             self._framing.learn_from(beginning, latest)
         layout = read_layout(self.spec, self._readers, self.config)
-        table = self._table(layout)
+        table = self._table(layout, beginning)
         head = table.current_snapshot()
         held = commit.committed(table, head)
         if held.topic_id is not None and held.topic_id != topic_id:
@@ -237,6 +241,8 @@ class Ingestor:
                 hint=start_again(name),
             )
         now_ms = int(time.time() * 1000)
+        if held.offsets:
+            self._held_ms = now_ms
         first = {**beginning, **first_offsets(self.spec, self.endpoints, table, held, log)}
         start = {**beginning, **(held.offsets or first)}
         if not self._knows_size:
@@ -271,6 +277,7 @@ class Ingestor:
             self._end_search(search)
             raise PartReadError
         done = self._committer.commit(plan, written)
+        self._held_ms = now_ms
         self._size = self._size.committed(batch.records, size, done.bytes)
         return done
 
@@ -377,10 +384,13 @@ class Ingestor:
         fitting, size = self._size.fit(sizes, batch.records, is_compressed=only_files)
         return plan_batch(name, held, beginning, batch.end, fitting, skip), size
 
-    def _table(self, layout: Layout) -> Table:
+    def _table(self, layout: Layout, beginning: Offsets | None = None) -> Table:
         if layout.fitted == self._fitted:
             table = self._catalog.load_table(self.spec.table_identifier(self.config))
         else:
+            if beginning is not None and self._held_ms is not None:
+                kept = self._catalog, self.spec, self.config, beginning, self._held_ms
+                check_kept(*kept)
             schema = table_schema(self.spec, layout)
             table = ensure_table(self._catalog, self.spec, self.config, schema)
             self._fitted = layout.fitted

@@ -36,6 +36,7 @@ from topicberg.tableflow.status import (
     TopicStatus,
     Unavailable,
     give_up_status,
+    read_status,
     write_status,
 )
 from topicberg.topics import TopicSpec, check_topics
@@ -105,6 +106,8 @@ class Ingestion:
             error_handling=spec.tableflow.error_handling.mode,
             **{"counting_since_ms": int(time.time() * 1000), **(counters or {})},
         )
+        before = read_status(config, spec.name)
+        self._held_ms = (before.committed_at_ms or 0) if before.end_offsets else None
         self._lineage: TopicLineage | None = None
         self._unavailable: Unavailable | None = None
         self._unread_since_ms: int | None = None
@@ -340,8 +343,9 @@ class Ingestion:
         if ingestor is None:
             self._ensure_topic()
             shared = self._endpoints, self._config, self._sessions, self._registry
-            ingestor = Ingestor(self.spec, *shared, self._abandoned)
-            ingestor.table()
+            ingestor = Ingestor(self.spec, *shared, self._abandoned, self._held_ms)
+            if self._held_ms is None:
+                ingestor.table()
             self._ingestor = ingestor
         commit = ingestor.step()
         if commit.records or self.status.phase != "RUNNING" or self._differs(commit):

@@ -33,6 +33,8 @@ class StoredRequest(BaseModel):
     """Of a topic without a spec: what Kafka and the registry had of it when its table was new."""
     resumed_at: float = 0.0
     """Seconds since 1970."""
+    dropped_at: float = 0.0
+    """When `topicberg tableflow disable --drop-table` deleted the table, in the same seconds."""
     deleted: bool = False
     """Disabled because the topic was deleted, until it is created again."""
 

@@ -1,0 +1,102 @@
+"""A topic whose table someone dropped: a new one never lacks rows in silence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memory_topic import MemoryTopic, memory_topic
+
+from topicberg import kafka
+from topicberg.tableflow import control
+from topicberg.tableflow.ingestion import Ingestion
+
+
+@pytest.fixture
+def topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTopic:
+    made = memory_topic(tmp_path, monkeypatch, schema={"format": "text"})
+    made.endpoints.kafka_bootstrap = "broker:9092"
+    for value in (b"a", b"b"):
+        made.produce(0, None, value)
+    return made
+
+
+def started(topic: MemoryTopic) -> Ingestion:
+    """Return the ingestion of an engine that just started, after its first turn."""
+    unused: Any = None
+    one = Ingestion(topic.spec, topic.endpoints, topic.config, unused)
+    one.turn()
+    return one
+
+
+def drop(topic: MemoryTopic) -> None:
+    topic.catalog.drop_table(topic.spec.table_identifier(topic.config))
+
+
+def delete_records(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch, before: int) -> None:
+    """Let Kafka's retention pass."""
+    monkeypatch.setattr(
+        kafka, "topic_log", lambda *_: kafka.TopicLog("memory", {0: before}, topic.ends)
+    )
+
+
+def values(topic: MemoryTopic) -> list[str]:
+    return sorted(row["value"] for row in topic.rows())
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_table_that_cannot_come_back_whole_suspends_its_topic(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    one = started(topic)
+    assert values(topic) == ["a", "b"]
+    drop(topic)
+    delete_records(topic, monkeypatch, 1)
+    topic.produce(0, None, b"c")
+    one = started(topic) if restarts else one
+    one.turn()
+    one.turn()
+    status = one.status
+    assert status.suspended
+    assert "was dropped, and not by topicberg" in str(status.error_message)
+    assert "before offset 1 of partition 0" in str(status.error_message)
+    assert "--drop-table" in str(status.error_message)
+    assert not topic.catalog.table_exists(topic.spec.table_identifier(topic.config))
+
+
+def test_an_empty_table_in_its_place_is_not_filled(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started(topic)
+    drop(topic)
+    topic.ingestor().table()  # as Dagster's asset does
+    delete_records(topic, monkeypatch, 1)
+    assert started(topic).status.suspended
+
+
+def test_table_is_made_again_while_kafka_has_everything(topic: MemoryTopic) -> None:
+    started(topic)
+    drop(topic)
+    assert started(topic).status.phase == "RUNNING"
+    assert values(topic) == ["a", "b"]
+
+
+def test_table_that_topicberg_dropped_begins_again(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = started(topic)
+    control.enable(topic.config, topic.spec.name, command=True)
+    control.disable(topic.config, topic.spec.name)
+    drop(topic)
+    control.table_dropped(topic.config, topic.spec.name)
+    control.enable(topic.config, topic.spec.name, command=True)
+    delete_records(topic, monkeypatch, 1)
+    one.turn()  # the engine did not notice
+    one.turn()
+    assert one.status.phase == "RUNNING"
+    assert values(topic) == ["b"]
+    drop(topic)
+    delete_records(topic, monkeypatch, 2)
+    topic.produce(0, None, b"c")
+    assert started(topic).status.suspended, "later, by someone else"
