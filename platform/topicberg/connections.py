@@ -68,7 +68,8 @@ _UNRESOLVED_BY_SYSTEM = re.compile(
 )
 """What the C library says, without the name."""
 _HOST = re.compile(r"host='([^']+)'(?:, port=(\d+))?")
-_URL = re.compile(r"https?://[^\s'\"/?]+")
+_URL = re.compile(r"https?://(?:[^\s'\"]*@)?([^\s'\"/?#@]+)")
+"""A password may contain a slash, so the last ``@`` is the end of the login."""
 _OF_CERTIFICATE = re.compile(
     r"CERTIFICATE_VERIFY_FAILED|certificate verify failed|certificate verify result|"
     r"OpenSSL verify result|SSL peer certificate|PKIX|CertificateExpired|CertificateError|"
@@ -93,7 +94,8 @@ _PLAIN = re.compile(
 )
 _OWN_REFUSED = re.compile(
     r"alert (certificate|bad certificate|unknown ca|handshake failure)|"
-    r"(certificate|unknown_ca|unknown ca|bad_certificate)[\w ]*alert|Received fatal alert",
+    r"(certificate|unknown_ca|unknown ca|bad_certificate)[\w ]*alert|"
+    r"Received fatal alert: (certificate_|bad_certificate|unknown_ca|handshake_failure)",
     re.IGNORECASE,
 )
 
@@ -115,6 +117,7 @@ def connection_error(
     where: str = "",
     address: str = "",
     authority: Path | None = None,
+    asks: bool = True,
 ) -> TopicbergError | None:
     """Return the error of a server that is not found or not trusted; None: it is another failure.
 
@@ -124,8 +127,10 @@ def connection_error(
     :param address: of the server, where the client's error does not name it
     :param authority: certificates (PEM) of who may have signed that of the server; None: those of
         the system
+    :param asks: whether the server is asked for its certificate, for seconds, if the text does not
+        say what is wrong with it
     """
-    problem = _problem(service, error, address, authority)
+    problem = _problem(service, error, address, authority, asks)
     if problem is None:
         return None
     kind = NotFoundError if problem.is_of_name else CertificateError
@@ -134,7 +139,7 @@ def connection_error(
 
 
 def _problem(
-    service: str, error: BaseException | str, address: str, authority: Path | None
+    service: str, error: BaseException | str, address: str, authority: Path | None, asks: bool
 ) -> _Problem | None:
     chain = [error] if isinstance(error, BaseException) else []
     if chain:
@@ -147,7 +152,8 @@ def _problem(
         return _Problem(f"the host name {host} does not resolve", _name_hint(known), True)
     server = _server(text, chain) or address or service
     if _OF_CERTIFICATE.search(text):
-        if not any(pattern.search(text) for pattern in (_EXPIRED, _EARLY, _OTHER_NAME, _UNKNOWN)):
+        reasons = _EXPIRED, _EARLY, _OTHER_NAME, _UNKNOWN
+        if asks and not any(pattern.search(text) for pattern in reasons):
             text = _certificate_text(server, authority) or text
         return _of_certificate(server, text, known)
     if _PLAIN.search(text):
@@ -239,12 +245,12 @@ def _unresolved(text: str, chain: list[BaseException], address: str) -> str | No
 def _server(text: str, chain: list[BaseException]) -> str | None:
     """Return host and port of the server that a client's errors name."""
     for url in _urls(chain):
-        if netloc := urlsplit(url).netloc:
-            return netloc.rpartition("@")[2]
+        if match := _URL.match(url):
+            return match[1]
     if match := _HOST.search(text):
         return f"{match[1]}:{match[2]}" if match[2] else match[1]
     if match := _URL.search(text):
-        return urlsplit(match[0]).netloc.rpartition("@")[2]
+        return match[1]
     return None
 
 

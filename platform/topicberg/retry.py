@@ -65,8 +65,8 @@ class FailureKind:
 
 CONFLICT = FailureKind("another commit came first", retries=5, first_wait_seconds=1)
 UNREACHABLE = FailureKind("a service does not answer", retries=4, first_wait_seconds=5)
-UNRESOLVED = FailureKind("a host name does not resolve", retries=2, first_wait_seconds=3)
-"""A resolver may have a bad moment; a wrong name is reported soon."""
+UNRESOLVED = FailureKind("a host name does not resolve", retries=3, first_wait_seconds=3)
+"""A resolver may be restarting; a wrong name is reported within a minute."""
 THROTTLED = FailureKind("a service throttles requests", retries=5, first_wait_seconds=10)
 
 _CONFLICT = re.compile(
@@ -271,7 +271,7 @@ def with_service(error: BaseException) -> BaseException:
     """
     if any(isinstance(each, TopicbergError) for each in causes(error)):
         return error
-    known = login_refusal(error) or _not_reached(error) or _missing_file(error)
+    known = login_refusal(error) or _not_reached(error, asks=True) or _missing_file(error)
     if known is not None:
         return known
     service = unavailable_service(error)
@@ -285,14 +285,17 @@ def with_service(error: BaseException) -> BaseException:
     return named
 
 
-def _not_reached(error: BaseException) -> TopicbergError | None:
-    """Return the error of a server that is not found or not trusted, of a vendor's client."""
+def _not_reached(error: BaseException, *, asks: bool = False) -> TopicbergError | None:
+    """Return the error of a server that is not found or not trusted, of a vendor's client.
+
+    :param asks: whether the server may be asked for its certificate, which takes seconds
+    """
     service = unavailable_service(error)
     if service is None:
         return None
     if service == _SPARK_SERVICE and _OF_SPARK_ITSELF.search(str(error)) is None:
         service = "a server that Spark uses"
-    found = connection_error(service, error)
+    found = connection_error(service, error, asks=asks)
     if found is not None:
         found.__cause__ = error
     return found

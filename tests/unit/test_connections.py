@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 from httpx2 import ConnectError, Request
 from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 from real_servers import certificates
@@ -18,8 +19,8 @@ from snowflake.connector.errors import DatabaseError, OperationalError
 
 from topicberg.clients.registry import registry_errors
 from topicberg.connections import CertificateError, NotFoundError, connection_error
-from topicberg.errors import LoginError, TopicbergError
-from topicberg.retry import UNRESOLVED, classify, with_service
+from topicberg.errors import LoginError, ThrottledError, TopicbergError
+from topicberg.retry import THROTTLED, UNRESOLVED, classify, with_service
 from topicberg.settings import settings
 from topicberg.spark import check_spark
 from topicberg.tableflow.failures import explain
@@ -135,6 +136,7 @@ def test_certificate_that_is_not_accepted_is_explained(text: str, reason: str, f
         "Read timed out",
         "SSL_ERROR_SYSCALL",
         "certificates.parquet: AWS Error ACCESS_DENIED during HeadObject operation",
+        "SSLHandshakeException: Received fatal alert: internal_error",
     ],
 )
 def test_other_failures_are_left_to_others(text: str) -> None:
@@ -225,6 +227,26 @@ def test_snowflake_that_refuses_is_not_silent(error: Exception, says: str) -> No
     assert says in reported.message
     assert "TOPICBERG_SNOWFLAKE" in (reported.hint or "") or "policy" in (reported.hint or "")
     assert classify(error) is None
+
+
+def test_numbers_of_a_statement_are_no_refused_login() -> None:
+    error = DatabaseError("Numeric value '390123' is not recognized", errno=100038)
+    assert not isinstance(with_service(error), LoginError)
+
+
+def test_password_with_a_slash_is_not_taken_for_the_host() -> None:
+    text = "certificate has expired: https://user:se/cret@registry.example:8443/subjects"
+    error = connection_error("the schema registry", OSError(text), where="orders")
+    assert error is not None
+    assert "registry.example:8443" in error.message
+    assert "se/cret" not in str(error)
+    assert "user" not in str(error)
+
+
+def test_registry_that_throttles_is_asked_again() -> None:
+    with pytest.raises(ThrottledError) as raised, registry_errors("orders-value"):
+        raise SchemaRegistryError(429, 42901, "too many requests")
+    assert classify(raised.value) is THROTTLED
 
 
 def test_refused_login_is_not_retried_whatever_caused_it() -> None:

@@ -87,6 +87,8 @@ class Work(BaseModel, frozen=True):
     first: str = ""
     last: str = ""
     """Its partitions, whose keys sort as text; empty: it has none."""
+    failed_at: datetime | None = None
+    """When its run failed; None: it has not failed, or an earlier version wrote it."""
 
     def after(self, done: Work) -> Work | None:
         """Return what is left of it to do after another run; None: nothing."""
@@ -120,7 +122,7 @@ class AlertState(BaseModel):
     silent: dict[str, int] = {}
     """Sensor → in how many evaluations in a row it has not ticked."""
     hanging: dict[str, int] = {}
-    """Sensor or schedule → in how many evaluations in a row its tick has not ended."""
+    """Sensor or schedule and its tick → in how many evaluations in a row that has not ended."""
     early: dict[str, int] = {}
     """Check → in how many evaluations in a row only a status of the engine has said that it
     fails."""

@@ -11,7 +11,7 @@ import psutil
 
 from topicberg.alerts.dagster_health import SLOW, code_problem, daemon_problem, storage_problem
 from topicberg.alerts.settings import AlertSettings
-from topicberg.alerts.watch import Watched
+from topicberg.alerts.watch import NO_ANSWER, Watched
 from topicberg.clients.liveness import Check, answers_http
 from topicberg.files import replace_file
 from topicberg.processes import running
@@ -131,6 +131,6 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[Watched
         title="the code location of Dagster",
         remediation="correct the file and reload the code location (Deployment, Reload). Until "
         "then, only the engine sends alerts",
-        patience=lambda why: SLOW_PATIENCE if SLOW in why else CODE_PATIENCE,
+        patience=lambda why: SLOW_PATIENCE if SLOW in why or NO_ANSWER in why else CODE_PATIENCE,
         causes=(WEBSERVER, DAEMON),
     )

@@ -212,7 +212,6 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         others = [work for work in pending if work.kind != key or work.after(left)]
         pending, alerts[key] = [*others, left], _failure(run, key, ui)
     pending = [rest for work in pending if (rest := _left(work, alerts[work.kind], seen))]
-    resolved |= alerts.keys() - {work.kind for work in pending}
     faults = [alerts[kind] for kind in dict.fromkeys(work.kind for work in pending)]
     # Resolved, and failed again since the last evaluation: that is another fault of the same key.
     again = resolved & {alert.key for alert in faults}
@@ -229,7 +228,8 @@ def _left(work: Work, alert: Alert, seen: Observation) -> Work | None:
     if work.first or not work.assets:
         return work
     times = seen.materialized
-    done = {one for one in work.assets if one in times and times[one] > alert.since}
+    failed_at = work.failed_at or alert.since
+    done = {one for one in work.assets if one in times and times[one] > failed_at}
     return work.after(Work(kind="", assets=frozenset(done)))
 
 
@@ -242,7 +242,13 @@ def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:
             first=run.first,
             last=run.last,
         ),
-        Work(kind=kind, assets=run.planned - run.materialized, first=run.first, last=run.last),
+        Work(
+            kind=kind,
+            assets=run.planned - run.materialized,
+            first=run.first,
+            last=run.last,
+            failed_at=run.ended_at,
+        ),
     )
 
 
@@ -333,8 +339,9 @@ def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState,
     A daemon that starts finds ticks that the one before it did not end.
     """
     hanging = [one for one in seen.automations if one.failed_at is None and one.hangs(seen.at)]
-    counted = {one.name: state.hanging.get(one.name, 0) + 1 for one in hanging}
-    lasting = [one for one in hanging if counted[one.name] >= HANGING_EVALUATIONS]
+    keys = {one.name: f"{one.name} {one.ticked_at}" for one in hanging}
+    counted = {key: state.hanging.get(key, 0) + 1 for key in keys.values()}
+    lasting = [one for one in hanging if counted[keys[one.name]] >= HANGING_EVALUATIONS]
     state = state.model_copy(update={"hanging": counted})
     return state, [_hanging_tick(one, seen, ui) for one in lasting]
 

@@ -35,6 +35,7 @@ from topicberg.settings import Settings
 logger = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 10.0
+NO_ANSWER = "no answer"
 PATIENCE_SECONDS = 20.0
 """A service that ended is started again in this time. With the interval and the deadline of a
 request, an alert is sent 40 seconds after a service froze, at the latest."""
@@ -158,7 +159,7 @@ class ServiceWatch:
         try:
             why = answer.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            why = f"no answer within {SECONDS:.0f} s"
+            why = f"{NO_ANSWER} within {SECONDS:.0f} s"
         except Exception as error:  # what cannot be asked does not answer
             why = f"{type(error).__name__}: {error}"
         if why is None:

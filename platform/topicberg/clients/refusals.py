@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from botocore.exceptions import (
     ClientError,
-    CredentialRetrievalError,
     NoCredentialsError,
     PartialCredentialsError,
     SSOError,
@@ -31,12 +30,13 @@ _AWS_LOGIN = frozenset(
 )
 _AWS_RIGHTS = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"})
 _AWS_NO_LOGIN = (
-    *(NoCredentialsError, PartialCredentialsError, CredentialRetrievalError),
+    *(NoCredentialsError, PartialCredentialsError),
     *(SSOError, TokenRetrievalError),
 )
 _SNOWFLAKE = "snowflake.connector"
-_SNOWFLAKE_LOGIN = re.compile(r"\b(390[1-4]\d\d)\b|JWT token is invalid|Incorrect username")
-_SNOWFLAKE_NETWORK = re.compile(r"390422|is not allowed to access Snowflake")
+_SNOWFLAKE_LOGIN = re.compile(r"^\s*390[1-4]\d\d\b|JWT token is invalid|Incorrect username")
+"""The number is that of the error: statements have numbers as well."""
+_SNOWFLAKE_NETWORK = re.compile(r"^\s*390422\b|is not allowed to access Snowflake")
 _SNOWFLAKE_ACCOUNT = re.compile(r"\b290404\b|Verify the account name|404 Not Found.*login-request")
 
 

@@ -8,12 +8,12 @@ from typing import ParamSpec, TypeVar
 
 from topicberg.clients.answers import answered
 from topicberg.connections import connection_error
-from topicberg.errors import LoginError, TopicbergError, UnreachableError
+from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
 from topicberg.logins.registry import PREFIX
 from topicberg.settings import see_whether_it_runs
 
 REGISTRY = "the schema registry"
-NOT_FOUND, CONFLICT, INTERNAL_ERROR = 404, 409, 500
+NOT_FOUND, CONFLICT, THROTTLED, INTERNAL_ERROR = 404, 409, 429, 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -52,6 +52,10 @@ def registry_errors(subject: str) -> Iterator[None]:
                 f"the schema registry refuses the login ({subject}): {reason}",
                 hint=f"check {PREFIX}_URL, and _API_KEY, _TOKEN, _CLIENT_ID or _CERTIFICATE_FILE, "
                 "whichever you use, and what it may do",
+            ) from error
+        if status == THROTTLED:
+            raise ThrottledError(
+                f"the schema registry throttles requests ({subject}): {reason}"
             ) from error
         if status in _GATEWAY:
             raise UnreachableError(

@@ -7,6 +7,7 @@ Every call has a timeout, and its error names who did not answer. What reads a t
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -305,6 +306,11 @@ class _Account:
     failure: _Failure | None = None
 
 
+_answered_at: dict[str, float] = {}
+"""Bootstrap addresses → when a broker answered last (monotonic): what failed before is over, or
+is of another broker."""
+
+
 @lru_cache(maxsize=8)
 def _account(config: tuple[tuple[str, Any], ...]) -> _Account:
     def note(error: KafkaError) -> None:
@@ -338,6 +344,7 @@ def _known_failure(
     """
     recent = time.monotonic() - TIMEOUT_SECONDS - 2 * _GRACE_SECONDS - _REPEATED_SECONDS
     recent = recent if since is None else since
+    recent = max(recent, _answered_at.get(endpoints.kafka_bootstrap, -math.inf))
     for account in _accounts(endpoints):
         account.client.poll(0)  # calls the callback
         failure = account.failure
@@ -413,7 +420,9 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
         )
 
     try:
-        return _await(future, endpoints, action)
+        answer = _await(future, endpoints, action)
+        _answered_at[endpoints.kafka_bootstrap] = time.monotonic()
+        return answer
     except FutureTimeoutError:
         raise _known_failure(endpoints, action) or silent() from None
     except KafkaException as error:

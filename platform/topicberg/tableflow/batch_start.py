@@ -62,11 +62,11 @@ def check_kept(
     """Check that a topic that had a table has it, or that Kafka still has all records.
 
     :param beginning: the first offsets that Kafka has
-    :param held_ms: when the table was seen last
-    :raises TableflowError: someone dropped the table, and a new one would lack what it held
+    :param held_ms: when the table was seen last, or got its last records
+    :raises TableflowError: the table is gone, and a new one would lack what it held
     """
-    gone = next(((p, offset) for p, offset in sorted(beginning.items()) if offset), None)
-    if gone is None:
+    first = next(((p, offset) for p, offset in sorted(beginning.items()) if offset), None)
+    if first is None:
         return
     request = requests.read_request(config, spec.name)
     if request is not None and request.dropped_at * 1000 > held_ms:
@@ -76,11 +76,12 @@ def check_kept(
         return
     name = ".".join(identifier)
     raise TableflowError(
-        f"topic {spec.name}: its table {name} was dropped, and not by topicberg. Kafka no longer "
-        f"has the records before offset {gone[1]} of partition {gone[0]}: a new table would lack "
-        "what the table had of them",
-        hint=f"register the newest metadata file of the table as {name} again; or, to go on without"
-        f" these records, {start_again(spec.name)}",
+        f"topic {spec.name}: it had a table, but {name} does not exist or is empty, and topicberg "
+        f"did not drop it. Kafka no longer has the records before offset {first[1]} of partition "
+        f"{first[0]}: a new table would lack what the table had of them",
+        hint=f"if someone dropped it, register its newest metadata file as {name} again; if the "
+        "catalog or the namespace changed, set the former one; or, to go on without these "
+        f"records, {start_again(spec.name)}",
     )
 
 

@@ -99,15 +99,16 @@ class Ingestion:
         self._topic_id: str | None = None
         self._stuck: dict[int, tuple[int, float]] = {}
         self._lock = threading.RLock()
+        committed_at_ms = read_status(config, spec.name).committed_at_ms
         self.status = TopicStatus(
             topic=spec.name,
+            committed_at_ms=committed_at_ms,
             engine=engine,
             write_mode=spec.write_mode.upper(),
             error_handling=spec.tableflow.error_handling.mode,
             **{"counting_since_ms": int(time.time() * 1000), **(counters or {})},
         )
-        before = read_status(config, spec.name)
-        self._held_ms = (before.committed_at_ms or 0) if before.end_offsets else None
+        self._held_ms = committed_at_ms
         self._lineage: TopicLineage | None = None
         self._unavailable: Unavailable | None = None
         self._unread_since_ms: int | None = None

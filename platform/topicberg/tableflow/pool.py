@@ -214,7 +214,7 @@ class Pool:
         for name, ends in found.items():
             if new := topics[name].observe(ends, write_seconds):
                 self._note_transactions(topics[name], new)
-        if not any(isinstance(ends, TopicbergError) for ends in found.values()):
+        if not found or any(not isinstance(ends, TopicbergError) for ends in found.values()):
             note_observation(self._config)
 
     def _note_transactions(self, topic: Ingestion, new: Offsets) -> None:

@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours, union
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
@@ -131,12 +131,15 @@ def _without_expired(catalog: Catalog, derivation: Derivation, window: Window) -
     requested for its own hours, too.
     """
     first = derivation.first_hour(datetime.now(UTC), of_partitions=True)
-    if window.start is not None or not BEFORE_EVERYTHING < first < window.hours.stop:
-        return window
-    table = find_table(catalog, derivation.target)
-    if table is None or all(h.start >= first for h in held_hours(table, derivation.target_time)):
+    if window.start is not None or derivation.first is None or first == BEFORE_EVERYTHING:
         return window
     start = datetime.fromtimestamp(first * 3600, UTC)
+    if start > derivation.first:  # the request is for partitions that are past it
+        return window
+    table = find_table(catalog, derivation.target)
+    held = held_hours(table, derivation.target_time) if table else []
+    if not any(hours != NO_TIME and hours.start < first for hours in held):
+        return window
     logger.info(
         "table %s: rows of before %s stay, as its sources may have deleted theirs",
         derivation.name,

@@ -566,7 +566,8 @@ def test_status_of_the_engine_says_that_a_topic_is_stale_before_the_checks_run()
         given = {"topic": spec.name, "phase": "RUNNING", "committed_at_ms": at, **status}
         return dict(status_findings(spec, TopicStatus(**given), now))
 
-    assert all(finding.passed for finding in found(5).values())
+    assert list(found(5)) == ["kafka_lag"], "a commit may have no rows"
+    assert found(5)["kafka_lag"].passed
     stale = found(30)["freshness"]
     assert stale.severity == "warning"
     assert "no record was produced to it for 30 min" in stale.what

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from botocore.exceptions import ClientError, NoCredentialsError, SSOTokenLoadError
+from botocore.exceptions import (
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    SSOTokenLoadError,
+)
 
 from topicberg.errors import LoginError
-from topicberg.retry import classify, with_service
+from topicberg.retry import classify, is_refused, with_service
 
 
 def refused(code: str, message: str) -> ClientError:
@@ -41,6 +46,11 @@ def test_refusal_names_the_request_and_the_fix(error: Exception, says: str, fix:
     assert reported.message.startswith(says)
     assert fix in (reported.hint or "")
     assert classify(error) is None
+
+
+def test_silent_metadata_server_is_no_refusal() -> None:
+    silent = CredentialRetrievalError(provider="container-role", error_msg="Connection refused")
+    assert not is_refused(silent)
 
 
 def test_other_errors_stay_as_they_are() -> None:

@@ -59,7 +59,7 @@ def test_table_that_cannot_come_back_whole_suspends_its_topic(
     one.turn()
     status = one.status
     assert status.suspended
-    assert "was dropped, and not by topicberg" in str(status.error_message)
+    assert "does not exist or is empty, and topicberg did not drop it" in str(status.error_message)
     assert "before offset 1 of partition 0" in str(status.error_message)
     assert "--drop-table" in str(status.error_message)
     assert not topic.catalog.table_exists(topic.spec.table_identifier(topic.config))
@@ -73,6 +73,16 @@ def test_an_empty_table_in_its_place_is_not_filled(
     topic.ingestor().table()  # as Dagster's asset does
     delete_records(topic, monkeypatch, 1)
     assert started(topic).status.suspended
+
+
+def test_idle_topic_whose_records_are_gone_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a table without rows: no record was ever read."""
+    idle = memory_topic(tmp_path, monkeypatch, schema={"format": "text"})
+    monkeypatch.setattr(kafka, "topic_log", lambda *_: kafka.TopicLog("memory", {0: 9}, {0: 9}))
+    for _ in range(2):
+        assert started(idle).status.phase == "RUNNING"
 
 
 def test_table_is_made_again_while_kafka_has_everything(topic: MemoryTopic) -> None:
