@@ -151,6 +151,15 @@ def memory_topic(folder: Path, monkeypatch: pytest.MonkeyPatch, **spec: Any) -> 
     return topic
 
 
+def text_topic(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTopic:
+    """Return a topic of text, with the records ``a`` and ``b``."""
+    topic = memory_topic(folder, monkeypatch, schema={"format": "text"})
+    topic.endpoints.kafka_bootstrap = "broker:9092"
+    for value in (b"a", b"b"):
+        topic.produce(0, None, value)
+    return topic
+
+
 def mock_registry(folder: Path) -> Any:
     """Return a registry without schemas, which this process has for the folder."""
     return SchemaRegistryClient.new_client({"url": f"mock://{folder.name}"})

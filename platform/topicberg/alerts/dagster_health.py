@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def code_problem(
             return _shortened(workspace["message"])
         for entry in workspace["locationEntries"]:
             name, location = entry["name"], entry["locationOrLoadError"] or {}
-            if known is not None and _is_topicberg(location):
+            if known is not None and any(_repositories(location)):
                 known.add(name)
             if known is not None and name not in known:
                 continue
@@ -173,10 +173,8 @@ def _location_problem(location: Mapping[str, Any]) -> str | None:
         chain = [one["error"]["message"] for one in location["errorChain"]]
         what, hint = explained([StepError((location["message"], *chain))])
         return f"it does not load: {_shortened(what)}" + (f"\n  → {hint}" if hint else "")
-    for repository in location.get("repositories", ()):
-        states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
-        off = [name for name in SENDERS if states.get(name) == "STOPPED"]
-        if off and states.keys() >= _MARKS:
+    for _, states in _repositories(location):
+        if off := [name for name in SENDERS if states.get(name) == "STOPPED"]:
             hint = f"turn it on: Automation, {off[0]}"
             return f"the sensor {off[0]} is off, which sends alerts\n  → {hint}"
     return None
@@ -187,14 +185,11 @@ def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, 
 
     :param name: of the code location
     """
-    for repository in location.get("repositories", ()):
-        states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
-        if not states.keys() >= _MARKS:
-            continue
+    for repository, states in _repositories(location):
         for sensor in (one for one in SENDERS if states.get(one) == "RUNNING"):
             selector = {
                 "repositoryLocationName": name,
-                "repositoryName": repository["name"],
+                "repositoryName": repository,
                 "sensorName": sensor,
             }
             body = {"query": _TICK_QUERY, "variables": {"one": selector}}
@@ -230,9 +225,12 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
     return f"the sensor {sensor}, which sends alerts, {why}\n  → {hint}"
 
 
-def _is_topicberg(location: Mapping[str, Any]) -> bool:
-    found = location.get("repositories", ())
-    return any({one["name"] for one in each["sensors"]} >= _MARKS for each in found)
+def _repositories(location: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the repositories of topicberg in a code location: name, and sensor → status."""
+    for repository in location.get("repositories", ()):
+        states = {one["name"]: one["sensorState"]["status"] for one in repository["sensors"]}
+        if states.keys() >= _MARKS:
+            yield repository["name"], states
 
 
 def _shortened(text: str) -> str:

@@ -317,9 +317,9 @@ def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
 
 def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
     for automation in seen.automations:
-        named = f"{automation.kind} {automation.name}"
         if automation.failed_at is None:
             continue
+        named = f"{automation.kind} {automation.name}"
         what, hint = explained([automation.error] if automation.error else [])
         yield Alert(
             key=f"tick {automation.name}",

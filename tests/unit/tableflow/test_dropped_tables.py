@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from memory_topic import MemoryTopic, memory_topic
+from memory_topic import MemoryTopic, memory_topic, text_topic
 
 from topicberg import kafka
 from topicberg.tableflow import control
@@ -15,11 +15,7 @@ from topicberg.tableflow.ingestion import Ingestion
 
 @pytest.fixture
 def topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTopic:
-    made = memory_topic(tmp_path, monkeypatch, schema={"format": "text"})
-    made.endpoints.kafka_bootstrap = "broker:9092"
-    for value in (b"a", b"b"):
-        made.produce(0, None, value)
-    return made
+    return text_topic(tmp_path, monkeypatch)
 
 
 def started(topic: MemoryTopic) -> Ingestion:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lineage_receiver import Receiver, receiving
-from memory_topic import MemoryTopic, memory_topic
+from memory_topic import MemoryTopic, text_topic
 
 from topicberg.clients import lineage
 from topicberg.tableflow.ingestion import Ingestion
@@ -25,11 +25,7 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 @pytest.fixture
 def topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemoryTopic:
-    made = memory_topic(tmp_path, monkeypatch, schema={"format": "text"})
-    made.endpoints.kafka_bootstrap = "broker:9092"
-    for value in (b"a", b"b"):
-        made.produce(0, None, value)
-    return made
+    return text_topic(tmp_path, monkeypatch)
 
 
 def ingest(topic: MemoryTopic) -> Ingestion:

@@ -48,7 +48,7 @@ from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.orchestration.jobs.snapshot_store import SENSOR as SNAPSHOTS
 from topicberg.orchestration.jobs.snapshot_store import known_names
 from topicberg.settings import Settings, settings
-from topicberg.tableflow.status import observed_at, read_status, status_file
+from topicberg.tableflow.status import TopicStatus, observed_at, read_status, status_file
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import specs_in_use
 
@@ -82,7 +82,9 @@ _TICKS = 10
 _SCHEDULE = schedule_name(CHECK)
 _BLOCKED = "DagsterAssetCheckFailedError"
 _ACTIVE_RUNS = [
-    *(dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
 ]
 _ENDED_RUNS = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 _EXPLAINING = ("freshness", "up_to_date")
@@ -185,6 +187,11 @@ def evaluated_at(instance: dg.DagsterInstance) -> datetime | None:
     return datetime.fromtimestamp(max(times), UTC) if times else None
 
 
+def _check_key(spec: TopicSpec, name: str) -> dg.AssetCheckKey:
+    """Return the key of a check of a topic's table."""
+    return dg.AssetCheckKey(dg.AssetKey(["iceberg", spec.table_name]), name)
+
+
 class ObservationReader:
     """Reads an :class:`topicberg.alerts.observation.Observation` from a Dagster instance."""
 
@@ -229,7 +236,8 @@ class ObservationReader:
 
     def _failed_checks(self, specs: Iterable[TopicSpec], now: datetime) -> Iterator[FailedCheck]:
         keys = self._graph.asset_check_keys
-        current = self._engine_findings(specs, now)
+        statuses = self._statuses(specs)
+        current = self._engine_findings(statuses, now)
         stored = last_evaluations(self._instance, keys)
         outdated = {
             f"{key.asset_key.to_user_string()}:{key.name}"
@@ -239,7 +247,7 @@ class ObservationReader:
         for key, finding in current.items():
             if not finding.passed:
                 yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
-        early = self._early_findings(specs, stored, now)
+        early = self._early_findings(statuses, stored, now)
         for key, finding in early.items():
             if not finding.passed:
                 yield FailedCheck(key.asset_key.to_user_string(), key.name, finding, is_early=True)
@@ -255,43 +263,47 @@ class ObservationReader:
                 finding = replace(finding, since=datetime.fromtimestamp(of.timestamp, UTC))
             yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
 
+    def _statuses(self, specs: Iterable[TopicSpec]) -> list[tuple[TopicSpec, TopicStatus]]:
+        """Return the topics of which an engine on this machine reports something, and what."""
+        config = settings()
+        if not config.own_engine:
+            return []
+        return [
+            (spec, read_status(config, spec.name))
+            for spec in specs
+            if status_file(config, spec.name).exists()
+        ]
+
     def _engine_findings(
-        self, specs: Iterable[TopicSpec], now: datetime
+        self, statuses: Iterable[tuple[TopicSpec, TopicStatus]], now: datetime
     ) -> dict[dg.AssetCheckKey, Finding]:
         """Return what the engine reports now, of the topics that have a check of it.
 
-        The stored results of that check are as old as the last run of the checks. A topic of which
-        no engine on this machine reports anything is left out.
+        The stored results of that check are as old as the last run of the checks.
         """
-        config = settings()
         found: dict[dg.AssetCheckKey, Finding] = {}
-        if not config.own_engine:
-            return found
-        for spec in specs:
-            asset = dg.AssetKey(["iceberg", spec.table_name])
-            key = dg.AssetCheckKey(asset, ENGINE_CHECK)
-            if key in self._graph.asset_check_keys and status_file(config, spec.name).exists():
-                found[key] = check_engine(spec, read_status(config, spec.name), now)
+        for spec, status in statuses:
+            key = _check_key(spec, ENGINE_CHECK)
+            if key in self._graph.asset_check_keys:
+                found[key] = check_engine(spec, status, now)
         return found
 
     def _early_findings(
         self,
-        specs: Iterable[TopicSpec],
+        statuses: Iterable[tuple[TopicSpec, TopicStatus]],
         stored: Mapping[dg.AssetCheckKey, Evaluation],
         now: datetime,
     ) -> dict[dg.AssetCheckKey, Finding]:
         """Return what the engine's statuses say of other checks, where that differs from the last
         evaluation and is newer: the checks run every five minutes.
         """
-        config = settings()
         found: dict[dg.AssetCheckKey, Finding] = {}
-        observed = observed_at(config) or 0.0
-        if not config.own_engine or now.timestamp() - observed > OBSERVED_SECONDS:
+        observed = observed_at(settings()) or 0.0
+        if now.timestamp() - observed > OBSERVED_SECONDS:
             return found
-        for spec in specs:
-            asset = dg.AssetKey(["iceberg", spec.table_name])
-            for name, finding in status_findings(spec, read_status(config, spec.name), now):
-                key = dg.AssetCheckKey(asset, name)
+        for spec, status in statuses:
+            for name, finding in status_findings(spec, status, now):
+                key = _check_key(spec, name)
                 if key not in self._graph.asset_check_keys:
                     continue
                 last = stored.get(key)
