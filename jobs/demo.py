@@ -113,9 +113,10 @@ def _run(config: Settings, console: Console, steps: _Steps, records: int) -> boo
     with steps.step("query the tables through Spark, DuckDB and Snowflake"):
         offsets = _end_offsets(config, endpoints)
         tables = list(load_lake(config).tables)
-        found = {engine: _counts(tables, engine, endpoints, config) for engine in ENGINES}
+        engine_counts = {engine: _counts(tables, engine, endpoints, config) for engine in ENGINES}
     counts = {
-        table.name: {engine: found[engine][table.name] for engine in ENGINES} for table in tables
+        table.name: {engine: engine_counts[engine][table.name] for engine in ENGINES}
+        for table in tables
     }
     _print_counts(console, offsets, counts)
     for name, reason in _differences(config, offsets, counts):

@@ -47,7 +47,7 @@ def _time(column: str) -> Column:
 def flights_by_airline(flights: DataFrame) -> Figure:
     """Bookings of each airline, minute by minute."""
     minute = F.date_trunc("minute", "booked_at")
-    found = (
+    rows = (
         flights.groupBy("airline", minute.alias("minute"))
         .agg(F.count("*").alias("bookings"))
         .orderBy("minute")
@@ -55,7 +55,7 @@ def flights_by_airline(flights: DataFrame) -> Figure:
         .to_pylist()
     )
     figure, drawn = axes("flights by airline", "time of booking (UTC)", "bookings a minute")
-    minute_bars(drawn, ((row["airline"], row["minute"], row["bookings"]) for row in found))
+    minute_bars(drawn, ((row["airline"], row["minute"], row["bookings"]) for row in rows))
     legend(drawn)
     return figure
 

@@ -26,7 +26,7 @@ NORMAL = "NORMAL"
 def totals_by_symbol(totals: DataFrame) -> Figure:
     """The value traded of each symbol, minute by minute."""
     minute = F.date_trunc("minute", "trade_timestamp")
-    found = (
+    rows = (
         totals.groupBy("symbol", minute.alias("minute"))
         .agg((F.sum("total_price") / 100_000_000).cast("double").alias("millions"))
         .orderBy("minute")
@@ -35,7 +35,7 @@ def totals_by_symbol(totals: DataFrame) -> Figure:
     )
     figure, drawn = axes("traded value by symbol", "time (UTC)", "million dollars a minute")
     minute_bars(
-        drawn, ((str(row["symbol"]), row["minute"], row["millions"] or 0.0) for row in found)
+        drawn, ((str(row["symbol"]), row["minute"], row["millions"] or 0.0) for row in rows)
     )
     legend(drawn)
     return figure

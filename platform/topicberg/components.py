@@ -91,10 +91,10 @@ class Topic(dg.Component):
         """:raises SpecError: the project does not read specs of this folder"""
         root, defs = context.project_root, read_project(context.project_root).defs
         if defs is None or not Path(context.path).is_relative_to(root / defs):
-            found = "nothing" if defs is None else repr(defs)
+            stated = "nothing" if defs is None else repr(defs)
             raise SpecError(
                 f"{context.path}: a topic in this folder is not read: `defs` of [tool.topicberg] "
-                f"is {found}",
+                f"is {stated}",
                 hint="set `defs` in pyproject.toml to the folder of the components",
             )
         return cls()

@@ -15,14 +15,14 @@ def require_local_stack() -> None:
     :raises StackError: it is not installed, or of another version than this library
     """
     try:
-        found, own = version(NAME), version("topicberg")
+        installed, own = version(NAME), version("topicberg")
     except PackageNotFoundError:
         raise StackError(
             f"the local stack is not installed: there is no {NAME}",
             hint="run `pip install 'topicberg[local]'`, or set TOPICBERG_DEPLOYMENT=cloud",
         ) from None
-    if found != own:
+    if installed != own:
         raise StackError(
-            f"{NAME} is version {found}, topicberg is {own}",
+            f"{NAME} is version {installed}, topicberg is {own}",
             hint=f"run `pip install '{NAME}=={own}'`",
         )

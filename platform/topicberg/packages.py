@@ -18,25 +18,25 @@ def needed(
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    found: dict[str, Distribution | None] = {}
+    distributions: dict[str, Distribution | None] = {}
     extras_of: dict[str, set[str]] = {}
     left = [Requirement(text) for text in wanted]
     while left:
-        one = left.pop()
-        name = canonicalize_name(one.name)
-        new = {"", *one.extras} - extras_of.get(name, set())
+        requirement = left.pop()
+        name = canonicalize_name(requirement.name)
+        new = {"", *requirement.extras} - extras_of.get(name, set())
         if name in without or not new:
             continue
         extras_of.setdefault(name, set()).update(new)
         try:
             installed = distribution(name)
         except PackageNotFoundError:
-            found[name] = None
+            distributions[name] = None
             continue
-        found[name] = installed
+        distributions[name] = installed
         for text in installed.requires or ():
             needs = Requirement(text)
             markers = [{**(environment or {}), "extra": extra} for extra in new]
             if needs.marker is None or any(map(needs.marker.evaluate, markers)):
                 left.append(needs)
-    return found
+    return distributions

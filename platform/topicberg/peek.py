@@ -88,13 +88,13 @@ def newest(topic: str, number: int, endpoints: Endpoints, config: Settings) -> l
     if not 1 <= number <= MAX_RECORDS:
         raise SpecError(f"{number} records: from 1 to {MAX_RECORDS:,} can be shown")
     try:
-        found = newest_messages(topic, number, endpoints)
+        raw_messages = newest_messages(topic, number, endpoints)
     except kafka.NoSuchTopicError as error:
         raise kafka.NoSuchTopicError(
             error.message, hint=_how_to_find(topic, endpoints, config)
         ) from None
     decoder = _Decoder(topic, endpoints, config)
-    return [decoder.record(message) for message in found]
+    return [decoder.record(message) for message in raw_messages]
 
 
 def _how_to_find(topic: str, endpoints: Endpoints, config: Settings) -> str:
@@ -117,10 +117,10 @@ def newest_messages(topic: str, number: int, endpoints: Endpoints) -> list[Messa
     step = number
     while True:
         ranges = {p: (max(begin.get(p, 0), last - step), last) for p, last in end.items()}
-        found = sorted(messages(endpoints, topic, ranges), key=_age)[-number:]
+        raw_messages = sorted(messages(endpoints, topic, ranges), key=_age)[-number:]
         whole = all(start <= begin.get(p, 0) for p, (start, _) in ranges.items())
-        if len(found) == number or whole or step >= number * _WIDEST:
-            return found
+        if len(raw_messages) == number or whole or step >= number * _WIDEST:
+            return raw_messages
         step *= 8
 
 
@@ -143,8 +143,8 @@ class _Decoder:
         layout = read_layout(self._spec, readers, config)
         self._halves: dict[Part, MessageField] = {"key": layout.key, "value": layout.value}
         fields: Sequence[NestedField] = table_schema(self._spec, layout).fields
-        if (held := _columns(self._spec, endpoints, config)) is not None:
-            fields = held
+        if (columns := _columns(self._spec, endpoints, config)) is not None:
+            fields = columns
         self._texts = raw_columns(layout, fields)[1]
         own = {"key": fields, "value": fields}
         if self._spec.changelog is not None:
@@ -237,8 +237,8 @@ class _Decoder:
         stored: Any = format_of(pairing.writer).record_decoder(pairing)(body)
         for part in own.path:
             stored = None if stored is None else stored.get(part)
-        found = own.micros(own.of_stored(stored), time_ms)
-        return found if isinstance(found, str) else None
+        micros_or_reason = own.micros(own.of_stored(stored), time_ms)
+        return micros_or_reason if isinstance(micros_or_reason, str) else None
 
     def _wire(self, half: MessageField, raw: bytes) -> bytes:
         assert self._framing is not None  # noqa: S101  see the caller
@@ -267,11 +267,11 @@ def _spec(topic: str, endpoints: Endpoints, config: Settings) -> TopicSpec:
         return find_topic(config, topic)
     except SpecError:
         kafka.topic_id(endpoints, topic)  # which names a topic that does not exist
-    found = discovery.find_topic(topic, endpoints)
-    given = {"schema": {"format": "none"}} if found is None or found.value is None else {}
-    found = found or FoundTopic(partitions=1, is_compacted=False)
+    discovered = discovery.find_topic(topic, endpoints)
+    given = {"schema": {"format": "none"}} if discovered is None or discovered.value is None else {}
+    discovered = discovered or FoundTopic(partitions=1, is_compacted=False)
     return TopicSpec.model_validate(
-        found_document(topic, found, "none", given, own_engine=config.own_engine)
+        found_document(topic, discovered, "none", given, own_engine=config.own_engine)
     )
 
 
@@ -317,7 +317,10 @@ def _shown(value: Any, column: IcebergType) -> Any:
             return [_shown(item, column.element_type) for item in value]
         case MapType():
             key_type, value_type = column.key_type, column.value_type
-            return {str(_shown(key, key_type)): _shown(one, value_type) for key, one in value}
+            return {
+                str(_shown(key, key_type)): _shown(map_value, value_type)
+                for key, map_value in value
+            }
         case DecimalType():
             return f"{Decimal(value).scaleb(-column.scale, _EXACT):f}"
         case DateType():

@@ -242,9 +242,9 @@ def modules(root: Path, names: tuple[str, ...]) -> Iterator[ModuleType]:
     for name in names:
         module = _imported(name)
         yield module
-        for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
-            if not found.name.endswith(".__main__"):
-                yield _imported(found.name)
+        for submodule in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{name}."):
+            if not submodule.name.endswith(".__main__"):
+                yield _imported(submodule.name)
 
 
 def _imported(module: str) -> ModuleType:
@@ -264,11 +264,11 @@ def _imported(module: str) -> ModuleType:
         reason = str(error)
         if isinstance(error, SyntaxError) and (error.filename or "").endswith(file):
             line, reason = error.lineno, error.msg
-        at = f", line {line}" if line else ""
+        where = f", line {line}" if line else ""
         hint = "correct the file, then run `topicberg pipelines check`"
         if any(code in reason for code in _NO_SESSION):
             hint = (
                 "there is no Spark when a module is imported: make the function for Spark in the "
                 "function of the table, or name types by objects, as in `udf(StringType())`"
             )
-        raise SpecError(f"{file}{at}: {type(error).__name__}: {reason}", hint=hint) from error
+        raise SpecError(f"{file}{where}: {type(error).__name__}: {reason}", hint=hint) from error

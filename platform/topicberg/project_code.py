@@ -49,7 +49,7 @@ def packages(root: Path) -> dict[str, Path]:
     :raises TopicbergError: one that ``[tool.topicberg]`` names does not exist
     """
     project = read_project(root)
-    found: dict[str, Path] = {}
+    places: dict[str, Path] = {}
     waiting = [name.partition(".")[0] for name in (*project.pipelines, *project.generators)]
     for name in waiting:
         if (place := _in_project(root, name) or _installed(name)) is None:
@@ -57,19 +57,19 @@ def packages(root: Path) -> dict[str, Path]:
                 f"there is no package {name}, which [tool.topicberg] in {root / FILE} names",
                 hint="correct the name, or install the package of the project",
             )
-        found[name] = place
+        places[name] = place
     installed = _installed_with(root)
     while waiting:
-        for name in {one.partition(".")[0] for one in _imports_of(found[waiting.pop()])}:
-            if name in found or name in sys.stdlib_module_names or name in LIBRARIES:
+        for name in {module.partition(".")[0] for module in _imports_of(places[waiting.pop()])}:
+            if name in places or name in sys.stdlib_module_names or name in LIBRARIES:
                 continue
             if _TESTS.fullmatch(name) or _TESTS.fullmatch(f"{name}.py"):
                 continue
             place = _in_project(root, name) or _installed(name)
             if place is not None and (name in installed or not is_library(place)):
-                found[name] = place
+                places[name] = place
                 waiting.append(name)
-    return found
+    return places
 
 
 def libraries(root: Path) -> set[str]:
@@ -179,19 +179,19 @@ def _of_driver(own: dict[str, Path]) -> set[str]:
         name: set(_imports(path, name, path.name == "__init__.py", at_once=True))
         for name, path in _modules(own)
     }
-    found = {
+    of_driver = {
         name
         for name, others in imports.items()
-        if OF_DRIVER & {one.partition(".")[0] for one in others}
+        if OF_DRIVER & {module.partition(".")[0] for module in others}
     }
     before = -1
-    while len(found) != before:
-        before = len(found)
+    while len(of_driver) != before:
+        before = len(of_driver)
         for name, others in imports.items():
             # An import of a.b executes a as well.
-            if {one for each in (name, *others) for one in _prefixes(each)} & found:
-                found.add(name)
-    return found
+            if {prefix for each in (name, *others) for prefix in _prefixes(each)} & of_driver:
+                of_driver.add(name)
+    return of_driver
 
 
 def _prefixes(module: str) -> Iterator[str]:

@@ -295,10 +295,10 @@ def _not_reached(error: BaseException, *, asks: bool = False) -> TopicbergError 
         return None
     if service == _SPARK_SERVICE and _OF_SPARK_ITSELF.search(str(error)) is None:
         service = "a server that Spark uses"
-    found = connection_error(service, error, asks=asks)
-    if found is not None:
-        found.__cause__ = error
-    return found
+    unreachable = connection_error(service, error, asks=asks)
+    if unreachable is not None:
+        unreachable.__cause__ = error
+    return unreachable
 
 
 def _missing_file(error: BaseException) -> MissingFileError | None:
@@ -308,13 +308,13 @@ def _missing_file(error: BaseException) -> MissingFileError | None:
         is_of_client = isinstance(each, FileNotFoundError) or name.startswith(_SERVICES)
         if not is_of_client or (match := _MISSING_FILE.search(str(each))) is None:
             continue
-        found = MissingFileError(
+        missing = MissingFileError(
             f"a file of a table is missing in the object store: {match[1]}",
             hint="restore the file, if the bucket has versions; else drop the table: the engine "
             "ingests what Kafka still has, and derived tables are computed again",
         )
-        found.__cause__ = error
-        return found
+        missing.__cause__ = error
+        return missing
     return None
 
 

@@ -27,9 +27,11 @@ def answers_http2(host: str, port: int) -> Check:
     return _exchange(host, port, _HTTP2_PREFACE, 9, (3, _SETTINGS_FRAME))
 
 
-def _exchange(host: str, port: int, request: bytes, size: int, at: tuple[int, int] | None) -> Check:
+def _exchange(
+    host: str, port: int, request: bytes, size: int, expected_byte: tuple[int, int] | None
+) -> Check:
     """:param size: bytes of the answer that are read
-    :param at: place and value of a byte of it
+    :param expected_byte: place and value of a byte of it
     """
 
     def check(seconds: float) -> str | None:
@@ -44,7 +46,7 @@ def _exchange(host: str, port: int, request: bytes, size: int, at: tuple[int, in
                     answer += more
         except OSError as error:
             return reason(error, seconds)
-        if at is not None and answer[at[0]] != at[1]:
+        if expected_byte is not None and answer[expected_byte[0]] != expected_byte[1]:
             return "the answer is not of its protocol"
         return None
 

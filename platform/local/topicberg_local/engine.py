@@ -77,7 +77,11 @@ def start_times(config: Settings) -> Callable[[str], float | None]:
         if time.monotonic() - read_at >= FRESH_SECONDS:
             context = state.load_context(config)
             processes = (Control(context).processes() if context else None) or {}
-            known = {key: float(one["start"]) for key, one in processes.items() if one["start"]}
+            known = {
+                key: float(process["start"])
+                for key, process in processes.items()
+                if process["start"]
+            }
             read_at = time.monotonic()  # a supervisor that hangs is waited for once in a look
         return known.get(name)
 

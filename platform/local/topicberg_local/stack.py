@@ -227,7 +227,9 @@ def status(config: Settings) -> list[ServiceStatus]:
         )
     every, known = _services(context), processes or {}
     with ThreadPoolExecutor(len(every)) as pool:
-        return list(pool.map(lambda one: health.service_status(one, known.get(one.name)), every))
+        return list(
+            pool.map(lambda service: health.service_status(service, known.get(service.name)), every)
+        )
 
 
 def services(config: Settings) -> list[Service]:

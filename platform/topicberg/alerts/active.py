@@ -54,26 +54,26 @@ def active_alerts(
 
     :param states: those of everything that sends alerts
     """
-    found = []
+    alerts = []
     for state in states:
         for key, alert in {**state.unsent, **state.alerts}.items():
             acknowledgement = state.acknowledgement_of(key, decisions)
             if silence := decisions.silence_of(alert, moment):
-                found.append(ActiveAlert(alert, "silenced", silence))
+                alerts.append(ActiveAlert(alert, "silenced", silence))
             elif key in state.unsent and alert.cause is not None:
-                found.append(ActiveAlert(alert, "consequence"))
+                alerts.append(ActiveAlert(alert, "consequence"))
             elif key in state.alerts and acknowledgement and acknowledgement.until > moment:
-                found.append(ActiveAlert(alert, "acknowledged", acknowledgement))
+                alerts.append(ActiveAlert(alert, "acknowledged", acknowledgement))
             else:
-                found.append(ActiveAlert(alert, "active"))
+                alerts.append(ActiveAlert(alert, "active"))
     order = ("active", "acknowledged", "consequence", "silenced")
     return sorted(
-        found,
-        key=lambda one: (
-            one.alert.severity != "error",
-            order.index(one.status),
-            one.alert.since,
-            one.alert.key,
+        alerts,
+        key=lambda active: (
+            active.alert.severity != "error",
+            order.index(active.status),
+            active.alert.since,
+            active.alert.key,
         ),
     )
 
@@ -82,14 +82,14 @@ def markdown(alerts: Sequence[ActiveAlert]) -> str:
     """Return the list as the UI shows it; texts of others are plain text in it."""
     if not alerts:
         return "No active alerts."
-    errors = sum(one.alert.severity == "error" for one in alerts)
+    errors = sum(active.alert.severity == "error" for active in alerts)
     parts = [f"{count(len(alerts), 'active alert')}, {count(errors, 'error')}"]
-    for one in alerts:
-        alert = one.alert
+    for active in alerts:
+        alert = active.alert
         lines = [
             f"**{alert.severity}**: {markdown_line(alert.title)}",
-            f"{code(one.concerned)}, since {moment(alert.since)}; "
-            f"{markdown_line(one.shown_status)}",
+            f"{code(active.concerned)}, since {moment(alert.since)}; "
+            f"{markdown_line(active.shown_status)}",
             markdown_line(alert.what),
         ]
         if alert.cause:

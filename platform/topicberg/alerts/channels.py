@@ -71,8 +71,8 @@ def deliver(
     :param now: key → fault
     :returns: the state afterwards, and why channels did not accept something
     """
-    at = datetime.now(UTC)
-    fresh = changes(state, now, decisions, at)
+    moment = datetime.now(UTC)
+    fresh = changes(state, now, decisions, moment)
     problems: list[str] = []
     undelivered: list[tuple[str, Notice]] = []
     for channel in to:
@@ -94,7 +94,7 @@ def deliver(
                 except Exception as error:  # no failure of a channel may silence the others
                     problems.append(str(_undelivered(channel.name, type(error).__name__)))
                 is_down = True
-            if at - notice.at < KEPT:
+            if moment - notice.at < KEPT:
                 undelivered.append((channel.name, notice))
     state = after(state, fresh, now, decisions)
     return state.model_copy(update={"undelivered": undelivered[-MAX_WAITING:]}), problems

@@ -69,9 +69,9 @@ def daemon_problem(url: str, seconds: float) -> str | None:
     try:
         response = requests.post(f"{url}/graphql", json={"query": _QUERY}, timeout=seconds)
         health = response.json()["data"]["instance"]["daemonHealth"]["allDaemonStatuses"]
-        written = [one for one in health if one["lastHeartbeatTime"]]
-        times = {one["daemonType"]: float(one["lastHeartbeatTime"]) for one in written}
-        required = {one["daemonType"] for one in written if one.get("required", True)}
+        written = [daemon for daemon in health if daemon["lastHeartbeatTime"]]
+        times = {daemon["daemonType"]: float(daemon["lastHeartbeatTime"]) for daemon in written}
+        required = {daemon["daemonType"] for daemon in written if daemon.get("required", True)}
     except (requests.RequestException, ValueError, LookupError, TypeError):
         return None  # the check of the web server reports it
     age = time.time() - max(times.values(), default=0.0)
@@ -98,9 +98,11 @@ def storage_problem(config: Settings) -> str | None:
         return full
     for path in sorted(folder.rglob("*.db")):
         try:
-            with closing(sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)) as one:
-                one.execute("BEGIN IMMEDIATE")
-                one.rollback()
+            with closing(
+                sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)
+            ) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.rollback()
         except sqlite3.Error as error:
             hint = (
                 f"`fuser {path}` names the processes that use it: end what holds it; free some "
@@ -170,9 +172,9 @@ def code_problem(
 def _location_problem(location: Mapping[str, Any]) -> str | None:
     """Return why a code location does not load, or which of its sensors that send alerts is off."""
     if "message" in location:
-        chain = [one["error"]["message"] for one in location["errorChain"]]
-        what, hint = explained([StepError((location["message"], *chain))])
-        return f"it does not load: {_shortened(what)}" + (f"\n  → {hint}" if hint else "")
+        chain = [cause["error"]["message"] for cause in location["errorChain"]]
+        message, hint = explained([StepError((location["message"], *chain))])
+        return f"it does not load: {_shortened(message)}" + (f"\n  → {hint}" if hint else "")
     for _, states in _repositories(location):
         if off := [name for name in SENDERS if states.get(name) == "STOPPED"]:
             hint = f"turn it on: Automation, {off[0]}"
@@ -186,7 +188,7 @@ def _sender_problem(url: str, seconds: float, name: str, location: Mapping[str, 
     :param name: of the code location
     """
     for repository, states in _repositories(location):
-        for sensor in (one for one in SENDERS if states.get(one) == "RUNNING"):
+        for sensor in (sender for sender in SENDERS if states.get(sender) == "RUNNING"):
             selector = {
                 "repositoryLocationName": name,
                 "repositoryName": repository,
@@ -209,10 +211,11 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
     """Return what is wrong with the last tick of a sensor that sends alerts."""
     hint = f"see its last tick: Automation, {sensor}; meanwhile only the engine sends alerts"
     if tick["status"] == "FAILURE" and (error := tick.get("error")):
-        chain = [one["error"]["message"] for one in error.get("errorChain") or ()]
-        what, own = explained([StepError((error["message"], *chain))])
+        chain = [cause["error"]["message"] for cause in error.get("errorChain") or ()]
+        message, own = explained([StepError((error["message"], *chain))])
         return (
-            f"the sensor {sensor}, which sends alerts, fails: {_shortened(what)}\n  → {own or hint}"
+            f"the sensor {sensor}, which sends alerts, fails: {_shortened(message)}\n"
+            f"  → {own or hint}"
         )
     age = time.time() - float(tick["timestamp"])
     if age <= SILENT_SECONDS:

@@ -78,7 +78,7 @@ class Decisions(BaseModel, frozen=True):
     def silence_of(self, alert: Concerned, moment: datetime) -> Silence | None:
         """Return the silence that covers an alert at a time, the longest one."""
         found = [one for one in self.silences if one.until > moment and one.covers(alert)]
-        return max(found, key=lambda one: one.until, default=None)
+        return max(found, key=lambda silence: silence.until, default=None)
 
 
 def read_decisions(config: Settings) -> Decisions:
@@ -123,7 +123,8 @@ def end_silence(config: Settings, pattern: str) -> bool:
     """
     now = datetime.now(UTC)
     active = any(
-        one.pattern == pattern and one.until > now for one in read_decisions(config).silences
+        silence.pattern == pattern and silence.until > now
+        for silence in read_decisions(config).silences
     )
     if active:
         _change(config, lambda known: _silenced(known, pattern))
@@ -152,9 +153,11 @@ def _change(config: Settings, change: Callable[[Decisions], Decisions]) -> None:
             known = change(read_decisions(config))
             kept = Decisions(
                 acknowledged={
-                    k: one for k, one in known.acknowledged.items() if one.until > oldest
+                    k: acknowledgement
+                    for k, acknowledgement in known.acknowledged.items()
+                    if acknowledgement.until > oldest
                 },
-                silences=tuple(one for one in known.silences if one.until > oldest),
+                silences=tuple(silence for silence in known.silences if silence.until > oldest),
             )
             replace_file(path, json.dumps(kept.model_dump(mode="json"), indent=2))
     except OSError as error:

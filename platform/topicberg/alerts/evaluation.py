@@ -122,12 +122,12 @@ def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertStat
     state = state.model_copy(update={"unchecked": unchecked})
     if unchecked < UNCHECKED_TICKS:
         return state, []
-    what, remediation = _why_unchecked(seen)
+    reason, remediation = _why_unchecked(seen)
     return state, [
         Alert(
             key="checks",
             title="the checks do not run",
-            what=f"no table is checked: {what}",
+            what=f"no table is checked: {reason}",
             severity="error",
             since=runs.ended_at or seen.at,
             link=f"{ui}/automation",
@@ -186,7 +186,9 @@ def _explained_by_check(stale: StaleAsset, seen: Observation) -> bool:
         return False
     if seen.check_runs.overdue(seen.at) or seen.at - stale.since < CHECKED_WITHIN:
         return True
-    return any(at is not None and at > stale.since for at in stale.checks)
+    return any(
+        evaluated_at is not None and evaluated_at > stale.since for evaluated_at in stale.checks
+    )
 
 
 # --- runs ---
@@ -253,11 +255,11 @@ def _work(run: EndedRun, kind: str) -> tuple[Work, Work]:
 
 
 def _failure(run: EndedRun, key: str, ui: str) -> Alert:
-    what, hint = explained(run.errors)
+    message, hint = explained(run.errors)
     return Alert(
         key=key,
         title=f"a run of {run.kind} failed",
-        what=what or "the run failed before its first step: see its log",
+        what=message or "the run failed before its first step: see its log",
         severity="error",
         since=run.ended_at,
         link=f"{ui}/runs/{run.id}",
@@ -271,7 +273,7 @@ def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
     queued = seen.queued
     if queued is None or seen.at - queued.since < QUEUED_TOO_LONG:
         return
-    holders = "; ".join(_described(one) for one in seen.active[:MAX_SHOWN])
+    holders = "; ".join(_described(run) for run in seen.active[:MAX_SHOWN])
     yield Alert(
         key="queue",
         title="queued runs do not start",
@@ -320,11 +322,11 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
         if automation.failed_at is None:
             continue
         named = f"{automation.kind} {automation.name}"
-        what, hint = explained([automation.error] if automation.error else [])
+        message, hint = explained([automation.error] if automation.error else [])
         yield Alert(
             key=f"tick {automation.name}",
             title=f"{named} fails",
-            what=what or f"the last tick of {named} failed",
+            what=message or f"the last tick of {named} failed",
             severity="error",
             since=automation.failed_at,
             link=f"{ui}/automation",
@@ -338,26 +340,34 @@ def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState,
 
     A daemon that starts finds ticks that the one before it did not end.
     """
-    hanging = [one for one in seen.automations if one.failed_at is None and one.hangs(seen.at)]
-    keys = {one.name: f"{one.name} {one.ticked_at}" for one in hanging}
+    hanging = [
+        automation
+        for automation in seen.automations
+        if automation.failed_at is None and automation.hangs(seen.at)
+    ]
+    keys = {automation.name: f"{automation.name} {automation.ticked_at}" for automation in hanging}
     counted = {key: state.hanging.get(key, 0) + 1 for key in keys.values()}
-    lasting = [one for one in hanging if counted[keys[one.name]] >= HANGING_EVALUATIONS]
+    lasting = [
+        automation
+        for automation in hanging
+        if counted[keys[automation.name]] >= HANGING_EVALUATIONS
+    ]
     state = state.model_copy(update={"hanging": counted})
-    return state, [_hanging_tick(one, seen, ui) for one in lasting]
+    return state, [_hanging_tick(automation, seen, ui) for automation in lasting]
 
 
-def _hanging_tick(one: Automation, seen: Observation, ui: str) -> Alert:
-    began = one.ticked_at or seen.at
+def _hanging_tick(automation: Automation, seen: Observation, ui: str) -> Alert:
+    began = automation.ticked_at or seen.at
     return Alert(
-        key=f"tick {one.name}",
-        title=f"a tick of {one.kind} {one.name} hangs",
-        what=f"a tick of the {one.kind} {one.name} has been in progress since {moment(began)}; "
-        "Dagster ends one after a minute",
+        key=f"tick {automation.name}",
+        title=f"a tick of {automation.kind} {automation.name} hangs",
+        what=f"a tick of the {automation.kind} {automation.name} has been in progress since "
+        f"{moment(began)}; Dagster ends one after a minute",
         severity="error",
         since=began,
         link=f"{ui}/automation",
         remediation="find what it waits for: a service that does not answer has an alert of its "
-        f"own; else see the error of its tick when it has ended: Automation, {one.name}",
+        f"own; else see the error of its tick when it has ended: Automation, {automation.name}",
     )
 
 
@@ -366,39 +376,47 @@ def _silent(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, 
 
     After the daemon was down, every sensor needs a moment: evaluations are counted, not time.
     """
-    silent = {one.name: one for one in seen.automations if one.is_silent(seen.at)}
+    silent = {
+        automation.name: automation
+        for automation in seen.automations
+        if automation.is_silent(seen.at)
+    }
     counted = {name: state.silent.get(name, 0) + 1 for name in silent}
     faults = [
         Alert(
             key=f"silent {name}",
             title=f"sensor {name} does not tick",
             what=f"the sensor {name} is on and has begun no tick since "
-            f"{moment(one.ticked_at or seen.at)}",
+            f"{moment(automation.ticked_at or seen.at)}",
             severity="error",
-            since=one.ticked_at or seen.at,
+            since=automation.ticked_at or seen.at,
             link=f"{ui}/automation",
             remediation="see whether its last tick is in progress (Automation); restart Dagster's "
             "daemon and the code location, locally: end `topicberg ui` and start it again",
         )
-        for name, one in silent.items()
+        for name, automation in silent.items()
         if counted[name] >= SILENT_EVALUATIONS
     ]
-    faults += [_turned_off(one, seen, ui) for one in seen.automations if one.is_turned_off]
+    faults += [
+        _turned_off(automation, seen, ui)
+        for automation in seen.automations
+        if automation.is_turned_off
+    ]
     return state.model_copy(update={"silent": counted}), faults
 
 
-def _turned_off(one: Automation, seen: Observation, ui: str) -> Alert:
+def _turned_off(automation: Automation, seen: Observation, ui: str) -> Alert:
     """Someone has turned it off in the UI: what it does is not done, and nothing else says so."""
-    key, last = f"silent {one.name}", one.ticked_at
+    key, last = f"silent {automation.name}", automation.ticked_at
     return Alert(
         key=key,
-        title=f"{one.kind} {one.name} is off",
-        what=f"the {one.kind} {one.name} was turned off"
+        title=f"{automation.kind} {automation.name} is off",
+        what=f"the {automation.kind} {automation.name} was turned off"
         + (f"; its last tick was at {moment(last)}" if last else ""),
         severity="warning",
         since=last or seen.at,
         link=f"{ui}/automation",
-        remediation=f"turn it on: Automation, {one.name}; or, if it is to stay off, "
+        remediation=f"turn it on: Automation, {automation.name}; or, if it is to stay off, "
         f'`topicberg alerts silence "{key}" --for 30d`',
     )
 
@@ -423,13 +441,13 @@ def _specs(seen: Observation, ui: str) -> Iterator[Alert]:
 
 
 def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
-    for one in seen.shared:
-        shown = ", ".join(one.tables[:MAX_SHOWN])
-        more = len(one.tables) - MAX_SHOWN
+    for shared in seen.shared:
+        shown = ", ".join(shared.tables[:MAX_SHOWN])
+        more = len(shared.tables) - MAX_SHOWN
         yield Alert(
-            key=f"shared {one.location}",
+            key=f"shared {shared.location}",
             title="two projects have the same tables",
-            what=f"the code location {one.location} also has {shown}"
+            what=f"the code location {shared.location} also has {shown}"
             + (f" and {more} more" if more > 0 else "")
             + "; in Dagster, the assets of both are the same",
             severity="error",
@@ -437,7 +455,7 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
             link=f"{ui}/deployment/locations",
             remediation="rename the topics of one project, or load it into another instance of "
             "Dagster",
-            assets=one.tables,
+            assets=shared.tables,
         )
 
 

@@ -119,9 +119,9 @@ class ServiceWatch:
 
     def look(self) -> dict[str, Alert]:
         """Ask, and return key → fault of those that have not answered for their patience."""
-        for name, one in self._watched.items():
+        for name, watched in self._watched.items():
             if name not in self._requested or self._requested[name].done():
-                self._requested[name] = self._pool.submit(one.check, SECONDS)
+                self._requested[name] = self._pool.submit(watched.check, SECONDS)
         deadline = time.monotonic() + SECONDS + 1.0
         for name, answer in self._requested.items():
             self._note(name, answer, deadline)
@@ -142,15 +142,15 @@ class ServiceWatch:
 
     def _restarting(self) -> dict[str, Alert]:
         """Return those that end again and again: they answer now and then, and lose their work."""
-        now, found = time.time(), {}
-        for name, one in self._watched.items():
+        now, faults = time.time(), {}
+        for name, watched in self._watched.items():
             restarts = self._restarts[name]
-            if (started := one.started()) is not None:
+            if (started := watched.started()) is not None:
                 restarts.note(started, now)
             if (why := restarts.problem(now)) is not None:
                 since = datetime.fromtimestamp(now, UTC)
-                found[f"service {name}"] = restarting_fault(name, why, since, one.title)
-        return found
+                faults[f"service {name}"] = restarting_fault(name, why, since, watched.title)
+        return faults
 
     def _is_consequence(self, name: str) -> bool:
         return any(cause in self._failing for cause in self._watched[name].causes)
@@ -166,8 +166,8 @@ class ServiceWatch:
             self._failing.pop(name, None)
             return
         known = self._failing.get(name)
-        since, at = (known.since, known.at) if known else (self._now(), datetime.now(UTC))
-        self._failing[name] = _Failing(since, at, why)
+        since, began_at = (known.since, known.at) if known else (self._now(), datetime.now(UTC))
+        self._failing[name] = _Failing(since, began_at, why)
 
     def _fault(self, name: str, failing: _Failing) -> Alert:
         one = self._watched[name]

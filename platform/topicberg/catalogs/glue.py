@@ -136,7 +136,7 @@ def get_table(client: GlueClient, database: str, name: str) -> TableTypeDef | No
         return None
     except client.exceptions.AccessDeniedException:
         pages = client.get_paginator("get_tables").paginate(DatabaseName=database)
-        if any(found["Name"] == name for page in pages for found in page["TableList"]):
+        if any(listed["Name"] == name for page in pages for listed in page["TableList"]):
             raise
         return None
 
@@ -163,40 +163,42 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
     :raises TopicbergError: Glue has a table of that name that is not an Iceberg table
     :raises CommitConflictError: other writers kept moving the pointer
     """
-    what = f"Glue table {database}.{name}"
+    label = f"Glue table {database}.{name}"
 
     def move() -> bool:
-        found = get_table(client, database, name)
+        existing = get_table(client, database, name)
         table.refresh()
-        current = metadata_location(found) if found else None
+        current = metadata_location(existing) if existing else None
         if current == table.metadata_location:
             return False
-        if found and current is None:
+        if existing and current is None:
             raise TopicbergError(
-                f"{what} exists and is not an Iceberg table",
+                f"{label} exists and is not an Iceberg table",
                 hint="drop or rename it in Glue, then materialize again",
             )
         try:
-            _write(client, table, database, name, found)
+            _write(client, table, database, name, existing)
         except (
             client.exceptions.ConcurrentModificationException,
             client.exceptions.AlreadyExistsException,
         ) as error:
-            raise CommitConflictError(f"{what}: another writer changed it") from error
+            raise CommitConflictError(f"{label}: another writer changed it") from error
         return True
 
-    exhausted = CommitConflictError(f"{what}: other writers kept changing it")
+    exhausted = CommitConflictError(f"{label}: other writers kept changing it")
     return retry_conflicts(move, ATTEMPTS, exhausted=exhausted)
 
 
 def _write(
-    client: GlueClient, table: Table, database: str, name: str, found: TableTypeDef | None
+    client: GlueClient, table: Table, database: str, name: str, existing: TableTypeDef | None
 ) -> None:
-    body = table_input(table, name, found.get("Parameters") if found else None)
-    if found is None:
+    body = table_input(table, name, existing.get("Parameters") if existing else None)
+    if existing is None:
         with suppress(client.exceptions.AlreadyExistsException):
             client.create_database(DatabaseInput={"Name": database})
         client.create_table(DatabaseName=database, TableInput=body)
         return
-    version: dict[str, Any] = {"VersionId": found["VersionId"]} if "VersionId" in found else {}
+    version: dict[str, Any] = (
+        {"VersionId": existing["VersionId"]} if "VersionId" in existing else {}
+    )
     client.update_table(DatabaseName=database, TableInput=body, SkipArchive=True, **version)

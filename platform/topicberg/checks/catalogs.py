@@ -97,42 +97,44 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
     table = probe.find(probe.table.identifier)
     if table is not None and table.current_snapshot() is None:
         return good("the table has no rows yet")
-    found = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
+    catalog_entry = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
     name = ".".join(probe.table.glue_table)
-    if table is None and found:
+    if table is None and catalog_entry:
         return _dropped(name, dropped)
     if table is None:
         return good("the table was not created yet")
     table.refresh()
-    if found is None:
+    if catalog_entry is None:
         return _missing(f"Glue has no table {name}", table, probe)
-    remediation, changed = probe.table.sync, found.get("UpdateTime")
-    location = glue.metadata_location(found)
+    remediation, changed = probe.table.sync, catalog_entry.get("UpdateTime")
+    location = glue.metadata_location(catalog_entry)
     here = place(table, location)
     facts = {
         "iceberg_metadata_location": table.metadata_location,
         "glue_metadata_location": location or "none",
-        "glue_changed": str(found.get("UpdateTime", "")),
+        "glue_changed": str(catalog_entry.get("UpdateTime", "")),
     }
     if not here.known or location is None:
-        what = f"Glue points to {location or 'no metadata file'}, which is not one of the last "
-        what += "states of this table: another writer moved the pointer, or it was not refreshed "
-        what += "for very long"
-        return Finding(what, remediation, changed, facts=facts)
+        problem = f"Glue points to {location or 'no metadata file'}, which is not one of the last "
+        problem += (
+            "states of this table: another writer moved the pointer, or it was not refreshed "
+        )
+        problem += "for very long"
+        return Finding(problem, remediation, changed, facts=facts)
     state = StaticTable.from_metadata(location, table.io.properties)
     if since := stale_since(table, state, here, probe):
         lag = age((probe.now - since).total_seconds())
-        what = f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
-        what += "later changes"
-        return Finding(what, remediation, since, facts=facts)
+        problem = f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
+        problem += "later changes"
+        return Finding(problem, remediation, since, facts=facts)
     expected, found_columns = (
         {column["Name"]: column.get("Type") for column in columns}
-        for columns in (glue.columns(state), found["StorageDescriptor"]["Columns"])
+        for columns in (glue.columns(state), catalog_entry["StorageDescriptor"]["Columns"])
     )
     if expected != found_columns:
         wrong = {name for name, _ in expected.items() ^ found_columns.items()}
-        what = f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}"
-        return Finding(what, remediation, changed, facts=facts)
+        problem = f"columns in Glue differ from those of the table: {', '.join(sorted(wrong))}"
+        return Finding(problem, remediation, changed, facts=facts)
     return good("Glue points to the table's current state", **facts)
 
 
@@ -158,8 +160,8 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     table, path = probe.iceberg, find_table_path(connection, probe.config, *names)
     if table.current_snapshot() is None:
         return good("the table has no rows yet")
-    found = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
-    in_glue = glue.metadata_location(found) if found else None
+    catalog_entry = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
+    in_glue = glue.metadata_location(catalog_entry) if catalog_entry else None
     try:
         seen = read_back(connection, path)
     except NoSuchIcebergTableError as error:
@@ -173,20 +175,20 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
         "snowflake_rows": seen.rows,
     }
 
-    def bad(what: str, since: datetime | None = None, cause: str | None = None) -> Finding:
-        return Finding(what, probe.table.sync, since, cause=cause, facts=facts)
+    def bad(problem: str, since: datetime | None = None, cause: str | None = None) -> Finding:
+        return Finding(problem, probe.table.sync, since, cause=cause, facts=facts)
 
     pointer_is_known = place(table, in_glue).known
     glue_is_wrong = None if pointer_is_known else f"glue/{probe.table.name}:pointer"
     if not here.known:
-        what = "Snowflake reads a state that is not one of the last ones of this table"
-        return bad(what, cause=glue_is_wrong)
+        problem = "Snowflake reads a state that is not one of the last ones of this table"
+        return bad(problem, cause=glue_is_wrong)
     state = StaticTable.from_metadata(seen.metadata_location, table.io.properties)
     if since := stale_since(table, state, here, probe):
         lag = age((probe.now - since).total_seconds())
         other = "" if seen.metadata_location == in_glue else ", and not the one that Glue points to"
-        what = f"the Snowflake table is stale: it reads a state that was superseded {lag} ago"
-        return bad(what + other, since, glue_is_wrong)
+        problem = f"the Snowflake table is stale: it reads a state that was superseded {lag} ago"
+        return bad(problem + other, since, glue_is_wrong)
     rows = count_rows(state)
     snapshot = state.current_snapshot()
     facts |= {

@@ -194,9 +194,9 @@ def delay_check(
 
     def evaluate(probe: Probe) -> Finding:
         topic = probe.load(spec.table_identifier(probe.config))
-        found = probe.find(probe.table.identifier)
+        table = probe.find(probe.table.identifier)
         remediation = computation_remediation(probe.table.name)
-        return compare(found, topic, allowed_minutes, probe.now, remediation)
+        return compare(table, topic, allowed_minutes, probe.now, remediation)
 
     return TableCheck("up_to_date", description, evaluate)
 

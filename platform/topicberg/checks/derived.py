@@ -117,10 +117,12 @@ def check_up_to_date(
     memory = _memory(before)
     uuid = table.metadata.table_uuid.hex if table else None
     if memory and memory.table and table is None:
-        held = (hours for each in sources.values() for hours in held_hours(each.table, each.time))
-        what = "the table is missing: it existed before, and was dropped"
+        source_hours = (
+            hours for each in sources.values() for hours in held_hours(each.table, each.time)
+        )
+        message = "the table is missing: it existed before, and was dropped"
         facts: dict[str, Any] = {MEMORY: memory.model_dump(mode="json")}
-        return Finding(what, remediation(partitions(held)), facts=facts)
+        return Finding(message, remediation(partitions(source_hours)), facts=facts)
     same = memory if memory and memory.table == uuid else None
     read = unread(table, time, sources, first_hour, same.known if same else None)
     now_ms = int(now.timestamp() * 1000)
@@ -129,9 +131,9 @@ def check_up_to_date(
         since = same.since if same and same.since is not None else now_ms
     this_hour = now_ms // 3_600_000
     due = [
-        (hours, since if one.new and since is not None else hours.since)
-        for one in read.values()
-        for hours in one.unread
+        (hours, since if progress.new and since is not None else hours.since)
+        for progress in read.values()
+        for hours in progress.unread
         if hours.start <= this_hour
     ]
     keys = partitions(Hours(each.start, min(each.stop, this_hour + 1)) for each, _ in due)
@@ -154,11 +156,13 @@ def check_up_to_date(
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     which = _range(keys)
-    unread_sources = ", ".join(name for name, one in read.items() if one.unread)
-    what = f"rows of {unread_sources} in {count(len(keys), 'partition')} ({which}) were not read "
-    what += "yet, "
-    what += f"the oldest for {age((now - oldest).total_seconds())}"
-    return judge_delay(what, oldest, allowed_minutes, now, remediation(keys), **facts)
+    unread_sources = ", ".join(name for name, progress in read.items() if progress.unread)
+    message = (
+        f"rows of {unread_sources} in {count(len(keys), 'partition')} ({which}) were not read "
+    )
+    message += "yet, "
+    message += f"the oldest for {age((now - oldest).total_seconds())}"
+    return judge_delay(message, oldest, allowed_minutes, now, remediation(keys), **facts)
 
 
 def _range(keys: Sequence[str]) -> str:
@@ -186,14 +190,20 @@ def _outdated(
     :param unused: columns that the function no longer returns
     """
     was = "was" if len(keys) == 1 else "were"
-    what = f"{count(len(keys), 'partition')} ({_range(keys)}) {was} computed by another version of "
-    what += f"its function, which is {version} now"
+    message = (
+        f"{count(len(keys), 'partition')} ({_range(keys)}) {was} computed by another version of "
+    )
+    message += f"its function, which is {version} now"
     if unused:
-        what += f"; when all are computed again, {', '.join(unused)}, which it no longer returns, "
-        what += "will be dropped"
+        message += (
+            f"; when all are computed again, {', '.join(unused)}, which it no longer returns, "
+        )
+        message += "will be dropped"
     if unread:
-        what += f"; rows in {count(len(unread), 'partition')} ({_range(unread)}) were not read yet"
-    return Finding(what, recomputation(sorted({*keys, *unread})), facts=facts)
+        message += (
+            f"; rows in {count(len(unread), 'partition')} ({_range(unread)}) were not read yet"
+        )
+    return Finding(message, recomputation(sorted({*keys, *unread})), facts=facts)
 
 
 def _outdated_hours(
@@ -208,14 +218,14 @@ def _outdated_hours(
     old = outdated(computed_by(table), version)
     if not old:
         return []
-    held = [*held_hours(table, time)]
+    ranges = [*held_hours(table, time)]
     for source in sources.values():
         if not source.whole:
-            held += (source.reached(each, now) for each in held_hours(source.table, source.time))
+            ranges += (source.reached(each, now) for each in held_hours(source.table, source.time))
     end = int(now.timestamp()) // 3600 + 1
     common = (
-        Hours(max(one.start, other.start, first_hour), min(one.stop, other.stop, end))
-        for one in union(held)
+        Hours(max(hours.start, other.start, first_hour), min(hours.stop, other.stop, end))
+        for hours in union(ranges)
         for other in old
     )
     return union(each for each in common if each)
@@ -252,13 +262,13 @@ def check_merged(
     since = from_ms(first[0].timestamp_ms if first else source.metadata.last_updated_ms)
     ago = age((now - since).total_seconds())
     if rolled_back:
-        what = f"a rollback removed {count(len(rolled_back), 'snapshot')} that it has read"
+        message = f"a rollback removed {count(len(rolled_back), 'snapshot')} that it has read"
     elif gap:
-        what = "snapshots that it has not read are expired, the oldest that is left "
-        what += f"was committed {ago} ago"
+        message = "snapshots that it has not read are expired, the oldest that is left "
+        message += f"was committed {ago} ago"
     else:
-        what = f"not read yet: {count(len(missing), 'snapshot')}, the oldest for {ago}"
-    return judge_delay(what, since, allowed_minutes, now, remediation)
+        message = f"not read yet: {count(len(missing), 'snapshot')}, the oldest for {ago}"
+    return judge_delay(message, since, allowed_minutes, now, remediation)
 
 
 def _changes_rows(snapshot: Snapshot) -> bool:

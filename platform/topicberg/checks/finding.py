@@ -61,22 +61,27 @@ def _public(text: str | None) -> str | None:
     return one_line(redact(text)) if text else text
 
 
-def good(what: str, **facts: Any) -> Finding:
+def good(sentence: str, **facts: Any) -> Finding:
     """Return the finding of a check that passed."""
-    return Finding(passed=True, what=what, facts=facts)
+    return Finding(passed=True, what=sentence, facts=facts)
 
 
 def judge_delay(
-    what: str, since: datetime, allowed_minutes: int, now: datetime, remediation: str, **facts: Any
+    sentence: str,
+    since: datetime,
+    allowed_minutes: int,
+    now: datetime,
+    remediation: str,
+    **facts: Any,
 ) -> Finding:
     """Return whether a table may still lack what its source has had since some time.
 
-    :param what: what the table has not read
+    :param sentence: what the table has not read
     """
     if now - since <= timedelta(minutes=allowed_minutes):
-        return good(what, **facts)
-    what = f"the table is stale: {what}; {allowed_minutes} min are allowed"
-    return Finding(what=what, remediation=remediation, since=since, facts=facts)
+        return good(sentence, **facts)
+    sentence = f"the table is stale: {sentence}; {allowed_minutes} min are allowed"
+    return Finding(what=sentence, remediation=remediation, since=since, facts=facts)
 
 
 def moment(time: datetime) -> str:

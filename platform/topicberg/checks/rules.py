@@ -76,8 +76,8 @@ def _rule_check(name: str, rules: Rules, spec: TopicSpec | None, defined_in: str
         passed = Passed.of(last)
         if not (probe.reads_rows or rules.blocking):
             proven = by_statistics(probe.iceberg, of_columns, passed) if of_columns else None
-            if found := proven or repeated(last):
-                return found
+            if finding := proven or repeated(last):
+                return finding
         if name == "unique":
             return check_unique(
                 probe.iceberg, rules.unique, probe.endpoints, probe.config, source, defined_in
@@ -131,20 +131,20 @@ class Passed:
 
 def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
     """Return check → its rules, of the columns that the table has."""
-    found: dict[str, list[Rule]] = {"not_null": [], "accepted_values": [], "ranges": []}
+    rules_by_check: dict[str, list[Rule]] = {"not_null": [], "accepted_values": [], "ranges": []}
     there = set(schema.column_names)
     for column in rules.not_null:
         if column in there:
-            found["not_null"].append(Rule(column, "is never null", IsNull(term=column)))
+            rules_by_check["not_null"].append(Rule(column, "is never null", IsNull(term=column)))
     for column, values in rules.accepted_values.items():
         if column in there:
             unknown = And(NotNull(term=column), NotIn(term=column, literals=set(values)))
             listed = ", ".join(map(str, values))
-            found["accepted_values"].append(Rule(column, f"is one of {listed}", unknown))
+            rules_by_check["accepted_values"].append(Rule(column, f"is one of {listed}", unknown))
     for column, bounds in rules.ranges.items():
         if column in there:
-            found["ranges"].append(_range(column, bounds, schema))
-    return found
+            rules_by_check["ranges"].append(_range(column, bounds, schema))
+    return rules_by_check
 
 
 def _range(column: str, bounds: Range, schema: Schema) -> Rule:
@@ -214,7 +214,7 @@ def check_rules(
         return _followed(table, head, described)
     if samples:
         facts["sample"] = samples[0]
-    found = Finding(
+    finding = Finding(
         what=f"{check}: " + "; ".join(broken),
         since=min(since),
         remediation=f"fix {source}, which writes what the rules exclude, or widen {named}; "
@@ -225,7 +225,7 @@ def check_rules(
         ),
         facts=facts,
     )
-    return covering(table, found)
+    return covering(table, finding)
 
 
 def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Finding | None:
@@ -248,7 +248,7 @@ def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Fin
             continue  # compaction
         for file, added in changed_files(table, snapshot):
             is_new = added and file.content == DataFileContent.DATA
-            if is_new and any(one.eval(file) for one in may_break):
+            if is_new and any(evaluator.eval(file) for evaluator in may_break):
                 return None
     return _followed(table, head, described)
 
@@ -274,15 +274,17 @@ def files_since(table: Table, snapshot: int) -> dict[str, datetime] | None:
     changes = changes_since(table, snapshot)
     if changes.rolled_back or changes.gap:
         return None
-    found: dict[str, datetime] = {}
+    added_files: dict[str, datetime] = {}
     for each in changes.new:
         files = list(changed_files(table, each))
         rewrites = operation_of(each) == Operation.REPLACE
-        if rewrites and not any(not added and file.file_path in found for file, added in files):
+        if rewrites and not any(
+            not added and file.file_path in added_files for file, added in files
+        ):
             continue  # compaction of files that were read already
         time = from_ms(each.timestamp_ms)
-        found |= {file.file_path: time for file, added in files if added}
-    return found
+        added_files |= {file.file_path: time for file, added in files if added}
+    return added_files
 
 
 def _count(
@@ -300,7 +302,7 @@ def _count(
         before = rows
         for batch in scan.to_record_batches([task]):
             rows += batch.num_rows
-            if batch.num_rows and sum(one.num_rows for one in sample) < SAMPLE_ROWS:
+            if batch.num_rows and sum(sampled.num_rows for sampled in sample) < SAMPLE_ROWS:
                 sample.append(batch.slice(0, SAMPLE_ROWS))
         if rows > before:
             bad.append(task.file.file_path)
@@ -337,7 +339,7 @@ def check_unique(
 
     names = ", ".join(quote(column) for column in columns)
     path = f"{attached_catalog(table)}.{quote(*table.name())}"
-    found = run_query(
+    duplicates = run_query(
         f"SELECT {names}, count(*) AS rows FROM {path} "  # noqa: S608  quoted
         "GROUP BY ALL HAVING count(*) > 1 ORDER BY rows DESC",
         "duckdb",
@@ -346,10 +348,11 @@ def check_unique(
         max_rows=SAMPLE_ROWS,
     )
     keys = ", ".join(columns)
-    if not found.rows:
+    if not duplicates.rows:
         return covering(table, good(f"no two rows have the same {keys}"))
     lines = [
-        f"{dict(zip(columns, row, strict=False))}: {count(row[-1], 'row')}" for row in found.rows
+        f"{dict(zip(columns, row, strict=False))}: {count(row[-1], 'row')}"
+        for row in duplicates.rows
     ]
     found_rows = Finding(
         what=f"rows have the same {keys}; the most frequent: {lines[0]}",
@@ -369,5 +372,5 @@ def check_columns(rules: Rules, schema: Schema, named: str) -> Finding | None:
     missing = [column for column in dict.fromkeys(rules.columns) if column not in there]
     if not missing:
         return None
-    what = "; ".join(f"no column {column}{suggestion(column, there)}" for column in missing)
-    return Finding(what=f"the table has {what}", remediation=f"correct {named}")
+    problems = "; ".join(f"no column {column}{suggestion(column, there)}" for column in missing)
+    return Finding(what=f"the table has {problems}", remediation=f"correct {named}")

@@ -101,12 +101,12 @@ def check_equality_deletes(table: Table, rewrite: str | None) -> Finding:
     facts = {"equality_delete_files": files}
     if not files:
         return good("the table has no equality deletes", **facts)
-    what = f"the table has {count(files, 'file')} of equality deletes"
+    message = f"the table has {count(files, 'file')} of equality deletes"
     since = min(times, default=None)
     if rewrite is None:
         return Finding(
-            what=f"{what}, written by Confluent's Tableflow: Snowflake and other readers that do "
-            "not apply them count rows that are deleted or replaced",
+            what=f"{message}, written by Confluent's Tableflow: Snowflake and other readers that "
+            "do not apply them count rows that are deleted or replaced",
             remediation="read the table with Spark, which applies them, until Confluent compacts "
             "it; the check `parity` compares the rows that Snowflake counts",
             since=since,
@@ -114,7 +114,7 @@ def check_equality_deletes(table: Table, rewrite: str | None) -> Finding:
             facts=facts,
         )
     return Finding(
-        what=f"{what}: Snowflake and other readers count rows that are deleted",
+        what=f"{message}: Snowflake and other readers count rows that are deleted",
         since=since,
         remediation=f"stop the other writer that added them, then run in Spark: `{rewrite}`",
         facts=facts,
@@ -186,11 +186,11 @@ def usual_range(history: Sequence[int], factor: float) -> tuple[float, float]:
 
 def _series(table: Table, now: datetime) -> tuple[list[int], timedelta, datetime]:
     """Return rows of each full period, oldest first, length of a period, start of the last one."""
-    found = rows_by_partition(table, int((now - HISTORY).timestamp()) // 3600)
-    if found is None:
+    by_partition = rows_by_partition(table, int((now - HISTORY).timestamp()) // 3600)
+    if by_partition is None:
         rows, period = _rows_by_slot(table), SLOT
     else:
-        hours, width = found
+        hours, width = by_partition
         rows, period = {h // width: n for h, n in hours.items()}, timedelta(hours=width)
     seconds = period.total_seconds()
     last = int((now - GRACE).timestamp() // seconds) - 1

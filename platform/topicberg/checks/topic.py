@@ -48,7 +48,7 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
     """Return the checks of a topic's own table, apart from those that every table has."""
     yield engine_check(spec)
     yield skipped_check(spec)
-    if any(one.file and one.is_registered for one in (spec.value_schema, spec.key)):
+    if any(section.file and section.is_registered for section in (spec.value_schema, spec.key)):
         yield schema_check(spec)
     if is_plain(spec):
         yield unknown_fields_check(spec)
@@ -101,14 +101,14 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
         return Finding(f"Tableflow keeps failing and retries: {message}", hint, since, facts=facts)
     for failing in status.failing_table_formats:
         message, hint = split_hint(failing.error_message)
-        what = f"{failing.format} is no longer written: {message}"
-        return Finding(what, hint, severity="warning", facts=facts)
+        problem = f"{failing.format} is no longer written: {message}"
+        return Finding(problem, hint, severity="warning", facts=facts)
     for partition, transaction in status.open_transactions.items():
         if now.timestamp() * 1000 - transaction.since_ms > TRANSACTION_MS:
-            what = f"an open transaction holds back the records of partition {partition} from "
-            what += f"offset {transaction.offset} on"
+            problem = f"an open transaction holds back the records of partition {partition} from "
+            problem += f"offset {transaction.offset} on"
             since = from_ms(transaction.since_ms)
-            return Finding(what, _end_transaction(spec), since, "warning", facts=facts)
+            return Finding(problem, _end_transaction(spec), since, "warning", facts=facts)
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
@@ -156,11 +156,11 @@ def check_schema(states: Sequence[FileState], engine: str | None) -> Finding:
     facts = {state.subject: f"{state.file}: {state.state}" for state in states}
     different = [state for state in states if state.state != "equal"]
     if not different:
-        what = "; ".join(state.what for state in states)
-        return good(what or "the topic has no schema file", **facts)
-    what = "; ".join(state.what for state in different)
+        message = "; ".join(state.what for state in states)
+        return good(message or "the topic has no schema file", **facts)
+    message = "; ".join(state.what for state in different)
     remediation = different[0].remediation
-    return Finding(what, remediation, severity="warning", cause=engine, facts=facts)
+    return Finding(message, remediation, severity="warning", cause=engine, facts=facts)
 
 
 def unknown_fields_check(spec: TopicSpec) -> TableCheck:
@@ -176,11 +176,11 @@ def unknown_fields_check(spec: TopicSpec) -> TableCheck:
 
 def check_unknown_fields(spec: TopicSpec, drift: Drift) -> Finding:
     """Return whether records have fields that the schema lacks, and since when."""
-    facts = {"records": drift.records, "unknown": ", ".join(one.name for one in drift.unknown)}
+    facts = {"records": drift.records, "unknown": ", ".join(field.name for field in drift.unknown)}
     if not drift.unknown:
         return good(f"{drift.schema} has every field of {count(drift.records, 'record')}", **facts)
-    names = ", ".join(f"{one.name} (in {one.records:,})" for one in drift.unknown)
-    times = [datetime.fromisoformat(one.since) for one in drift.unknown if one.since]
+    names = ", ".join(f"{field.name} (in {field.records:,})" for field in drift.unknown)
+    times = [datetime.fromisoformat(field.since) for field in drift.unknown if field.since]
     return Finding(
         what=f"of {count(drift.records, 'record')} of a sample, some have fields that "
         f"{drift.schema} lacks, and that have no column: {names}",
@@ -229,13 +229,13 @@ def _judge_lag(
     facts = {"lag_records": lag, "allowed": allowed}
     if lag <= allowed:
         return good(f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed", **facts)
-    what = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed "
+    message = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed "
     remediation = _catch_up(spec)
     if waiting:
-        what += f"{waiting} "
+        message += f"{waiting} "
         remediation = _end_transaction(spec)
-    what += "(checks.max_lag_records)"
-    return Finding(what, remediation, last, "warning", engine, facts)
+    message += "(checks.max_lag_records)"
+    return Finding(message, remediation, last, "warning", engine, facts)
 
 
 def _held_back(spec: TopicSpec, endpoints: Endpoints) -> str:
@@ -318,13 +318,15 @@ def _stale(
 ) -> Finding:
     """Return the finding of a table to which no row was added for so many seconds."""
     if lag:
-        what = f"the table is stale: {count(lag, 'record')} waiting in Kafka, no row was added for "
-        what += age(seconds)
+        message = (
+            f"the table is stale: {count(lag, 'record')} waiting in Kafka, no row was added for "
+        )
+        message += age(seconds)
         remediation = _catch_up(spec)
         if waiting:
-            what, remediation = f"{what} {waiting}", _end_transaction(spec)
+            message, remediation = f"{message} {waiting}", _end_transaction(spec)
     else:
-        what = (
+        message = (
             f"the topic is stale: no record was produced to it for {age(seconds)}; "
             f"{freshness.warn_minutes} min are allowed"
         )
@@ -336,7 +338,7 @@ def _stale(
         )
     severity: Severity = "error" if seconds > freshness.fail_minutes * 60 else "warning"
     facts = {"minutes_since_the_newest_rows": round(seconds / 60, 1), "lag_records": lag}
-    return Finding(what, remediation, since, severity, engine if lag else None, facts)
+    return Finding(message, remediation, since, severity, engine if lag else None, facts)
 
 
 def _has_rows(table: Table) -> bool:
@@ -369,15 +371,15 @@ def check_history(
     read = committed(history, history.current_snapshot()).offsets if history else {}
     missing: Snapshot | None = None
     for snapshot in ancestry(topic):
-        held = committed(topic, snapshot).offsets
-        if all(read.get(partition, 0) >= offset for partition, offset in held.items()):
+        offsets = committed(topic, snapshot).offsets
+        if all(read.get(partition, 0) >= offset for partition, offset in offsets.items()):
             break
         missing = snapshot
     if missing is None:
         return good("every record that the topic's own table holds was read")
     since = from_ms(missing.timestamp_ms)
-    what = f"records that were added {age((now - since).total_seconds())} ago were not read yet"
-    return judge_delay(what, since, allowed_minutes, now, remediation)
+    message = f"records that were added {age((now - since).total_seconds())} ago were not read yet"
+    return judge_delay(message, since, allowed_minutes, now, remediation)
 
 
 def skipped_check(spec: TopicSpec) -> TableCheck:
@@ -393,8 +395,8 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
     skipped, known = (int(table.properties.get(key, 0)) for key in (ROWS_SKIPPED, ACKNOWLEDGED))
     facts: dict[str, Any] = {"rows_skipped": skipped, "acknowledged": known}
     if skipped <= known:
-        what = f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)"
-        return good(what, **facts)
+        message = f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)"
+        return good(message, **facts)
     handling = spec.tableflow.error_handling
     where = {
         "LOG": f"in mode LOG they are in the dead-letter topic {handling.target or DEFAULT_TARGET}",
@@ -431,17 +433,17 @@ def deletes_check(spec: TopicSpec) -> TableCheck:
 
 def check_deletes(spec: TopicSpec, table: Table) -> Finding:
     """Return whether an upsert table has read every delete before Kafka removed it."""
-    found = missed(table.properties)
-    if found is None:
+    outage = missed(table.properties)
+    if outage is None:
         return good("every delete was read")
     return Finding(
-        what=f"the engine was down from {moment(from_ms(found.since_ms))} to "
-        f"{moment(from_ms(found.until_ms))}, longer than Kafka keeps tombstones "
+        what=f"the engine was down from {moment(from_ms(outage.since_ms))} to "
+        f"{moment(from_ms(outage.until_ms))}, longer than Kafka keeps tombstones "
         "(delete.retention.ms), and the log was compacted meanwhile: the table may still have rows "
         "that were deleted then",
         remediation=f"`topicberg tableflow reread {spec.name}` deletes the rows whose keys the "
         "topic does not have",
-        since=from_ms(found.until_ms),
+        since=from_ms(outage.until_ms),
         severity="warning",
     )
 

@@ -37,13 +37,15 @@ def alerts(
     """
     if context.invoked_subcommand is not None:
         return
-    found, evaluated_at = _active(settings())
+    active_alerts, evaluated_at = _active(settings())
     if as_json:
-        echo_json([one.document for one in found])
+        echo_json([active.document for active in active_alerts])
     else:
-        _print(found)
+        _print(active_alerts)
         _report_age(evaluated_at)
-    if any(one.status == "active" and one.alert.severity == "error" for one in found):
+    if any(
+        active.status == "active" and active.alert.severity == "error" for active in active_alerts
+    ):
         raise typer.Exit(1)
 
 
@@ -63,7 +65,7 @@ def acknowledge(
     from topicberg.alerts import decisions
 
     config, duration = settings(), _duration(lasting)
-    known = [one.alert.key for one in _active(config)[0]]
+    known = [active.alert.key for active in _active(config)[0]]
     if key not in known:
         raise TopicbergError(
             f"no active alert {key!r}{suggestion(key, known)}",
@@ -86,7 +88,7 @@ def silence(
 
     config = settings()
     given = decisions.silence(config, pattern, reason, _duration(lasting))
-    covered = sum(given.covers(one.alert) for one in _active(config)[0])
+    covered = sum(given.covers(active.alert) for active in _active(config)[0])
     echo(
         f"{pattern}: silenced by {given.by_whom} until {moment(given.until)}; it covers "
         f"{count(covered, 'active alert')}"
@@ -99,7 +101,11 @@ def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")
     from topicberg.alerts import decisions
 
     config, now = settings(), datetime.now(UTC)
-    known = [one.pattern for one in decisions.read_decisions(config).silences if one.until > now]
+    known = [
+        decision.pattern
+        for decision in decisions.read_decisions(config).silences
+        if decision.until > now
+    ]
     if not decisions.end_silence(config, pattern):
         raise TopicbergError(
             f"nothing is silenced by {pattern!r}{suggestion(pattern, known)}",
@@ -115,20 +121,20 @@ def send_test() -> None:
     from topicberg.alerts.channels import channels
     from topicberg.alerts.settings import alert_settings
 
-    config, chosen, at = settings(), alert_settings(), datetime.now(UTC)
+    config, chosen, now = settings(), alert_settings(), datetime.now(UTC)
     alert = Alert(
         key="test",
         title="a test of the channels",
         what="nothing is wrong: `topicberg alerts test` sent this",
         severity="error",
-        since=at,
+        since=now,
         link=chosen.ui_url,
     )
     failed = 0
     for channel in channels(config, chosen):
         try:
-            channel.send(Notice(state="firing", alert=alert, at=at))
-            channel.send(Notice(state="resolved", alert=alert, at=at))
+            channel.send(Notice(state="firing", alert=alert, at=now))
+            channel.send(Notice(state="resolved", alert=alert, at=now))
         except TopicbergError as error:
             failed += 1
             echo(str(error), fg="red", err=True)
@@ -147,20 +153,22 @@ def _active(config: Settings) -> tuple[list[ActiveAlert], datetime | None]:
 
     with opened_instance(config) as instance:
         states = stored_states(instance, config)
-        at = evaluated_at(instance)
-    return active_alerts(states.values(), read_decisions(config), datetime.now(UTC)), at
+        evaluation_time = evaluated_at(instance)
+    return active_alerts(
+        states.values(), read_decisions(config), datetime.now(UTC)
+    ), evaluation_time
 
 
-def _print(found: Sequence[ActiveAlert]) -> None:
-    for one in found:
-        alert = one.alert
+def _print(active_alerts: Sequence[ActiveAlert]) -> None:
+    for active in active_alerts:
+        alert = active.alert
         color = "red" if alert.severity == "error" else "yellow"
-        echo(f"{alert.severity}: {alert.title}", fg=color, bold=one.status == "active")
+        echo(f"{alert.severity}: {alert.title}", fg=color, bold=active.status == "active")
         rows = {
             "key": alert.key,
-            "tables": one.concerned,
+            "tables": active.concerned,
             "since": moment(alert.since),
-            "status": one.shown_status,
+            "status": active.shown_status,
             "what": alert.what,
             "cause": alert.cause,
             "fix": alert.remediation,
@@ -171,10 +179,10 @@ def _print(found: Sequence[ActiveAlert]) -> None:
         for name, text in rows.items():
             if text:
                 echo(f"  {name:<8}{text}")
-    errors = sum(one.alert.severity == "error" for one in found)
+    errors = sum(active.alert.severity == "error" for active in active_alerts)
     echo(
-        f"{count(len(found), 'active alert')}, {count(errors, 'error')}"
-        if found
+        f"{count(len(active_alerts), 'active alert')}, {count(errors, 'error')}"
+        if active_alerts
         else "no active alerts"
     )
 
@@ -182,13 +190,13 @@ def _print(found: Sequence[ActiveAlert]) -> None:
 def _report_age(evaluated_at: datetime | None) -> None:
     """Say that the list is old: a daemon that does not run reports nothing."""
     if evaluated_at is None:
-        what = "the sensor `alerts` has never run, so only what the engine watches is listed"
+        warning = "the sensor `alerts` has never run, so only what the engine watches is listed"
     elif datetime.now(UTC) - evaluated_at > _OLD:
-        what = f"the sensor `alerts` ran last at {moment(evaluated_at)}: the list is that old"
+        warning = f"the sensor `alerts` ran last at {moment(evaluated_at)}: the list is that old"
     else:
         return
     echo(
-        f"{what}; run `topicberg ui`, or start Dagster's daemon and turn the sensor on",
+        f"{warning}; run `topicberg ui`, or start Dagster's daemon and turn the sensor on",
         fg="yellow",
         err=True,
     )

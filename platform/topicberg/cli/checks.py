@@ -46,42 +46,47 @@ def checks(
     Reads results that Dagster recorded; evaluates nothing. Exits with 1 if a check fails.
     """
 
-    found = _recorded(settings())
+    recorded = _recorded(settings())
     if asset is not None:
-        assets = sorted({one.asset for one in found})
-        found = [one for one in found if asset in (one.asset, one.asset.partition("/")[2])]
-        if not found:
+        assets = sorted({check.asset for check in recorded})
+        recorded = [
+            check for check in recorded if asset in (check.asset, check.asset.partition("/")[2])
+        ]
+        if not recorded:
             raise TopicbergError(f"no checks of asset {asset!r}{suggestion(asset, assets)}")
-    wrong = [one for one in found if one.result in ("failed", "warning")]
+    wrong = [check for check in recorded if check.result in ("failed", "warning")]
     if as_json:
-        echo_json([asdict(one) for one in (wrong if failing else found)])
+        echo_json([asdict(check) for check in (wrong if failing else recorded)])
     else:
-        _print(wrong if failing else found, describe=asset is not None)
-        missing = sum(one.result == "not evaluated" for one in found)
+        _print(wrong if failing else recorded, describe=asset is not None)
+        missing = sum(check.result == "not evaluated" for check in recorded)
         echo(
-            f"{count(len(found), 'check')}: {len(wrong)} failing, {missing} not evaluated; "
+            f"{count(len(recorded), 'check')}: {len(wrong)} failing, {missing} not evaluated; "
             "the job check_tables evaluates them every five minutes"
         )
-    if any(one.result == "failed" for one in wrong):
+    if any(check.result == "failed" for check in wrong):
         raise typer.Exit(1)
 
 
-def _print(found: list[_Check], *, describe: bool) -> None:
+def _print(recorded: list[_Check], *, describe: bool) -> None:
     """Print one line per check, below its asset; explain what fails, or is requested."""
-    width = max((len(one.check) for one in found), default=0)
+    width = max((len(check.check) for check in recorded), default=0)
     asset = ""
-    for one in found:
-        if one.asset != asset:
-            asset = one.asset
+    for check in recorded:
+        if check.asset != asset:
+            asset = check.asset
             echo(asset, bold=True)
-        color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(one.result)
-        at = (one.evaluated_at or "")[:19].replace("T", " ")
-        blocks = "  blocking" if one.blocking else ""
-        echo(f"  {one.check:<{width}}  {one.result:<13}  {at}{blocks}".rstrip(), fg=color)
+        color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(check.result)
+        evaluated_at = (check.evaluated_at or "")[:19].replace("T", " ")
+        blocks = "  blocking" if check.blocking else ""
+        echo(
+            f"  {check.check:<{width}}  {check.result:<13}  {evaluated_at}{blocks}".rstrip(),
+            fg=color,
+        )
         if describe:
-            echo(f"    {one_line(one.covers)}")
-        if one.message and (describe or one.result in ("failed", "warning")):
-            echo(f"    {one_line(one.message)}")
+            echo(f"    {one_line(check.covers)}")
+        if check.message and (describe or check.result in ("failed", "warning")):
+            echo(f"    {one_line(check.message)}")
 
 
 def _recorded(config: Settings) -> list[_Check]:
@@ -91,17 +96,17 @@ def _recorded(config: Settings) -> list[_Check]:
     from topicberg.orchestration.checks.evaluations import last_evaluations
 
     lake = load_lake(config)
-    every = [spec for one in lake.checks for spec in check_specs(*one)]
-    every += [spec for one in lake_checks(lake) for spec in one.check_specs]
+    every = [spec for asset_checks in lake.checks for spec in check_specs(*asset_checks)]
+    every += [spec for definition in lake_checks(lake) for spec in definition.check_specs]
     specs = {spec.key: spec for spec in every}
     with opened_instance(config) as instance:
         last = last_evaluations(instance, specs.keys())
-    found = []
+    recorded = []
     for key, spec in specs.items():
         newest = last.get(key)
         evaluation = newest.event if newest else None
         until = evaluation.metadata.get(COVERS) if evaluation else None
-        found.append(
+        recorded.append(
             _Check(
                 asset="/".join(key.asset_key.path),
                 check=key.name,
@@ -113,7 +118,7 @@ def _recorded(config: Settings) -> list[_Check]:
                 message=evaluation.description if evaluation else None,
             )
         )
-    return sorted(found, key=lambda one: (one.asset, one.check))
+    return sorted(recorded, key=lambda check: (check.asset, check.check))
 
 
 def _moment(at: datetime | None) -> str | None:

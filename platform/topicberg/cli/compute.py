@@ -45,7 +45,7 @@ def materialize(
     :param since: None: on all records, as it does anyway while a derived table has no rows
     :raises TopicbergError: a run failed
     """
-    lake, found = load_lake(config), []
+    lake, checks = load_lake(config), []
     with _dagster_instance(config) as instance:
         from topicberg.orchestration.jobs import everything
         from topicberg.orchestration.loading import definitions
@@ -60,11 +60,11 @@ def materialize(
                 run_config=_QUIET,
             )
             _raise_failure(result, name)
-            found += [
+            checks += [
                 (f"{e.asset_key.to_user_string()} {e.check_name}", e.passed, e.description or "")
                 for e in result.get_asset_check_evaluations()
             ]
-    return found
+    return checks
 
 
 def materialize_derived(
@@ -122,7 +122,7 @@ def _dagster_instance(config: Settings) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def _raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
+def _raise_failure(result: dg.ExecuteInProcessResult, target: str) -> None:
     if result.success:
         return
     reason = "see its log"
@@ -133,7 +133,7 @@ def _raise_failure(result: dg.ExecuteInProcessResult, what: str) -> None:
             reason = f"{event.step_key}: {error.message.strip().splitlines()[0]}"
             break
     raise TopicbergError(
-        f"{what}: run {result.run_id} failed: {reason}",
+        f"{target}: run {result.run_id} failed: {reason}",
         hint="run `topicberg ui` to see the run, and materialize it again there",
     )
 

@@ -67,8 +67,8 @@ def status(
 
     if topic is None:
         statuses = all_statuses(settings())
-    elif one := read_status(settings(), topic):
-        statuses = [one]
+    elif status := read_status(settings(), topic):
+        statuses = [status]
     else:
         raise TopicbergError(f"no generator of {topic!r} was ever started")
     if as_json:
@@ -80,8 +80,8 @@ def status(
         return
     if not statuses:
         echo("no generator was ever started")
-    for one in statuses:
-        echo(_line(one))
+    for status in statuses:
+        echo(_line(status))
 
 
 def _line(status: DatagenStatus) -> str:

@@ -262,11 +262,11 @@ def delete(
 
     context, graph = _open(flags)
     context.purge_secrets = purge_secrets
-    context.claimed = frozenset(one.key for one in _matching(graph, also or []))
+    context.claimed = frozenset(claimed.key for claimed in _matching(graph, also or []))
     with exclusive(context):
         with reporting() as report:
-            found = engine.existing(graph, context, report)
-        deleted = [resource for resource, _ in found]
+            existing = engine.existing(graph, context, report)
+        deleted = [resource for resource, _ in existing]
         list_kept(context)
         if not deleted:
             echo("there is nothing to delete")
@@ -288,7 +288,7 @@ def delete(
         if not yes:
             typer.confirm(f"Delete these {len(deleted)} resources?", abort=True)
         with reporting() as report:
-            left = engine.delete(found, context, report)
+            left = engine.delete(existing, context, report)
         gone = sorted(context.record.keys() - {resource.key for resource in graph})
     if gone:
         echo(
@@ -351,10 +351,10 @@ def probe(flags: dict[str, Any]) -> None:
 
     context, _ = _open(flags)
     differences = 0
-    for one in observe(context):
-        differences += bool(one.difference)
-        state = f"differs: {one.what}: {one.difference}" if one.difference else one.what
-        echo(state if one.difference else f"as expected: {state}")
+    for result in observe(context):
+        differences += bool(result.difference)
+        state = f"differs: {result.what}: {result.difference}" if result.difference else result.what
+        echo(state if result.difference else f"as expected: {state}")
     if differences:
         raise typer.Exit(1)
 
@@ -374,7 +374,9 @@ def graph(
     from topicberg.topics import load_topics
 
     config = settings()
-    draw([one for one in resources(config, load_topics(config)) if one.wanted], output)
+    draw(
+        [resource for resource in resources(config, load_topics(config)) if resource.wanted], output
+    )
     echo(f"wrote {output}")
 
 
@@ -442,8 +444,8 @@ def _targeted(graph: list[Resource], targets: list[str] | None) -> list[Resource
 
     if not targets:
         return graph
-    found = {resource.key for resource in with_needs(_matching(graph, targets), graph)}
-    return [resource for resource in graph if resource.key in found]
+    keys = {resource.key for resource in with_needs(_matching(graph, targets), graph)}
+    return [resource for resource in graph if resource.key in keys]
 
 
 def _matching(graph: list[Resource], targets: list[str]) -> list[Resource]:

@@ -30,7 +30,9 @@ def compute_derived(context: DeployContext) -> None:
 
     endpoints = load_endpoints(context.config)
     graph = resources(context.config, context.specs)
-    for topic in [one.topic for one in graph if isinstance(one, Connector) and one.wanted]:
+    for topic in [
+        resource.topic for resource in graph if isinstance(resource, Connector) and resource.wanted
+    ]:
 
         def has_records(topic: str = topic) -> bool:
             return any(kafka.end_offsets(endpoints, topic).values())

@@ -34,12 +34,15 @@ def list_waiting(context: DeployContext) -> None:
 def announce_generators(graph: list[Resource]) -> None:
     from topicberg.deploy.confluent.connect import Connector
 
-    generators = [one for one in graph if isinstance(one, Connector) and one.wanted]
+    generators = [
+        resource for resource in graph if isinstance(resource, Connector) and resource.wanted
+    ]
     if not generators:
         return
     each = ", ".join(
-        f"{one.topic} ({f'{one.rate:g} a second' if one.rate else 'as fast as it can'})"
-        for one in generators
+        f"{generator.topic} "
+        f"({f'{generator.rate:g} a second' if generator.rate else 'as fast as it can'})"
+        for generator in generators
     )
     echo(
         f"generators write records to {each} until they are deleted; --no-generators: without them",
@@ -121,14 +124,14 @@ def preview(context: DeployContext, graph: list[Resource]) -> None:
         echo("not computed without TOPICBERG_SPARK_REMOTE:", bold=True)
         for line in missing:
             echo(f"  {line}")
-    found = costs(graph, context.config, context.live)
-    total = sum(one.usd for one in found)
+    resource_costs = costs(graph, context.config, context.live)
+    total = sum(cost.usd for cost in resource_costs)
     kinds: dict[str, list[Any]] = {}
-    for one in found:
-        kinds.setdefault(one.resource.kind, []).append(one)
+    for cost in resource_costs:
+        kinds.setdefault(cost.resource.kind, []).append(cost)
     echo(f"about ${total:,.0f} a month (order of magnitude, list prices of {AS_OF})", bold=True)
-    for kind, some in sorted(kinds.items(), key=lambda item: -sum(one.usd for one in item[1])):
-        usd, number = sum(one.usd for one in some), f" x {len(some)}" if len(some) > 1 else ""
+    for kind, some in sorted(kinds.items(), key=lambda item: -sum(cost.usd for cost in item[1])):
+        usd, number = sum(cost.usd for cost in some), f" x {len(some)}" if len(some) > 1 else ""
         echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
     used = [each for each in usage(graph, context.config) if each.used]
     listed = ", ".join(f"{each.quota.name} {each.used} of {each.quota.limit:,}" for each in used)
@@ -180,9 +183,9 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
             step.action.value, f"[red]{step.action.value}"
         )
         resource = step.resource
-        name, found = cell(resource.name), _id(context, resource) or ""
-        found = " ".join(filter(None, (found, _place(context, resource))))
-        table.add_row(resource.key, name, cell(found), state)
+        name, ids = cell(resource.name), _id(context, resource) or ""
+        ids = " ".join(filter(None, (ids, _place(context, resource))))
+        table.add_row(resource.key, name, cell(ids), state)
     Console().print(table)
 
 
@@ -203,8 +206,8 @@ def reporting() -> Iterator[Any]:
     """One line for each thing that happens; several resources are worked on at once."""
     lock = threading.Lock()
 
-    def report(resource: Resource, what: str) -> None:
+    def report(resource: Resource, event: str) -> None:
         with lock:
-            echo(f"{what}: {resource.title}", err=True)
+            echo(f"{event}: {resource.title}", err=True)
 
     yield report

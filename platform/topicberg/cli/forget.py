@@ -78,20 +78,20 @@ def forget(
     enabled = topic in enabled_topics(config)
     left = job.unread() if dry_run else job.drain(enabled=enabled)
     records = job.records()
-    found = {target.name: job.find(target) for target in job.targets}
-    if not any(found.values()) and not records.pending:
+    rows_to_erase = {target.name: job.find(target) for target in job.targets}
+    if not any(rows_to_erase.values()) and not records.pending:
         derived.report()
         if left and not dry_run:
             _raise(left)
-        for one in left:
-            _warn(one)
+        for uncovered in left:
+            _warn(uncovered)
         echo(f"{topic}: no table holds the key, and Kafka needs no tombstone for it")
         raise typer.Exit(NOT_FOUND)
-    has_dead = any(t.is_dead_letters and found[t.name] for t in job.targets)
+    has_dead = any(t.is_dead_letters and rows_to_erase[t.name] for t in job.targets)
     dead = job.dead_letters() if has_dead else None
     for target in job.targets:
-        if found[target.name]:
-            echo(f"{target.name} ({target.what}): {_shown(found[target.name])}")
+        if rows_to_erase[target.name]:
+            echo(f"{target.name} ({target.what}): {_shown(rows_to_erase[target.name])}")
     if records.compacted:
         echo(
             f"Kafka topic {topic}, compacted: {count(records.count, 'record')} of the key, "
@@ -101,8 +101,8 @@ def forget(
         derived.report()
         for line in (*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps({})):
             echo(line)
-        for one in left:
-            _warn(one)
+        for uncovered in left:
+            _warn(uncovered)
         echo("nothing was changed")
         return
     if not yes:
@@ -389,7 +389,7 @@ def _carried(
     Without lineage it is the column of the same name. None: the lineage says that this one comes
     from another column.
     """
-    found = {}
+    carried = {}
     for name, column in names.items():
         renamed = [
             result
@@ -398,8 +398,8 @@ def _carried(
         ]
         if not renamed and column in lineage:
             return None
-        found[name] = column if column in renamed or not renamed else renamed[0]
-    return found
+        carried[name] = column if column in renamed or not renamed else renamed[0]
+    return carried
 
 
 def _shown(found: RowsToErase) -> str:
@@ -434,17 +434,21 @@ def _kept(records: KeyRecords | None) -> Iterator[str]:
     if records is None or (records.compacted and not records.newest):
         return
     until = records.until()
-    at = None if until is None else datetime.fromtimestamp(until, UTC)
+    latest = None if until is None else datetime.fromtimestamp(until, UTC)
     if records.compacted:
-        when = f"at {at:%Y-%m-%d %H:%M} UTC at the latest" if at else "at a time that has no limit"
-        hint = "" if at else ": set max.compaction.lag.ms of the topic to limit it"
+        when = (
+            f"at {latest:%Y-%m-%d %H:%M} UTC at the latest"
+            if latest
+            else "at a time that has no limit"
+        )
+        hint = "" if latest else ": set max.compaction.lag.ms of the topic to limit it"
         yield (
             f"Kafka topic {records.topic}: the records before the tombstone are deleted when Kafka "
             f"compacts them, {when}{hint}"
         )
     else:
-        when = f"until {at:%Y-%m-%d %H:%M} UTC at the latest" if at else "for ever"
-        hint = "" if at else ": set retention.ms of the topic to limit it"
+        when = f"until {latest:%Y-%m-%d %H:%M} UTC at the latest" if latest else "for ever"
+        hint = "" if latest else ": set retention.ms of the topic to limit it"
         yield (
             f"Kafka topic {records.topic}: it is not compacted, so records of the key stay in "
             f"Kafka {when}, by its retention{hint}"
@@ -463,8 +467,8 @@ def _warn(left: Uncovered) -> None:
 def _raise(left: list[Uncovered]) -> None:
     """:raises TopicbergError: always"""
 
-    for one in left:
-        _warn(one)
+    for uncovered in left:
+        _warn(uncovered)
     raise TopicbergError(
         f"{left[0].table} has not read all records of topic {left[0].topic}: if the key is among "
         "them, it comes back",

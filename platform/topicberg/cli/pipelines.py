@@ -37,20 +37,24 @@ def check(
     if table is not None and table not in lake.derived_by_name:
         raise TopicbergError(f"no derived table {table!r}{suggestion(table, lake.derived_by_name)}")
     with spark_session() as spark:
-        found = [one for one in compile_tables(lake, spark) if table in (None, one.table)]
+        compiled_tables = [
+            compiled for compiled in compile_tables(lake, spark) if table in (None, compiled.table)
+        ]
     if as_json:
-        echo_json([asdict(one) for one in found])
+        echo_json([asdict(compiled) for compiled in compiled_tables])
     else:
-        for one in found:
-            if one.problem is None:
-                echo(f"{one.table} ({one.file}): {count(len(one.columns), 'column')}")
-            if one.problem is None and table is not None:
-                for column in one.columns:
+        for compiled in compiled_tables:
+            if compiled.problem is None:
+                echo(
+                    f"{compiled.table} ({compiled.file}): {count(len(compiled.columns), 'column')}"
+                )
+            if compiled.problem is None and table is not None:
+                for column in compiled.columns:
                     described = f"  {column.description}" if column.description else ""
                     echo(f"  {column.name}: {column.type}{described}")
-    wrong = [one for one in found if one.problem is not None]
-    for one in wrong:
-        hint = f"\n  → {one.hint}" if one.hint else ""
-        echo(f"{one.table} ({one.file}): {one.problem}{hint}", fg="red", err=True)
+    wrong = [compiled for compiled in compiled_tables if compiled.problem is not None]
+    for compiled in wrong:
+        hint = f"\n  → {compiled.hint}" if compiled.hint else ""
+        echo(f"{compiled.table} ({compiled.file}): {compiled.problem}{hint}", fg="red", err=True)
     if wrong:
         raise typer.Exit(2)

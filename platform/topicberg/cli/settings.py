@@ -64,23 +64,26 @@ def settings(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Show every setting, by concern, with its value, where that is from, and what it is for."""
-    found = [
-        one
-        for one in every_setting(os.environ, in_file(), _deployed())
-        if (name or "").upper() in one.variable and not (changed and one.origin == "default")
+    shown = [
+        setting
+        for setting in every_setting(os.environ, in_file(), _deployed())
+        if (name or "").upper() in setting.variable
+        and not (changed and setting.origin == "default")
     ]
     if as_json:
-        echo_json([asdict(one) for one in found])
+        echo_json([asdict(setting) for setting in shown])
         return
-    if not found:
+    if not shown:
         echo("no such setting" if name else "every setting has its default")
         return
     rows: list[Sequence[str | Text]] = []
-    for concern, members in groupby(found, key=lambda one: one.concern):
+    for concern, members in groupby(shown, key=lambda setting: setting.concern):
         rows += [*([()] if rows else []), (f"[bold]{concern}[/bold]",)]
-        for one in members:
-            value = "" if one.value is None else one.value
-            rows.append((cell(one.variable), cell(value), one.origin, cell(one.description)))
+        for setting in members:
+            value = "" if setting.value is None else setting.value
+            rows.append(
+                (cell(setting.variable), cell(value), setting.origin, cell(setting.description))
+            )
     print_table(("setting", "value", "from", "what it is"), rows)
 
 
@@ -107,28 +110,31 @@ def every_setting(
     sources = {"environment": environment, ".env": file, "topicberg deploy": deployed}
     from topicberg.settings.environment import Concern
 
-    found: dict[str, Setting] = {}
+    by_variable: dict[str, Setting] = {}
     for model in models():
         described = _described(model)
         for name, field in model.model_fields.items():
             variables = variables_of(model, name)
             concern = _concern(model, name, variables[0])
             setting = _setting(concern, variables, field, described.get(name, ""), sources)
-            known = found.get(variables[0])
+            known = by_variable.get(variables[0])
             if variables[0].startswith(PREFIX) and (known is None or not known.description):
-                found[variables[0]] = setting
+                by_variable[variables[0]] = setting
     order = list(Concern)
-    return sorted(found.values(), key=lambda one: (order.index(Concern(one.concern)), one.variable))
+    return sorted(
+        by_variable.values(),
+        key=lambda setting: (order.index(Concern(setting.concern)), setting.variable),
+    )
 
 
 def _concern(model: type[BaseSettings], name: str, variable: str) -> Concern:
     """Return what a field is about: the concern of the model that has it, or that its name says."""
     from topicberg.settings.environment import Concern
 
-    stated = next(one for one in model.__mro__ if name in inspect.get_annotations(one))
-    for one in (stated, model):
-        if "concern" in vars(one):
-            return Concern(vars(one)["concern"])
+    stated = next(base for base in model.__mro__ if name in inspect.get_annotations(base))
+    for candidate in (stated, model):
+        if "concern" in vars(candidate):
+            return Concern(vars(candidate)["concern"])
     own = variable.removeprefix(PREFIX)
     begins = (concern for begin, concern in _BY_BEGIN.items() if own.startswith(f"{begin}_"))
     return Concern[next(begins, "DEPLOY")]

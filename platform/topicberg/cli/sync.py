@@ -25,7 +25,7 @@ def sync(
     from topicberg.orchestration.resources import Lakehouse, Snowflake
 
     config = settings()
-    tables = {one.name: one for one in load_lake(config).tables}
+    tables = {lake_table.name: lake_table for lake_table in load_lake(config).tables}
     if table not in tables:
         raise TopicbergError(f"no table {table!r}", hint=f"use one of {', '.join(sorted(tables))}")
     chosen, lakehouse = tables[table], Lakehouse()

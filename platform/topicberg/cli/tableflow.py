@@ -89,11 +89,13 @@ def enable(
     modes = {None: None, "append": "append", "upsert": "upsert"}
     if write_mode not in modes:
         raise SpecError(f"--write-mode {write_mode}: it must be append or upsert")
-    found = None
+    discovered = None
     if control.needs_look(config, topic):
-        found = _find(topic, config)
-    spec = control.enable(config, topic, given, modes[write_mode], discovered=found, command=True)
-    if found is not None:
+        discovered = _find(topic, config)
+    spec = control.enable(
+        config, topic, given, modes[write_mode], discovered=discovered, command=True
+    )
+    if discovered is not None:
         echo(f"{topic} has no spec: {described(spec)}")
     echo(
         f"{topic}: Tableflow is enabled; run `topicberg tableflow status {topic}` to see its state"
@@ -123,14 +125,14 @@ def _find(topic: str, config: Settings) -> FoundTopic | None:
         with suppress(NoSuchTableError):
             endpoints.catalog(config).load_table((config.topics_namespace, topic))
             return None
-    found = find_topic(topic, endpoints)
-    if found is None:
+    discovered = find_topic(topic, endpoints)
+    if discovered is None:
         raise SpecError(
             f"topic {topic} does not exist: it has no spec, and Kafka does not have it",
             hint=f"create it first, or run `topicberg topics new {topic}` to write a spec; run "
             "`topicberg topics list` to see topics with a spec",
         )
-    return found
+    return discovered
 
 
 def disable(
@@ -182,11 +184,11 @@ def skip(
     config = settings()
     spec, table, endpoints = _open(topic)
     done = skips.request(table, endpoints, spec.name, (partition, offset), reason)
-    what = f"{topic}: the record of partition {partition}, offset {offset}"
+    record = f"{topic}: the record of partition {partition}, offset {offset}"
     if not done:
-        echo(f"{what} is skipped already")
+        echo(f"{record} is skipped already")
         return
-    echo(f"{what} is left out of the table")
+    echo(f"{record} is left out of the table")
     with suppress(TopicbergError):  # the topic is not enabled: a run in the foreground reads it
         control.resume(config, topic)
 
@@ -369,10 +371,10 @@ def maintain(
         table.add_row(name.replace("_", " "), f"{before:,}", f"{after:,}")
     console = Console()
     console.print(table)
-    done = [f"{count:,} {what}" for what, count in report.counts.items() if count]
+    done = [f"{count:,} {change}" for change, count in report.counts.items() if count]
     console.print(", ".join(done).replace("_", " ") or "nothing was due")
-    for what in report.postponed:
-        console.print(f"{what}: other commits came first, the next run does it")
+    for step in report.postponed:
+        console.print(f"{step}: other commits came first, the next run does it")
 
 
 def status(
@@ -407,8 +409,14 @@ def status(
             [
                 state.model_dump()
                 | {"phase": phases[state.topic]}
-                | {"schemas": [one.document for one in schemas if one.topic == state.topic]}
-                | {"waiting": [asdict(one) for one in waiting if one.topic == state.topic]}
+                | {
+                    "schemas": [
+                        file_state.document
+                        for file_state in schemas
+                        if file_state.topic == state.topic
+                    ]
+                }
+                | {"waiting": [asdict(change) for change in waiting if change.topic == state.topic]}
                 for state in states
             ]
         )

@@ -45,8 +45,8 @@ def validate(
     if topic is not None:
         problems = [problem for problem in problems if topic in problem.names]
         specs = [load_topic(topic, config)] if not problems else []
-    left_out = [one for one in problems if topic is None and one.is_of_topic]
-    wrong = [one for one in problems if one not in left_out]
+    left_out = [problem for problem in problems if topic is None and problem.is_of_topic]
+    wrong = [problem for problem in problems if problem not in left_out]
     for problem in problems:
         echo(str(problem), err=True)
     if left_out:
@@ -257,8 +257,8 @@ def new(
             )
         paths = [new_external_topic(name, has, group, config, is_enabled=enable)]
     else:
-        found = sampled_messages(name, endpoints)
-        read = [(message.key(), message.value()) for message in found]
+        messages = sampled_messages(name, endpoints)
+        read = [(message.key(), message.value()) for message in messages]
         topic = has or FoundTopic(partitions=1)
 
         def glue(uuid: UUID) -> GlueVersion | None:
@@ -312,26 +312,26 @@ def _new_from_kafka(
     if name is not None:
         group = pipeline or _group(name)
         echo(f"wrote {new_pattern(name, pattern, group, config, is_enabled=is_enabled)}")
-        for one in sorted(read_discovery(config).topics):  # known already, by specs of their own
-            if matches([pattern], one):
-                echo(f"{one}: found")
+        for topic in sorted(read_discovery(config).topics):  # known already, by specs of their own
+            if matches([pattern], topic):
+                echo(f"{topic}: found")
         discover()
         _after_new([name], config, is_enabled=is_enabled)
         return
-    found, known = find_topics(pattern, endpoints, config)
-    for one in known:
-        echo(f"{one}: has a spec")
+    topics, known = find_topics(pattern, endpoints, config)
+    for topic in known:
+        echo(f"{topic}: has a spec")
     made, refused = new_topics(
-        found, lambda one: pipeline or _group(one), config, is_enabled=is_enabled
+        topics, lambda topic: pipeline or _group(topic), config, is_enabled=is_enabled
     )
-    for one in made:
-        echo(f"{one}: wrote {config.topics_dir / one}.yaml")
-    for one, reason in refused.items():
-        echo(f"{one}: no spec was written: {reason}", fg="yellow", err=True)
-    what = f"{count(len(made), 'spec')} written, {count(len(refused), 'topic')} left out"
-    if not (found or known):
-        what = f"no topic of Kafka matches {pattern}; internal topics never match"
-    echo(what)
+    for topic in made:
+        echo(f"{topic}: wrote {config.topics_dir / topic}.yaml")
+    for topic, reason in refused.items():
+        echo(f"{topic}: no spec was written: {reason}", fg="yellow", err=True)
+    summary = f"{count(len(made), 'spec')} written, {count(len(refused), 'topic')} left out"
+    if not (topics or known):
+        summary = f"no topic of Kafka matches {pattern}; internal topics never match"
+    echo(summary)
     if made:
         _after_new(made, config, is_enabled=is_enabled)
 
@@ -347,25 +347,25 @@ def infer(
     """
     from topicberg.tableflow.drift import compare
 
-    found = compare(*_topic(name))
+    drift = compare(*_topic(name))
     if as_json:
-        echo_json(asdict(found))
+        echo_json(asdict(drift))
         return
-    echo(f"{name}: {found.fitting:,} of {count(found.records, 'record')} fit {found.schema}")
-    for reason in found.malformed:
+    echo(f"{name}: {drift.fitting:,} of {count(drift.records, 'record')} fit {drift.schema}")
+    for reason in drift.malformed:
         echo(
             f"{count(reason.count, 'record')} malformed: {reason.reason} (the first one: partition "
             f"{reason.partition}, offset {reason.offset})",
             fg="yellow",
         )
-    for one in found.unknown:
+    for field in drift.unknown:
         echo(
-            f"the schema lacks the field {one.name}, in {count(one.records, 'record')}, the first "
-            f"one of {one.since or 'an unknown time'}: add {json.dumps(one.schema)}",
+            f"the schema lacks the field {field.name}, in {count(field.records, 'record')}, the "
+            f"first one of {field.since or 'an unknown time'}: add {json.dumps(field.schema)}",
             fg="yellow",
         )
-    if found.unseen:
-        echo(f"no record has the fields {', '.join(found.unseen)}")
+    if drift.unseen:
+        echo(f"no record has the fields {', '.join(drift.unseen)}")
 
 
 @app.command()
@@ -384,7 +384,7 @@ def discover() -> None:
         echo(f"{name}: found")
     for name in gone:
         echo(f"{name}: no longer there")
-    problems = [str(one) for one in check_topics(config)[1] if one.is_of_topic]
+    problems = [str(problem) for problem in check_topics(config)[1] if problem.is_of_topic]
     for problem in problems:
         echo(problem, fg="yellow", err=True)
     known = len(read_discovery(config).topics)

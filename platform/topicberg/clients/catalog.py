@@ -263,8 +263,8 @@ def _refusal(
     method, status = str(response.request.method), response.status_code
     path = str(response.request.path_url).partition("?")[0]
     try:
-        found = response.json()["error"]
-        reason = str(found.get("message") or found.get("type"))
+        error = response.json()["error"]
+        reason = str(error.get("message") or error.get("type"))
     except (ValueError, LookupError, TypeError, AttributeError):
         reason = response.reason or "no reason given"
     reason = next(iter(reason.splitlines()), "")[:300]
@@ -309,17 +309,17 @@ def _catalog_answer(response: requests.Response, **_: Any) -> None:
     path = str(response.request.path_url).partition("?")[0]
     operation = f"Iceberg catalog {method} {path}"
     try:
-        found = json.loads(response.content)
+        answer = json.loads(response.content)
     except ValueError:
         raise unusable(operation, "JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(answer, dict):
         raise unusable(operation, "an object")
     if (match := _TABLE.search(path)) and method != "DELETE":
         field = "metadata" if match[2] or method == "POST" else "identifiers"
-        if field not in found:
+        if field not in answer:
             raise unusable(operation, f"an object that has {field!r}")
         if field == "metadata":
-            _check_version(match, found[field])
+            _check_version(match, answer[field])
 
 
 def _check_version(match: re.Match[str], metadata: Any) -> None:

@@ -207,7 +207,7 @@ class Api:
         expected: type,
         needs_body: bool,
     ) -> Any:
-        what = f"{method} {self.url}{path}"
+        operation = f"{method} {self.url}{path}"
         if method != "GET":
             self.check_lease()
         began = time.monotonic()
@@ -221,19 +221,19 @@ class Api:
                 allow_redirects=False,
             )
         except requests.RequestException as error:
-            reason = f"{what}: no answer ({type(error).__name__})"
+            reason = f"{operation}: no answer ({type(error).__name__})"
             done = not isinstance(error, requests.exceptions.ConnectTimeout)
             raise _TransientError(ApiError(reason, hint="check the address"), done=done) from None
-        trace.confluent(what, response.status_code, began)
+        trace.confluent(operation, response.status_code, began)
         if 200 <= response.status_code < 300:
-            return _expected(what, response, expected, may_be_empty=not needs_body)
-        self._refuse(what, response)
+            return _expected(operation, response, expected, may_be_empty=not needs_body)
+        self._refuse(operation, response)
         return None
 
-    def _refuse(self, what: str, response: requests.Response) -> None:
+    def _refuse(self, operation: str, response: requests.Response) -> None:
         status = response.status_code
         reason = explain(response).replace(self.secret.get_secret_value() or "\0", "***")
-        message = f"{what}: {status} {reason}".rstrip()
+        message = f"{operation}: {status} {reason}".rstrip()
         if status == 429 or (status >= 500 and status != 501):
             hint = "try again later: rate limit" if status == 429 else None
             error = ApiError(message, status=status, hint=hint)
@@ -271,18 +271,20 @@ def if_found(request: Callable[P, Found], *args: P.args, **kwargs: P.kwargs) -> 
         return None
 
 
-def _expected(what: str, response: requests.Response, expected: type, *, may_be_empty: bool) -> Any:
+def _expected(
+    operation: str, response: requests.Response, expected: type, *, may_be_empty: bool
+) -> Any:
     """:raises _TransientError: the response is not the API's"""
     may_be_empty = may_be_empty and response.request.method != "GET"
     try:
-        found = _json(response)
+        answer = _json(response)
     except (ValueError, OSError, EOFError):  # also gzip's errors
         shape = "JSON"
     else:
-        if isinstance(found, expected) or (found is None and may_be_empty):
-            return checked(found, what)
+        if isinstance(answer, expected) or (answer is None and may_be_empty):
+            return checked(answer, operation)
         shape = "a list" if expected is list else "an object"
-    error = unusable(what, shape)
+    error = unusable(operation, shape)
     garbled = GarbledError(error.message, status=response.status_code, hint=error.hint)
     raise _TransientError(garbled, done=True)
 

@@ -31,8 +31,8 @@ def code_of(error: Any) -> str:
 
 
 @contextmanager
-def glue_errors(what: str) -> Iterator[None]:
-    """Turn errors of boto3's client into one clear error that names ``what``.
+def glue_errors(resource: str) -> Iterator[None]:
+    """Turn errors of boto3's client into one clear error that names ``resource``.
 
     That something does not exist is left to the caller.
 
@@ -46,7 +46,7 @@ def glue_errors(what: str) -> Iterator[None]:
     except ClientError as error:
         if (code := code_of(error)) == MISSING:
             raise
-        where = f"{NAME} ({what})"
+        where = f"{NAME} ({resource})"
         reason = f"{code}: {error.response.get('Error', {}).get('Message', '')}".rstrip(": ")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in _BUSY:
@@ -63,13 +63,13 @@ def glue_errors(what: str) -> Iterator[None]:
         ) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise LoginError(
-            f"{NAME} ({what}): this process has no credentials of AWS",
+            f"{NAME} ({resource}): this process has no credentials of AWS",
             hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of a user that "
             f"has {RIGHTS}",
         ) from error
     except BotoCoreError as error:
         raise UnreachableError(
-            f"{NAME} does not answer ({what}): {error}",
+            f"{NAME} does not answer ({resource}): {error}",
             hint=login_hint(error, None)
             or "check TOPICBERG_AWS_REGION, and that this machine reaches AWS Glue: network, DNS "
             "and firewall",

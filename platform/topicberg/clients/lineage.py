@@ -230,7 +230,7 @@ def _facets(each: DatasetName | TableState) -> dict[str, Any]:
         facets.schema_dataset.SchemaDatasetFacetFields(name=name, type=kind, description=text)
         for name, kind, text in each.columns
     ]
-    found: dict[str, Any] = {
+    dataset_facets: dict[str, Any] = {
         "schema": facets.schema_dataset.SchemaDatasetFacet(fields=columns),
         "symlinks": facets.symlinks_dataset.SymlinksDatasetFacet(
             identifiers=[
@@ -241,8 +241,10 @@ def _facets(each: DatasetName | TableState) -> dict[str, Any]:
         ),
     }
     if each.version:
-        found["version"] = facets.dataset_version_dataset.DatasetVersionDatasetFacet(each.version)
-    return found
+        dataset_facets["version"] = facets.dataset_version_dataset.DatasetVersionDatasetFacet(
+            each.version
+        )
+    return dataset_facets
 
 
 def _column_lineage(origins: Mapping[str, tuple[tuple[DatasetName, str], ...]]) -> Any:
@@ -385,7 +387,7 @@ class TopicLineage:
 
         :param of_record: the columns that are fields of the record
         """
-        state, at, sender = TableState.of(table), datetime.now(UTC), _sender()
+        state, now, sender = TableState.of(table), datetime.now(UTC), _sender()
         run = JobRun(
             name=f"tableflow.{self._topic}",
             id=run_id(self._topic, str(state.version)),
@@ -394,9 +396,9 @@ class TopicLineage:
         )
         sender.put(partial(event, "START", run, namespace(), self._began))
         written = state, self._rows, self._bytes
-        sender.put(partial(event, "COMPLETE", run, namespace(), at, *written))
+        sender.put(partial(event, "COMPLETE", run, namespace(), now, *written))
         self._rows = self._bytes = 0
-        self._began, self._sent_at = at, time.monotonic()
+        self._began, self._sent_at = now, time.monotonic()
 
 
 @contextmanager

@@ -71,8 +71,8 @@ def _of_aws(error: BaseException) -> LoginError | None:
         )
     if not isinstance(error, ClientError):
         return None
-    found = error.response.get("Error", {})
-    code, reason = str(found.get("Code", "")), str(found.get("Message", ""))
+    details = error.response.get("Error", {})
+    code, reason = str(details.get("Code", "")), str(details.get("Message", ""))
     if code in _AWS_LOGIN:
         return LoginError(
             f"AWS refuses the login ({error.operation_name}): {code}: {reason}",

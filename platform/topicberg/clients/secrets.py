@@ -81,16 +81,20 @@ class Secrets:
         described = self._describe(name)
         if described is None or "DeletedDate" in described:
             return []
-        held: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
-        added = {one: [stage] for (secret, one), stage in self._added.items() if secret == name}
-        found: list[Version] = []
-        for version, stages in {**added, **held}.items():
+        stored: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
+        added = {
+            version_id: [stage]
+            for (secret, version_id), stage in self._added.items()
+            if secret == name
+        }
+        labelled: list[Version] = []
+        for version, stages in {**added, **stored}.items():
             for stage in stages:
                 if stage.startswith(_LABEL):
                     label, _, created_ms = stage.removeprefix(_LABEL).rpartition("-")
                     created = datetime.fromtimestamp(int(created_ms) / 1000, UTC)
-                    found.append(Version(version, label, stage, created, CURRENT in stages))
-        return sorted(found, key=lambda version: version.created)
+                    labelled.append(Version(version, label, stage, created, CURRENT in stages))
+        return sorted(labelled, key=lambda version: version.created)
 
     def read(self, name: str, version: str | None = None) -> dict[str, str] | None:
         """Return the values of a version, default: the current one; None if there is none."""
@@ -153,7 +157,9 @@ class Secrets:
 
         def move() -> None:
             stages = (self._describe(name) or {}).get("VersionIdsToStages") or {}
-            held_by = next((one for one, labels in stages.items() if stage in labels), None)
+            held_by = next(
+                (version_id for version_id, labels in stages.items() if stage in labels), None
+            )
             if held_by == to:
                 return
             where = {"MoveToVersionId": to} if to else {}

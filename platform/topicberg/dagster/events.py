@@ -96,13 +96,13 @@ def _delete(
         with connect() as connection:
             columns = select(table.c.id, table.c.asset_key)
             following = columns.where(old, table.c.id > last).order_by(table.c.id)
-            found = connection.execute(following.limit(BATCH)).all()
-            if not found:
+            rows = connection.execute(following.limit(BATCH)).all()
+            if not rows:
                 return deleted
-            last = found[-1].id
-            keys = {row.id: row.asset_key for row in found}
+            last = rows[-1].id
+            keys = {row.id: row.asset_key for row in rows}
             if table is SqlEventLogStorageTable:
-                keys |= _checked(connection, [row.id for row in found if row.asset_key is None])
+                keys |= _checked(connection, [row.id for row in rows if row.asset_key is None])
             expired = [row for row, key in keys.items() if key in assets and row not in stay]
             connection.execute(table.delete().where(table.c.id.in_(expired)))
             if table is SqlEventLogStorageTable:
@@ -117,12 +117,12 @@ def _checked(connection: Connection, ids: list[int]) -> dict[int, str]:
     events = select(table.c.id, table.c.event).where(
         table.c.id.in_(ids), table.c.dagster_event_type == kind.value
     )
-    found = {}
+    assets = {}
     for row in connection.execute(events) if ids else ():
         event = deserialize_value(row.event, EventLogEntry).dagster_event
         if event is not None:
-            found[row.id] = event.asset_check_evaluation_data.asset_key.to_string()
-    return found
+            assets[row.id] = event.asset_check_evaluation_data.asset_key.to_string()
+    return assets
 
 
 def _batches(ids: list[int]) -> Iterator[list[int]]:

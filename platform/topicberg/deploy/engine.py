@@ -317,7 +317,7 @@ def create(resources: Iterable[Resource], context: DeployContext, report: Report
 def _create(resource: Resource, context: DeployContext, report: Report) -> None:
     """Converge one resource; one that waits, or needs one that waits, is left for later."""
     try:
-        with report_progress(lambda what: report(resource, what), resource.usual_minutes):
+        with report_progress(lambda progress: report(resource, progress), resource.usual_minutes):
             ensure(resource, context, report)
     except WaitingError as waiting:
         reason = waiting.reason
@@ -341,7 +341,9 @@ def _clear(graph: list[Resource], context: DeployContext, report: Report) -> Non
         return
     steps = plan(with_needs(unwanted, graph), context)
     dead = [step.resource for step in steps if step.action is Action.DELETE]
-    if left := delete([(one, context.live[one.key]) for one in reversed(dead)], context, report):
+    if left := delete(
+        [(resource, context.live[resource.key]) for resource in reversed(dead)], context, report
+    ):
         lines = [f"{title}: {reason}" for title, reason in left.items()]
         raise DeployError(f"{len(left)} resources are left:\n  " + "\n  ".join(lines))
 
@@ -549,7 +551,7 @@ def delete(
             continue
         report(resource, "deleting")
         try:
-            with report_progress(lambda what, of=resource: report(of, what), 0):  # type: ignore[misc]
+            with report_progress(lambda progress, of=resource: report(of, progress), 0):  # type: ignore[misc]
                 remove(resource, context, live)
             context.record.drop(resource.key)
         except Exception as error:  # whatever it is, the others are still to be deleted

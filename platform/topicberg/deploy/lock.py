@@ -197,7 +197,7 @@ class Lease:
         more: dict[str, str] = {}
         while True:
             answer = self.client.get_parameter_history(Name=self.name, MaxResults=_PAGE, **more)
-            entries += [_entry(one) for one in answer["Parameters"]]
+            entries += [_entry(parameter) for parameter in answer["Parameters"]]
             if not answer.get("NextToken"):
                 break
             more = {"NextToken": answer["NextToken"]}
@@ -231,7 +231,7 @@ def exclusive(context: DeployContext, wait_seconds: float = 0.0) -> Iterator[Non
     folder = context.config.state_dir / "deploy-locks"
     with _alive(folder / me):
         lease = Lease(
-            context.new_client("ssm"), context.names.lock, me, lambda it: _ended(folder, it)
+            context.new_client("ssm"), context.names.lock, me, lambda holder: _ended(folder, holder)
         )
         deadline = time.monotonic() + wait_seconds
         while not lease.acquire():

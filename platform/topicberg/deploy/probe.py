@@ -76,7 +76,9 @@ def probe(context: DeployContext) -> Iterator[ProbeResult]:
     with _created(volume, context):
         yield _observe(volume.title, lambda: _names(volume, context, ["ALLOW_WRITES"], _LOCATION))
     with _created(integration, context):
-        principals = [(f"{one}_IAM_USER_ARN", f"{one}_EXTERNAL_ID") for one in PRINCIPALS]
+        principals = [
+            (f"{principal}_IAM_USER_ARN", f"{principal}_EXTERNAL_ID") for principal in PRINCIPALS
+        ]
         yield _observe(
             integration.title, lambda: _names(integration, context, _PROPERTIES, *principals)
         )

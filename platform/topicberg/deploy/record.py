@@ -135,7 +135,7 @@ class CreationRecord:
 
     def drop(self, key: str) -> None:
         """Drop what is recorded of a resource, the login that was sent for it as well."""
-        entries = [one for one in (key, _LOGIN + key) if self.get(one) is not None]
+        entries = [recorded for recorded in (key, _LOGIN + key) if self.get(recorded) is not None]
         if not entries:
             return
         with self._lock:
@@ -162,7 +162,11 @@ class CreationRecord:
         with self._writing:
             with self._lock:
                 pages = self._pages or {}
-                texts = {one: json.dumps(pages[one]) for one in self._changed if pages[one]}
+                texts = {
+                    page_number: json.dumps(pages[page_number])
+                    for page_number in self._changed
+                    if pages[page_number]
+                }
                 empty = self._changed - texts.keys()
                 self._changed = set()
             try:

@@ -86,7 +86,7 @@ def rotate(
     :raises TopicbergError: some could not be rotated; their active keys still work
     """
     moment = now or datetime.now(UTC)
-    user = next((one for one in graph if isinstance(one, User)), None)
+    user = next((candidate for candidate in graph if isinstance(candidate, User)), None)
     rotated = 0
     problems: list[str] = []
     for resource in graph:
@@ -95,7 +95,7 @@ def rotate(
         chosen = [resource, user] if user and isinstance(resource, UserKeys) else [resource]
         try:
             steps = plan(with_needs(chosen, graph), context)
-            if any(one.resource is resource and one.action is Action.CREATE for one in steps):
+            if any(step.resource is resource and step.action is Action.CREATE for step in steps):
                 raise TopicbergError("it does not exist", hint="run `topicberg deploy create`")
             if isinstance(resource, RotatingKey):
                 rotated += _rotate_key(resource, context, tell, force=force, now=moment)
@@ -119,7 +119,7 @@ def rotate(
 def _rotate_key(
     resource: RotatingKey, context: DeployContext, tell: Tell, *, force: bool, now: datetime
 ) -> bool:
-    live = ensure(resource, context, lambda _, what: tell(f"{what}: {resource.title}"))
+    live = ensure(resource, context, lambda _, progress: tell(f"{progress}: {resource.title}"))
     period = timedelta(days=context.deploy.day_count)
     versions: list[Version] = live.facts["versions"]  # not of a key whose secret is lost
     made = resource.alive(context, versions)

@@ -98,7 +98,7 @@ def load(flags: dict[str, Any], config: Settings) -> DeploySettings:
         deploy = DeploySettings(**_local(config) | given)
     except ValidationError as error:
         errors = error.errors(include_input=False)
-        problems += [f"{_called(str(one['loc'][0]))}: {one['msg']}" for one in errors]
+        problems += [f"{_called(str(detail['loc'][0]))}: {detail['msg']}" for detail in errors]
     stated = deploy or _Stated(**given)
     problems += _catalog_problems(stated, config)
     problems += _unity_problems(stated, config)

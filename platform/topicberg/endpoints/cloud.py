@@ -163,9 +163,9 @@ def _kafka(cloud: CloudSettings, config: Settings) -> tuple[str, KafkaLogin, Kaf
     paths = [f"kafka_cluster/{role}/python_client" for role in roles]
     instead = "KAFKA_BOOTSTRAP, _API_KEY and _API_SECRET"
     names = Names(config.prefix)
-    found = [_secret(names.confluent_secret(path), config, instead) for path in paths]
-    logins = [login.as_user(one["sasl.username"], one["sasl.password"]) for one in found]
-    return found[0]["bootstrap.servers"], logins[0], logins[1] if len(logins) > 1 else None
+    secrets = [_secret(names.confluent_secret(path), config, instead) for path in paths]
+    logins = [login.as_user(secret["sasl.username"], secret["sasl.password"]) for secret in secrets]
+    return secrets[0]["bootstrap.servers"], logins[0], logins[1] if len(logins) > 1 else None
 
 
 def _all_given(service: str, given: Mapping[str, object]) -> bool:
@@ -203,9 +203,9 @@ def _registry(cloud: CloudSettings, config: Settings) -> tuple[str, RegistryLogi
     if url and (login.auth is not None or config.own_engine):
         return url, login
     path = Names(config.prefix).confluent_secret("schema_registry_cluster/python_client")
-    found = _secret(path, config, "SCHEMA_REGISTRY_URL, _API_KEY and _API_SECRET")
-    user, _, secret = found["schema.registry.basic.auth.user.info"].partition(":")
-    return url or found["schema.registry.url"], login.as_user(user, secret)
+    values = _secret(path, config, "SCHEMA_REGISTRY_URL, _API_KEY and _API_SECRET")
+    user, _, secret = values["schema.registry.basic.auth.user.info"].partition(":")
+    return url or values["schema.registry.url"], login.as_user(user, secret)
 
 
 def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
@@ -223,11 +223,11 @@ def _snowflake(cloud: CloudSettings, config: Settings) -> SnowflakeEndpoint:
     if _all_given("Snowflake", given) and account and user:
         return SnowflakeEndpoint(account=account, user=user, password=password, **address)
     path = Names(config.prefix).snowflake_secret
-    found = _secret(path, config, "SNOWFLAKE_ACCOUNT, _USER and _PASSWORD")
+    values = _secret(path, config, "SNOWFLAKE_ACCOUNT, _USER and _PASSWORD")
     return SnowflakeEndpoint(
-        account=found["snowflake_account_identifier"],
-        user=found["snowflake_service_user"],
-        private_key=SecretStr(found[f"snowflake_rsa_private_key_{active_slot(found)}_pem"]),
+        account=values["snowflake_account_identifier"],
+        user=values["snowflake_service_user"],
+        private_key=SecretStr(values[f"snowflake_rsa_private_key_{active_slot(values)}_pem"]),
         **address,
     )
 
@@ -251,13 +251,13 @@ def _secret(path: str, config: Settings, instead: str) -> _Secret:
     :param instead: the settings that could be set instead
     :raises TopicbergError: there is no such secret
     """
-    found = read_secret(path, config)
-    if found is None:
+    values = read_secret(path, config)
+    if values is None:
         raise TopicbergError(
             f"{_of_secret(path, config)}: there is no such secret",
             hint=f"run `topicberg deploy create` to create it, or set TOPICBERG_{instead}",
         )
-    return _Secret(found, _of_secret(path, config))
+    return _Secret(values, _of_secret(path, config))
 
 
 def read_secret(path: str, config: Settings) -> dict[str, str] | None:
@@ -270,12 +270,12 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
     from topicberg.clients.aws import aws_session, login_hint
     from topicberg.clients.secrets import Secrets
 
-    at, values = _read.get(path, (0.0, {}))
-    if values and time.monotonic() - at < SECRETS_SECONDS:
+    read_at, values = _read.get(path, (0.0, {}))
+    if values and time.monotonic() - read_at < SECRETS_SECONDS:
         return values
     try:
         client = aws_session(region_name=config.aws_region).client("secretsmanager")
-        found = Secrets(client).read(path)
+        secret = Secrets(client).read(path)
     except (BotoCoreError, ClientError) as error:
         raise TopicbergError(
             f"{_of_secret(path, config)}: {error}",
@@ -283,10 +283,10 @@ def read_secret(path: str, config: Settings) -> dict[str, str] | None:
             or "grant secretsmanager:GetSecretValue on it to the user of this process, or run "
             "`topicberg deploy create` to create it",
         ) from None
-    if not found:
+    if not secret:
         return None
-    _read[path] = (time.monotonic(), found)
-    return found
+    _read[path] = (time.monotonic(), secret)
+    return secret
 
 
 def _of_secret(path: str, config: Settings) -> str:

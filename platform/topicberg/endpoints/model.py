@@ -164,17 +164,17 @@ class LakeEndpoints(HoldsSecrets):
         """Return PyIceberg's properties of the object store."""
         from topicberg.clients.file_io import LakeFileIO
 
-        found = {"py-io-impl": f"{LakeFileIO.__module__}.{LakeFileIO.__name__}"}
+        properties = {"py-io-impl": f"{LakeFileIO.__module__}.{LakeFileIO.__name__}"}
         if self.s3:
-            found |= {"s3.endpoint": self.s3, "s3.force-virtual-addressing": "false"}
+            properties |= {"s3.endpoint": self.s3, "s3.force-virtual-addressing": "false"}
         if login.vends:
             pass  # the catalog's own keys come with each table
         elif self.s3_access_key and self.s3_secret_key:
-            found["s3.access-key-id"] = self.s3_access_key.get_secret_value()
-            found["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
+            properties["s3.access-key-id"] = self.s3_access_key.get_secret_value()
+            properties["s3.secret-access-key"] = self.s3_secret_key.get_secret_value()
         elif self.s3 is None:
-            found |= _profile_keys()
-        return found
+            properties |= _profile_keys()
+        return properties
 
     def spark_properties(self, config: Settings) -> dict[str, str]:
         """Return Spark's properties for the same catalog as ``lake``, and for UTC as time zone.
@@ -201,7 +201,7 @@ class LakeEndpoints(HoldsSecrets):
 
         Nothing, if Spark has it all from its own configuration.
         """
-        found: dict[str, str] = {}
+        properties: dict[str, str] = {}
         ends: list[float] = []
         for name, login in ((CATALOG, self.iceberg_login), (TOPICS_CATALOG, self.topics_login)):
             if login is None or not login.in_sessions:
@@ -210,13 +210,13 @@ class LakeEndpoints(HoldsSecrets):
             catalog = self._spark_catalog(config)
             if name == TOPICS_CATALOG:
                 catalog |= {"uri": str(self.topics_rest), "warehouse": str(login.warehouse)}
-            found |= _named(catalog | stated, name)
+            properties |= _named(catalog | stated, name)
             ends += [] if renew_at is None else [renew_at]
-        if not found:
+        if not properties:
             return {}, None
         # Spark shows the properties of a session in its event log, redacted by these names.
         hidden = {"spark.sql.redaction.options.regex": "(?i)url|credential|header"}
-        return {**hidden, **found}, min(ends, default=None)
+        return {**hidden, **properties}, min(ends, default=None)
 
     def _spark_catalog(self, config: Settings) -> dict[str, str]:
         """Return the properties of Iceberg's catalog in Spark, without the login."""

@@ -36,11 +36,11 @@ def client_parameters(config: Settings, client: Client) -> dict[str, str]:
     :raises TopicbergError: AWS does not answer, or refuses
     """
     path = Names(config.prefix).confluent_secret(f"{client}_kafka_client")
-    at, found = _read.get(path, (0.0, {}))
-    if not at or time.monotonic() - at >= SECONDS:
-        found = _parameters(path, config)
-        _read[path] = (time.monotonic(), found)
-    return {name: value for name, value in found.items() if name in TUNABLE[client]}
+    read_at, values = _read.get(path, (0.0, {}))
+    if not read_at or time.monotonic() - read_at >= SECONDS:
+        values = _parameters(path, config)
+        _read[path] = (time.monotonic(), values)
+    return {name: value for name, value in values.items() if name in TUNABLE[client]}
 
 
 def _parameters(path: str, config: Settings) -> dict[str, str]:
@@ -50,8 +50,11 @@ def _parameters(path: str, config: Settings) -> dict[str, str]:
 
     ssm: Any = aws_session(region_name=config.aws_region).client("ssm")
     try:
-        found = every(ssm, "get_parameters_by_path", "Parameters", Path=path)
-        return {str(one["Name"]).rpartition("/")[2]: str(one["Value"]) for one in found}
+        parameters = every(ssm, "get_parameters_by_path", "Parameters", Path=path)
+        return {
+            str(parameter["Name"]).rpartition("/")[2]: str(parameter["Value"])
+            for parameter in parameters
+        }
     except (BotoCoreError, ClientError) as error:
         raise TopicbergError(
             f"the parameters under {path} in SSM Parameter Store in {config.aws_region}: {error}",

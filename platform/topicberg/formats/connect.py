@@ -66,18 +66,18 @@ def _typed(schema: Any) -> Any:
         return [_typed(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {
+    typed = {
         key: _typed(value) if key in ("type", "items", "values", "fields") else value
         for key, value in schema.items()
     }
     kind, logical = _LOGICAL_TYPES.get(str(schema.get("connect.name")), (None, None))
     if kind is not None and schema.get("type") == kind:
-        found["logicalType"] = logical
+        typed["logicalType"] = logical
     elif schema.get("logicalType") == "decimal" and schema.get("type") == "bytes":
         precision, scale = schema.get("precision"), schema.get("scale", 0)
         if isinstance(precision, int) and isinstance(scale, int):
             # PostgreSQL's numeric(3,5) has three digits, the fifth behind the point is the last.
-            found["precision"] = max(precision, scale)
-            if found["precision"] > MAX_PRECISION:
-                found["logicalType"] = "topicberg.decimal"
-    return found
+            typed["precision"] = max(precision, scale)
+            if typed["precision"] > MAX_PRECISION:
+                typed["logicalType"] = "topicberg.decimal"
+    return typed

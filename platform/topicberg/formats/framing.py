@@ -189,16 +189,16 @@ def decompressed(payload: bytes, most: int = MAX_PAYLOAD_BYTES) -> bytes:
     """
     inflating = zlib.decompressobj()
     try:
-        found = inflating.decompress(payload, most + 1)
+        contents = inflating.decompress(payload, most + 1)
     except zlib.error:
         raise UncompressedError("is not zlib's data, as its prefix says") from None
-    if len(found) > most:
+    if len(contents) > most:
         raise UncompressedError(f"has more than {most // 2**20} MiB when it is decompressed")
     if not inflating.eof:
         raise UncompressedError("is only a part of zlib's data")
     if inflating.unused_data:
         raise UncompressedError("has other bytes after zlib's data")
-    return found
+    return contents
 
 
 def _without_schema_id(side: str, raw: bytes) -> str:

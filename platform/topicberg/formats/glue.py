@@ -111,7 +111,7 @@ class GlueReader:
                 hint="let the producer register it, set `subject` of the spec to the schema's name "
                 "in AWS Glue, or TOPICBERG_GLUE_SCHEMA_REGISTRY to its registry",
             )
-        available = [one for one in listed if one.status == "AVAILABLE"]
+        available = [entry for entry in listed if entry.status == "AVAILABLE"]
         if not available:
             raise TableflowError(
                 f"schema {name} of {NAME} has no available version: the newest one, "
@@ -135,17 +135,23 @@ class GlueReader:
         :raises TopicbergError: AWS does not answer, or refuses
         """
         newest, context = self.newest(name), self.context(name)
-        others = [one for one in self._list(name) if one.status in _DECODED]
-        uuids = [newest.uuid, *(one.uuid for one in reversed(others) if one.uuid != newest.uuid)]
+        others = [entry for entry in self._list(name) if entry.status in _DECODED]
+        uuids = [
+            newest.uuid,
+            *(entry.uuid for entry in reversed(others) if entry.uuid != newest.uuid),
+        ]
         versions = (version for uuid in uuids if (version := self.version(uuid)) is not None)
-        found = within_limits(
-            replace(one.schema, schema_id=self._id(context, context, one.uuid, one.number))
-            for one in versions
+        schemas = within_limits(
+            replace(
+                glue_version.schema,
+                schema_id=self._id(context, context, glue_version.uuid, glue_version.number),
+            )
+            for glue_version in versions
         )
         return Subject(
             name=name,
-            schemas={one.schema_id: one for one in found},
-            latest=found[-1],
+            schemas={schema.schema_id: schema for schema in schemas},
+            latest=schemas[-1],
             guids=self.guids(context),
         )
 
@@ -171,7 +177,7 @@ class GlueReader:
             return None
         if version.context == context and guid not in self._ids.get(context, {}):
             self._listed.pop(version.schema_name, None)  # it was registered since
-            listed = {one.uuid for one in self._list(version.schema_name)}
+            listed = {entry.uuid for entry in self._list(version.schema_name)}
             if version.status == "AVAILABLE" and guid not in listed:
                 # The table would not have the fields that it adds.
                 raise UnreachableError(
@@ -198,24 +204,24 @@ class GlueReader:
             answer = _if_found(self._client.get_schema_version, SchemaVersionId=str(uuid))
         if answer is None:
             return None
-        found = _version(uuid, answer)
-        status = found.status
-        what = f"version {found.number} of schema {found.schema_name}"
+        version = _version(uuid, answer)
+        status = version.status
+        title = f"version {version.number} of schema {version.schema_name}"
         if status == "PENDING":
             raise UnreachableError(
-                f"{NAME} still checks whether {what} is compatible (PENDING)",
+                f"{NAME} still checks whether {title} is compatible (PENDING)",
                 hint="wait: the topic continues when the version is available",
             )
         if status not in _DECODED:
             raise TableflowError(
-                f"{what} has the status {status}: it is not compatible with those before it"
+                f"{title} has the status {status}: it is not compatible with those before it"
             )
-        self._versions[uuid] = found
-        sizes = [one.schema.size for one in self._versions.values()]
+        self._versions[uuid] = version
+        sizes = [cached.schema.size for cached in self._versions.values()]
         while len(sizes) > MAX_CACHED or sum(sizes) > MAX_CACHED_CHARACTERS:
             self._versions.popitem(last=False)
             sizes.pop(0)
-        return found
+        return version
 
     def _list(self, name: str) -> list[_Listed]:
         """Return the versions of a schema, the oldest one first; empty: it does not exist."""
@@ -227,14 +233,18 @@ class GlueReader:
             "PaginationConfig": {"PageSize": _PAGE},
         }
         with glue_errors(f"schema {name} of registry {self._registry}"):
-            found = _if_found(
+            summaries = _if_found(
                 lambda: [*every(self._client, "list_schema_versions", "Schemas", **called)]
             )
         listed = [
-            _Listed(_uuid(one["SchemaVersionId"]), int(one["VersionNumber"]), str(one["Status"]))
-            for one in found or ()
+            _Listed(
+                _uuid(summary["SchemaVersionId"]),
+                int(summary["VersionNumber"]),
+                str(summary["Status"]),
+            )
+            for summary in summaries or ()
         ]
-        listed.sort(key=lambda one: one.number)
+        listed.sort(key=lambda entry: entry.number)
         self._listed[name] = self._now(), listed
         return listed
 

@@ -82,10 +82,10 @@ def remembered(function: Callable[P, Result]) -> Callable[P, Result]:
 
     @wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> Result:
-        found = attempt(*arguments, **named)  # type: ignore[arg-type]  # they are hashable
-        if isinstance(found, TableflowError):
-            raise TableflowError(found.message, hint=found.hint)
-        return found
+        outcome = attempt(*arguments, **named)  # type: ignore[arg-type]  # they are hashable
+        if isinstance(outcome, TableflowError):
+            raise TableflowError(outcome.message, hint=outcome.hint)
+        return outcome
 
     return call
 
@@ -181,7 +181,7 @@ def _paths(kind: T.IcebergType, around: int) -> int:
     """:param around: characters of the path to the type"""
     match kind:
         case T.StructType():
-            ends = [(one.field_type, around + len(one.name) + 1) for one in kind.fields]
+            ends = [(field.field_type, around + len(field.name) + 1) for field in kind.fields]
             return sum(end + _paths(inner, end) for inner, end in ends)
         case T.ListType():
             return _paths(kind.element_type, around)

@@ -183,14 +183,14 @@ def within_limits(newest_first: Iterator[RegisteredSchema]) -> list[RegisteredSc
 
     See :data:`MAX_VERSIONS`; no other ones are looked at.
     """
-    found: list[RegisteredSchema] = []
+    kept: list[RegisteredSchema] = []
     size = 0
     for schema in islice(newest_first, MAX_VERSIONS):
         size += schema.size
-        if found and size > MAX_SUBJECT_BYTES:
+        if kept and size > MAX_SUBJECT_BYTES:
             break
-        found.insert(0, schema)
-    return found
+        kept.insert(0, schema)
+    return kept
 
 
 class _TooLargeError(Exception):
@@ -282,14 +282,14 @@ class SubjectReader:
 
     def id_of(self, guid: UUID, context: str = DEFAULT_CONTEXT) -> int | None:
         """Return the id that the schema of a GUID has in a context; None: it has none there."""
-        what = f"schema GUID {guid}"
-        with registry_errors(what):
+        where = f"schema GUID {guid}"
+        with registry_errors(where):
             # The client has no method for it, and a schema by its GUID is one of any context.
-            found: Any = if_found(self._client._rest_client.get, f"schemas/guids/{guid}/ids")
+            answer: Any = if_found(self._client._rest_client.get, f"schemas/guids/{guid}/ids")
             try:
-                ids = {str(one["context"]): int(one["id"]) for one in found or ()}
+                ids = {str(entry["context"]): int(entry["id"]) for entry in answer or ()}
             except (TypeError, KeyError, ValueError):
-                raise unusable(f"the schema registry ({what})", "a list of ids") from None
+                raise unusable(f"the schema registry ({where})", "a list of ids") from None
         if context in ids:
             self._learn(context, guid, ids[context])
         return ids.get(context)
@@ -320,25 +320,27 @@ class SubjectReader:
         self, where: str, schema_id: int, schema: Schema, context: str
     ) -> RegisteredSchema:
         self._client.clear_caches()  # type: ignore[no-untyped-call]  # its caches are unbounded
-        found: dict[str, str] = {}
+        references: dict[str, str] = {}
         schema_type = cast("SchemaType", schema.schema_type or "AVRO")
         text = schema.schema_str or ""
         try:
             if len(text) > MAX_SCHEMA_BYTES:
                 raise _TooLargeError
-            self._resolve(where, schema, found, context)
+            self._resolve(where, schema, references, context)
         except (_TooLargeError, RecursionError):
             problem = (
                 f"the schema has more than {MAX_SCHEMA_BYTES} characters or {MAX_REFERENCES} "
                 "references"
             )
             return RegisteredSchema(schema_id, schema_type, "", problem=problem)
-        return RegisteredSchema(schema_id, schema_type, text, tuple(found.items()))
+        return RegisteredSchema(schema_id, schema_type, text, tuple(references.items()))
 
-    def _resolve(self, where: str, schema: Schema, found: dict[str, str], context: str) -> None:
+    def _resolve(
+        self, where: str, schema: Schema, references: dict[str, str], context: str
+    ) -> None:
         for reference in schema.references or ():
             name, subject, version = reference.name, reference.subject, reference.version
-            if name is None or subject is None or version is None or name in found:
+            if name is None or subject is None or version is None or name in references:
                 continue
             subject, target = self._referenced(context, subject, version)
             if target is None:
@@ -346,9 +348,12 @@ class SubjectReader:
                     f"{where} refers to {name}, but subject {subject} has no version {version}",
                     hint="register the referenced schema again",
                 )
-            self._resolve(where, target, found, context_of(subject))
-            found[name] = target.schema_str or ""
-            if len(found) > MAX_REFERENCES or sum(map(len, found.values())) > MAX_SCHEMA_BYTES:
+            self._resolve(where, target, references, context_of(subject))
+            references[name] = target.schema_str or ""
+            if (
+                len(references) > MAX_REFERENCES
+                or sum(map(len, references.values())) > MAX_SCHEMA_BYTES
+            ):
                 raise _TooLargeError
 
     def _referenced(self, context: str, subject: str, version: int) -> tuple[str, Schema | None]:
@@ -358,10 +363,10 @@ class SubjectReader:
         under the name in the reference.
         """
         full = in_context(context, subject)
-        found = if_found(self._client.get_version, full, version)
-        if found is None and full != subject and not self._has_context(context):
-            full, found = subject, if_found(self._client.get_version, subject, version)
-        return full, found.schema if found else None
+        registered = if_found(self._client.get_version, full, version)
+        if registered is None and full != subject and not self._has_context(context):
+            full, registered = subject, if_found(self._client.get_version, subject, version)
+        return full, registered.schema if registered else None
 
     def _has_context(self, context: str) -> bool:
         contexts = if_found(self._client.get_contexts)

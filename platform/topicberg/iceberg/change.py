@@ -153,8 +153,8 @@ class SnapshotChange:
             seen = before.next_sequence_number(), before.format_version, before.refs
             if isinstance(error, RESTError) and ids == seen:
                 raise
-            what = f"table {'.'.join(table.name())}: another commit came first"
-            raise CommitConflictError(f"{what}: {error}") from error
+            message = f"table {'.'.join(table.name())}: another commit came first"
+            raise CommitConflictError(f"{message}: {error}") from error
         return snapshot
 
     def _snapshot(self) -> Snapshot:
@@ -195,23 +195,23 @@ class SnapshotChange:
             changes = each.content in removed or self._is_forgotten(each)
             (inspected if changes else kept).append(each)
         merged: dict[int, list[ManifestEntry]] = defaultdict(list)
-        for manifest, found in zip(inspected, self._read(inspected), strict=True):
-            has_removed = any(identity(entry.data_file) in self._removed for entry in found)
+        for manifest, entries in zip(inspected, self._read(inspected), strict=True):
+            has_removed = any(identity(entry.data_file) in self._removed for entry in entries)
             if not has_removed and not self._is_forgotten(manifest):
                 kept.append(manifest)
             elif manifest.content == ManifestContent.DELETES:
                 # They become one: each batch replaces some vectors of many earlier batches.
-                merged[manifest.partition_spec_id] += found
+                merged[manifest.partition_spec_id] += entries
             else:
-                written.append(self._written(manifest.content, manifest.partition_spec_id, found))
+                written.append(self._written(manifest.content, manifest.partition_spec_id, entries))
         added: dict[tuple[ManifestContent, int], list[DataFile]] = defaultdict(list)
         for file in self._added:
             added[_kind(file), file.spec_id].append(file)
         for spec_id in merged:
             added.setdefault((ManifestContent.DELETES, spec_id), [])
         for (content, spec_id), files in sorted(added.items()):
-            found = merged[spec_id] if content == ManifestContent.DELETES else []
-            written.append(self._written(content, spec_id, found, files))
+            entries = merged[spec_id] if content == ManifestContent.DELETES else []
+            written.append(self._written(content, spec_id, entries, files))
         return [*written, *kept]
 
     def _is_forgotten(self, manifest: ManifestFile) -> bool:
@@ -233,7 +233,7 @@ class SnapshotChange:
         self,
         content: ManifestContent,
         spec_id: int,
-        held: Iterable[ManifestEntry],
+        entries: Iterable[ManifestEntry],
         added: Iterable[DataFile] = (),
     ) -> ManifestFile:
         """Write a manifest of added files, and of those that earlier manifests held."""
@@ -249,7 +249,7 @@ class SnapshotChange:
         ) as writer:
             for file in added:
                 writer.add(ManifestEntry.from_args(data_file=file))
-            for entry in held:
+            for entry in entries:
                 if identity(entry.data_file) in self._removed:
                     writer.delete(entry)
                 else:
@@ -294,8 +294,8 @@ def _counts(file: DataFile, verb: str, of_data: str) -> dict[str, int]:
     :param verb: ``added`` or ``removed``; for data files and their records: ``of_data``
     """
     files, rows = _COUNTED[file.content]
-    what = of_data if file.content == DataFileContent.DATA else verb
-    facts = {f"{what}-{files}": 1, f"{what}-{rows}": file.record_count}
+    data_verb = of_data if file.content == DataFileContent.DATA else verb
+    facts = {f"{data_verb}-{files}": 1, f"{data_verb}-{rows}": file.record_count}
     facts[f"{verb}-files-size"] = size_of(file)
     if is_vector(file):
         facts[f"{verb}-dvs"] = 1

@@ -100,21 +100,21 @@ def changed(table: Table, column: str, since: Mark | None) -> Changed:
     """Return which hours of ``column`` changed since a mark (None: ever), up to ``main``."""
     if since is None or since.table != table.metadata.table_uuid.hex:
         return _all(table, column)
-    found = changes_since(table, since.snapshot)
-    lost = expired_changes(table, column, since) if found.gap else Changed([])
+    changes = changes_since(table, since.snapshot)
+    lost = expired_changes(table, column, since) if changes.gap else Changed([])
     if lost.everything:
         return lost
     new = [
         Change(hours, snapshot.sequence_number or 0, snapshot.timestamp_ms, snapshot.timestamp_ms)
-        for snapshot in found.new
+        for snapshot in changes.new
         for hours in union(affected_hours(table, snapshot, column))
     ]
     rolled_back = [
         Change(hours, 0, _moved_ms(table, since), _now_ms())
-        for snapshot in found.rolled_back
+        for snapshot in changes.rolled_back
         for hours in union(affected_hours(table, snapshot, column))
     ]
-    return Changed([*lost.changes, *rolled_back, *new], rolled_back=bool(found.rolled_back))
+    return Changed([*lost.changes, *rolled_back, *new], rolled_back=bool(changes.rolled_back))
 
 
 def expired_changes(table: Table, column: str, since: Mark | None) -> Changed:
@@ -260,10 +260,10 @@ def _overlaid(
         for start, stop, number in hours
         for rest in reduce(without, newer, [Hours(start, stop)])
     ]
-    found: list[tuple[int, int, int]] = []
+    ranges: list[tuple[int, int, int]] = []
     for start, stop, number in sorted([*left, *((h.start, h.stop, sequence) for h in newer)]):
-        if found and found[-1][1:] == (start, number):
-            found[-1] = found[-1][0], stop, number
+        if ranges and ranges[-1][1:] == (start, number):
+            ranges[-1] = ranges[-1][0], stop, number
         else:
-            found.append((start, stop, number))
-    return found
+            ranges.append((start, stop, number))
+    return ranges

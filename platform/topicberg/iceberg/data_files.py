@@ -232,10 +232,10 @@ class DataFileWriter:
             is_up = field.direction == SortDirection.ASC
             sorting.append((name, "ascending" if is_up else "descending"))
         nulls = self._order.fields[0].null_order == NullOrder.NULLS_FIRST
-        found = pc.sort_indices(
+        arrow_indices = pc.sort_indices(
             pa.table(keys), sort_keys=sorting, null_placement="at_start" if nulls else "at_end"
         )
-        indices: NDArray[np.intp] = found.to_numpy().astype(np.intp)
+        indices: NDArray[np.intp] = arrow_indices.to_numpy().astype(np.intp)
         return indices
 
     def _write(self, values: tuple[Any, ...], rows: pa.Table, is_copy: bool) -> tuple[str, int]:
@@ -387,8 +387,8 @@ def _grouped(
     combined, size = codes[0].astype(np.int64), known[0]
     for code, count in zip(codes[1:], known[1:], strict=True):
         if size * count > 2**62:
-            found, combined = np.unique(combined, return_inverse=True)
-            size = len(found)
+            distinct, combined = np.unique(combined, return_inverse=True)
+            size = len(distinct)
         combined, size = combined * count + code, size * count
     if order is not None:
         combined = combined[order]
@@ -463,13 +463,13 @@ def repeated(rows: pa.Table) -> list[str]:
     A dictionary of values that do not repeat is built, written and abandoned by the writer: without
     this choice it takes twice as long, and its files are twice as large.
     """
-    found: list[str] = []
+    columns: list[str] = []
     for field in rows.schema:
         if pa.types.is_nested(field.type):
-            found += _leaves(field.name, field.type)
+            columns += _leaves(field.name, field.type)
         elif pa.types.is_dictionary(field.type) or _repeats(rows.column(field.name)):
-            found.append(field.name)
-    return found
+            columns.append(field.name)
+    return columns
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:

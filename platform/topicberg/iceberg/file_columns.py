@@ -30,10 +30,10 @@ def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:
     fields = index_by_id(schema)
 
     def renamed(kind: pa.DataType) -> pa.DataType:
-        return _with_fields(kind, [named(one) for one in _fields_of(kind)])
+        return _with_fields(kind, [named(nested) for nested in _fields_of(kind)])
 
-    def named(one: pa.Field) -> pa.Field:
-        own, number = one.with_type(renamed(one.type)), field_id(one)
+    def named(nested: pa.Field) -> pa.Field:
+        own, number = nested.with_type(renamed(nested.type)), field_id(nested)
         if number is None:
             return own
         return own.with_name(fields[number].name if number in fields else f"\x1f{number}")

@@ -70,12 +70,12 @@ class Files:
     def together(cls, parts: Sequence[Files]) -> Self:
         """Return the files of all parts."""
         partitions: dict[Partition, int] = {}
-        held: list[Files] = [cls.of([])]
+        renumbered: list[Files] = [cls.of([])]
         for part in parts:
             number = [partitions.setdefault(each, len(partitions)) for each in part.partitions]
-            held.append(replace(part, partition=np.array(number, np.int32)[part.partition]))
+            renumbered.append(replace(part, partition=np.array(number, np.int32)[part.partition]))
         names = [field.name for field in fields(cls)][: len(_TYPES)]
-        arrays = (np.concatenate([getattr(part, name) for part in held]) for name in names)
+        arrays = (np.concatenate([getattr(part, name) for part in renumbered]) for name in names)
         values: Any = (*arrays, tuple(partitions))
         return cls(*values)
 

@@ -31,11 +31,13 @@ def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
         parquet = pq.ParquetFile(stream)
         arrow = parquet.schema_arrow
         known = names_by_id(arrow)
-        held = _rows_at(parquet, rows.positions, [known[one] for one in ids if one in known])
+        arrow_rows = _rows_at(
+            parquet, rows.positions, [known[field_id] for field_id in ids if field_id in known]
+        )
     columns = []
     for number, kind in zip(ids, types, strict=True):
         if number in known:
-            column, field = held.column(known[number]), arrow.field(known[number])
+            column, field = arrow_rows.column(known[number]), arrow.field(known[number])
             columns.append(with_names_of(table.schema(), column, field).cast(kind))
         else:
             columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))

@@ -98,13 +98,13 @@ class FileHours:
 
         :param snapshot: one that has the files
         """
-        found, vectors = list[Hours](), set[str]()
+        ranges, vectors = list[Hours](), set[str]()
         for file in files:
             if is_vector(file) and not self._of_partition(file):
                 vectors.add(str(referenced_file(file)))  # the manifests are read once for all
             else:
-                found += self.of(file, snapshot)
-        return found + (self._of_named(vectors, snapshot) if vectors else [])
+                ranges += self.of(file, snapshot)
+        return ranges + (self._of_named(vectors, snapshot) if vectors else [])
 
     def held(self, snapshot: Snapshot) -> list[Hours]:
         """Return the hours of all data files of a snapshot."""
@@ -134,13 +134,13 @@ class FileHours:
 
     def _of_named(self, paths: set[str] | None, snapshot: Snapshot) -> list[Hours]:
         """Return the hours of data files of a snapshot: those with these paths, or all."""
-        io, found, silent = self._table.io, list[Hours](), list[tuple[str, FileFormat]]()
+        io, ranges, silent = self._table.io, list[Hours](), list[tuple[str, FileFormat]]()
         manifests = [m for m in snapshot.manifests(io) if m.content == ManifestContent.DATA]
         waiting = None if paths is None else set(paths)
         for known in in_parallel(self._manifest, manifests):
             for path in known if waiting is None else waiting & known.keys():
                 hours, kind = known[path]
-                found += hours
+                ranges += hours
                 if not hours:
                     silent.append((path, kind))
             if waiting is not None:
@@ -148,8 +148,8 @@ class FileHours:
                 if not waiting:
                     break
         for hours in in_parallel(lambda each: self._of_footer(*each), silent):
-            found += hours
-        return union(found)
+            ranges += hours
+        return union(ranges)
 
     # Manifests never change, and a sensor reads the same ones at every tick.
     @cached(
@@ -196,21 +196,21 @@ def _footer_hours(io: FileIO, path: str, field: NestedField) -> list[Hours]:
     places = [n for n in range(footer.num_columns) if footer.schema.column(n).path == name]
     if not known or len(places) != 1:
         return []
-    found: list[Hours] = []
+    ranges: list[Hours] = []
     for group in range(footer.num_row_groups):
         statistics = footer.row_group(group).column(places[0]).statistics
         rows = footer.row_group(group).num_rows
         if statistics is None or not statistics.has_null_count:
             return []
         if statistics.null_count:
-            found.append(NO_TIME)
+            ranges.append(NO_TIME)
         if statistics.null_count == rows:
             continue
         if not statistics.has_min_max:
             return []
         unit = 24 * HOUR_MICROSECONDS if pa.types.is_date32(kind) else 1
-        found.append(_between(field, statistics.min_raw * unit, statistics.max_raw * unit))
-    return union(found)
+        ranges.append(_between(field, statistics.min_raw * unit, statistics.max_raw * unit))
+    return union(ranges)
 
 
 def partition_hours(value: int | date | None, width: int) -> Hours:

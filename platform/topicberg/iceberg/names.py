@@ -30,14 +30,14 @@ def name_in_files(name: str) -> str:
     function of that name accepts more characters as letters.
     """
     text = name.encode("utf-16-be")
-    units = [chr(text[at] << 8 | text[at + 1]) for at in range(0, len(text), 2)]
+    units = [chr(text[position] << 8 | text[position + 1]) for position in range(0, len(text), 2)]
     return "".join(
         unit
-        if unit == "_" or category(unit)[0] == "L" or (at > 0 and category(unit) == "Nd")
+        if unit == "_" or category(unit)[0] == "L" or (position > 0 and category(unit) == "Nd")
         else f"_{unit}"
         if category(unit) == "Nd"
         else f"_x{ord(unit):X}"
-        for at, unit in enumerate(units)
+        for position, unit in enumerate(units)
     )
 
 
@@ -59,7 +59,7 @@ def partition_field_name(column: str, suffix: str, taken: Iterable[str]) -> str:
     :param suffix: the transform; empty for ``identity``
     :param taken: names of the other columns of the table, and of its other partition fields
     """
-    base = _NOT_ASCII.sub(lambda found: f"_x{ord(found[0]):X}", column)
+    base = _NOT_ASCII.sub(lambda match: f"_x{ord(match[0]):X}", column)
     name = base = f"{base}_{suffix}" if suffix else base
     in_files = {name_in_files(other).lower() for other in taken}
     number = 1

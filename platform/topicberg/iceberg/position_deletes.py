@@ -167,8 +167,8 @@ def trim_deletes(table: Table) -> int:
             for file in deletes.files
             if any(path not in data for path, _ in read_deletes(table.io, file.file_path))
         ]
-        found = _positions(table.io, stale, data.keys())
-        kept = [FileRows(data[path], np.unique(positions)) for path, positions in found.items()]
+        by_path = _positions(table.io, stale, data.keys())
+        kept = [FileRows(data[path], np.unique(positions)) for path, positions in by_path.items()]
         change.add(_written(table, each) for each in _by_partition(kept))
     change.remove(stale)
     if stale:

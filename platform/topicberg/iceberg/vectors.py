@@ -128,14 +128,14 @@ def read_vectors(
         with io.new_input(wanted[0].file_path).open() as stream:
             stream.seek(first)
             content = stream.read(end - first)
-        found = []
+        deleted = []
         for vector, (offset, length) in zip(wanted, ranges, strict=True):
             blob = content[offset - first : offset - first + length]
-            found.append((str(referenced_file(vector)), _decoded(blob, vector)))
-        return found
+            deleted.append((str(referenced_file(vector)), _decoded(blob, vector)))
+        return deleted
 
-    for found in in_parallel(read, by_path.values()):
-        yield from found
+    for deleted in in_parallel(read, by_path.values()):
+        yield from deleted
 
 
 def _decoded(blob: bytes, vector: DataFile) -> NDArray[np.uint32]:

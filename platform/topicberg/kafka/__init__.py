@@ -148,15 +148,17 @@ def ensure_topic(
     await_topic(endpoints, spec.name)
     partitions = spec.partitions
     if not created:
-        found = topic_config(endpoints, spec.name)
+        configuration = topic_config(endpoints, spec.name)
         # First: partitions cannot be removed from a topic that is not what its spec says.
-        _check_cleanup_policy(spec, found.get("cleanup.policy") or "delete")
+        _check_cleanup_policy(spec, configuration.get("cleanup.policy") or "delete")
         partitions = partition_count(endpoints, spec.name)
-        if (drift := partition_drift(spec, partitions, found.get("cleanup.policy"))) is not None:
+        if (
+            drift := partition_drift(spec, partitions, configuration.get("cleanup.policy"))
+        ) is not None:
             if not drift.can_grow:
                 raise drift
             logger.warning("%s; %s", drift.message, drift.hint)
-        _converge_config(spec, endpoints, found)
+        _converge_config(spec, endpoints, configuration)
     ids = {
         id(schema): register_schema(endpoints, subject, schema, path)
         for subject, schema, path in spec.schema_files(config)
@@ -253,16 +255,16 @@ def topic_configs(
         resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in some]
         futures = admin.describe_configs(resources, request_timeout=TIMEOUT_SECONDS)
         for resource, future in futures.items():
-            what = f"describe the configuration of {resource.name}"
-            found: dict[str, str | None] | TopicbergError
+            action = f"describe the configuration of {resource.name}"
+            configuration: dict[str, str | None] | TopicbergError
             try:
-                entries = result_of(future, endpoints, what)
-                found = {name: entry.value for name, entry in entries.items()}
+                entries = result_of(future, endpoints, action)
+                configuration = {name: entry.value for name, entry in entries.items()}
             except UnreachableError:
                 raise
             except TopicbergError as error:
-                found = error
-            yield str(resource.name), found
+                configuration = error
+            yield str(resource.name), configuration
 
 
 def topic_id(endpoints: Endpoints, topic: str) -> str:
@@ -336,7 +338,7 @@ def admin_client(endpoints: Endpoints, *, writes: bool = False) -> AdminClient:
 
 
 def _known_failure(
-    endpoints: Endpoints, what: str, since: float | None = None
+    endpoints: Endpoints, action: str, since: float | None = None
 ) -> TopicbergError | None:
     """Return why this request has no answer, if a client has said so.
 
@@ -351,35 +353,35 @@ def _known_failure(
         if failure is None or failure.at < recent:
             continue
         if failure.name in _NOT_REACHED:
-            return _not_reached(endpoints, failure.text, what)
-        return _login_error(endpoints, failure.text, what)
+            return _not_reached(endpoints, failure.text, action)
+        return _login_error(endpoints, failure.text, action)
     return None
 
 
-def _login_error(endpoints: Endpoints, text: str, what: str) -> TopicbergError:
+def _login_error(endpoints: Endpoints, text: str, action: str) -> TopicbergError:
     """Return the error of a login that failed."""
     address, login = endpoints.kafka_listener()
     reason = next(iter(text.splitlines()), "")[-300:]
     message = f"the login to Kafka at {address} failed"
     if _NO_TOKEN.search(reason):
         return UnreachableError(
-            f"{message} ({login.auth}, {what}): the OAuth server {login.token_uri} does not "
+            f"{message} ({login.auth}, {action}): the OAuth server {login.token_uri} does not "
             f"answer: {reason}",
             hint=login.settings_hint(),
         )
     if _REFUSED_BY_SERVER in reason:
         reason = f"the OAuth server {login.token_uri}: {reason}"
-    return LoginError(f"{message} ({login.auth}, {what}): {reason}", hint=login.settings_hint())
+    return LoginError(f"{message} ({login.auth}, {action}): {reason}", hint=login.settings_hint())
 
 
-def _not_reached(endpoints: Endpoints, text: str, what: str) -> TopicbergError:
+def _not_reached(endpoints: Endpoints, text: str, action: str) -> TopicbergError:
     """Return the error of a broker whose name does not resolve, or whose TLS fails."""
     address, login = endpoints.kafka_listener()
     if broker := _BROKER.search(text):
         address = f"{broker[1]}:{broker[2]}"
-    known = connection_error("Kafka", text, where=what, address=address, authority=login.ca_file)
+    known = connection_error("Kafka", text, where=action, address=address, authority=login.ca_file)
     return known or CertificateError(
-        f"Kafka at {address} cannot be reached ({what}): {first_line(Exception(text))[:300]}",
+        f"Kafka at {address} cannot be reached ({action}): {first_line(Exception(text))[:300]}",
         hint="check that the port in TOPICBERG_KAFKA_BOOTSTRAP is of a listener for "
         "TOPICBERG_KAFKA_SECURITY_PROTOCOL; if it asks for the client's certificate, check "
         "TOPICBERG_KAFKA_CERTIFICATE_FILE as well",
@@ -499,7 +501,9 @@ def partition_drift(
     """
     if partitions == spec.partitions:
         return None
-    what = f"topic {spec.name} has {count(partitions, 'partition')}, its spec has {spec.partitions}"
+    message = (
+        f"topic {spec.name} has {count(partitions, 'partition')}, its spec has {spec.partitions}"
+    )
     if partitions > spec.partitions:
         hint = f"set `partitions: {partitions}`: Kafka cannot remove partitions"
     elif spec.is_compacted or is_compacted(cleanup_policy):
@@ -512,8 +516,8 @@ def partition_drift(
             f"run `topicberg topics grow {spec.name}` to add them, which cannot be undone and "
             f"moves keys to other partitions, or set `partitions: {partitions}`"
         )
-        return PartitionDriftError(what, hint=hint, can_grow=True)
-    return PartitionDriftError(what, hint=hint)
+        return PartitionDriftError(message, hint=hint, can_grow=True)
+    return PartitionDriftError(message, hint=hint)
 
 
 def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
@@ -549,12 +553,14 @@ def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
     logger.info("topic %s has %d partitions now", spec.name, spec.partitions)
 
 
-def _converge_config(spec: TopicSpec, endpoints: Endpoints, found: dict[str, str | None]) -> None:
+def _converge_config(
+    spec: TopicSpec, endpoints: Endpoints, configuration: dict[str, str | None]
+) -> None:
     """Set the configurations of the spec that the topic has otherwise.
 
-    :param found: the topic's configuration
+    :param configuration: the topic's configuration
     """
-    changes = {k: v for k, v in spec.topic_config.items() if found.get(k) != v}
+    changes = {k: v for k, v in spec.topic_config.items() if configuration.get(k) != v}
     if not changes:
         return
     entries = [

@@ -104,7 +104,7 @@ def first_times(
         record does not arrive in time
     :raises UnreachableError: see ``is_needed``
     """
-    found: dict[int, int] = {}
+    times: dict[int, int] = {}
     waiting = set(offsets)
     seconds = NEEDED_SECONDS if is_needed else SAMPLE_SECONDS
     with _consumer(endpoints, topic, offsets, committed=False) as consumer:
@@ -114,7 +114,7 @@ def first_times(
                 continue
             partition, error = message.partition() or 0, message.error()
             if error is None:
-                found.setdefault(partition, message.timestamp()[1])
+                times.setdefault(partition, message.timestamp()[1])
             elif error.code() not in (KafkaError._PARTITION_EOF, *DAMAGED):
                 continue
             waiting.discard(partition)
@@ -124,7 +124,7 @@ def first_times(
             f"{seconds:.0f} s",
             hint=f"{see_whether_it_runs('Kafka')}; see whether the partition has a leader",
         )
-    return found
+    return times
 
 
 def record_bytes(
@@ -140,7 +140,7 @@ def record_bytes(
     records = sum(end - start for start, end in ranges.values())
     last = (_SPOTS if records >= _SMALL_BATCH else _SPOTS_OF_A_SMALL_BATCH) - 1
     largest = sorted(ranges, key=lambda p: ranges[p][0] - ranges[p][1])[:_SAMPLED_PARTITIONS]
-    found: list[float | None] = []
+    averages: list[float | None] = []
     small = {"fetch.message.max.bytes": 64 * 1024, "queued.max.messages.kbytes": 4096}
     with _consumer(endpoints, topic, {}, committed=False, **small) as consumer:
         deadline = time.monotonic() + SAMPLE_SECONDS
@@ -153,9 +153,9 @@ def record_bytes(
             sizes = _sample(consumer, topic, spots, deadline)
             weights = {p: ranges[p][1] - ranges[p][0] for p in sizes}
             total = sum(weights.values())
-            found.append(sum(sizes[p] * weights[p] for p in sizes) / total if total else None)
-    known = [size for size in found if size is not None]
-    return [max(known) if size is None else size for size in found] if known else []
+            averages.append(sum(sizes[p] * weights[p] for p in sizes) / total if total else None)
+    known = [size for size in averages if size is not None]
+    return [max(known) if size is None else size for size in averages] if known else []
 
 
 def _sample(

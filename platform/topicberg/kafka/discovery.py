@@ -55,7 +55,9 @@ def list_topics(endpoints: Endpoints) -> dict[str, int]:
             f"Kafka at {endpoints.kafka_bootstrap} does not list its topics: {error.args[0].str()}",
             hint=see_whether_it_runs("Kafka"),
         ) from error
-    return {name: len(one.partitions) for name, one in listed.topics.items() if one.error is None}
+    return {
+        name: len(topic.partitions) for name, topic in listed.topics.items() if topic.error is None
+    }
 
 
 def find_topics(
@@ -73,7 +75,7 @@ def find_topics(
         raise SpecError(f"--from-kafka: {reason}") from None
     there = {n: count for n, count in list_topics(endpoints).items() if pattern.matches(n)}
     specs, problems = check_topics(config)
-    known = {spec.name for spec in specs} | {name for one in problems for name in one.names}
+    known = {spec.name for spec in specs} | {name for problem in problems for name in problem.names}
     new = sorted(there.keys() - known)
     return _read(new, there, {}, endpoints), sorted(there.keys() & known)
 
@@ -90,10 +92,10 @@ def find_topic(name: str, endpoints: Endpoints, subject: str | None = None) -> F
     named: dict[Part, SchemaSource] = {}
     if subject is not None:
         named["value"] = SchemaSource(subject)
-    (found,) = _read([name], {name: partitions}, {name: named}, endpoints).values()
-    if found.problem is not None:
-        raise TopicbergError(found.problem)
-    return found
+    (topic,) = _read([name], {name: partitions}, {name: named}, endpoints).values()
+    if topic.problem is not None:
+        raise TopicbergError(topic.problem)
+    return topic
 
 
 def discover(
@@ -120,26 +122,26 @@ def discover(
     # A topic without a schema may have been created before its producer registered one.
     hasty = [name for name in names if name in known and known[name].value is None]
     read = {*(n for n in names if n not in known), *hasty, *oldest[:sweep]}
-    found = {name: known[name] for name in names if name in known}
+    topics = {name: known[name] for name in names if name in known}
     if read:
         now = time.time()
         named = {name: wanted.sources(name) for name in read}
         for name, topic in _read(sorted(read), there, named, endpoints, config).items():
             _keep_rows(topic, known.get(name))
             if topic.problem is None or name not in known or known[name].problem is not None:
-                found[name] = topic
+                topics[name] = topic
             else:
                 logger.warning(
                     "the last discovery of topic %s stays in use: %s", name, topic.problem
                 )
-            found[name].looked_at = now
-    for name, topic in found.items():
+            topics[name].looked_at = now
+    for name, topic in topics.items():
         topic.partitions = there[name]
-    write_discovery(config, Discovery(topics=dict(sorted(found.items()))))
-    new, gone = sorted(found.keys() - known.keys()), sorted(known.keys() - found.keys())
-    for what, some in (("found", new), ("no longer there", gone)):
+    write_discovery(config, Discovery(topics=dict(sorted(topics.items()))))
+    new, gone = sorted(topics.keys() - known.keys()), sorted(known.keys() - topics.keys())
+    for state, some in (("found", new), ("no longer there", gone)):
         if some:
-            logger.info("%d topics %s, the first one is %s", len(some), what, some[0])
+            logger.info("%d topics %s, the first one is %s", len(some), state, some[0])
     return new, gone
 
 
@@ -164,11 +166,11 @@ def _read(
     :param named: where schemas are, if not in TopicNameStrategy's subjects, by topic
     :param config: where the schemas are written for the definitions; None: they are not
     """
-    found = _configured(names, partitions, endpoints)
+    topics = _configured(names, partitions, endpoints)
     registry = endpoints.schema_registry_client()
     subjects = set[str]()
     sources = [named.get(name, {}).get(part, SchemaSource()) for name in names for part in PARTS]
-    if any(one.framing != "glue" for one in sources):
+    if any(source.framing != "glue" for source in sources):
         with registry_errors("the subjects"):
             subjects = set(registry.get_subjects())
 
@@ -182,7 +184,7 @@ def _read(
         return None
 
     def read(name: str) -> None:
-        topic = found[name]
+        topic = topics[name]
         try:
             topic.value, topic.key = newest(name, "value"), newest(name, "key")
         except UnreachableError:
@@ -191,8 +193,8 @@ def _read(
             topic.problem = str(error)
 
     with ThreadPoolExecutor(_READERS) as pool:
-        list(pool.map(read, (name for name in names if found[name].problem is None)))
-    return found
+        list(pool.map(read, (name for name in names if topics[name].problem is None)))
+    return topics
 
 
 def _candidates(topic: str, part: Part, named: Mapping[Part, SchemaSource]) -> list[str]:
@@ -218,10 +220,10 @@ def _glue_schema(
         newest = glue_reader(endpoints, config).newest(name)
     except TableflowError:
         return None
-    found = found_in_glue(topic, newest)
+    schema = found_in_glue(topic, newest)
     if config is not None:
-        update_file(schema_file(config, topic, part, found.format), newest.schema.text)
-    return found
+        update_file(schema_file(config, topic, part, schema.format), newest.schema.text)
+    return schema
 
 
 def _schema(
@@ -250,14 +252,14 @@ def _configured(
     names: list[str], partitions: Mapping[str, int], endpoints: Endpoints
 ) -> dict[str, FoundTopic]:
     """Return the topics with what their configurations say."""
-    found = {}
+    topics = {}
     for name, settings in kafka.topic_configs(endpoints, names):
-        topic = found[name] = FoundTopic(partitions=partitions[name], is_compacted=False)
+        topic = topics[name] = FoundTopic(partitions=partitions[name], is_compacted=False)
         if isinstance(settings, TopicbergError):
             topic.problem = settings.message
         else:
             topic.is_compacted = kafka.is_compacted(settings.get("cleanup.policy"))
-    return found
+    return topics
 
 
 class Discoverer(threading.Thread):

@@ -55,9 +55,9 @@ class EndReader:
         if self._now() >= self._describe_at or not self._described.keys() >= committed.keys():
             self._describe(committed)
         known = {
-            topic: one
+            topic: description
             for topic in committed
-            if isinstance(one := self._described.get(topic), _Described)
+            if isinstance(description := self._described.get(topic), _Described)
         }
         high = self._list(known, IsolationLevel.READ_UNCOMMITTED)
         waiting = {
@@ -66,18 +66,18 @@ class EndReader:
             if isinstance(ends, dict) and ends != committed[topic]
         }
         stable = self._list(waiting, IsolationLevel.READ_COMMITTED)
-        found: dict[str, Ends | TopicbergError] = {}
+        ends_by_topic: dict[str, Ends | TopicbergError] = {}
         for topic in committed:
-            one, ends = self._described[topic], high.get(topic)
+            description, ends = self._described[topic], high.get(topic)
             readable = stable.get(topic, ends)
-            if isinstance(one, TopicbergError):
-                found[topic] = one
+            if isinstance(description, TopicbergError):
+                ends_by_topic[topic] = description
             elif isinstance(ends, dict) and isinstance(readable, dict):
-                found[topic] = Ends(one.topic_id, ends, readable)
+                ends_by_topic[topic] = Ends(description.topic_id, ends, readable)
             else:
                 failed = next(e for e in (ends, readable) if isinstance(e, TopicbergError))
-                found[topic], self._describe_at = failed, 0.0
-        return found
+                ends_by_topic[topic], self._describe_at = failed, 0.0
+        return ends_by_topic
 
     def _describe(self, topics: Collection[str]) -> None:
         self._described = {}
@@ -88,9 +88,9 @@ class EndReader:
             TopicCollection(list(topics)), request_timeout=TIMEOUT_SECONDS
         )
         for topic, future in futures.items():
-            what = f"describe topic {topic}"
+            action = f"describe topic {topic}"
             try:
-                described = result_of(future, self._endpoints, what)
+                described = result_of(future, self._endpoints, action)
             except UnreachableError:
                 self._describe_at = 0.0
                 raise
@@ -99,12 +99,14 @@ class EndReader:
                 continue
             # A request for the ends waits for all leaders: without this, one topic delays all.
             if any(p.leader is None or p.leader.id < 0 for p in described.partitions):
-                self._described[topic] = no_leader(what)
+                self._described[topic] = no_leader(action)
                 continue
             numbers = sorted(partition.id for partition in described.partitions)
             places = tuple(TopicPartition(topic, number) for number in numbers)
             self._described[topic] = _Described(str(described.topic_id), places)
-        failed = any(isinstance(one, TopicbergError) for one in self._described.values())
+        failed = any(
+            isinstance(description, TopicbergError) for description in self._described.values()
+        )
         self._describe_at = self._now() + (1.0 if failed else DESCRIBE_SECONDS)
 
     def _list(
@@ -116,17 +118,17 @@ class EndReader:
         futures = admin_client(self._endpoints).list_offsets(
             wanted, isolation_level=level, request_timeout=TIMEOUT_SECONDS
         )
-        found: dict[str, Offsets | TopicbergError] = {topic: {} for topic in topics}
+        offsets_by_topic: dict[str, Offsets | TopicbergError] = {topic: {} for topic in topics}
         for place, future in futures.items():
-            ends = found[place.topic]
+            ends = offsets_by_topic[place.topic]
             if isinstance(ends, TopicbergError):
                 continue
             try:
-                one = result_of(future, self._endpoints, f"list the offsets of {place.topic}")
-                ends[place.partition] = one.offset
+                end = result_of(future, self._endpoints, f"list the offsets of {place.topic}")
+                ends[place.partition] = end.offset
             except UnreachableError:
                 self._describe_at = 0.0
                 raise
             except TopicbergError as error:
-                found[place.topic] = error
-        return found
+                offsets_by_topic[place.topic] = error
+        return offsets_by_topic

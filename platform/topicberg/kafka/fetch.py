@@ -126,14 +126,14 @@ class _CompiledFetcher:
         return int(client)
 
     def _assign(self, topic: str, starts: Mapping[int, int]) -> None:
-        found = self._library.rd_kafka_topic_partition_list_new(len(starts))
+        assignment = self._library.rd_kafka_topic_partition_list_new(len(starts))
         for partition, offset in starts.items():
-            self._library.rd_kafka_topic_partition_list_add(found, topic.encode(), partition)
+            self._library.rd_kafka_topic_partition_list_add(assignment, topic.encode(), partition)
             self._library.rd_kafka_topic_partition_list_set_offset(
-                found, topic.encode(), partition, offset
+                assignment, topic.encode(), partition, offset
             )
-        failed = self._library.rd_kafka_assign(self._client, found)
-        self._library.rd_kafka_topic_partition_list_destroy(found)
+        failed = self._library.rd_kafka_assign(self._client, assignment)
+        self._library.rd_kafka_topic_partition_list_destroy(assignment)
         if failed:
             raise FetchError(f"partitions cannot be assigned: {self._text(failed)}")
 
@@ -202,14 +202,14 @@ class _CompiledFetcher:
             if partition < len(self._ends) and 0 <= self._ends[partition] <= offset:
                 self._ends[partition] = -2
         elif code not in _RETRIED:
-            what = f"{self._text(code)}: {reason.decode(errors='replace')}"
+            text = f"{self._text(code)}: {reason.decode(errors='replace')}"
             reached = int(self._reached[partition]) if partition < len(self._reached) else 0
             if 0 <= partition < len(self._ends) and _is_behind(
                 code, max(offset, reached), int(self._ends[partition])
             ):
                 self._ends[partition] = -2
                 return
-            raise _failure(code, partition, max(offset, reached), what)
+            raise _failure(code, partition, max(offset, reached), text)
 
 
 class _Token:
@@ -330,7 +330,7 @@ class _ClientFetcher:
         :raises FetchError: one is an error
         :raises DamagedRecordsError: what Kafka has cannot be read
         """
-        found = []
+        wanted = []
         for message in messages:
             partition, offset, error = message.partition(), message.offset(), message.error()
             end = self._ends.get(partition or 0, -1)
@@ -343,8 +343,8 @@ class _ClientFetcher:
             if end < 0 or offset is None or (error and error.code() in _RETRIED):
                 continue
             if error is None and offset < end:
-                found.append(message)
+                wanted.append(message)
                 self._reached[partition or 0] = offset + 1
             if offset + (error is None) >= end:
                 del self._ends[partition or 0]
-        return found
+        return wanted

@@ -266,5 +266,5 @@ def holders(endpoints: Endpoints, group: str, names: list[str]) -> dict[str, str
     if not topics:
         return {}
     count = max(kafka.partition_count(endpoints, topic) for topic in topics)
-    found = {name: by_partition.get(partition_of(name, count)) for name in names}
-    return {name: member for name, member in found.items() if member is not None}
+    members = {name: by_partition.get(partition_of(name, count)) for name in names}
+    return {name: member for name, member in members.items() if member is not None}

@@ -29,8 +29,8 @@ def library() -> ctypes.CDLL:
     """:raises NotCoveredError: the client has no librdkafka of its own"""
     package = Path(confluent_kafka.__file__).parent
     folders = (package.with_name("confluent_kafka.libs"), package / ".dylibs")
-    found = [str(one) for folder in folders for one in sorted(folder.glob("librdkafka*"))]
-    name = next(iter(found), _LOADED)  # which the client has loaded if it has none of its own
+    paths = [str(path) for folder in folders for path in sorted(folder.glob("librdkafka*"))]
+    name = next(iter(paths), _LOADED)  # which the client has loaded if it has none of its own
     try:
         loaded = ctypes.CDLL(name)
         llvmlite.binding.load_library_permanently(name)
@@ -108,7 +108,7 @@ def _gather(  # type: ignore[no-untyped-def]
     header_offsets,
     has_header_value,
     is_repeated_header,
-    at,
+    row,
 ):
     """Copy messages into arrays, and release them.
 
@@ -122,7 +122,7 @@ def _gather(  # type: ignore[no-untyped-def]
         message = messages[number]
         partition = load_int32(message + 16)
         if load_int32(message) != 0:
-            return number, at, EVENT
+            return number, row, EVENT
         offset = load_int64(message + 56)
         if partition >= len(ends) or offset >= ends[partition]:
             if partition < len(ends) and ends[partition] >= 0:
@@ -131,13 +131,13 @@ def _gather(  # type: ignore[no-untyped-def]
             continue
         source, size = load_int64(message + 24), load_int64(message + 32)
         key, key_size = load_int64(message + 40), load_int64(message + 48)
-        begin, key_begin = value_offsets[at], key_offsets[at]
-        if at == rows or begin + size > room or key_begin + key_size > room:
-            return number, at, FULL
-        found = header_ends[at]
+        begin, key_begin = value_offsets[row], key_offsets[row]
+        if row == rows or begin + size > room or key_begin + key_size > room:
+            return number, row, FULL
+        header = header_ends[row]
         if _headers(pointer(message), pointer(here + 8)) == 0:
             index = np.uint64(0)
-            begun = found
+            begun = header
             while (
                 _header(
                     pointer(load_int64(here + 8)),
@@ -151,14 +151,14 @@ def _gather(  # type: ignore[no-untyped-def]
                 name, value = load_int64(here + 16), load_int64(here + 24)
                 value_size = load_int64(here + 32) if value != 0 else np.int64(0)
                 name_size = np.int64(_length(pointer(name)))
-                name_begin, value_begin = header_offsets[0, found], header_offsets[1, found]
+                name_begin, value_begin = header_offsets[0, header], header_offsets[1, header]
                 if (
-                    found == header_room
+                    header == header_room
                     or name_begin + name_size > room
                     or value_begin + value_size > room
                 ):
-                    return number, at, FULL
-                for other in range(begun, found):
+                    return number, row, FULL
+                for other in range(begun, header):
                     start = header_offsets[0, other]
                     if header_offsets[0, other + 1] - start == name_size:
                         same = True
@@ -171,28 +171,28 @@ def _gather(  # type: ignore[no-untyped-def]
                             is_repeated_header[other] = 1
                 copy(header_to + name_begin, name, name_size)
                 copy(header_to + room + value_begin, value, value_size)
-                header_offsets[0, found + 1] = name_begin + name_size
-                header_offsets[1, found + 1] = value_begin + value_size
-                has_header_value[found] = 1 if value != 0 else 0
-                is_repeated_header[found] = 0
-                found += 1
+                header_offsets[0, header + 1] = name_begin + name_size
+                header_offsets[1, header + 1] = value_begin + value_size
+                has_header_value[header] = 1 if value != 0 else 0
+                is_repeated_header[header] = 0
+                header += 1
                 index += np.uint64(1)
-        header_ends[at + 1] = found
+        header_ends[row + 1] = header
         copy(to + begin, source, size)
-        value_offsets[at + 1] = begin + size
-        has_value[at] = 1 if source != 0 else 0
+        value_offsets[row + 1] = begin + size
+        has_value[row] = 1 if source != 0 else 0
         copy(key_to + key_begin, key, key_size)
-        key_offsets[at + 1] = key_begin + key_size
-        has_key[at] = 1 if key != 0 else 0
-        partitions[at] = partition
-        offsets[at] = offset
-        times[at] = _timestamp(pointer(message), pointer(here))
-        time_types[at] = scratch[0]
+        key_offsets[row + 1] = key_begin + key_size
+        has_key[row] = 1 if key != 0 else 0
+        partitions[row] = partition
+        offsets[row] = offset
+        times[row] = _timestamp(pointer(message), pointer(here))
+        time_types[row] = scratch[0]
         if offset + 1 == ends[partition]:
             ends[partition] = -2
         _destroy(pointer(message))
-        at += 1
-    return count, at, DONE
+        row += 1
+    return count, row, DONE
 
 
 def compile_gather() -> None:
@@ -208,14 +208,14 @@ def compile_gather() -> None:
 def gather(
     records: Records,
     messages: NDArray[np.int64],
-    held: int,
+    count: int,
     first: int,
     ends: NDArray[np.int64],
     scratch: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    found: tuple[int, int, int] = _gather(
+    gathered: tuple[int, int, int] = _gather(
         messages,
-        held,
+        count,
         first,
         ends,
         scratch,
@@ -237,4 +237,4 @@ def gather(
         records.is_repeated_header,
         records.count,
     )
-    return found
+    return gathered

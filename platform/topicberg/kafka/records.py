@@ -60,44 +60,47 @@ class Records:
 
     def append(self, messages: Sequence[Message]) -> int:
         """Add messages of the Python client; return how many of them fit."""
-        at, count = self.count, min(len(messages), self.rows - self.count)
+        first, count = self.count, min(len(messages), self.rows - self.count)
         messages = messages[:count]
-        keys, values = [one.key() for one in messages], [one.value() for one in messages]
-        given: list[Any] = [one.headers() for one in messages]
-        headers: list[list[tuple[str, Any]]] = [list(one or ()) for one in given]
-        names = [[name.encode(errors="surrogateescape") for name, _ in one] for one in headers]
+        keys, values = (
+            [message.key() for message in messages],
+            [message.value() for message in messages],
+        )
+        given: list[Any] = [message.headers() for message in messages]
+        headers: list[list[tuple[str, Any]]] = [list(pairs or ()) for pairs in given]
+        names = [[name.encode(errors="surrogateescape") for name, _ in pairs] for pairs in headers]
         used = [
-            int(self.key_offsets[at]),
-            int(self.value_offsets[at]),
-            *(int(part[self.header_ends[at]]) for part in self.header_offsets),
+            int(self.key_offsets[first]),
+            int(self.value_offsets[first]),
+            *(int(part[self.header_ends[first]]) for part in self.header_offsets),
         ]
         sizes = np.zeros((4, count + 1), np.int64)
         for row, parts in enumerate((keys, values)):
-            sizes[row, 1:] = [0 if one is None else len(one) for one in parts]
+            sizes[row, 1:] = [0 if part is None else len(part) for part in parts]
         if any(headers):
-            sizes[2, 1:] = [sum(map(len, one)) for one in names]
-            sizes[3, 1:] = [sum(len(value or b"") for _, value in one) for one in headers]
+            sizes[2, 1:] = [sum(map(len, record_names)) for record_names in names]
+            sizes[3, 1:] = [sum(len(value or b"") for _, value in pairs) for pairs in headers]
         ends = np.cumsum(sizes, axis=1) + np.array(used)[:, None]
-        totals = np.cumsum([0, *map(len, names)]) + int(self.header_ends[at])
+        totals = np.cumsum([0, *map(len, names)]) + int(self.header_ends[first])
         fits = (ends <= self.size).all(axis=0) & (totals <= self.header_rooms)
         count = int(np.count_nonzero(fits)) - 1  # sizes only grow
-        to = at + count
+        to = first + count
         for data, offsets, present, parts, row in (
             (self.keys, self.key_offsets, self.has_key, keys, 0),
             (self.values, self.value_offsets, self.has_value, values, 1),
         ):
-            whole = b"".join(one or b"" for one in parts[:count])
+            whole = b"".join(part or b"" for part in parts[:count])
             data[used[row] : used[row] + len(whole)] = np.frombuffer(whole, np.uint8)
-            offsets[at : to + 1] = ends[row, : count + 1]
-            present[at:to] = [one is not None for one in parts[:count]]
-        self.partitions[at:to] = [one.partition() or 0 for one in messages[:count]]
-        self.offsets[at:to] = [one.offset() or 0 for one in messages[:count]]
-        times = [one.timestamp() for one in messages[:count]]
-        self.times[at:to] = [time_ for _, time_ in times]
-        self.time_types[at:to] = [kind for kind, _ in times]
-        self.header_ends[at : to + 1] = totals[: count + 1]
+            offsets[first : to + 1] = ends[row, : count + 1]
+            present[first:to] = [part is not None for part in parts[:count]]
+        self.partitions[first:to] = [message.partition() or 0 for message in messages[:count]]
+        self.offsets[first:to] = [message.offset() or 0 for message in messages[:count]]
+        times = [message.timestamp() for message in messages[:count]]
+        self.times[first:to] = [time_ for _, time_ in times]
+        self.time_types[first:to] = [kind for kind, _ in times]
+        self.header_ends[first : to + 1] = totals[: count + 1]
         if any(headers):
-            self._append_headers(headers[:count], names[:count], int(self.header_ends[at]))
+            self._append_headers(headers[:count], names[:count], int(self.header_ends[first]))
         self.count = to
         return count
 
@@ -149,7 +152,7 @@ class Records:
     def raw_headers(self, index: int) -> list[tuple[str, bytes | None]] | None:
         """Return the headers of one record; None: there are none, or a name is not UTF-8."""
         names, values = self.header_offsets
-        found: list[tuple[str, bytes | None]] = []
+        headers: list[tuple[str, bytes | None]] = []
         for number in range(self.header_ends[index], self.header_ends[index + 1]):
             name = self.headers[names[number] : names[number + 1]].tobytes()
             value = self.headers[self.size :][values[number] : values[number + 1]].tobytes()
@@ -157,8 +160,8 @@ class Records:
                 key = name.decode()
             except UnicodeDecodeError:
                 return None
-            found.append((key, value if self.has_header_value[number] else None))
-        return found or None
+            headers.append((key, value if self.has_header_value[number] else None))
+        return headers or None
 
 
 def _slice(

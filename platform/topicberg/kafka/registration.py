@@ -75,13 +75,13 @@ class FileState:
             )
         if self.latest is None:
             return f"{self.file} is not registered: subject {self.subject} does not exist"
-        what = (
+        sentence = (
             f"{self.file} is newer than the registry: no version of {self.subject} "
             f"(newest: {self.latest}) has this schema"
         )
         if self.acceptable is False:
-            what += f", and compatibility {self.level or 'of the subject'} does not allow it"
-        return what
+            sentence += f", and compatibility {self.level or 'of the subject'} does not allow it"
+        return sentence
 
     @property
     def remediation(self) -> str | None:
@@ -136,9 +136,9 @@ def _compare(
         latest = schemas.latest_version(registry, subject)
         if latest is None:
             return FileState(topic, subject, path.name, None, None)
-        found = schemas.lookup(registry, subject, file_schema)
-        if found is not None:
-            return FileState(topic, subject, path.name, found.version, latest.version)
+        registered = schemas.lookup(registry, subject, file_schema)
+        if registered is not None:
+            return FileState(topic, subject, path.name, registered.version, latest.version)
         level = schema.compatibility or schemas.compatibility(registry, subject)
         acceptable = None
         if schema.compatibility in (None, schemas.compatibility(registry, subject)):
@@ -148,12 +148,12 @@ def _compare(
 
 def why_no_files(spec: TopicSpec) -> str:
     """Return why no schema file of a topic belongs into the registry."""
-    if own := [one.file for one in (spec.value_schema, spec.key) if one.file]:
+    if own := [section.file for section in (spec.value_schema, spec.key) if section.file]:
         return (
             f"{' and '.join(own)} is not for the registry: the topic's records name no schema "
             "(`framing: none`)"
         )
-    if any(one.framing == "glue" for one in (spec.value_schema, spec.key)):
+    if any(section.framing == "glue" for section in (spec.value_schema, spec.key)):
         return "its schemas are in AWS Glue, which topicberg only reads (`framing: glue`)"
     if spec.external:
         return "the topic is external, so its schemas are read from the registry, not from files"
@@ -190,13 +190,13 @@ def pull(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> list[Path]:
                     f"subject {subject} does not exist in the schema registry",
                     hint=f"run `topicberg topics register {spec.name}`",
                 )
-            found = schemas.lookup(registry, subject, schemas.as_registered(schema, path))
-        if found is None:
+            registered = schemas.lookup(registry, subject, schemas.as_registered(schema, path))
+        if registered is None:
             raise SpecError(
                 f"{path.name} has changes that are not registered as {subject}",
                 hint=f"run `topicberg topics register {spec.name}` first, or restore the file",
             )
-        if found.version == latest.version:
+        if registered.version == latest.version:
             continue
         if latest.schema.references:
             raise SpecError(

@@ -23,7 +23,7 @@ def sampled_messages(topic: str, endpoints: Endpoints, records: int = RECORDS) -
     """
     begin, end = kafka.beginning_offsets(endpoints, topic), kafka.end_offsets(endpoints, topic)
     size = max(1, records // (_SPOTS * max(1, len(end))))
-    found: dict[tuple[int, int], Message] = {}
+    sampled: dict[tuple[int, int], Message] = {}
     for spot in range(_SPOTS):
         ranges = {
             p: _range(begin.get(p, 0), last, size, spot)
@@ -31,8 +31,10 @@ def sampled_messages(topic: str, endpoints: Endpoints, records: int = RECORDS) -
             if last > begin.get(p, 0)
         }
         for message in messages(endpoints, topic, ranges):
-            found[message.partition() or 0, message.offset() or 0] = message
-    return sorted(found.values(), key=lambda one: (one.timestamp()[1], one.offset() or 0))
+            sampled[message.partition() or 0, message.offset() or 0] = message
+    return sorted(
+        sampled.values(), key=lambda message: (message.timestamp()[1], message.offset() or 0)
+    )
 
 
 def _range(first: int, last: int, size: int, spot: int) -> tuple[int, int]:

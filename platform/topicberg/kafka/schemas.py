@@ -39,17 +39,17 @@ def register_schema(endpoints: Endpoints, subject: str, schema: SchemaSection, p
     file_schema = as_registered(schema, path)
     with registry_errors(f"the schema of {subject}"):
         _set_compatibility(registry, subject, schema.compatibility)
-        found = lookup(registry, subject, file_schema)
-        if found is not None and found.schema_id is not None:
-            return found.schema_id
+        registered = lookup(registry, subject, file_schema)
+        if registered is not None and registered.schema_id is not None:
+            return registered.schema_id
         try:
             schema_id = registry.register_schema(subject, file_schema)
         except SchemaRegistryError as error:
             if error.http_status_code != CONFLICT:
                 raise
-            what, hint = refusal(error.error_message, compatibility(registry, subject))
+            reason, hint = refusal(error.error_message, compatibility(registry, subject))
             raise IncompatibleSchemaError(
-                f"the schema registry refused the schema of {subject} ({path.name}): {what}",
+                f"the schema registry refused the schema of {subject} ({path.name}): {reason}",
                 hint=hint,
             ) from error
         # A registry may forget the level of a subject that has no versions yet.
@@ -112,7 +112,7 @@ def later_versions(
             else "add `schema.file` to the spec",
         )
     registry = endpoints.schema_registry_client()
-    found: list[tuple[str, int]] = []
+    later: list[tuple[str, int]] = []
     for subject, schema, path in spec.schema_files(config):
         with registry_errors(f"the schema of {subject}"):
             ours = lookup(registry, subject, as_registered(schema, path))
@@ -122,10 +122,10 @@ def later_versions(
                     hint=f"run `topicberg topics register {spec.name}`, which registers it",
                 )
             versions = registry.get_versions(subject)
-            found += [
+            later += [
                 (subject, n) for n in versions if ours.version is not None and n > ours.version
             ]
-    return found
+    return later
 
 
 def delete_versions(versions: list[tuple[str, int]], endpoints: Endpoints) -> None:

@@ -147,28 +147,28 @@ class CatalogLogin(OAuthLogin):
         """Return PyIceberg's properties; :class:`topicberg.clients.catalog.CheckedCatalog`
         understands those that begin with ``topicberg.``
         """
-        found = {**self.spark_common(region), SETTINGS: self.settings_prefix}
+        properties = {**self.spark_common(region), SETTINGS: self.settings_prefix}
         if client := self.oauth():
-            found[OAUTH] = _register(client)
+            properties[OAUTH] = _register(client)
         elif token := self.bearer():
-            found["token"] = token
+            properties["token"] = token
         if self.role_arn:
-            found[ROLE] = self.role_arn
+            properties[ROLE] = self.role_arn
         if self.vends:
-            found[IS_VENDED] = "true"
+            properties[IS_VENDED] = "true"
         in_s3_tables = self.auth == "sigv4" and self.signing_name == "s3tables"
         if self.locations == "catalog" or (self.locations is None and in_s3_tables):
-            found[LOCATIONS] = "catalog"
-        return found
+            properties[LOCATIONS] = "catalog"
+        return properties
 
     def spark(self, region: str) -> tuple[dict[str, str], float | None]:
         """Return properties of Iceberg's catalog in a Spark session, with the secrets; and the
         time (monotonic) after which the session needs new ones, or None: Spark renews them.
         """
-        found: dict[str, str] = self.spark_common(region)
+        properties: dict[str, str] = self.spark_common(region)
         renew_at: float | None = None
         if self.auth == "oauth2" and self.client_auth == "form" and self.client_secret:
-            found |= {
+            properties |= {
                 "rest.auth.type": "oauth2",
                 "credential": f"{self.client_id}:{self.client_secret.get_secret_value()}",
                 "oauth2-server-uri": str(self.token_uri),
@@ -178,22 +178,22 @@ class CatalogLogin(OAuthLogin):
                 "token-refresh-enabled": "true",  # whatever Spark's own configuration states
             }
             if self.audience:
-                found["audience"] = self.audience
+                properties["audience"] = self.audience
         elif client := self.oauth():
             # Iceberg's client in Java cannot send the client's id as Basic: a token of ours.
             token, renew_at = client.token_until()
-            found |= {"token": token, "token-refresh-enabled": "false"}
+            properties |= {"token": token, "token-refresh-enabled": "false"}
         elif given := self.bearer():
-            found |= {"token": given, "token-refresh-enabled": "false"}
+            properties |= {"token": given, "token-refresh-enabled": "false"}
         if self.role_arn:
             keys = role_keys(self.role_arn, region)
-            found |= {
+            properties |= {
                 "rest.access-key-id": keys.access_key,
                 "rest.secret-access-key": keys.secret_key,
                 "rest.session-token": keys.token,
             }
             renew_at = time.monotonic() + ROLE_SECONDS / 4
-        return found, renew_at
+        return properties, renew_at
 
     def duckdb(self, region: str, name: str = "lake") -> tuple[str | None, str]:
         """Return a statement that creates the secret ``<name>_catalog``, and options of ATTACH."""
@@ -215,18 +215,18 @@ class CatalogLogin(OAuthLogin):
 
     def spark_common(self, region: str) -> dict[str, str]:
         """Return the properties without secrets, which PyIceberg and Spark share."""
-        found = {f"header.{name}": value for name, value in self.headers.items()}
+        properties = {f"header.{name}": value for name, value in self.headers.items()}
         if self.warehouse:
-            found["warehouse"] = self.warehouse
+            properties["warehouse"] = self.warehouse
         if self.delegation:
-            found[f"header.{DELEGATION}"] = self.delegation
+            properties[f"header.{DELEGATION}"] = self.delegation
         if self.auth == "sigv4":
-            found |= {
+            properties |= {
                 "rest.sigv4-enabled": "true",
                 "rest.signing-name": self.signing_name,
                 "rest.signing-region": self.signing_region or region,
             }
-        return found
+        return properties
 
 
 class CatalogSettings(CatalogLogin, EnvironmentSettings):
@@ -317,26 +317,26 @@ def role_errors(role_arn: str) -> Iterator[None]:
     """
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-    what = f"AWS does not give out keys of the role {role_arn}"
+    failure = f"AWS does not give out keys of the role {role_arn}"
     try:
         yield
     except ClientError as error:
-        found = error.response["Error"]
-        if "Throttl" in found["Code"]:
-            raise ThrottledError(f"{what}: {found['Message']}") from None
+        details = error.response["Error"]
+        if "Throttl" in details["Code"]:
+            raise ThrottledError(f"{failure}: {details['Message']}") from None
         raise LoginError(
-            f"{what}: {found['Code']}: {found['Message']}",
+            f"{failure}: {details['Code']}: {details['Message']}",
             hint=f"check {PREFIX}_ROLE_ARN, allow sts:AssumeRole on the role to the user of this "
             "process, and name that user in the role's trust policy",
         ) from None
     except NoCredentialsError:
         raise LoginError(
-            f"{what}: this process has no credentials of its own",
+            f"{failure}: this process has no credentials of its own",
             hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of a user that "
             "may assume the role",
         ) from None
     except BotoCoreError as error:
-        raise UnreachableError(f"{what}: {error}", hint="check the network to AWS STS") from None
+        raise UnreachableError(f"{failure}: {error}", hint="check the network to AWS STS") from None
 
 
 @lru_cache(maxsize=8)

@@ -118,32 +118,35 @@ class KafkaLogin(HoldsSecrets):
 
     def librdkafka(self) -> dict[str, Any]:
         """Return the properties of librdkafka's clients, also of those in Python."""
-        found: dict[str, Any] = {"security.protocol": str(self.security_protocol)}
+        properties: dict[str, Any] = {"security.protocol": str(self.security_protocol)}
         if mechanism := self.mechanism:
-            found["sasl.mechanism"] = mechanism
+            properties["sasl.mechanism"] = mechanism
         if self.has_user:
-            found |= {"sasl.username": self.api_key or "", "sasl.password": _open(self.api_secret)}
+            properties |= {
+                "sasl.username": self.api_key or "",
+                "sasl.password": _open(self.api_secret),
+            }
         if self.auth == "oidc":
-            found |= {
+            properties |= {
                 "sasl.oauthbearer.method": "oidc",
                 "sasl.oauthbearer.client.id": str(self.client_id),
                 "sasl.oauthbearer.client.secret": _open(self.client_secret),
                 "sasl.oauthbearer.token.endpoint.url": str(self.token_uri),
             }
             if self.scope:
-                found["sasl.oauthbearer.scope"] = self.scope
+                properties["sasl.oauthbearer.scope"] = self.scope
             if self.extensions:
                 listed = ",".join(f"{name}={value}" for name, value in self.extensions.items())
-                found["sasl.oauthbearer.extensions"] = listed
+                properties["sasl.oauthbearer.extensions"] = listed
         if self.auth == "msk_iam":
             _signer()
-            found["oauth_cb"] = MskToken(self.region, self.role_arn)
+            properties["oauth_cb"] = MskToken(self.region, self.role_arn)
         if self.ca_file:
-            found["ssl.ca.pem"] = _read(self.ca_file, "ca_file")
+            properties["ssl.ca.pem"] = _read(self.ca_file, "ca_file")
         if self.certificate_file and self.key_file:
-            found["ssl.certificate.pem"] = _read(self.certificate_file, "certificate_file")
-            found["ssl.key.pem"] = self._key()
-        return found
+            properties["ssl.certificate.pem"] = _read(self.certificate_file, "certificate_file")
+            properties["ssl.key.pem"] = self._key()
+        return properties
 
     def _key(self) -> str:
         """Return the private key as PKCS 8, without a password.

@@ -128,13 +128,13 @@ class _Held:
             if self.refusal and now < self.refused_until:
                 raise self.refusal
             try:
-                found, self.skew = _request(client)
+                answer, self.skew = _request(client)
             except LoginError as refusal:
                 self.refusal, self.refused_until = refusal, now + REFUSED_SECONDS
                 raise
-            self.text, self.refusal = str(found["access_token"]), None
+            self.text, self.refusal = str(answer["access_token"]), None
             remember([self.text])
-            seconds = float(found.get("expires_in") or DEFAULT_SECONDS)
+            seconds = float(answer.get("expires_in") or DEFAULT_SECONDS)
             # What starts with this token still has a third of its life, or a minute.
             self.renew_at = now + max(seconds * 2 / 3, seconds - 60)
             return self.text
@@ -186,22 +186,22 @@ def _request(client: OAuthClient) -> tuple[dict[str, Any], float | None]:
             hint=f"check that it runs and that {client.prefix}_TOKEN_URI is its address",
         ) from None
     try:
-        found = response.json()
+        answer = response.json()
     except ValueError:
-        found = None
-    if response.status_code == 200 and isinstance(found, dict) and found.get("access_token"):
-        return found, skew(response)
-    raise _refusal(client, response, found if isinstance(found, dict) else {})
+        answer = None
+    if response.status_code == 200 and isinstance(answer, dict) and answer.get("access_token"):
+        return answer, skew(response)
+    raise _refusal(client, response, answer if isinstance(answer, dict) else {})
 
 
 def _refusal(
-    client: OAuthClient, response: requests.Response, found: dict[str, Any]
+    client: OAuthClient, response: requests.Response, answer: dict[str, Any]
 ) -> TopicbergError:
     """Return the error for a response without a token."""
-    code, text, status = str(found.get("error") or ""), "", response.status_code
-    if isinstance(found.get("error"), dict):  # as Iceberg's REST catalogs report errors
-        code, text = str(found["error"].get("type")), str(found["error"].get("message"))
-    text = str(found.get("error_description") or text or "")
+    code, text, status = str(answer.get("error") or ""), "", response.status_code
+    if isinstance(answer.get("error"), dict):  # as Iceberg's REST catalogs report errors
+        code, text = str(answer["error"].get("type")), str(answer["error"].get("message"))
+    text = str(answer.get("error_description") or text or "")
     reason = ": ".join(part for part in (code, *text.splitlines()[:1]) if part)[:300]
     where = f"the OAuth server {client.token_uri}"
     reason = reason or f"unexpected response {status}"

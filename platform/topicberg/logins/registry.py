@@ -73,21 +73,23 @@ class RegistryLogin(OAuthLogin):
 
     def client(self) -> dict[str, Any]:
         """Return the configuration of the registry's client, beside its address."""
-        found: dict[str, Any] = {}
+        configuration: dict[str, Any] = {}
         if self.auth == "basic" and self.api_key and self.api_secret:
-            found["basic.auth.user.info"] = f"{self.api_key}:{self.api_secret.get_secret_value()}"
+            configuration["basic.auth.user.info"] = (
+                f"{self.api_key}:{self.api_secret.get_secret_value()}"
+            )
         if self.auth in ("bearer", "oauth2"):
-            found |= {
+            configuration |= {
                 "bearer.auth.credentials.source": "CUSTOM",
                 "bearer.auth.custom.provider.function": self._bearer,
                 "bearer.auth.custom.provider.config": {},
             }
         for name in ("ca", "certificate", "key"):
             if path := getattr(self, f"{name}_file"):
-                found[f"ssl.{name}.location"] = str(path)
+                configuration[f"ssl.{name}.location"] = str(path)
         if self.key_password:
-            found["ssl.key.password"] = self.key_password.get_secret_value()
-        return found
+            configuration["ssl.key.password"] = self.key_password.get_secret_value()
+        return configuration
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request without the registry's client."""

@@ -128,9 +128,9 @@ _REFUSED = re.compile(r"(?:Forbidden|Unauthorized)_(40[13])(?: with message \"(.
 
 def _catalog_refusal(error: Exception, engine: Engine, endpoints: Endpoints) -> QueryError | None:
     """Return DuckDB's error as one that names the catalog and the settings, if it refused."""
-    if engine != "duckdb" or not (found := _REFUSED.search(str(error))):
+    if engine != "duckdb" or not (match := _REFUSED.search(str(error))):
         return None
-    status, reason = found[1], found[2] or "no reason given"
+    status, reason = match[1], match[2] or "no reason given"
     verb = "the login" if status == "401" else "to read"
     return QueryError(
         f"the catalog refuses {verb}: {endpoints.iceberg_rest}: {reason} ({status})",
@@ -169,8 +169,11 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     load_extensions(connection)
     connection.execute("SET TimeZone = 'UTC'")
     login, of_topics = endpoints.login, endpoints.topics_login
-    logins = [one for one in (login, of_topics) if one is not None]
-    if any(not one.vends or one.auth == "sigv4" for one in logins):  # signed by the same secret
+    logins = [catalog_login for catalog_login in (login, of_topics) if catalog_login is not None]
+    if any(
+        not catalog_login.vends or catalog_login.auth == "sigv4"  # signed by the same secret
+        for catalog_login in logins
+    ):
         connection.execute(_s3_secret(endpoints, config))
     _attach(
         connection,
@@ -182,10 +185,10 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         topics, uri = TOPICS_CATALOG, str(endpoints.topics_rest)
         named = (topics, str(of_topics.warehouse), uri)
         _attach(connection, named, of_topics.duckdb(config.aws_region, topics))
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ? ORDER BY ALL", [CATALOG]
     ).fetchall()
-    others = [(CATALOG, row[0]) for row in found if row[0] != config.topics_namespace]
+    others = [(CATALOG, row[0]) for row in rows if row[0] != config.topics_namespace]
     schemas = [(topics, config.topics_namespace), *others]
     path = ",".join(quote(*schema) for schema in schemas)
     connection.execute(f"SET search_path = {_literal(path)}")
@@ -330,13 +333,13 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
     words = set(re.findall(r"[\w.$-]+", sql.lower()))
     catalog = endpoints.catalog(config)
     topics = {table for _, table in catalog.list_tables(config.topics_namespace)}
-    found: dict[str, str] = {}
+    namespaces: dict[str, str] = {}
     for (namespace,) in catalog.list_namespaces():
         if namespace != config.topics_namespace:
             for _, table in catalog.list_tables(namespace):
                 if table.lower() in words and table not in topics:
-                    found.setdefault(table, namespace)
-    return [(namespace, table) for table, namespace in found.items()]
+                    namespaces.setdefault(table, namespace)
+    return [(namespace, table) for table, namespace in namespaces.items()]
 
 
 def _unreadable(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) -> str | None:
@@ -439,17 +442,17 @@ def _aws_login(role_arn: str | None, region: str) -> dict[str, str]:
         keys = role_keys(role_arn, region)
     else:
         try:
-            found = aws_session().get_credentials()
+            credentials = aws_session().get_credentials()
         except BotoCoreError as error:
             raise QueryError(
                 f"AWS: {error}", hint="run `aws sts get-caller-identity` to see more"
             ) from None
-        if found is None:
+        if credentials is None:
             raise QueryError(
                 "there are no AWS credentials",
                 hint="set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
-        keys = found.get_frozen_credentials()
+        keys = credentials.get_frozen_credentials()
     login = {"KEY_ID": keys.access_key, "SECRET": keys.secret_key, "SESSION_TOKEN": keys.token}
     return {name: value for name, value in login.items() if value}
 
@@ -458,7 +461,7 @@ def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _check_listening(what: str, url: str) -> None:
+def _check_listening(service: str, url: str) -> None:
     """:raises QueryError: nothing answers there"""
     address = urlsplit(url)
     port = address.port or (443 if address.scheme == "https" else 80)
@@ -466,8 +469,8 @@ def _check_listening(what: str, url: str) -> None:
         socket.create_connection((address.hostname or "", port), CONNECT_SECONDS).close()
     except OSError as error:
         raise QueryError(
-            f"{what} does not answer at {url}: {error}",
-            hint=see_whether_it_runs(what, starts=True),
+            f"{service} does not answer at {url}: {error}",
+            hint=see_whether_it_runs(service, starts=True),
         ) from None
 
 

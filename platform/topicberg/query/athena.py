@@ -78,16 +78,16 @@ def _wait(client: Any, query: str, sleep: Callable[[float], None]) -> None:
     """:raises AthenaError: it failed or was cancelled"""
     seconds = FIRST_SECONDS
     while True:
-        found = client.get_query_execution(QueryExecutionId=query)["QueryExecution"]["Status"]
-        if found["State"] in ENDED:
+        status = client.get_query_execution(QueryExecutionId=query)["QueryExecution"]["Status"]
+        if status["State"] in ENDED:
             break
         sleep(seconds)
         seconds = min(LONGEST_SECONDS, seconds * 1.5)
-    if found["State"] == "SUCCEEDED":
+    if status["State"] == "SUCCEEDED":
         return
-    reason = found.get("AthenaError", {}).get("ErrorMessage") or found.get("StateChangeReason")
+    reason = status.get("AthenaError", {}).get("ErrorMessage") or status.get("StateChangeReason")
     raise AthenaError(
-        f"athena: query {query} is {found['State']}: {reason or 'Athena gives no reason'}",
+        f"athena: query {query} is {status['State']}: {reason or 'Athena gives no reason'}",
         hint='check the names: Athena quotes them with "", e.g. "lkc-abc"."airline.sunset"',
     )
 
@@ -100,10 +100,10 @@ def _rows(
     rows: list[tuple[Any, ...]] = []
     pages = client.get_paginator("get_query_results").paginate(QueryExecutionId=query)
     for number, page in enumerate(pages):
-        found = page["ResultSet"]
-        columns = found["ResultSetMetadata"]["ColumnInfo"]
-        names = tuple(one["Name"] for one in columns)
-        for place, row in enumerate(found["Rows"]):
+        result_set = page["ResultSet"]
+        columns = result_set["ResultSetMetadata"]["ColumnInfo"]
+        names = tuple(column["Name"] for column in columns)
+        for place, row in enumerate(result_set["Rows"]):
             texts = [cell.get("VarCharValue") for cell in row.get("Data", [])]
             if number == place == 0 and tuple(texts) == names:
                 continue

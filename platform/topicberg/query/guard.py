@@ -44,8 +44,8 @@ def check_reads(sql: str, engine: Engine) -> None:
         ) from None
     kinds = _duckdb_kinds(sql) if engine == "duckdb" else _kinds(sql, engine)
     if len(kinds) != 1:
-        what = "more than one statement" if kinds else "empty"
-        raise QueryError(f"the query is {what}", hint="give one SELECT statement")
+        problem = "more than one statement" if kinds else "empty"
+        raise QueryError(f"the query is {problem}", hint="give one SELECT statement")
     if kinds[0] != "query":
         raise QueryError(f"{kinds[0]} is not a query", hint=_HINT)
 
@@ -55,14 +55,14 @@ def _duckdb_kinds(sql: str) -> list[str]:
     import duckdb
 
     try:
-        found = [statement.type.name for statement in duckdb.extract_statements(sql)]
+        kinds = [statement.type.name for statement in duckdb.extract_statements(sql)]
     except duckdb.Error as error:
         raise _unreadable(sql, "duckdb", str(error)) from None
-    if found == ["CREATE", "SELECT"]:  # PIVOT: a type of its columns for the session, and the query
+    if kinds == ["CREATE", "SELECT"]:  # PIVOT: a type of its columns for the session, and the query
         return _kinds(sql, "duckdb")
-    if found == ["EXPLAIN"]:
+    if kinds == ["EXPLAIN"]:
         return _kinds(sql, "duckdb")
-    return ["query" if kind == "SELECT" else kind for kind in found]
+    return ["query" if kind == "SELECT" else kind for kind in kinds]
 
 
 def _kinds(sql: str, engine: Engine) -> list[str]:

@@ -122,7 +122,7 @@ def _name(match: re.Match[str]) -> str:
     return parts[-1].strip('`"')
 
 
-def _suggestion(what: str, name: str, known: Iterable[str], engine: str) -> str | None:
+def _suggestion(kind: str, name: str, known: Iterable[str], engine: str) -> str | None:
     """Return the similar names, else the existing names."""
     names = sorted(set(known))
     if not names:
@@ -132,14 +132,14 @@ def _suggestion(what: str, name: str, known: Iterable[str], engine: str) -> str 
 
     def written(each: str) -> str:
         """A table's name with a dot is one identifier, a column's is a field of a struct."""
-        parts = each.split(".") if what == "column" else [each]
+        parts = each.split(".") if kind == "column" else [each]
         return ".".join(quoted(part, engine) for part in parts)
 
-    if found := list(dict.fromkeys(keys[key] for key in close)):
-        return f"did you mean the {what} {' or '.join(map(written, found))}?"
-    names = [each for each in names if what == "table" or "." not in each]
+    if similar := list(dict.fromkeys(keys[key] for key in close)):
+        return f"did you mean the {kind} {' or '.join(map(written, similar))}?"
+    names = [each for each in names if kind == "table" or "." not in each]
     more = ", …" if len(names) > _MOST else ""
-    return f"choose one of the {what}s {', '.join(map(written, names[:_MOST]))}{more}"
+    return f"choose one of the {kind}s {', '.join(map(written, names[:_MOST]))}{more}"
 
 
 def _plain(name: str) -> str:

@@ -144,7 +144,7 @@ def existing_project(root: Path, requirement: str) -> WrittenFiles:
     path.write_text(extended)
     clashing = [f"{module}/{name}" for name in ("pipelines", "generators")]
     own = [f"{module}/{pipelines}", f"{module}/{generators}"]
-    kept = [_existing(root, one) for one in clashing if one not in own]
+    kept = [_existing(root, file) for file in clashing if file not in own]
     return WrittenFiles(
         root,
         written.files,
@@ -204,10 +204,10 @@ def _defs_folder(root: Path, folder: Path, location: CodeLocation) -> str | None
     if location.defs_module:
         parts = Path(*location.defs_module.split("."))
         top = folder.parents[location.root_module.count(".")]
-        found = [top / parts]
+        candidates = [top / parts]
     else:  # as `dg` looks for them
-        found = [folder / "defs", folder / "definitions"]
-    for each in found:
+        candidates = [folder / "defs", folder / "definitions"]
+    for each in candidates:
         if each.is_dir():
             return each.relative_to(root).as_posix()
     return None

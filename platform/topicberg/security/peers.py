@@ -39,12 +39,14 @@ def owner(client: Address, server: Address) -> int | None:
     :returns: None if no such connection is open on this machine
     """
     if sock_diag.is_supported():
-        found = sock_diag.find(client, server)
+        client_socket = sock_diag.find(client, server)
     else:
-        found = _listed(_ESTABLISHED, {(_v4(client), _v4(server)), (_v6(client), _v6(server))})
-    if found is None:
+        client_socket = _listed(
+            _ESTABLISHED, {(_v4(client), _v4(server)), (_v6(client), _v6(server))}
+        )
+    if client_socket is None:
         return None
-    state, uid, inode = found
+    state, uid, inode = client_socket
     return uid if state == _ESTABLISHED and inode != _NO_PROCESS else None
 
 

@@ -33,8 +33,8 @@ def find(local: Address, remote: Address) -> tuple[int, int, int] | None:
         family, ends = _packed(local, remote)
     except (OSError, struct.error):  # these are no addresses
         return None
-    about = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY)
-    body = about + ends + struct.pack("=III", 0, _ANY, _ANY)
+    query = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, _ANY)
+    body = query + ends + struct.pack("=III", 0, _ANY, _ANY)
     request = _HEADER.pack(_HEADER.size + len(body), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0)
     kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
     with socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG) as channel:

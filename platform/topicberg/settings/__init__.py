@@ -91,21 +91,21 @@ def settings() -> Settings:
     stated = Settings()
     if stated.deployment == "local":
         return stated
-    found = noted(stated)[0]
-    if found:  # a file without the choice is of a deployment whose tables were created
-        found.setdefault(DEPLOYED_LINK, False)
-    return DeployedSettings(**{k: v for k, v in found.items() if k not in stated.model_fields_set})
+    names = noted(stated)[0]
+    if names:  # a file without the choice is of a deployment whose tables were created
+        names.setdefault(DEPLOYED_LINK, False)
+    return DeployedSettings(**{k: v for k, v in names.items() if k not in stated.model_fields_set})
 
 
 def with_choices(config: Settings) -> Settings:
     """Return the settings with the choices that the deployment remembers, for ``deploy``."""
-    found = {} if config.deployment == "local" else noted(config)[0]
-    if not found:
+    names = {} if config.deployment == "local" else noted(config)[0]
+    if not names:
         return config
     # A file without the choice is of a deployment whose tables were created.
-    choices = {DEPLOYED_LINK: found.get(DEPLOYED_LINK, False)}
-    if DEPLOYED_NAMESPACE in found:
-        choices[DEPLOYED_NAMESPACE] = found[DEPLOYED_NAMESPACE]
+    choices = {DEPLOYED_LINK: names.get(DEPLOYED_LINK, False)}
+    if DEPLOYED_NAMESPACE in names:
+        choices[DEPLOYED_NAMESPACE] = names[DEPLOYED_NAMESPACE]
     stated = config.model_fields_set
     return config.model_copy(update={k: v for k, v in choices.items() if k not in stated})
 
@@ -119,15 +119,15 @@ def noted(config: Settings) -> tuple[dict[str, Any], str]:
     """Return the names that ``topicberg deploy`` wrote, and why one may be missing."""
     path = config.state_dir / DEPLOYED_FILE
     try:
-        found = json.loads(path.read_text())
-        prefix = found.pop("prefix", None)
+        names = json.loads(path.read_text())
+        prefix = names.pop("prefix", None)
     except FileNotFoundError:
         return {}, f"there is no {path}"
     except (OSError, ValueError, AttributeError, TypeError) as error:
         return {}, f"{path} cannot be read: {type(error).__name__}"
     if prefix != config.prefix:
         return {}, f"{path} is of prefix {prefix}, not {config.prefix}"
-    return found, f"{path} lacks it"
+    return names, f"{path} lacks it"
 
 
 def see_whether_it_runs(service: str, *, starts: bool = False) -> str:

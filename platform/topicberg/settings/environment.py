@@ -67,12 +67,12 @@ def problems(
 
     :param show_values: with the value that was found, except for secrets
     """
-    found = []
+    lines = []
     for each in error.errors(include_url=False):
         if each["type"] == "default_factory_not_called":  # follows from another error
             continue
         if not each["loc"]:  # of a validator, which names the variables
-            found.append(each["msg"].removeprefix("Value error, "))
+            lines.append(each["msg"].removeprefix("Value error, "))
             continue
         name = str(each["loc"][0])
         field = model.model_fields.get(name)
@@ -81,13 +81,13 @@ def problems(
         else:
             variable = f"{model.model_config.get('env_prefix', '')}{name.upper()}"
         if each["type"] == "missing":
-            found.append(f"{variable}: missing")
+            lines.append(f"{variable}: missing")
             continue
         is_shown = show_values and field and "SecretStr" not in str(field.annotation)
         value = f" (found {each['input']!r})" if is_shown else ""
-        about = f"; {field.description}" if field and field.description else ""
-        found.append(f"{variable}: {each['msg'].removeprefix('Value error, ')}{value}{about}")
-    return found
+        description = f"; {field.description}" if field and field.description else ""
+        lines.append(f"{variable}: {each['msg'].removeprefix('Value error, ')}{value}{description}")
+    return lines
 
 
 def invalid(subject: str, lines: list[str], hint: str) -> TopicbergError:

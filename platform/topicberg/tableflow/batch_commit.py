@@ -133,12 +133,12 @@ class BatchCommitter:
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
         """
         named = named_schemas(sorted(rejections.unknown))
-        found = False
+        has_learnt = False
         for foreign in {*self._foreign.values()}:  # of the keys and of the values
-            found |= foreign.look_up(named)
+            has_learnt |= foreign.look_up(named)
         if self._framing is not None and rejections.inline:
-            found |= self._framing.look_up(rejections.inline.values())
-        if found or rejections.is_partial:
+            has_learnt |= self._framing.look_up(rejections.inline.values())
+        if has_learnt or rejections.is_partial:
             raise SchemasFoundError("records name, or have, schemas that were not known")
         rejections.name_missing(self._foreign)
         self._left_out.malformed(plan, rejections)
@@ -155,8 +155,8 @@ class BatchCommitter:
         changes, lost = ChangeBatch.joined(read.parts), pa.concat_tables(read.lost)
         folded = Folding(target, self._progress, changes, lost).fold()
         if folded.repeated:
-            found = count(len(folded.repeated), "repeated change")
-            logger.info("topic %s: left out %s of deleted rows", self._spec.name, found)
+            repeated_count = count(len(folded.repeated), "repeated change")
+            logger.info("topic %s: left out %s of deleted rows", self._spec.name, repeated_count)
         self._left_out.refused(plan, folded.refused)
         return folded
 

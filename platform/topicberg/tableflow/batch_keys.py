@@ -48,14 +48,14 @@ class BatchKeys:
     @classmethod
     def joined(cls, parts: Iterable[BatchKeys]) -> Self:
         """:param parts: of which later ones have later records of a key in a partition"""
-        found = list(parts)
+        all_parts = list(parts)
         empty = np.empty(0, np.uint64)
         high, low = (
-            np.concatenate([empty, *(getattr(part, name) for part in found)])
+            np.concatenate([empty, *(getattr(part, name) for part in all_parts)])
             for name in ("high", "low")
         )
-        times = [part.times for part in found if part.times is not None]
-        runs = [run for part in found for run in part.runs]
+        times = [part.times for part in all_parts if part.times is not None]
+        runs = [run for part in all_parts for run in part.runs]
         return cls(high, low, runs, np.concatenate(times) if times else None)
 
     def newest(self) -> tuple[Keys, dict[str, NDArray[np.uint32]]]:
@@ -115,9 +115,9 @@ class WrittenKeys:
         :param placed: where they are
         :param times: of all records of the chunk, if their keys are decoded
         """
-        for one in placed:
-            of_file = rows if one.rows is None else rows[one.rows]
-            self._add(keys, of_file, Run(one.path, one.first, len(of_file)), times)
+        for placement in placed:
+            of_file = rows if placement.rows is None else rows[placement.rows]
+            self._add(keys, of_file, Run(placement.path, placement.first, len(of_file)), times)
 
     def add_deleted(
         self, keys: Keys, places: NDArray[np.intp], times: NDArray[np.int64] | None = None

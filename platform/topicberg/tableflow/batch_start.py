@@ -108,8 +108,8 @@ def first_offsets(
         # All records of a topic that was created again are later than the start.
         first = log.end if known is None else log.beginning
     else:
-        found = kafka.offsets_at(endpoints, spec.name, position)
-        first = {p: log.end[p] if offset < 0 else offset for p, offset in found.items()}
+        offsets = kafka.offsets_at(endpoints, spec.name, position)
+        first = {p: log.end[p] if offset < 0 else offset for p, offset in offsets.items()}
     note = {
         summaries.FIRST_OFFSETS: dump_offsets(first),
         summaries.FIRST_TOPIC_ID: log.topic_id,
@@ -143,9 +143,9 @@ def in_time_order(
     if not (known := {p: time_ for p, time_ in times.items() if time_ >= 0}):
         return batch
     first = min(known.values())
-    found = batch.until(_ends_before(topic, endpoints, batch, first))
-    if found.records:
-        return found
+    older_part = batch.until(_ends_before(topic, endpoints, batch, first))
+    if older_part.records:
+        return older_part
     through = _ends_before(topic, endpoints, batch, first + 1)
     for p, start in sorted(batch.start.items()):
         end = min(through.get(p, latest[p]), latest[p], start + limit)

@@ -83,19 +83,19 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
     """Return the parts of the envelope that are decoded, as columns; ``fields``: of the table."""
     ids = itertools.count(1_000_000)
     own = row_columns(spec, fields)
-    found = []
+    columns = []
     if layout.value.changes == "rows":
-        found.append(_optional(ids, AFTER, StructType(*own)))
+        columns.append(_optional(ids, AFTER, StructType(*own)))
     else:
-        found += [field for field in own if field.name in (BEFORE, AFTER)]
+        columns += [field for field in own if field.name in (BEFORE, AFTER)]
     source = layout.value.source_fields()
     parts = [_optional(ids, name, source[name]) for name in _SOURCE_FIELDS if name in source]
-    found.append(_optional(ids, SOURCE, StructType(*parts)))
-    found.append(_optional(ids, OPERATION, StringType()))
+    columns.append(_optional(ids, SOURCE, StructType(*parts)))
+    columns.append(_optional(ids, OPERATION, StringType()))
     if TRANSACTION in layout.value.envelope():
         transaction = StructType(_optional(ids, "id", StringType()))
-        found.append(_optional(ids, TRANSACTION, transaction))
-    return found
+        columns.append(_optional(ids, TRANSACTION, transaction))
+    return columns
 
 
 def _optional(ids: itertools.count[int], name: str, kind: IcebergType) -> NestedField:
@@ -184,9 +184,11 @@ def read_envelopes(
         columns |= {name: values[name] for name in (BEFORE, AFTER) if name in values}
     missing = np.zeros((len(plan.toast), count), np.bool_)
     inside = _members(after)
-    for place, one in enumerate(plan.toast):
-        if one.name in inside:
-            missing[place] = is_placeholder(inside[one.name], one.field_type, plan.placeholder)
+    for place, toast_column in enumerate(plan.toast):
+        if toast_column.name in inside:
+            missing[place] = is_placeholder(
+                inside[toast_column.name], toast_column.field_type, plan.placeholder
+            )
     transaction = _members(values.get(TRANSACTION)).get("id", nothing.cast(pa.string()))
     if "txId" in source:
         transaction = pc.coalesce(transaction, source["txId"].cast(pa.string()))
@@ -200,8 +202,10 @@ def read_envelopes(
     columns |= {column: of_change[name] for name, column in plan.columns.items()}
     has_after = np.zeros(count, np.bool_) if after is None else flags(after.is_valid())
     wrong = _wrong(plan, op, has_value, has_after, key_sizes)
-    for at in np.flatnonzero(out_of_range):
-        wrong.setdefault(int(at), "field source (struct): its time is not in the years 1 to 9999")
+    for number in np.flatnonzero(out_of_range):
+        wrong.setdefault(
+            int(number), "field source (struct): its time is not in the years 1 to 9999"
+        )
     return Envelopes(columns, facts, missing, wrong)
 
 
@@ -219,44 +223,45 @@ def _wrong(
     has_after: NDArray[np.bool_],
     key_sizes: NDArray[np.int64],
 ) -> dict[int, str]:
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     known = flags(pc.is_in(op, pa.array([*OPERATIONS, MESSAGE])))
     listed = ", ".join(OPERATIONS)
-    for at in np.flatnonzero(has_value & ~known):
-        given = op[int(at)].as_py()
+    for number in np.flatnonzero(has_value & ~known):
+        given = op[int(number)].as_py()
         value = "null" if given is None else shown(given)
-        found[int(at)] = f"field op (string): value {value} is none of {listed}"
+        reasons[int(number)] = f"field op (string): value {value} is none of {listed}"
     if not plan.is_folded:
-        return found
+        return reasons
     live = has_value & flags(pc.is_in(op, pa.array(LIVE)))
-    for at in np.flatnonzero(live & ~has_after):
-        found.setdefault(int(at), "field after (struct): value null, but the row was written")
+    for number in np.flatnonzero(live & ~has_after):
+        reasons.setdefault(int(number), "field after (struct): value null, but the row was written")
     needs_key = live | (has_value & flags(pc.equal(op, "d")))
-    for at in np.flatnonzero(needs_key & (key_sizes < 0)):
-        found.setdefault(
-            int(at), "the record has no key to upsert by: the source's table has no primary key"
+    for number in np.flatnonzero(needs_key & (key_sizes < 0)):
+        reasons.setdefault(
+            int(number), "the record has no key to upsert by: the source's table has no primary key"
         )
-    for at in np.flatnonzero(key_sizes > MAX_KEY_BYTES):
-        found.setdefault(
-            int(at),
-            f"the key has {key_sizes[at]} bytes, the limit of keys to upsert by is {MAX_KEY_BYTES}",
+    for number in np.flatnonzero(key_sizes > MAX_KEY_BYTES):
+        reasons.setdefault(
+            int(number),
+            f"the key has {key_sizes[number]} bytes, the limit of keys to upsert by is "
+            f"{MAX_KEY_BYTES}",
         )
-    return found
+    return reasons
 
 
 def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np.bool_]]:
     """Return the time of each change in the source, and which of them no timestamp can have."""
-    found = pa.nulls(count, pa.int64())
+    micros = pa.nulls(count, pa.int64())
     wrong = np.zeros(count, np.bool_)
     for name, factor in (("ts_us", 1), ("ts_ms", 1_000)):
         if name in source:
             given = source[name].cast(pa.int64())
             first, last = FIRST_MS * 1_000 // factor, (LAST_MS * 1_000 + 999) // factor
             is_wrong = pc.or_(pc.less(given, first), pc.greater(given, last))
-            wrong |= flags(pc.and_(is_wrong, found.is_null()))
+            wrong |= flags(pc.and_(is_wrong, micros.is_null()))
             fits = pc.if_else(is_wrong, pa.scalar(None, pa.int64()), given)
-            found = pc.coalesce(found, pc.multiply(fits, factor))
-    return found, wrong
+            micros = pc.coalesce(micros, pc.multiply(fits, factor))
+    return micros, wrong
 
 
 def _position(source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count: int) -> pa.Array:

@@ -124,8 +124,8 @@ def chunks(
     first, count = 0, records.count
     while first < count:
         # A record is rejected for one reason: that of Kafka's columns, the key or the value.
-        reasons = {at: reason for at, reason in unreadable.items() if at >= first}
-        found: dict[str, tuple[Mapping[str, pa.Array], list[int]]] = {}
+        reasons = {number: reason for number, reason in unreadable.items() if number >= first}
+        decoded_columns: dict[str, tuple[Mapping[str, pa.Array], list[int]]] = {}
         to = count
         for column in (KEY, VALUE):
             if (decoder := plan.decoded.get(column)) is None:
@@ -136,17 +136,17 @@ def chunks(
             reference = _reference(decoder, records, usual[column])
             done, columns = _message(decoder, buffers[column], message, reference, first, to)
             to = done.reached
-            left_out = [one.record for one in done.rejected]
-            found[column] = columns, left_out
-            reasons |= {one.record: one.reason for one in done.rejected}
-        reasons = {at: reason for at, reason in reasons.items() if at < to}
+            left_out = [rejection.record for rejection in done.rejected]
+            decoded_columns[column] = columns, left_out
+            reasons |= {rejection.record: rejection.reason for rejection in done.rejected}
+        reasons = {number: reason for number, reason in reasons.items() if number < to}
         is_row = np.ones(to - first, np.bool_)
-        is_row[[at - first for at in reasons]] = False
+        is_row[[number - first for number in reasons]] = False
         if plan.changes is not None:
             known = plan, plan.changes, records, wrong_headers, other_keys
-            chunk = _changes(*known, found, first, is_row, reasons)
-            for at, reason in sorted(reasons.items()):
-                rejections.add(records, at, reason)
+            chunk = _changes(*known, decoded_columns, first, is_row, reasons)
+            for number, reason in sorted(reasons.items()):
+                rejections.add(records, number, reason)
             yield chunk
             first = to
             continue
@@ -156,9 +156,9 @@ def chunks(
                 raw = _binary(data, offsets[first : to + 1], present[first:to])
                 raw = _chosen(raw, is_row)
                 columns[column] = raw.cast(pa.string()) if column in plan.text else raw
-            if column not in found:
+            if column not in decoded_columns:
                 continue
-            of_message = _of_rows(*found[column], first, is_row)
+            of_message = _of_rows(*decoded_columns[column], first, is_row)
             if plan.key is not None and plan.key.is_decoded and column == KEY:
                 # Before a field that key and value share becomes the value's.
                 fields = [of_message[name] for name in plan.key.names]
@@ -197,30 +197,31 @@ def chunks(
                 keys, offsets, present = messages[KEY]
                 raw = _binary(keys, offsets[first : to + 1], present[first:to])
                 columns[plan.columns[RAW_KEY]] = _held_keys(_chosen(raw, is_row))
-        for at, reason in sorted(reasons.items()):
-            rejections.add(records, at, reason)
+        for number, reason in sorted(reasons.items()):
+            rejections.add(records, number, reason)
         yield Chunk(columns, (records.has_value[first:to] == 1)[is_row])
         first = to
 
 
 def untruncatable(target: WriteTarget, columns: Mapping[str, pa.Array]) -> dict[int, str]:
     """Return the rows with a value that the partitions of the table have no place for, and why."""
-    found: dict[int, str] = {}
-    for one in target.spec.fields:
-        if not isinstance(one.transform, TruncateTransform):
+    reasons: dict[int, str] = {}
+    for partition_field in target.spec.fields:
+        if not isinstance(partition_field.transform, TruncateTransform):
             continue
-        source = target.schema.find_field(one.source_id)
+        source = target.schema.find_field(partition_field.source_id)
         column, kind = columns.get(source.name), source.field_type
         if column is None:
             continue
-        if (lowest := lowest_truncated(kind, one.transform.width)) is None:
+        if (lowest := lowest_truncated(kind, partition_field.transform.width)) is None:
             continue
         for place in np.flatnonzero(flags(pc.less(column, pa.scalar(lowest, column.type)))):
-            found[int(place)] = (
-                f"the table is partitioned by {one.transform} of {source.name}, and a value below "
-                f"{lowest} is rounded down to one that no {kind} can hold: {column[int(place)]}"
+            reasons[int(place)] = (
+                f"the table is partitioned by {partition_field.transform} of {source.name}, and a "
+                f"value below {lowest} is rounded down to one that no {kind} can hold: "
+                f"{column[int(place)]}"
             )
-    return found
+    return reasons
 
 
 def _of_rows(
@@ -249,7 +250,7 @@ def _changes(
     records: Records,
     wrong_headers: Sequence[int],
     other_keys: Mapping[str, Mapping[int, str]],
-    found: Mapping[str, tuple[Mapping[str, pa.Array], list[int]]],
+    decoded_columns: Mapping[str, tuple[Mapping[str, pa.Array], list[int]]],
     first: int,
     is_row: NDArray[np.bool_],
     reasons: dict[int, MalformedError],
@@ -258,63 +259,66 @@ def _changes(
 
     :param wrong_headers: see :func:`_with_wrong_header`
     :param other_keys: see :func:`_other_keys`
-    :param found: the columns of keys and values, and the records that their decoder rejected
+    :param decoded_columns: the columns of keys and values, and the records that their decoder
+        rejected
     :param first: the number of the first record
     :param is_row: which records are not malformed so far
     :param reasons: why records are malformed; those that are no changes are added
     """
     to = first + len(is_row)
-    at = first + np.flatnonzero(is_row)
-    parts = {column: _of_rows(*one, first, is_row) for column, one in found.items()}
-    has_value = records.has_value[at] == 1
-    key_sizes = np.where(records.has_key[at] == 1, np.diff(records.key_offsets)[at], -1)
+    rows = first + np.flatnonzero(is_row)
+    parts = {
+        column: _of_rows(*decoded, first, is_row) for column, decoded in decoded_columns.items()
+    }
+    has_value = records.has_value[rows] == 1
+    key_sizes = np.where(records.has_key[rows] == 1, np.diff(records.key_offsets)[rows], -1)
     given = parts.get(KEY, {}), parts[VALUE]
     read = read_envelopes(changes, *given, has_value, key_sizes)
-    stays = np.ones(len(at), np.bool_)
+    stays = np.ones(len(rows), np.bool_)
     for place, reason in (untruncatable(plan.target, read.columns) | read.wrong).items():
-        reasons[int(at[place])] = MalformedError(reason)
+        reasons[int(rows[place])] = MalformedError(reason)
         stays[place] = False
     if not changes.is_folded:
         stays &= has_value  # a tombstone is not a change
     is_row = is_row.copy()
-    is_row[at[~stays] - first] = False
+    is_row[rows[~stays] - first] = False
     columns = {name: _chosen(column, stays) for name, column in read.columns.items()}
     if KEY in plan.raw:
         raw = _binary(records.keys, records.key_offsets[first : to + 1], records.has_key[first:to])
         raw = _chosen(raw, is_row)
         columns[KEY] = raw.cast(pa.string()) if KEY in plan.text else raw
     columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
-    at = at[stays]
+    rows = rows[stays]
     if not changes.is_folded:
         return Chunk(columns, has_value[stays])
     facts = {name: _chosen(fact, stays) for name, fact in read.facts.items()}
-    table = _facts(records, at, facts, other_keys)
-    lost = _lost(changes, records, found.get(KEY), first, to, reasons)
+    table = _facts(records, rows, facts, other_keys)
+    lost = _lost(changes, records, decoded_columns.get(KEY), first, to, reasons)
     return Chunk(columns, has_value[stays], table, read.missing[:, stays], lost)
 
 
 def _facts(
     records: Records,
-    at: NDArray[np.intp],
+    rows: NDArray[np.intp],
     facts: Mapping[str, pa.Array],
     other_keys: Mapping[str, Mapping[int, str]],
 ) -> pa.Table:
     """Return what is known of the changes at some records."""
-    times = records.times[at]
+    times = records.times[rows]
     texts = {
-        name: pa.array([known.get(one) for one in at.tolist()], pa.string())
+        name: pa.array([known.get(row) for row in rows.tolist()], pa.string())
         if known
-        else pa.nulls(len(at), pa.string())
+        else pa.nulls(len(rows), pa.string())
         for name, known in other_keys.items()
     }
     return pa.table(
         {
-            "partition": pa.array(records.partitions[at]),
-            "offset": pa.array(records.offsets[at]),
+            "partition": pa.array(records.partitions[rows]),
+            "offset": pa.array(records.offsets[rows]),
             "kafka_ms": pa.array(times, mask=times == NO_TIMESTAMP),
             **facts,
             **texts,
-            "has_key": pa.array(records.has_key[at] == 1),
+            "has_key": pa.array(records.has_key[rows] == 1),
         }
     )
 
@@ -324,18 +328,18 @@ def _other_keys(records: Records) -> dict[str, dict[int, str]]:
 
     Of several headers with the name, the first one counts.
     """
-    found: dict[str, dict[int, str]] = {"old_key": {}, "new_key": {}}
+    other_keys: dict[str, dict[int, str]] = {"old_key": {}, "new_key": {}}
     if not records.header_ends[records.count]:
-        return found
+        return other_keys
     headers = records.header_arrays()
-    for texts, name in zip(found.values(), (OLD_KEY, NEW_KEY), strict=True):
+    for texts, name in zip(other_keys.values(), (OLD_KEY, NEW_KEY), strict=True):
         numbers = named_headers(headers, name.encode())
         numbers = numbers[headers.has_value[numbers] == 1]
         rows = np.searchsorted(headers.ends[1:], numbers, side="right")
         for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
             begin, end = headers.value_offsets[number : number + 2]
             texts.setdefault(row, headers.values[begin:end].tobytes().decode(errors="replace"))
-    return found
+    return other_keys
 
 
 def _lost(
@@ -348,7 +352,7 @@ def _lost(
 ) -> pa.Table:
     """Return the rejected records that have a key; see :class:`Chunk`."""
     arrays, left_out = keys or ({}, [])
-    lost = np.array([at for at in sorted(reasons) if records.has_key[at]], np.intp)
+    lost = np.array([number for number in sorted(reasons) if records.has_key[number]], np.intp)
     columns = {
         "partition": pa.array(records.partitions[lost]),
         "offset": pa.array(records.offsets[lost]),
@@ -357,7 +361,7 @@ def _lost(
     place = np.cumsum(is_there) - 1
     inside = lost - first
     taken = pa.array(place[inside], mask=~is_there[inside])
-    kinds = {one.name: arrow_type(one.field_type) for one in changes.rows}
+    kinds = {column.name: arrow_type(column.field_type) for column in changes.rows}
     for name in changes.keys:
         columns[name] = (
             arrays[name].take(taken).cast(kinds[name])
@@ -385,16 +389,20 @@ def _unreadable(
     """Return the records that cannot become rows, whatever their keys and values are."""
     times = records.times[: records.count]
     reasons = {
-        int(at): MalformedError(out_of_range(plan.columns["timestamp"], int(times[at])))
-        for at in np.flatnonzero((times != NO_TIMESTAMP) & ((times < FIRST_MS) | (times > LAST_MS)))
+        int(number): MalformedError(out_of_range(plan.columns["timestamp"], int(times[number])))
+        for number in np.flatnonzero(
+            (times != NO_TIMESTAMP) & ((times < FIRST_MS) | (times > LAST_MS))
+        )
     }
-    for at in wrong_headers:
-        reasons.setdefault(at, MalformedError(wrong_header(plan.columns["headers"])))
+    for number in wrong_headers:
+        reasons.setdefault(number, MalformedError(wrong_header(plan.columns["headers"])))
     if plan.upserts is None and plan.changes is None:
         return reasons
-    has_key, has_value = (one[: records.count] == 1 for one in (records.has_key, records.has_value))
+    has_key, has_value = (
+        present[: records.count] == 1 for present in (records.has_key, records.has_value)
+    )
     # A tombstone deletes a row and does not become one.
-    reasons = {at: reason for at, reason in reasons.items() if has_value[at]}
+    reasons = {number: reason for number, reason in reasons.items() if has_value[number]}
     if plan.changes is not None:
         return reasons
     for place in np.flatnonzero(~has_key):
@@ -407,12 +415,12 @@ def _not_text(column: str, raw: Payloads) -> dict[int, MalformedError]:
     with suppress(pa.ArrowInvalid):
         _binary(*raw).cast(pa.string())
         return {}
-    found = dict[int, MalformedError]()
+    reasons = dict[int, MalformedError]()
     for record in np.flatnonzero(raw.present):
         own = raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes()
         if reason := not_text(column, own):
-            found[int(record)] = MalformedError(reason)
-    return found
+            reasons[int(record)] = MalformedError(reason)
+    return reasons
 
 
 def _with_wrong_header(records: Records) -> list[int]:
@@ -428,7 +436,7 @@ def _with_wrong_header(records: Records) -> list[int]:
         except UnicodeDecodeError:
             wrong.append(number)
     places = np.searchsorted(records.header_ends[1 : records.count + 1], wrong, side="right")
-    return sorted({int(one) for one in places})
+    return sorted({int(place) for place in places})
 
 
 def _chosen(column: pa.Array, is_row: NDArray[np.bool_]) -> pa.Array:
@@ -494,13 +502,13 @@ def _schema_ids(
     framed = data[begin[there, None] + np.arange(1, WIRE_BYTES)].astype(np.int64)
     ids[there] = framed @ np.array([2**24, 2**16, 2**8, 1], np.int64)
     raw = _payloads(records, decoder.column)
-    for at in first + np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
-        own = raw.data[raw.offsets[at] : raw.offsets[at + 1]].tobytes()
-        header = header_of(decoder.column, records.raw_headers(int(at)) or ())
+    for row in first + np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
+        own = raw.data[raw.offsets[row] : raw.offsets[row + 1]].tobytes()
+        header = header_of(decoder.column, records.raw_headers(int(row)) or ())
         record = decoder.framing.framed(own, header)
         if not isinstance(record, str):
             number = id_of(record.schema, decoder.framing.guids)
-            ids[at - first] = -1 if number is None else number
+            ids[row - first] = -1 if number is None else number
     return ids
 
 
@@ -525,13 +533,13 @@ def _named_keys(
     left_out = np.flatnonzero((present[first:to] == 1) & (np.diff(offsets[first : to + 1]) == 0))
     if is_sent or not len(left_out):
         return raw
-    held = raw.to_pylist()
+    keys = raw.to_pylist()
     for place in left_out.tolist():
-        at = first + place
-        own = sent.data[sent.offsets[at] : sent.offsets[at + 1]].tobytes()
-        header = header_of(KEY, records.raw_headers(at) or ())
-        held[place] = decoder.framing.held(own, header)
-    return pa.array(held, pa.binary())
+        number = first + place
+        own = sent.data[sent.offsets[number] : sent.offsets[number + 1]].tobytes()
+        header = header_of(KEY, records.raw_headers(number) or ())
+        keys[place] = decoder.framing.held(own, header)
+    return pa.array(keys, pa.binary())
 
 
 def _held_keys(raw: pa.Array) -> pa.Array:
@@ -601,7 +609,7 @@ def decode_raw(
     buffers = buffers_of({decoder.column: decoder}, min(MAX_ROWS, max(1, count)))[decoder.column]
     while first < count:
         done, columns = _message(decoder, buffers, message, reference, first, count)
-        rejected = [one.record for one in done.rejected]
+        rejected = [rejection.record for rejection in done.rejected]
         yield np.setdiff1d(np.arange(first, done.reached), rejected), columns
         first = done.reached
 
@@ -669,7 +677,7 @@ def _headers(
     counts = np.diff(ends)
     # Names that are not UTF-8 are those of records that do not become rows: tombstones, too.
     is_read = is_row.copy()
-    is_read[[at - first for at in wrong_headers if first <= at < to]] = False
+    is_read[[number - first for number in wrong_headers if first <= number < to]] = False
     wanted = np.repeat(is_read, counts) & (records.is_repeated_header[begin:end] == 0)
     names, values = (records.header_offsets[part, begin : end + 1] for part in (0, 1))
     keys = pa.Array.from_buffers(
@@ -686,9 +694,9 @@ def _headers(
     offsets = np.cumsum([0, *sizes], dtype=np.int32)
     is_null = sizes == 0
     bitmap = pa.py_buffer(np.packbits(~is_null, bitorder="little")) if is_null.any() else None
-    found = [bitmap, pa.py_buffer(offsets)]
+    buffers = [bitmap, pa.py_buffer(offsets)]
     return pa.Array.from_buffers(
-        kind, len(sizes), found, int(np.count_nonzero(is_null)), children=[entries]
+        kind, len(sizes), buffers, int(np.count_nonzero(is_null)), children=[entries]
     )
 
 

@@ -39,11 +39,11 @@ def read_status(config: Settings, topic: str) -> TopicStatus | None:
         return None
     key, value = secret["api.key"], SecretStr(secret["api.key.secret"])
     api = Api(Addresses().confluent_url, key, value, attempts=ATTEMPTS)
-    found = read_topic(api, topic, secret["environment.id"], secret["kafka.cluster.id"])
-    if found is None:
+    resource = read_topic(api, topic, secret["environment.id"], secret["kafka.cluster.id"])
+    if resource is None:
         problem = f"Confluent's Tableflow is not enabled for the topic\n  → {HINT}"
         return TopicStatus(topic=topic, phase="FAILED", error_message=problem)
-    return _status(topic, found["spec"], found.get("status") or {})
+    return _status(topic, resource["spec"], resource.get("status") or {})
 
 
 def _status(topic: str, spec: dict[str, Any], status: dict[str, Any]) -> TopicStatus:
@@ -58,8 +58,10 @@ def _status(topic: str, spec: dict[str, Any], status: dict[str, Any]) -> TopicSt
         suspended=bool(spec.get("suspended")),
         error_message=f"{'; '.join(problems)}\n  → {HINT}" if problems else None,
         failing_table_formats=[
-            FailingFormat(format=one["format"], error_message=one.get("error_message") or "")
-            for one in status.get("failing_table_formats") or []
+            FailingFormat(
+                format=failing["format"], error_message=failing.get("error_message") or ""
+            )
+            for failing in status.get("failing_table_formats") or []
         ],
         write_mode=str(status.get("write_mode") or "APPEND"),
     )

@@ -161,7 +161,9 @@ class Requested:
         if (files := _files(self._config)) != self._files:
             self._found = usable_topics(self._config)
             now = _resumed_at(self._config)
-            self._resumed += [t for t, at in now.items() if at > self._resumed_at.get(t, 0.0)]
+            self._resumed += [
+                t for t, moment in now.items() if moment > self._resumed_at.get(t, 0.0)
+            ]
             self._resumed_at = now
             self._files = files
         return self._found
@@ -174,19 +176,19 @@ class Requested:
 
 def _files(config: Settings) -> tuple[tuple[str, int, int, int], ...]:
     """Return path, time of change, size and inode of all files of specs, schemas and requests."""
-    found: list[tuple[str, int, int, int]] = []
+    files: list[tuple[str, int, int, int]] = []
     components = component_files(config)
     for path in (index_file(config), config.project_root / FILE, *components):
         with suppress(FileNotFoundError):
             stat = path.stat()
-            found.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+            files.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
     for folder in (config.topics_dir, config.schemas_dir, requests_folder(config)):
         with suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     stat = entry.stat()
-                    found.append((entry.path, stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return tuple(sorted(found))
+                    files.append((entry.path, stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(sorted(files))
 
 
 def _resumed_at(config: Settings) -> dict[str, float]:
@@ -203,25 +205,25 @@ def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str
     wrong = {name: str(each) for each in reversed(problems) for name in each.names}
     requests, unreadable = read_requests(config)
     wrong |= unreadable
-    found = _enabled({spec.name: spec for spec in good}, requests, wrong)
-    return {name: spec for name, spec in found.items() if name not in wrong}, wrong
+    enabled = _enabled({spec.name: spec for spec in good}, requests, wrong)
+    return {name: spec for name, spec in enabled.items() if name not in wrong}, wrong
 
 
 def _enabled(
     specs: dict[str, TopicSpec], requests: dict[str, StoredRequest], wrong: dict[str, str]
 ) -> dict[str, TopicSpec]:
     """:param wrong: topic → what is wrong with its request; this adds to it"""
-    found = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
+    enabled = {name: spec for name, spec in specs.items() if spec.tableflow.enabled}
     for name, request in requests.items():
         if not _is_enabled(request, specs.get(name)):
-            found.pop(name, None)
+            enabled.pop(name, None)
             continue
         try:
-            found[name] = _applied(request, specs.get(name))
+            enabled[name] = _applied(request, specs.get(name))
         except SpecError as error:
             wrong.setdefault(name, str(error))
-    logs = dead_letter_specs(found.values(), {*found, *specs, *requests})
-    return found | {spec.name: spec for spec in logs}
+    logs = dead_letter_specs(enabled.values(), {*enabled, *specs, *requests})
+    return enabled | {spec.name: spec for spec in logs}
 
 
 def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:

@@ -143,11 +143,11 @@ class OldRows:
         has_row = np.flatnonzero(matches >= 0)
         columns = [self.target.order_columns[0], self.target.offset_column]
         rows = self.values.select(columns).take(pa.array(matches[has_row]))
-        found: list[PartitionOffset | None] = [None] * len(keys)
+        row_places: list[PartitionOffset | None] = [None] * len(keys)
         places = zip(*(column.to_pylist() for column in rows.columns), strict=True)
         for number, place in zip(has_row.tolist(), places, strict=True):
-            found[number] = place
-        return found
+            row_places[number] = place
+        return row_places
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""
@@ -166,12 +166,12 @@ class OldRows:
         partition, micros, position = (
             self.values.column(name) for name in self.target.order_columns
         )
-        held = partition.to_numpy(zero_copy_only=False)
+        row_partitions = partition.to_numpy(zero_copy_only=False)
         new = places.column("partition").to_numpy(zero_copy_only=False)
-        keeps = np.zeros(len(held), np.bool_)
+        keeps = np.zeros(len(row_partitions), np.bool_)
         stale: list[PartitionOffset] = []
         has_row = matches >= 0
-        moved = np.flatnonzero(has_row & (held[matches] != new))
+        moved = np.flatnonzero(has_row & (row_partitions[matches] != new))
         for number in moved:
             row = int(matches[number])
             if self.is_truncated[row]:
@@ -183,7 +183,7 @@ class OldRows:
             if change is not None and old is None:
                 raise TableflowError(
                     f"topic {self.target.spec.name}: a key has changes in the partitions "
-                    f"{held[row]} and {new[number]}, without a position in the source",
+                    f"{row_partitions[row]} and {new[number]}, without a position in the source",
                     hint="let the connector write to a topic of one partition",
                 )
             if change is None or (old is not None and change < old):

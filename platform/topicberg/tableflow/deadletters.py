@@ -148,13 +148,13 @@ class DeadLetters:
         return {**dict.fromkeys(COLUMNS), **known, **problem}
 
     def _open(self, producer_id: str, topic_id: str) -> _Session:
-        what = f"topic {self.spec.name}: dead-letter topic {self.target.name}"
+        where = f"topic {self.spec.name}: dead-letter topic {self.target.name}"
         try:
             kafka.create_topic(self.target, self._endpoints, self._config)
             prefix = wire_prefix(self._register())
             kafka.ensure_internal_topic(STATE_TOPIC, self._endpoints)
         except TopicbergError as error:
-            raise type(error)(f"{what}: {error.message}", hint=error.hint) from error
+            raise type(error)(f"{where}: {error.message}", hint=error.hint) from error
         allowed = kafka.topic_config(self._endpoints, self.target.name).get("max.message.bytes")
         max_bytes = int(allowed or _DEFAULT_MAX_BYTES)
         producer = transactional_producer(
@@ -167,8 +167,8 @@ class DeadLetters:
             },
         )
         wait = TRANSACTION_SECONDS * 1.5
-        found = newest_states(self._endpoints, STATE_TOPIC, wait).get(producer_id)
-        state = _State.model_validate_json(found) if found else _State(topic_id=topic_id)
+        state_text = newest_states(self._endpoints, STATE_TOPIC, wait).get(producer_id)
+        state = _State.model_validate_json(state_text) if state_text else _State(topic_id=topic_id)
         logged = Places.load(state.logged) if state.topic_id == topic_id else Places()
         return _Session(
             producer_id, topic_id, producer, logged, prefix, max_bytes - _RECORD_OVERHEAD

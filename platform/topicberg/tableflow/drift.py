@@ -88,27 +88,27 @@ def compare(
     assert layout.value.latest is not None  # noqa: S101  JSON has a schema
     columns, latest = layout.value.fields(), layout.value.latest
     decode = format_of(latest).record_decoder(ResolvedSchema(latest, latest, columns))
-    found = Drift(own.file or spec.value_subject)
+    drift = Drift(own.file or spec.value_subject)
     reasons: dict[str, Reason] = {}
     seen: dict[Path, list[Message]] = {}
     for message in sampled_messages(spec.name, endpoints, records):
         raw = message.value()
         if raw is None:
             continue
-        found.records += 1
+        drift.records += 1
         try:
             decode(raw)
-            found.fitting += 1
+            drift.fitting += 1
         except MalformedError as error:
             place = message.partition() or 0, message.offset() or 0
             reasons.setdefault(str(error), Reason(str(error), *place)).count += 1
         for path in _paths(raw):
             seen.setdefault(path, []).append(message)
-    found.malformed = sorted(reasons.values(), key=lambda one: -one.count)
-    found.unknown = [*_unknown(seen, columns)]
-    names = [one.name for one in columns if one.name != latest.options.unknown_as]
-    found.unseen = [name for name in names if (name,) not in seen]
-    return found
+    drift.malformed = sorted(reasons.values(), key=lambda reason: -reason.count)
+    drift.unknown = [*_unknown(seen, columns)]
+    names = [column.name for column in columns if column.name != latest.options.unknown_as]
+    drift.unseen = [name for name in names if (name,) not in seen]
+    return drift
 
 
 def _paths(raw: bytes) -> set[Path]:
@@ -140,11 +140,11 @@ def _unknown(
             lost |= {path} if path[:-1] in lost else set()
             continue
         lost.add(path)
-        times = [one.timestamp()[1] for one in messages if one.timestamp()[0]]
+        times = [message.timestamp()[1] for message in messages if message.timestamp()[0]]
         since = None
         if times:
             since = datetime.fromtimestamp(min(times) / 1000, UTC).isoformat(timespec="seconds")
-        raws = [raw for one in messages if (raw := one.value()) is not None]
+        raws = [raw for message in messages if (raw := message.value()) is not None]
         schema: Any = infer(raws, "").schema
         for part in path:
             schema = _of_field(schema, part)
@@ -163,7 +163,7 @@ def _is_lost(path: Path, columns: Sequence[NestedField]) -> bool:
     for part in path:
         if fields is None:
             return False
-        column = next((one for one in fields if one.name == part), None)
+        column = next((candidate for candidate in fields if candidate.name == part), None)
         if column is None:
             return True
         fields = _fields(column.field_type)
@@ -174,7 +174,7 @@ def _fields(kind: IcebergType) -> Sequence[NestedField] | None:
     """Return the fields of a struct, or of the structs in a list; None: it has no fixed fields."""
     match kind:
         case StructType():
-            is_union = any(one.name.startswith("connect_union_field_") for one in kind.fields)
+            is_union = any(branch.name.startswith("connect_union_field_") for branch in kind.fields)
             return None if is_union else kind.fields
         case ListType():
             return _fields(kind.element_type)

@@ -233,25 +233,25 @@ class Ingestor:
         layout = read_layout(self.spec, self._readers, self.config)
         table = self._table(layout, beginning)
         head = table.current_snapshot()
-        held = commit.committed(table, head)
-        if held.topic_id is not None and held.topic_id != topic_id:
+        committed = commit.committed(table, head)
+        if committed.topic_id is not None and committed.topic_id != topic_id:
             raise TableflowError(
                 f"topic {name} was deleted and recreated: the table holds topic id "
-                f"{held.topic_id}, the broker has {topic_id}",
+                f"{committed.topic_id}, the broker has {topic_id}",
                 hint=start_again(name),
             )
         now_ms = int(time.time() * 1000)
-        if held.offsets:
+        if committed.offsets:
             self._held_ms = now_ms
-        first = {**beginning, **first_offsets(self.spec, self.endpoints, table, held, log)}
-        start = {**beginning, **(held.offsets or first)}
+        first = {**beginning, **first_offsets(self.spec, self.endpoints, table, committed, log)}
+        start = {**beginning, **(committed.offsets or first)}
         if not self._knows_size:
-            learnt, most = held.batch_size, self.spec.tableflow.commit_max_bytes
+            learnt, most = committed.batch_size, self.spec.tableflow.commit_max_bytes
             self._size, self._knows_size = BatchSize.of(self._most, most, learnt), True
         failing = still_failing(self.spec, self.config, table, start)
         requested = skips.requested(table).keys()
         skip = {*requested, *failing}
-        batch, size = self._plan(held.offsets or first, beginning, latest, skip)
+        batch, size = self._plan(committed.offsets or first, beginning, latest, skip)
         if self._search.active is not None and not batch.records:  # the log ends earlier
             self._search.isolation = None
             raise PartReadError
@@ -260,15 +260,17 @@ class Ingestor:
             if self._keys.has_decoded(layout, table):
                 given = batch, beginning, latest, skip, self._size.limit
                 batch = in_time_order(name, self.endpoints, *given)
-        seen_ms = self.current_ms if held.offsets == self.current_offsets else None
-        missed = tombstones.DeleteWatch(self.spec, self.endpoints, table, held, now_ms, seen_ms)
-        known = topic_id, latest, now_ms, self._size.dump(), missed, held.key_definition
+        seen_ms = self.current_ms if committed.offsets == self.current_offsets else None
+        missed = tombstones.DeleteWatch(
+            self.spec, self.endpoints, table, committed, now_ms, seen_ms
+        )
+        known = topic_id, latest, now_ms, self._size.dump(), missed, committed.key_definition
         reader = self._reader(batch, size)
         plan = BatchPlan(self.spec, table, head, layout, batch, size, *known, failing, reader)
         if not batch.records:
             missed.nothing_new()
             done = result(plan, head, {})
-            ends = held.offsets or first
+            ends = committed.offsets or first
             return replace(done, end_offsets=ends, backlog=False, rows=0, bytes=0)
         written = self._written(plan)
         if (search := self._search.active) is not None:
@@ -364,25 +366,25 @@ class Ingestor:
             self._size = self._size.exhausted(search.records)
 
     def _plan(
-        self, held: Offsets, beginning: Offsets, latest: Offsets, skip: set[PartitionOffset]
+        self, offsets: Offsets, beginning: Offsets, latest: Offsets, skip: set[PartitionOffset]
     ) -> tuple[Batch, float | None]:
         """Return the next batch, and the average size of its records in Kafka, if known."""
         name = self.spec.name
         cut = self._ends
-        start = {p: held.get(p, beginning[p]) for p in latest}
+        start = {p: offsets.get(p, beginning[p]) for p in latest}
         latest = {p: min(end, max(start[p], cut.get(p, end))) for p, end in latest.items()}
         if (search := self._search.active) is not None:
             first = {**start, **search.start}
             first = {p: min(first[p], latest[p]) for p in latest}
             ends = {p: min(e, latest[p]) for p, e in search.next_ends(SMALL_RECORDS, PARTS).items()}
             return plan_batch(name, first, beginning, {**first, **ends}, sys.maxsize, skip), None
-        batch = plan_batch(name, held, beginning, latest, self._size.limit, skip)
+        batch = plan_batch(name, offsets, beginning, latest, self._size.limit, skip)
         if batch.records <= SAMPLED_RECORDS:
             return batch, None
         sizes = record_bytes(self.endpoints, name, batch.ranges)
         only_files = self.spec.changelog is None  # the keys of changes are read into this process
         fitting, size = self._size.fit(sizes, batch.records, is_compressed=only_files)
-        return plan_batch(name, held, beginning, batch.end, fitting, skip), size
+        return plan_batch(name, offsets, beginning, batch.end, fitting, skip), size
 
     def _table(self, layout: Layout, beginning: Offsets | None = None) -> Table:
         if layout.fitted == self._fitted:

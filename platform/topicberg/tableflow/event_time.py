@@ -67,14 +67,14 @@ class EventTime:
         rule = spec.payload_time
         if rule is None or rule.format is None:
             return None
-        found = _field(rule.field, columns)
-        if found is None:
+        path_and_type = _field(rule.field, columns)
+        if path_and_type is None:
             raise TableflowError(
                 f"topic {spec.name}: event_time.field {rule.field}: the table has no such column, "
                 "and no such field in a struct",
                 hint="set event_time.field to a column, or to `column.field` in a struct",
             )
-        path, kind = found
+        path, kind = path_and_type
         if not isinstance(kind, _types_of(rule.format)):
             raise TableflowError(
                 f"topic {spec.name}: event_time.field {rule.field} is a {kind}, which does not "
@@ -96,25 +96,25 @@ class EventTime:
         where = field_at(self.name, self.type)
         if value is None:
             return f"{where}: the event time is missing"
-        found = self._read(value)
-        if isinstance(found, str):
-            return f"{where}: {found}, found {shown(value)}"
-        if not FIRST_US <= found <= LAST_US:
+        outcome = self._read(value)
+        if isinstance(outcome, str):
+            return f"{where}: {outcome}, found {shown(value)}"
+        if not FIRST_US <= outcome <= LAST_US:
             return (
                 f"{where}: the event time is not between the years 1 and 9999, found "
                 f"{shown(value)}: is event_time.format {self.format} its unit?"
             )
-        if found < self.earliest_us:
+        if outcome < self.earliest_us:
             return (
                 f"{where}: the event time is before {self.rule.earliest} (event_time.earliest), "
                 f"found {shown(value)}"
             )
-        if kafka_ms != NO_TIMESTAMP and found > kafka_ms * 1_000 + self.ahead_us:
+        if kafka_ms != NO_TIMESTAMP and outcome > kafka_ms * 1_000 + self.ahead_us:
             return (
                 f"{where}: the event time is more than {self.rule.max_ahead_hours:g} hours after "
                 f"Kafka's time (event_time.max_ahead_hours), found {shown(value)}"
             )
-        return found
+        return outcome
 
     def of_stored(self, value: Any) -> Any:
         """Return a stored value of a reference decoder as :meth:`micros` has it."""
@@ -183,17 +183,21 @@ def event_times(
     wrong, replaced = dict[int, str](), list[int]()
     has_none = ~is_read & ~is_needed & ~has_kafka
     for row in np.flatnonzero(~is_read):
-        at = int(row)
-        found = event_time.micros(values[at].as_py(), int(kafka_ms[at])) if is_needed[at] else ""
-        if isinstance(found, int):
-            micros[at] = found
-        elif not is_needed[at] or (event_time.rule.otherwise == "kafka" and has_kafka[at]):
-            micros[at] = kafka_us[at]
-            if is_needed[at]:
-                replaced.append(at)
+        number = int(row)
+        outcome = (
+            event_time.micros(values[number].as_py(), int(kafka_ms[number]))
+            if is_needed[number]
+            else ""
+        )
+        if isinstance(outcome, int):
+            micros[number] = outcome
+        elif not is_needed[number] or (event_time.rule.otherwise == "kafka" and has_kafka[number]):
+            micros[number] = kafka_us[number]
+            if is_needed[number]:
+                replaced.append(number)
         else:
-            wrong[at] = found
-            micros[at] = 0
+            wrong[number] = outcome
+            micros[number] = 0
     column = pa.array(micros, mask=has_none).cast(pa.timestamp("us", "UTC"))
     return EventTimes(column, wrong, replaced)
 
@@ -286,8 +290,8 @@ def _field(
     by_name = {field.name: field.field_type for field in columns}
     if text in by_name:
         return (text,), by_name[text]
-    for at in (number for number, letter in enumerate(text) if letter == "."):
-        kind = by_name.get(text[:at])
-        if isinstance(kind, T.StructType) and (inner := _field(text[at + 1 :], kind.fields)):
-            return (text[:at], *inner[0]), inner[1]
+    for position in (number for number, letter in enumerate(text) if letter == "."):
+        kind = by_name.get(text[:position])
+        if isinstance(kind, T.StructType) and (inner := _field(text[position + 1 :], kind.fields)):
+            return (text[:position], *inner[0]), inner[1]
     return None

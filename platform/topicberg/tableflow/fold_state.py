@@ -117,14 +117,14 @@ class LostChanges:
         self._known = list(lost)
         self._of_key: dict[str, Lost] = {}
         self._of_any: dict[int, int] = {}
-        for one in lost:
-            if one.key is not None:
-                held = self._of_key.setdefault(one.key, one)
-                is_newer = one.partition != held.partition or one.offset > held.offset
-                self._of_key[one.key] = one if is_newer else held
+        for change in lost:
+            if change.key is not None:
+                newest = self._of_key.setdefault(change.key, change)
+                is_newer = change.partition != newest.partition or change.offset > newest.offset
+                self._of_key[change.key] = change if is_newer else newest
             else:
-                of_any = self._of_any.get(one.partition, -1)
-                self._of_any[one.partition] = max(one.offset, of_any)
+                of_any = self._of_any.get(change.partition, -1)
+                self._of_any[change.partition] = max(change.offset, of_any)
 
     def __bool__(self) -> bool:
         return bool(self._known)

@@ -64,8 +64,8 @@ class NewRows:
 
     def _filled(self, name: str, own: pa.Array, origin: NDArray[np.intp], first: int) -> pa.Array:
         """Return a column with the values of other changes, and those of older rows."""
-        held = self.changes.rows.column(name)
-        values = [whole(held.take(pa.array(origin, mask=origin < 0))).cast(own.type)]
+        column = self.changes.rows.column(name)
+        values = [whole(column.take(pa.array(origin, mask=origin < 0))).cast(own.type)]
         chosen = np.arange(len(origin), dtype=np.int64)
         if self.fills is not None and (unknown := np.flatnonzero(origin < 0)).size:
             place = pc.index_in(pa.array(unknown + first), value_set=self.fills.column("place"))

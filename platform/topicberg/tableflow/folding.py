@@ -106,11 +106,11 @@ class Folding:
         refused: dict[PartitionOffset, str] = {}
         repeated: frozenset[PartitionOffset] = frozenset()
         while True:
-            found = self._fold(refused, repeated)
-            if not found.refused and not found.repeated:
-                return replace(found, refused=refused, repeated=repeated)
-            refused |= found.refused
-            repeated |= found.repeated
+            folded = self._fold(refused, repeated)
+            if not folded.refused and not folded.repeated:
+                return replace(folded, refused=refused, repeated=repeated)
+            refused |= folded.refused
+            repeated |= folded.repeated
 
     def _fold(
         self, refused: Mapping[PartitionOffset, str], repeated: frozenset[PartitionOffset]
@@ -190,7 +190,7 @@ class Folding:
     def _lost(self, refused: Mapping[PartitionOffset, str]) -> list[Lost]:
         """Return the batch's changes that are left out; a record without a key is not a change."""
         names = list(self.target.keys)
-        found = [self.lost_records]
+        tables = [self.lost_records]
         if refused:
             facts = self.changes.facts
             places = np.flatnonzero(facts.at(refused) & facts.has_key)
@@ -198,13 +198,16 @@ class Folding:
             table = facts.table(["partition", "offset"], places)
             for name in names:
                 table = table.append_column(name, rows.column(name))
-            found.append(table.cast(self.lost_records.schema))
-        lost = pa.concat_tables(found)
+            tables.append(table.cast(self.lost_records.schema))
+        lost = pa.concat_tables(tables)
         hashes = self.target.hashed(lost.select(names))
         pairs = zip(
             *(lost.column(name).to_pylist() for name in ("partition", "offset")), strict=True
         )
-        return [Lost(partition=p, offset=at, key=hashes.get(n)) for n, (p, at) in enumerate(pairs)]
+        return [
+            Lost(partition=p, offset=offset, key=hashes.get(n))
+            for n, (p, offset) in enumerate(pairs)
+        ]
 
     def _cut_after_lost(self, changes: ChangeBatch, lost: Sequence[Lost]) -> None:
         """End the batch after a change that is left out, if a later one needs values of its row.
@@ -224,10 +227,12 @@ class Folding:
                 last[partition, key] = max(offset, last.get((partition, key), -1))
         has_moved = bool(facts.has("old_key")[places].any())
         ends: dict[int, int] = {}
-        for one in lost:
-            after = last.get((one.partition, one.key), -1) > one.offset
-            if after or (has_moved and self.progress.batch.end[one.partition] > one.offset + 1):
-                end_before(ends, one.partition, one.offset + 1)
+        for change in lost:
+            after = last.get((change.partition, change.key), -1) > change.offset
+            if after or (
+                has_moved and self.progress.batch.end[change.partition] > change.offset + 1
+            ):
+                end_before(ends, change.partition, change.offset + 1)
         if ends:
             raise BatchCutError(ends)
 
@@ -245,11 +250,11 @@ class Folding:
         ends, places = last_changes(by_key)
         keys = by_key.hashes.chosen(ends)
         truncated = truncates.rows()
-        found: list[KeyedRows] = []
+        keyed_rows: list[KeyedRows] = []
         if self.target.head is not None and places.num_rows:
-            found = self.target.rows_of(self.target.head, keys)
+            keyed_rows = self.target.rows_of(self.target.head, keys)
         toast = self.target.toast if missing else []
-        old_rows = OldRows(self.target, found, toast, truncated)
+        old_rows = OldRows(self.target, keyed_rows, toast, truncated)
         replaced, stale = old_rows.replaced_by(places)
         deletes, late = self._deletes(places, keys)
         is_live = flags(pc.not_equal(places.column("op"), "d"))
@@ -288,7 +293,7 @@ class Folding:
         """
         if self.progress.may_move:
             values.check_moves(moves.alone, moves.keys)
-        found = {
+        pending_moves = {
             (each.micros, each.position, each.key): each
             for each in self.state.moves
             if (each.micros, each.position) not in moves.inserted
@@ -303,26 +308,29 @@ class Folding:
             if (m is not None or p is not None) and (key := hashes.get(number)):
                 lacks = False
                 if (row := rows[number]) is not None:
-                    before = [one for one in lost if one.is_before(partition, offset)]
-                    lacks = any(one.is_after(key, *row) for one in (self.lost, LostChanges(before)))
+                    before = [change for change in lost if change.is_before(partition, offset)]
+                    lacks = any(
+                        lost_changes.is_after(key, *row)
+                        for lost_changes in (self.lost, LostChanges(before))
+                    )
                 move = Move(micros=m, position=p, key=key, snapshot=snapshot, lacks=lacks)
-                found.setdefault((m, p, key), move)
-        return list(found.values())[-_MAX_MOVES:]
+                pending_moves.setdefault((m, p, key), move)
+        return list(pending_moves.values())[-_MAX_MOVES:]
 
     def _reached(self, places: pa.Table) -> dict[int, tuple[int | None, int | str | None]]:
         """Return time and position of the newest change by partition.
 
         Rows that a snapshot read do not count: their time is that of the reading.
         """
-        found = dict(self.state.reached)
+        reached = dict(self.state.reached)
         counts = pc.not_equal(places.column("op"), READ)
         newest = newest_by_partition(places.filter(counts).select(["partition", "m", "p"]))
         for row in newest.to_pylist():
-            order, held = (row["m"], row["p"]), found.get(row["partition"], (None, None))
-            one, other = order_of(*order), order_of(*held)
-            if one is not None and (other is None or one > other):
-                found[row["partition"]] = order
-        return found
+            order, earlier = (row["m"], row["p"]), reached.get(row["partition"], (None, None))
+            own, other = order_of(*order), order_of(*earlier)
+            if own is not None and (other is None or own > other):
+                reached[row["partition"]] = order
+        return reached
 
     def _deletes(
         self, places: pa.Table, keys: Keys
@@ -331,27 +339,29 @@ class Folding:
         known, may_move = self.state.deletes, self.progress.may_move
         if not known and not may_move:
             return {}, []
-        found = dict(known)
+        deletes = dict(known)
         late: list[PartitionOffset] = []
         is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)
         held_high = np.array([int(key[:16], 16) for key in known], np.uint64)
         for which in np.flatnonzero(np.isin(keys.high, held_high) | (is_delete & may_move)):
             row = places.slice(int(which), 1).to_pylist()[0]
             key = keys.text(int(which))
-            order, held = order_of(row["m"], row["p"]), known.get(key)
-            is_elsewhere = held is not None and held.partition != row["partition"]
-            at = held.order if held is not None else None
-            if is_elsewhere and (order is None or (at is not None and order < at)):
+            order, deletion = order_of(row["m"], row["p"]), known.get(key)
+            is_elsewhere = deletion is not None and deletion.partition != row["partition"]
+            deletion_order = deletion.order if deletion is not None else None
+            if is_elsewhere and (
+                order is None or (deletion_order is not None and order < deletion_order)
+            ):
                 late.append((row["partition"], row["offset"]))
                 continue
-            found.pop(key, None)
+            deletes.pop(key, None)
             if row["op"] == "d" and order is not None and may_move:
-                found[key] = Deletion(
+                deletes[key] = Deletion(
                     partition=row["partition"], micros=row["m"], position=row["p"]
                 )
-            elif row["op"] == "d" and held is not None:
-                found[key] = held  # a tombstone after the deletion
-        return dict(list(found.items())[-_MAX_DELETES:]), late
+            elif row["op"] == "d" and deletion is not None:
+                deletes[key] = deletion  # a tombstone after the deletion
+        return dict(list(deletes.items())[-_MAX_DELETES:]), late
 
     # --- values that the connector did not have ---
 
@@ -382,7 +392,7 @@ class Folding:
             for place in np.flatnonzero(has_value < 0):
                 left[place].append(name)
         new = replace(new, origins=origins)
-        lacking = np.flatnonzero([bool(one) for one in left])
+        lacking = np.flatnonzero([bool(names) for names in left])
         if not len(lacking):
             return new
         moved = by_key.newest(facts.is_live & facts.has("old_key"), starts)[live[lacking]]

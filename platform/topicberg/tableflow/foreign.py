@@ -71,13 +71,20 @@ class ForeignSchemas:
         :raises TopicbergError: the registry does not answer
         """
         missing, guids = self.missing, self.guids
-        new = [one for one in named if one not in missing and id_of(one, guids) not in self.schemas]
+        new = [
+            reference
+            for reference in named
+            if reference not in missing and id_of(reference, guids) not in self.schemas
+        ]
         new = new[: MAX_LOOKUPS - self._lookups]
         self._lookups += len(new)
-        found = [
-            self._look_up_guid(one) if isinstance(one, UUID) else self._look_up(one) for one in new
+        answers = [
+            self._look_up_guid(reference)
+            if isinstance(reference, UUID)
+            else self._look_up(reference)
+            for reference in new
         ]
-        return any(found)
+        return any(answers)
 
     @property
     def _unknown(self) -> str:
@@ -112,7 +119,7 @@ class ForeignSchemas:
         for kept in (self.schemas, self._missing):
             while len(kept) > MAX_SCHEMAS:
                 kept.popitem(last=False)
-        while sum(one.size for one in self.schemas.values()) > MAX_CHARACTERS:
+        while sum(stored.size for stored in self.schemas.values()) > MAX_CHARACTERS:
             self.schemas.popitem(last=False)
         return schema is not None
 
@@ -123,14 +130,14 @@ def foreign_schemas(spec: TopicSpec, readers: SchemaReaders) -> dict[str, Foreig
     Keys, or values, without a schema share those of the other: no registry is asked for them alone.
     """
     known = dict[tuple[int, str], ForeignSchemas]()
-    found = dict[str, ForeignSchemas]()
+    by_part = dict[str, ForeignSchemas]()
     for part in PARTS:
         own = spec.section(part)
-        if own.has_schema or not any(spec.section(one).has_schema for one in PARTS):
+        if own.has_schema or not any(spec.section(side).has_schema for side in PARTS):
             reader = readers.of(own.framing)
             place = id(reader), reader.context(spec.subject(part))
-            found[part] = known.setdefault(place, ForeignSchemas(reader, place[1]))
-    return {part: found.get(part) or next(iter(found.values())) for part in PARTS}
+            by_part[part] = known.setdefault(place, ForeignSchemas(reader, place[1]))
+    return {part: by_part.get(part) or next(iter(by_part.values())) for part in PARTS}
 
 
 def named_schemas(texts: Iterable[str]) -> list[int | UUID]:

@@ -87,25 +87,25 @@ class Framing:
 
         :param places: of records with different schemas
         """
-        found = False
-        for partition, at in places:
+        has_learnt = False
+        for partition, offset in places:
             self._lookups += 1
             if self._lookups > MAX_OPENINGS:
                 break
-            found |= self._learn({partition: (at, at + 1)})
-        return found
+            has_learnt |= self._learn({partition: (offset, offset + 1)})
+        return has_learnt
 
     def _learn(self, ranges: Mapping[int, tuple[int, int]]) -> bool:
-        found = False
+        has_learnt = False
         try:
             read = list(messages(self._endpoints, self._spec.name, ranges))
         except DamagedRecordsError:
             return False
-        for message in sorted(read, key=lambda one: one.timestamp()[1]):
+        for message in sorted(read, key=lambda each: each.timestamp()[1]):
             for half, raw in ((KEY, message.key()), (VALUE, message.value())):
                 if raw is not None and half in self._subjects:
-                    found |= self._register(half, raw)
-        return found
+                    has_learnt |= self._register(half, raw)
+        return has_learnt
 
     def _register(self, half: str, raw: bytes) -> bool:
         """Register the schema of a record; return whether more is known of it than before."""

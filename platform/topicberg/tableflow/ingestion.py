@@ -233,22 +233,22 @@ class Ingestion:
                 return {}
             self._unread_since_ms = self._unreadable = None
             self._ends = ends
-            held = self.status.end_offsets
-            if not held:
+            end_offsets = self.status.end_offsets
+            if not end_offsets:
                 return {}
-            lag = {p: max(0, end - held.get(p, 0)) for p, end in ends.high.items()}
+            lag = {p: max(0, end - end_offsets.get(p, 0)) for p, end in ends.high.items()}
             if self._ingestor is not None and not any(lag.values()):
-                self._ingestor.current_offsets = held
+                self._ingestor.current_offsets = end_offsets
                 self._ingestor.current_ms = int(time.time() * 1000)
             stable = ends.stable
             stuck = {p: stable[p] for p, end in ends.high.items() if stable.get(p, end) < end}
-            found, new = self._open_transactions(stuck)
-            if (lag, found) != (self.status.lag, self.status.open_transactions):
-                changes = {"lag": lag, "open_transactions": found}
+            transactions, new = self._open_transactions(stuck)
+            if (lag, transactions) != (self.status.lag, self.status.open_transactions):
+                changes = {"lag": lag, "open_transactions": transactions}
                 self.status = self.status.model_copy(update=changes)
             if self.status is self._written:
                 return new
-            if found or time.monotonic() - self._written_at >= write_seconds:
+            if transactions or time.monotonic() - self._written_at >= write_seconds:
                 self._write()
             return new
 
@@ -276,13 +276,15 @@ class Ingestion:
             for p, offset in stuck.items()
         }
         known = self.status.open_transactions
-        found = {p: known[p] for p, o in stuck.items() if p in known and known[p].offset == o}
+        transactions = {
+            p: known[p] for p, o in stuck.items() if p in known and known[p].offset == o
+        }
         new = {
             p: offset
             for p, (offset, since) in self._stuck.items()
-            if p not in found and now - since >= OPEN_SECONDS
+            if p not in transactions and now - since >= OPEN_SECONDS
         }
-        return found, new
+        return transactions, new
 
     def note_transactions(self, new: Offsets) -> None:
         """Report transactions that do not end, with the times of their first records.
@@ -292,17 +294,17 @@ class Ingestion:
         times = first_times(self._endpoints, self.spec.name, new)
         now_ms = int(time.time() * 1000)
         with self._lock:
-            found = dict(self.status.open_transactions)
+            transactions = dict(self.status.open_transactions)
             for partition, offset in new.items():
                 if self._stuck.get(partition, (None,))[0] != offset:
                     continue  # it has ended meanwhile
                 since_ms = min(times.get(partition, now_ms), now_ms)
-                found[partition] = OpenTransaction(offset=offset, since_ms=since_ms)
+                transactions[partition] = OpenTransaction(offset=offset, since_ms=since_ms)
                 logger.warning(
                     "topic %s, partition %d: a transaction has been open since offset %d",
                     *(self.spec.name, partition, offset),
                 )
-            self._report(open_transactions=found)
+            self._report(open_transactions=transactions)
 
     # --- a turn ---
 

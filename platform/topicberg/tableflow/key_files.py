@@ -89,11 +89,11 @@ class HeldKeys(Keys):
         :returns: places in ``keys``, and here
         """
         if len(self.high) <= len(keys.high) // _FEW:
-            held, wanted = pairs(self.high, self.low, keys.high, keys.low)
-            return wanted, held
+            own, wanted = pairs(self.high, self.low, keys.high, keys.low)
+            return wanted, own
         maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
-        wanted, held = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
-        return maybe[wanted], held
+        wanted, own = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
+        return maybe[wanted], own
 
     def matches(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return all pairs of equal decoded keys, whatever their partitions are.
@@ -102,13 +102,13 @@ class HeldKeys(Keys):
         :returns: places in ``keys``, and here
         """
         if len(self.high) <= len(keys.high) // _FEW:
-            held, wanted = pairs_of_high(self.high, keys.high)
+            own, wanted = pairs_of_high(self.high, keys.high)
         else:
             maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
-            wanted, held = pairs_of_high(keys.high[maybe], self.high)
+            wanted, own = pairs_of_high(keys.high[maybe], self.high)
             wanted = maybe[wanted]
-        is_same = ((keys.low[wanted] ^ self.low[held]) & _KEY_BITS) == 0
-        return wanted[is_same], held[is_same]
+        is_same = ((keys.low[wanted] ^ self.low[own]) & _KEY_BITS) == 0
+        return wanted[is_same], own[is_same]
 
 
 def with_partition(low: NDArray[np.uint64], partitions: NDArray[np.integer]) -> NDArray[np.uint64]:
@@ -134,17 +134,17 @@ def newest_of_partitions(keys: Keys, times: NDArray[np.int64]) -> NDArray[np.boo
     :param keys: those of one partition in the order of their records
     :param times: at the places of the keys
     """
-    found = np.zeros(len(keys.high), np.bool_)
+    is_newest = np.zeros(len(keys.high), np.bool_)
     last = np.flatnonzero(is_last(keys))
     if not len(last):
-        return found
+        return is_newest
     of_last = Keys(keys.high[last], keys.low[last], keys.position[last])
     group = np.cumsum(np.append(False, ~same_key(of_last)))
     # Partitions of a key are in ascending order, and lexsort keeps it where times are equal.
     order = np.lexsort((times[of_last.position], group))
     ends = np.append(group[order][1:] != group[order][:-1], True)
-    found[last[order[ends]]] = True
-    return found
+    is_newest[last[order[ends]]] = True
+    return is_newest
 
 
 def merged(parts: Sequence[Keys]) -> Keys:
@@ -246,8 +246,8 @@ def write(path: Path, keys: HeldKeys, seal: Seal) -> None:
 
     :raises TopicbergError: it cannot be written
     """
-    held = (keys.high, keys.low, keys.position, keys.filter)
-    parts = [*(part.tobytes() for part in held), np.uint64(len(keys.high)).tobytes()]
+    arrays = (keys.high, keys.low, keys.position, keys.filter)
+    parts = [*(part.tobytes() for part in arrays), np.uint64(len(keys.high)).tobytes()]
     try:
         with replacing(path) as stream:
             for part in parts:
@@ -278,16 +278,16 @@ def download(io: FileIO, shared: str, path: Path, seal: Seal) -> bool:
         source = io.new_input(shared).open()
     except FileNotFoundError:
         return False
-    digest, held = seal.begin(), b""
+    digest, tail = seal.begin(), b""
     with source:
         try:
             with replacing(path) as target:
                 while part := source.read(_COPIED_AT_ONCE):
                     target.write(part)
-                    held += part
-                    digest.update(held[:-_CHECKSUM_BYTES])
-                    held = held[-_CHECKSUM_BYTES:]
-                if digest.digest() != held:
+                    tail += part
+                    digest.update(tail[:-_CHECKSUM_BYTES])
+                    tail = tail[-_CHECKSUM_BYTES:]
+                if digest.digest() != tail:
                     raise _DamagedError
                 target.flush()
                 os.fsync(target.fileno())

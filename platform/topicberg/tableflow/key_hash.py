@@ -42,8 +42,8 @@ def _round(a, b, c, d):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _hashes(data, offsets, first, count, secret, found):  # type: ignore[no-untyped-def]
-    """Fill ``found`` with the hashes of ``count`` values.
+def _hashes(data, offsets, first, count, secret, hashed):  # type: ignore[no-untyped-def]
+    """Fill ``hashed`` with the hashes of ``count`` values.
 
     :param data: address of the values' bytes
     :param offsets: where each value begins
@@ -51,23 +51,23 @@ def _hashes(data, offsets, first, count, secret, found):  # type: ignore[no-unty
     """
     k0, k1 = secret[0], secret[1]
     for number in range(count):
-        at = data + np.int64(offsets[first + number])
+        address = data + np.int64(offsets[first + number])
         size = np.int64(offsets[first + number + 1]) - np.int64(offsets[first + number])
         a = k0 ^ np.uint64(0x736F6D6570736575)
         b = k1 ^ np.uint64(0x646F72616E646F6D)
         c = k0 ^ np.uint64(0x6C7967656E657261)
         d = k1 ^ np.uint64(0x7465646279746573)
-        end = at + size - size % 8
-        while at < end:
-            word = load_word(at)
+        end = address + size - size % 8
+        while address < end:
+            word = load_word(address)
             d ^= word
             a, b, c, d = _round(a, b, c, d)
             a, b, c, d = _round(a, b, c, d)
             a ^= word
-            at += 8
+            address += 8
         word = np.uint64(size) << np.uint64(56)
         for place in range(size % 8):
-            word |= np.uint64(load_byte(at + place)) << np.uint64(8 * place)
+            word |= np.uint64(load_byte(address + place)) << np.uint64(8 * place)
         d ^= word
         a, b, c, d = _round(a, b, c, d)
         a, b, c, d = _round(a, b, c, d)
@@ -81,7 +81,7 @@ def _hashes(data, offsets, first, count, secret, found):  # type: ignore[no-unty
         value ^= value >> np.uint64(27)
         value *= np.uint64(0x94D049BB133111EB)
         value ^= value >> np.uint64(31)
-        found[number] = value
+        hashed[number] = value
 
 
 def hashes(values: Any, secret: bytes) -> NDArray[np.uint64]:
@@ -90,14 +90,14 @@ def hashes(values: Any, secret: bytes) -> NDArray[np.uint64]:
     :param values: an Arrow array of ``binary`` without nulls
     :param secret: 16 bytes
     """
-    found = np.empty(len(values), np.uint64)
+    hashed = np.empty(len(values), np.uint64)
     if len(values):
         _, offsets, data = values.buffers()
         begins = np.frombuffer(offsets, np.int32)
         address = data.address if data is not None else 0
         words = np.frombuffer(secret, "<u8").astype(np.uint64)
-        _hashes(address, begins, values.offset, len(values), words, found)
-    return found
+        _hashes(address, begins, values.offset, len(values), words, hashed)
+    return hashed
 
 
 def compile_hashes() -> None:

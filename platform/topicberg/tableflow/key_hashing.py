@@ -94,8 +94,8 @@ class KeyHasher:
             return merged([])
         text = self.decode(raw)
         rows = np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))
-        found = self.hashed(text.take(rows), partition.take(rows))
-        return Keys(found.high, found.low, rows[found.position].astype(np.uint32))
+        keys = self.hashed(text.take(rows), partition.take(rows))
+        return Keys(keys.high, keys.low, rows[keys.position].astype(np.uint32))
 
     def of_file(self, table: Table, file: DataFile) -> HeldKeys:
         """Return the keys of a data file, which is read."""
@@ -171,13 +171,13 @@ def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
     of one millisecond. A record without a time is older than all others.
     """
     times, raw = whole(times), whole(raw)
-    found: NDArray[np.int64] = times.cast(pa.int64()).fill_null(NO_TIME).to_numpy().copy()
+    micros: NDArray[np.int64] = times.cast(pa.int64()).fill_null(NO_TIME).to_numpy().copy()
     if len(key.versions) > 1:
         named = pc.fill_null(pc.binary_slice(raw, *key.version_at), b"")
         versions = pa.array(key.versions, named.type)
         version = pc.index_in(named, versions).fill_null(-1).to_numpy()
-        found[found != NO_TIME] += 1 + version[found != NO_TIME]
-    return found
+        micros[micros != NO_TIME] += 1 + version[micros != NO_TIME]
+    return micros
 
 
 def _is_floating(kind: pa.DataType) -> bool:
@@ -218,13 +218,13 @@ def _key_columns(
         columns = [names[number] for number in field_ids if number in names]
         first = 0
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            found = [
+            arrays = [
                 with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
                 if number in names
                 else pa.nulls(batch.num_rows, (decoded or ())[place])
                 for place, number in enumerate(field_ids)
             ]
-            yield found, first
+            yield arrays, first
             first += batch.num_rows
 
 
@@ -249,16 +249,16 @@ def key_texts(
         first = 0
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
             nothing = pa.nulls(batch.num_rows)
-            held = {
+            arrays = {
                 name: with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
                 if number in names
                 else nothing
                 for name, number in fields.items()
             }
-            text = key_text([held[name] for name in key.names], key.shapes)
+            text = key_text([arrays[name] for name in key.names], key.shapes)
             if not key.is_in_columns and raw_id in names:
                 # The columns may have the value's fields. They are for keys that cannot be decoded
                 # any more: earlier versions of topicberg kept only the SHA-256 of a long key.
                 text = pc.coalesce(decode(batch.column(names[raw_id])), text)
-            yield text, held[key.partition], first
+            yield text, arrays[key.partition], first
             first += batch.num_rows

@@ -53,11 +53,13 @@ def ordered(high, low):  # type: ignore[no-untyped-def]
         ends[bucket] = to + 1
         highs[to], lows[to], places[to] = high[number], low[number], number
     for number in range(1, count):
-        one, other, place, to = highs[number], lows[number], places[number], number
-        while to > 0 and (highs[to - 1] > one or (highs[to - 1] == one and lows[to - 1] > other)):
+        high_half, other, place, to = highs[number], lows[number], places[number], number
+        while to > 0 and (
+            highs[to - 1] > high_half or (highs[to - 1] == high_half and lows[to - 1] > other)
+        ):
             highs[to], lows[to], places[to] = highs[to - 1], lows[to - 1], places[to - 1]
             to -= 1
-        highs[to], lows[to], places[to] = one, other, place
+        highs[to], lows[to], places[to] = high_half, other, place
     return highs, lows, places
 
 
@@ -80,16 +82,16 @@ def passing(bits, block, high, low):  # type: ignore[no-untyped-def]
 
     :param bits: see :func:`fill`
     """
-    found = np.empty(len(high), np.int64)
+    places = np.empty(len(high), np.int64)
     count: Any = 0
     for number in range(len(high)):
         first = _first_bit(high[number], 8 * len(bits))
         second = _second_bit(first, low[number], block)
-        one = bits[first >> np.uint64(3)] >> np.uint8(first & np.uint64(7))
+        bit = bits[first >> np.uint64(3)] >> np.uint8(first & np.uint64(7))
         other = bits[second >> np.uint64(3)] >> np.uint8(second & np.uint64(7))
-        found[count] = number
-        count += np.int64(one & other & np.uint8(1))
-    return found[:count]
+        places[count] = number
+        count += np.int64(bit & other & np.uint8(1))
+    return places[:count]
 
 
 @_INLINE

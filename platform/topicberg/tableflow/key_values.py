@@ -72,7 +72,9 @@ def _text(values: Any, shape: KeyShape) -> Any:
     if pa.types.is_struct(kind):
         return _struct_text(values, shape)
     if pa.types.is_map(kind):
-        inner = (_sized(_text(part, one)) for part, (_, one) in _entries(values, shape))
+        inner = (
+            _sized(_text(part, part_shape)) for part, (_, part_shape) in _entries(values, shape)
+        )
         entries = pc.binary_join_element_wise(*inner, b",")
         return _list_text(values, entries, is_map=True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):

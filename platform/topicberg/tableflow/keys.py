@@ -133,15 +133,15 @@ class KeyIndex:
         """
         wanted = np.empty(0, np.intp)
 
-        def choose(held: HeldKeys) -> NDArray[np.uint32]:
+        def choose(file_keys: HeldKeys) -> NDArray[np.uint32]:
             nonlocal wanted
-            wanted, rows = held.equal(keys)
-            order = np.argsort(held.position[rows])
+            wanted, rows = file_keys.equal(keys)
+            order = np.argsort(file_keys.position[rows])
             wanted = wanted[order]
-            return held.position[rows[order]]
+            return file_keys.position[rows[order]]
 
-        found = self._chosen_rows(table, head, choose)
-        return [(of_file, wanted[chosen]) for of_file, chosen in found]
+        chosen_rows = self._chosen_rows(table, head, choose)
+        return [(of_file, wanted[chosen]) for of_file, chosen in chosen_rows]
 
     def rows_with(self, table: Table, head: Snapshot, keys: Keys) -> list[FileRows]:
         """Return the rows of a snapshot that have one of these keys and are not deleted.
@@ -149,14 +149,14 @@ class KeyIndex:
         :param keys: sorted, see :func:`merged`
         :raises TopicbergError: the state directory cannot be written
         """
-        return self._rows(table, head, lambda held: held.positions_of(keys))
+        return self._rows(table, head, lambda places: places.positions_of(keys))
 
     def all_rows(self, table: Table, head: Snapshot) -> list[FileRows]:
         """Return all rows of a snapshot that are not deleted.
 
         :raises TopicbergError: the state directory cannot be written
         """
-        return self._rows(table, head, lambda held: np.sort(held.position))
+        return self._rows(table, head, lambda places: np.sort(places.position))
 
     def rows_without(self, table: Table, head: Snapshot, kept: Keys) -> list[FileRows]:
         """Return the rows of a snapshot that have none of these keys and are not deleted.
@@ -165,10 +165,10 @@ class KeyIndex:
         :raises TopicbergError: the state directory cannot be written
         """
 
-        def others(held: HeldKeys) -> NDArray[np.uint32]:
+        def others(file_keys: HeldKeys) -> NDArray[np.uint32]:
             if self.hasher.key is None:
-                return np.setdiff1d(held.position, held.positions_of(kept))
-            return np.setdiff1d(held.position, held.position[held.matches(kept)[1]])
+                return np.setdiff1d(file_keys.position, file_keys.positions_of(kept))
+            return np.setdiff1d(file_keys.position, file_keys.position[file_keys.matches(kept)[1]])
 
         return self._rows(table, head, others)
 
@@ -188,13 +188,13 @@ class KeyIndex:
         stale = np.zeros(len(keys.high), np.bool_)
         matches: tuple[NDArray[np.intp], NDArray[np.uint64]]
 
-        def choose(held: HeldKeys) -> NDArray[np.uint32]:
+        def choose(file_keys: HeldKeys) -> NDArray[np.uint32]:
             nonlocal matches
-            places, rows = held.matches(keys)
-            order = np.argsort(held.position[rows])
+            places, rows = file_keys.matches(keys)
+            order = np.argsort(file_keys.position[rows])
             places, rows = places[order], rows[order]
-            matches = places, held.low[rows]
-            return held.position[rows]
+            matches = places, file_keys.low[rows]
+            return file_keys.position[rows]
 
         replaced = []
         for of_file, chosen in self._chosen_rows(table, head, choose):
@@ -227,20 +227,20 @@ class KeyIndex:
         assert self.hasher.key is not None  # noqa: S101  the keys are decoded
         of_file: Keys
 
-        def choose(held: HeldKeys) -> NDArray[np.uint32]:
+        def choose(file_keys: HeldKeys) -> NDArray[np.uint32]:
             nonlocal of_file
-            of_file = held
-            return np.sort(held.position)
+            of_file = file_keys
+            return np.sort(file_keys.position)
 
-        held = [(rows, of_file) for rows, _ in self._chosen_rows(table, head, choose)]
-        files = [rows.file for rows, _ in held]
-        found: dict[int, list[NDArray[np.uint32]]] = {}
-        for numbers, keys in _in_ranges(held):
+        rows_and_keys = [(rows, of_file) for rows, _ in self._chosen_rows(table, head, choose)]
+        files = [rows.file for rows, _ in rows_and_keys]
+        by_file: dict[int, list[NDArray[np.uint32]]] = {}
+        for numbers, keys in _in_ranges(rows_and_keys):
             for number, positions in self._repeated(table, files, numbers, keys).items():
-                found.setdefault(number, []).append(positions)
+                by_file.setdefault(number, []).append(positions)
         return [
             FileRows(files[number], np.sort(np.concatenate(positions)))
-            for number, positions in sorted(found.items())
+            for number, positions in sorted(by_file.items())
         ]
 
     def _repeated(
@@ -270,8 +270,10 @@ class KeyIndex:
         # Of one partition, the higher offset; of several, as between records.
         order = np.lexsort((offsets[places], low, high))
         places = places[order]
-        one = Keys(keys.high[places], keys.low[places], np.arange(len(places), dtype=np.uint32))
-        is_newest = newest_of_partitions(one, times[places])
+        repeated_keys = Keys(
+            keys.high[places], keys.low[places], np.arange(len(places), dtype=np.uint32)
+        )
+        is_newest = newest_of_partitions(repeated_keys, times[places])
         gone = places[~is_newest]
         return {
             int(number): keys.position[gone[numbers[gone] == number]]
@@ -322,31 +324,31 @@ class KeyIndex:
 
 
 def _in_ranges(
-    held: Sequence[tuple[FileRows, Keys]],
+    rows_and_keys: Sequence[tuple[FileRows, Keys]],
 ) -> Iterator[tuple[NDArray[np.int32], Keys]]:
     """Yield the live keys of files in ranges of their hashes, with the numbers of their files."""
-    total = sum(len(keys.high) for _, keys in held)
+    total = sum(len(keys.high) for _, keys in rows_and_keys)
     count = max(1, -(-total // _RANGE_ROWS))
     limits = [(number << 64) // count for number in range(1, count)]
     bounds = [
         [0, *np.searchsorted(keys.high, np.array(limits, np.uint64)), len(keys.high)]
-        for _, keys in held
+        for _, keys in rows_and_keys
     ]
     is_live = []
-    for rows, keys in held:
+    for rows, keys in rows_and_keys:
         live = np.zeros(int(keys.position.max(initial=0)) + 1, np.bool_)
         live[rows.positions] = True
         is_live.append(live)
     for number in range(count):
         parts, numbers = [], []
-        for place, (_, keys) in enumerate(held):
+        for place, (_, keys) in enumerate(rows_and_keys):
             inside = slice(bounds[place][number], bounds[place][number + 1])
             stays = is_live[place][keys.position[inside]]
-            one = Keys(
+            live_keys = Keys(
                 keys.high[inside][stays], keys.low[inside][stays], keys.position[inside][stays]
             )
-            parts.append(one)
-            numbers.append(np.full(len(one.high), place, np.int32))
+            parts.append(live_keys)
+            numbers.append(np.full(len(live_keys.high), place, np.int32))
         if parts:
             yield (
                 np.concatenate(numbers),

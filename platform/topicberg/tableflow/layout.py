@@ -156,11 +156,11 @@ class MessageField:
                 if is_union(older):
                     continue
                 names = format_of(older).written(older, latest, self.message)
-                found = self._written(self.subject, older, ids)
-                found = self._columns([field for field in found if field.name in names])
+                columns = self._written(self.subject, older, ids)
+                columns = self._columns([field for field in columns if field.name in names])
             except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
                 continue
-            yield found
+            yield columns
 
 
 @dataclass(frozen=True)
@@ -353,11 +353,11 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     fields = key + value
     for older in layout.value.older_fields(ids):
         others = {field.name for field in key}
-        fields = _with_dropped(fields, [one for one in older if one.name not in others])
+        fields = _with_dropped(fields, [column for column in older if column.name not in others])
         _check_count(spec.name, fields)
     for older in layout.key.older_fields(ids):
         others = {field.name for field in fields} - {field.name for field in key}
-        fields = _with_dropped(fields, [one for one in older if one.name not in others])
+        fields = _with_dropped(fields, [column for column in older if column.name not in others])
     if taken := {field.name for field in fields} & {field.name for field in metadata}:
         raise TableflowError(
             f"topic {spec.name}: field {min(taken)} has the name of a metadata column",
@@ -383,7 +383,7 @@ def _check_count(topic: str, fields: Sequence[NestedField]) -> None:
     count, more = 0, list(fields)
     while more:
         count += len(more)
-        more = [one for field in more for one in inner_fields(field.field_type)]
+        more = [inner for field in more for inner in inner_fields(field.field_type)]
     if count > 2 * MAX_FIELDS:
         raise TableflowError(
             f"topic {topic}: the versions of the schema together have {count} fields, including "
@@ -392,44 +392,44 @@ def _check_count(topic: str, fields: Sequence[NestedField]) -> None:
         )
 
 
-def _with_dropped(held: Sequence[NestedField], older: Sequence[NestedField]) -> list[NestedField]:
+def _with_dropped(fields: Sequence[NestedField], older: Sequence[NestedField]) -> list[NestedField]:
     """Return the fields, and those that only an older version has.
 
     A field whose type differs from a later version's has no column, nor has one whose name differs
     from a later one only in case: such records of that version are malformed.
     """
     by_name = {field.name: field for field in older}
-    found = [
+    columns = [
         NestedField(
-            one.field_id,
-            one.name,
-            _type_with_dropped(one.field_type, by_name[one.name].field_type),
-            one.required,
-            one.doc,
+            column.field_id,
+            column.name,
+            _type_with_dropped(column.field_type, by_name[column.name].field_type),
+            column.required,
+            column.doc,
         )
-        if one.name in by_name
-        else one
-        for one in held
+        if column.name in by_name
+        else column
+        for column in fields
     ]
-    taken = {field.name.lower() for field in held}
+    taken = {field.name.lower() for field in fields}
     for field in older:
         if field.name.lower() not in taken:
             taken.add(field.name.lower())
-            found.append(field)
-    return found
+            columns.append(field)
+    return columns
 
 
-def _type_with_dropped(held: IcebergType, older: IcebergType) -> IcebergType:
-    match held, older:
+def _type_with_dropped(kind: IcebergType, older: IcebergType) -> IcebergType:
+    match kind, older:
         case StructType(), StructType():
-            return StructType(*_with_dropped(held.fields, older.fields))
+            return StructType(*_with_dropped(kind.fields, older.fields))
         case ListType(), ListType():
-            inside = _type_with_dropped(held.element_type, older.element_type)
-            return ListType(held.element_id, inside, held.element_required)
+            inside = _type_with_dropped(kind.element_type, older.element_type)
+            return ListType(kind.element_id, inside, kind.element_required)
         case MapType(), MapType():
-            inside = _type_with_dropped(held.value_type, older.value_type)
-            return MapType(held.key_id, held.key_type, held.value_id, inside, held.value_required)
-    return held
+            inside = _type_with_dropped(kind.value_type, older.value_type)
+            return MapType(kind.key_id, kind.key_type, kind.value_id, inside, kind.value_required)
+    return kind
 
 
 _RAW_KEY_DOC = "the record's key as it was sent; its SHA-256 if it has more than 256 bytes"
@@ -476,16 +476,20 @@ def columns_to_fill(
     if half.column == VALUE or value is None:
         return fields
     natural = {field.name: type_text(field) for field in half.fields()}
-    unlike = {one.name for one in fields if natural.get(one.name, type_text(one)) != type_text(one)}
+    unlike = {
+        field.name
+        for field in fields
+        if natural.get(field.name, type_text(field)) != type_text(field)
+    }
     if not unlike:
         return fields
     written = (
-        format_of(one).written(one, value.latest, layout.value.message)
-        for one in value.schemas.values()
-        if one.schema_type == value.latest.schema_type
+        format_of(schema).written(schema, value.latest, layout.value.message)
+        for schema in value.schemas.values()
+        if schema.schema_type == value.latest.schema_type
     )
     shared = unlike & frozenset().union(*written)
-    return [one for one in fields if one.name not in shared]
+    return [field for field in fields if field.name not in shared]
 
 
 def type_text(field: NestedField) -> str:

@@ -131,8 +131,8 @@ class OldValues:
         target, old = self.target, self.rows
         types = target.types(target.toast)
         matches = old.matches(keys)
-        held = matches >= 0
-        matches[held] = np.where(old.is_truncated[matches[held]], -1, matches[held])
+        has_row = matches >= 0
+        matches[has_row] = np.where(old.is_truncated[matches[has_row]], -1, matches[has_row])
         origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
         life = needs.column("life").to_numpy(zero_copy_only=False)
         plain = ~origin & (life == 0) & (matches >= 0)
@@ -289,9 +289,9 @@ class OldValues:
         origin = need["origin"]
         moved = order_of(origin["m"], origin["p"])
         if row >= 0:  # the same insertion again, delivered twice
-            held, at = self.rows.row(row)
-            if at is not None and moved is not None and at >= moved:
-                return {name: held[name] for name in need["missing"]}
+            row_values, row_order = self.rows.row(row)
+            if row_order is not None and moved is not None and row_order >= moved:
+                return {name: row_values[name] for name in need["missing"]}
         old_key = self._parsed(origin["key"])
         if old_key is None or moved is None:
             return None
@@ -320,29 +320,29 @@ class OldValues:
         deletion = next((e for e in events if e["op"] == "d" and e["order"] == order), None)
         if not is_moved and deletion is None:
             raise _WaitError
-        left, found = list(names), {}
+        left, values = list(names), {}
         for event in reversed([e for e in events if e["order"] < order]):
             if event["op"] == "d":
                 return None
             self._check_partition(event["partition"], deletion)
-            for name in [one for one in left if one not in event["missing"]]:
-                found[name] = event["values"][name]
+            for name in [column for column in left if column not in event["missing"]]:
+                values[name] = event["values"][name]
                 left.remove(name)
             if not left:
-                return found
+                return values
             if event["op"] in ("c", "r"):
                 old_key = self._parsed(event["old_key"]) if event["old_key"] else None
                 if old_key is None:
                     return None
                 more = self._before(old_key, event["order"], left)
-                return None if more is None else found | more
+                return None if more is None else values | more
         if (deletion is None and not is_moved) or self.target.head is None:
             return None
         row = self._row(key, order, self.target.head.snapshot_id)
         if row is None:
             return None
         self._check_partition(row[self.target.order_columns[0]], deletion)
-        return found | {name: row[name] for name in left}
+        return values | {name: row[name] for name in left}
 
     def _check_partition(self, partition: int, deletion: Mapping[str, Any] | None) -> None:
         """:raises _WaitError: newer changes of the key may be to come from other partitions"""
@@ -369,7 +369,7 @@ class OldValues:
         facts = by_key.facts.chosen(places)
         rows = self.changes.rows.select(target.toast).take(pa.array(by_key.order[places]))
         lacks = facts.missing.T
-        found = []
+        events = []
         for event, values, lacking in zip(
             facts.table([*PLACES, *FACTS], np.arange(len(facts))).to_pylist(),
             rows.to_pylist(),
@@ -378,18 +378,22 @@ class OldValues:
         ):
             order = order_of(event["m"], event["p"])
             if event["op"] is not None and order is not None:
-                names = [name for name, one in zip(target.toast, lacking, strict=True) if one]
-                found.append(event | {"order": order, "values": values, "missing": names})
-        for read in [event for event in found if event["op"] == READ]:
+                names = [
+                    name
+                    for name, is_missing in zip(target.toast, lacking, strict=True)
+                    if is_missing
+                ]
+                events.append(event | {"order": order, "values": values, "missing": names})
+        for read in [event for event in events if event["op"] == READ]:
             later = [
                 e["order"][0]
-                for e in found
+                for e in events
                 if e["op"] != READ and precedes(read["order"], e["order"])
             ]
             read["order"] = (min([read["order"][0], *later]), read["order"][1])
-        found.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
-        self.known[key] = found
-        return found
+        events.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
+        self.known[key] = events
+        return events
 
     def _row(
         self,
@@ -411,10 +415,10 @@ class OldValues:
         rows = target.rows_of(snapshot, target.key_of(key))
         if not rows:
             return None
-        found, at = OldRows(target, rows, target.toast, []).row(0)
-        if at is None or not precedes(at, order):
+        row, row_order = OldRows(target, rows, target.toast, []).row(0)
+        if row_order is None or not precedes(row_order, order):
             return None
-        return None if (self._lacks(key, found) if lacks is None else lacks) else found
+        return None if (self._lacks(key, row) if lacks is None else lacks) else row
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""

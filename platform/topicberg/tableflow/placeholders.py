@@ -61,15 +61,15 @@ def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDA
     match kind:
         case StringType():
             pair = json.dumps({placeholder: placeholder}, separators=(",", ":"))
-            found = pc.is_in(values, pa.array([placeholder, pair], values.type))
+            is_same = pc.is_in(values, pa.array([placeholder, pair], values.type))
         case BinaryType():
-            found = pc.equal(values, pa.scalar(placeholder.encode(), values.type))
+            is_same = pc.equal(values, pa.scalar(placeholder.encode(), values.type))
         case ListType(element_type=element):
             lists = _lists(placeholder.encode(), element, values.type.value_type)
             return _among(values, lists)
         case _:
             return _among(values, [[(placeholder, placeholder)]])
-    return flags(found)
+    return flags(is_same)
 
 
 def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
@@ -110,7 +110,9 @@ def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
             values = [Decimal((int(number < 0), _digits(number), -scale)) for number in numbers]
             # Else the column cannot have it: such a record is malformed.
             return (
-                [values] if all(len(one.as_tuple().digits) <= precision for one in values) else []
+                [values]
+                if all(len(value.as_tuple().digits) <= precision for value in values)
+                else []
             )
         case BooleanType():
             return [[number != 0 for number in numbers]]

@@ -128,10 +128,10 @@ class Planner:
         """
         wait_ready()
         subjects = [half.subject for half in (layout.key, layout.value) if half.subject]
-        ids = [(sorted(one.schemas), sorted(one.guids.items())) for one in subjects]
-        about = table.metadata
-        others = [tuple(one.schemas) for one in foreign.values()]
-        of_table = about.table_uuid, about.current_schema_id, about.default_spec_id
+        ids = [(sorted(subject.schemas), sorted(subject.guids.items())) for subject in subjects]
+        metadata = table.metadata
+        others = [tuple(schemas.schemas) for schemas in foreign.values()]
+        of_table = metadata.table_uuid, metadata.current_schema_id, metadata.default_spec_id
         key = layout.fitted, ids, others, of_table
         if key != self._key:
             self._found = message_decoders(self._spec, layout, table, foreign, of_rows)
@@ -141,17 +141,17 @@ class Planner:
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
         columns = (*METADATA_TYPES, RAW_KEY, EVENT_TIME)
         names = {name: self._spec.metadata_column(name) for name in columns}
-        upserts = about.table_uuid if self._spec.write_mode == "upsert" else None
+        upserts = metadata.table_uuid if self._spec.write_mode == "upsert" else None
         target, files = WriteTarget.of(table), dict(table.io.properties)
         mode = self._spec.tableflow.error_handling.mode
         # What the registry lacks changes as often as a producer names other ids.
-        found = {
+        decoders = {
             column: decoder.without(foreign[column].missing)
             for column, decoder in self._found.items()
         }
         raw, texts = raw_columns(layout, table.schema().fields)
         consumer = kafka | CONSUMER
-        own = self._spec.name, target, files, consumer, found
+        own = self._spec.name, target, files, consumer, decoders
         inline = {} if framing is None else framing.inline_schemas(layout)
         event_time = EventTime.of(self._spec, table.schema().fields)
         of_rows_too = upserts, of_rows, self._changes, inline, event_time
@@ -173,12 +173,12 @@ def message_decoders(
     metadata = {spec.metadata_column(name) for name in (*METADATA_TYPES, RAW_KEY)}
     if spec.payload_time is not None:
         metadata.add(spec.event_time)
-    columns = [one for one in table.schema().fields if one.name not in metadata]
+    columns = [column for column in table.schema().fields if column.name not in metadata]
     decoders = dict[str, MessageDecoder]()
     for half in (layout.key, layout.value):
         if half.subject is not None and spec.changelog is not None:
             keys = key_names(layout)
-            parts = [one for one in columns if one.name in keys]
+            parts = [column for column in columns if column.name in keys]
             if half.column == VALUE:
                 parts = envelope(spec, layout, table.schema().fields)
             decoders[half.column] = message_decoder(Writers(half, foreign[half.column], parts))
@@ -207,7 +207,7 @@ def message_decoder(writers: Writers) -> MessageDecoder:
         else:
             writers.accept(number, writer, filled)
     names = frozenset[str]().union(*writers.columns.values())
-    fields = tuple(one for one in writers.fields if one.name in names)
+    fields = tuple(column for column in writers.fields if column.name in names)
     pairings = {
         number: ResolvedSchema(writer, latest, fields, half.message)
         for number, writer in writers.accepted.items()
@@ -223,7 +223,7 @@ def _programs(
     pairings: Mapping[int, ResolvedSchema], fields: Sequence[NestedField], language: SchemaType
 ) -> Programs | None:
     """Return the programs of the schemas that have one."""
-    code, places = ProgramCode(), {one.name: one for one in Shape(fields).places}
+    code, places = ProgramCode(), {place.name: place for place in Shape(fields).places}
     starts = list[tuple[int, int]]()
     for number, pairing in pairings.items():
         begin = code.mark()

@@ -205,16 +205,18 @@ class Pool:
 
     def _observe(self) -> None:
         topics = self.topics
-        held = {name: offsets for name, topic in topics.items() if (offsets := topic.held)}
-        write_seconds = len(held) / STATUSES_PER_SECOND
+        held_offsets = {name: offsets for name, topic in topics.items() if (offsets := topic.held)}
+        write_seconds = len(held_offsets) / STATUSES_PER_SECOND
         try:
-            found = self._ends.read(held)
+            ends_by_topic = self._ends.read(held_offsets)
         except TopicbergError as error:
-            found = dict.fromkeys(held, error)
-        for name, ends in found.items():
+            ends_by_topic = dict.fromkeys(held_offsets, error)
+        for name, ends in ends_by_topic.items():
             if new := topics[name].observe(ends, write_seconds):
                 self._note_transactions(topics[name], new)
-        if not found or any(not isinstance(ends, TopicbergError) for ends in found.values()):
+        if not ends_by_topic or any(
+            not isinstance(ends, TopicbergError) for ends in ends_by_topic.values()
+        ):
             note_observation(self._config)
 
     def _note_transactions(self, topic: Ingestion, new: Offsets) -> None:
@@ -270,10 +272,10 @@ class Pool:
             return None
         now, wait = time.monotonic(), self._inspection_seconds()
         has_room = self._long_turns < self._most_long_turns
-        first, found = now, None
+        first, next_topic = now, None
         for topic in self._topics.values():
             if topic.is_running or (due_at := topic.due_at(wait)) > first:
                 continue
-            if (found is None or due_at < first) and (has_room or topic.is_small):
-                first, found = due_at, topic
-        return found
+            if (next_topic is None or due_at < first) and (has_room or topic.is_small):
+                first, next_topic = due_at, topic
+        return next_topic

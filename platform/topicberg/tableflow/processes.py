@@ -78,13 +78,13 @@ class Processes:
         """
         try:
             with self._taken() as process:
-                found = process.run(b"", lambda: None)
+                problem = process.run(b"", lambda: None)
         except ExhaustedError as error:
-            found = error
-        if found is not None:
+            problem = error
+        if problem is not None:
             megabytes = self._memory // 1024**2
             raise TopicbergError(
-                f"the processes of the engine cannot decode records: {found}",
+                f"the processes of the engine cannot decode records: {problem}",
                 hint=f"give the machine memory for processes of {megabytes} MB, see "
                 "TOPICBERG_ENGINE_PROCESSES and TOPICBERG_ENGINE_PROCESS_MEMORY_MB; the engine "
                 "tries again",
@@ -152,18 +152,18 @@ def _checked(memory: int) -> Exception | None:
 
 def serve(channel: socket.socket, memory: int) -> None:
     """Do the work that the engine sends, until the engine ends."""
-    found: Any
+    answer: Any
     while True:
         try:
             (task,) = _receive(channel)
             if task:
                 plan, ranges = pickle.loads(task)  # noqa: S301  from the engine
-                found = outcome(plan, ranges, memory)
+                answer = outcome(plan, ranges, memory)
             else:
-                found = _checked(memory)
+                answer = _checked(memory)
             # Arrays are sent as they are, not as a part of the pickle: they would be copied.
             arrays: list[pickle.PickleBuffer] = []
-            text = pickle.dumps(found, 5, buffer_callback=arrays.append)
+            text = pickle.dumps(answer, 5, buffer_callback=arrays.append)
             _send(channel, [text, *(array.raw() for array in arrays)])
         except (EOFError, ConnectionError):
             return
@@ -180,13 +180,13 @@ def _receive(channel: socket.socket) -> list[memoryview]:
     """:raises EOFError: the other side ended"""
 
     def read(size: int) -> memoryview:
-        found = np.empty(size, np.uint8).data
-        at = 0
-        while at < size:
-            if not (got := channel.recv_into(found[at:])):
+        buffer = np.empty(size, np.uint8).data
+        offset = 0
+        while offset < size:
+            if not (got := channel.recv_into(buffer[offset:])):
                 raise EOFError
-            at += got
-        return found
+            offset += got
+        return buffer
 
     (count,) = struct.unpack("<Q", read(8))
     return [read(size) for size in struct.unpack(f"<{count}Q", read(8 * count))]

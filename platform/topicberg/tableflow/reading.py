@@ -128,7 +128,7 @@ def ingest(
                         break
                     columns = chunk.columns | absent_columns(chunk, target.schema.fields)
                     if changes is not None and keys_of is not None:
-                        names = [one.name for one in target.schema.fields]
+                        names = [column.name for column in target.schema.fields]
                         of_table = {name: columns[name] for name in names}
                         changes.add(chunk, of_table, keys_of(of_table))
                     elif keys is None:

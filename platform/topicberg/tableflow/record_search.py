@@ -60,7 +60,7 @@ class RecordSearch:
         :returns: the search, if it has found a record
         :raises TopicbergError: processes fail whatever they read
         """
-        what = reason.removeprefix(f"topic {self._spec.name}: ")
+        short_reason = reason.removeprefix(f"topic {self._spec.name}: ")
         search = self.active
         if search is None:
             self._begun += 1
@@ -79,9 +79,9 @@ class RecordSearch:
         self._prove(plan, search, culprit, read)  # else no record is to blame
         logger.warning(
             "topic %s, partition %d, offset %d: the record fails by itself: %s",
-            *(self._spec.name, *culprit, what),
+            *(self._spec.name, *culprit, short_reason),
         )
-        skips.note_failing(plan.table, culprit, what)
+        skips.note_failing(plan.table, culprit, short_reason)
         search.blame(culprit)
         if self._spec.tableflow.error_handling.mode == "SUSPEND":  # it stops here anyway
             search.until = search.start

@@ -80,18 +80,18 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
 
     Records whose key is malformed are left out: they have no row.
     """
-    found = np.empty(len(records), _RECORD)
+    described = np.empty(len(records), _RECORD)
     columns = zip(*records, strict=True) if records else ((),) * 5
-    listed, found["partition"], found["offset"], found["deletes"], times = columns
-    raw, partition = pa.array(listed, pa.binary()), np.ascontiguousarray(found["partition"])
-    found["time"] = 0
+    listed, described["partition"], described["offset"], described["deletes"], times = columns
+    raw, partition = pa.array(listed, pa.binary()), np.ascontiguousarray(described["partition"])
+    described["time"] = 0
     if index.hasher.key is not None:
         micros = [None if time < 0 else 1_000 * time for time in times]
-        found["time"] = times_of(pa.array(micros, pa.int64()), raw, index.hasher.key)
+        described["time"] = times_of(pa.array(micros, pa.int64()), raw, index.hasher.key)
     keys = index.hasher.hashed_raw(raw, pa.array(partition))
-    found = found[keys.position]
-    found["high"], found["low"] = keys.high, keys.low
-    return found
+    described = described[keys.position]
+    described["high"], described["low"] = keys.high, keys.low
+    return described
 
 
 def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
@@ -101,7 +101,7 @@ def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
     return found
 
 
-def _kept(records: NDArray[Any], held: Offsets, *, is_decoded: bool) -> Keys:
+def _kept(records: NDArray[Any], offsets: Offsets, *, is_decoded: bool) -> Keys:
     """Return the keys whose rows stay in a table that holds the topic up to these offsets.
 
     :param is_decoded: whether a key may have records in several partitions
@@ -110,8 +110,8 @@ def _kept(records: NDArray[Any], held: Offsets, *, is_decoded: bool) -> Keys:
         keys = in_order(records["high"], records["low"])
         is_newest = newest_of_partitions(keys, np.ascontiguousarray(records["time"]))
         records = records[keys.position[is_newest]]
-    ends = np.zeros(max([int(records["partition"].max(initial=-1)), *held]) + 1, np.int64)
-    for partition, offset in held.items():
+    ends = np.zeros(max([int(records["partition"].max(initial=-1)), *offsets]) + 1, np.int64)
+    for partition, offset in offsets.items():
         ends[partition] = offset
     stay = records[~records["deletes"] | (records["offset"] >= ends[records["partition"]])]
     return merged([Keys(stay["high"], stay["low"], np.zeros(len(stay), np.uint32))])
@@ -161,8 +161,8 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         read()  # after the refresh: the rows of the head are of records that the topic has by now
         if head is None:
             return Reread(by=current_user(), at_ms=started_ms, records=records, rows=0)
-        held = committed(table, head).offsets
-        kept = _kept(keys, held, is_decoded=key.is_decoded)
+        offsets = committed(table, head).offsets
+        kept = _kept(keys, offsets, is_decoded=key.is_decoded)
         rows = index.rows_without(table, head, kept)
         count = sum(len(of_file.positions) for of_file in rows)
         done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)

@@ -68,11 +68,13 @@ class Sessions:
         """
         with self._lock:
             now = time.monotonic()
-            outdated = [one for one, until in self._free if until <= now]
-            self._free = [(one, until) for one, until in self._free if until > now]
+            outdated = [old_session for old_session, until in self._free if until <= now]
+            self._free = [
+                (free_session, until) for free_session, until in self._free if until > now
+            ]
             session = self._free.pop()[0] if self._free else None
-        for one in outdated:
-            self._stop(one)
+        for old_session in outdated:
+            self._stop(old_session)
         if session is None:
             conf, renew_at = self._endpoints.spark_session(self._config)
             session = new_session(self._endpoints.spark_connect, conf)
@@ -123,15 +125,15 @@ class Sessions:
 
         :param others: Spark may have ended, so the free sessions are discarded as well
         """
-        found = [] if session is None else [session]
+        sessions = [] if session is None else [session]
         with self._lock:
             self._lent.pop(id(session), None)
             if others:
-                found += [one for one, _ in self._free]
+                sessions += [free_session for free_session, _ in self._free]
                 self._free = []
                 self._ends += 1
-        for one in found:
-            self._stop(one)
+        for discarded in sessions:
+            self._stop(discarded)
 
     def _stop(self, session: SparkSession) -> None:
         self._renewals.pop(id(session), None)

@@ -104,9 +104,9 @@ def _archive() -> IO[bytes]:
     """Return the file of the packed code, which is deleted when the process ends."""
     target = tempfile.NamedTemporaryFile(prefix=f"{PACKAGE}-", suffix=".tar.gz")  # noqa: SIM115
     with tarfile.open(target.name, "w:gz", compresslevel=1) as tar:
-        for one in _distributions().values():
-            for file in one.files or ():
-                source = Path(str(one.locate_file(file)))
+        for package in _distributions().values():
+            for file in package.files or ():
+                source = Path(str(package.locate_file(file)))
                 if ".." not in file.parts and source.is_file():
                     tar.add(source, str(file))
         # With the code that was compiled already, which Numba knows by a hash of its source.

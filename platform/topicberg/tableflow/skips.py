@@ -94,10 +94,10 @@ def request(
         table.refresh()
         if place in requested(table):
             return False
-        held = held_by(table, table.current_snapshot()).offsets
-        if not held and (first := table.properties.get(FIRST_OFFSETS)):
-            held = parse_offsets(first)
-        _check(endpoints, topic, place, held)
+        offsets = held_by(table, table.current_snapshot()).offsets
+        if not offsets and (first := table.properties.get(FIRST_OFFSETS)):
+            offsets = parse_offsets(first)
+        _check(endpoints, topic, place, offsets)
         skip = _skip(place, current_user(), reason)
         note = dict([_note(skip)])
         SnapshotChange(table, Operation.APPEND, properties=note).commit(note)
@@ -115,11 +115,11 @@ def adopt(table: Table, other: Table) -> None:
 
     def attempt() -> None:
         table.refresh()
-        held = held_by(table, table.current_snapshot()).offsets
+        offsets = held_by(table, table.current_snapshot()).offsets
         coming = [
             skip
             for skip in requested(other).values()
-            if skip.place not in requested(table) and skip.offset >= held.get(skip.partition, 0)
+            if skip.place not in requested(table) and skip.offset >= offsets.get(skip.partition, 0)
         ]
         if coming:
             notes = dict(map(_note, coming))
@@ -132,20 +132,20 @@ def adopt(table: Table, other: Table) -> None:
     retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
-def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, held: Offsets) -> None:
+def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Offsets) -> None:
     partition, offset = place
-    what = f"topic {topic}, partition {partition}, offset {offset}"
+    where = f"topic {topic}, partition {partition}, offset {offset}"
     ends = kafka.high_watermarks(endpoints, topic)
     if partition not in ends:
-        raise SpecError(f"{what}: the topic has no such partition; it has {sorted(ends)}")
+        raise SpecError(f"{where}: the topic has no such partition; it has {sorted(ends)}")
     if not 0 <= offset < ends[partition]:
         raise SpecError(
-            f"{what}: there is no such record; the partition ends at offset {ends[partition]}"
+            f"{where}: there is no such record; the partition ends at offset {ends[partition]}"
         )
-    if offset < held.get(partition, 0):
+    if offset < offsets.get(partition, 0):
         raise SpecError(
-            f"{what}: the table is already past this record; the next one of the partition is "
-            f"{held[partition]}",
+            f"{where}: the table is already past this record; the next one of the partition is "
+            f"{offsets[partition]}",
             hint="query the table for it by partition and offset in its metadata columns",
         )
     try:
@@ -154,7 +154,8 @@ def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, held: Offse
         there = True
     if not there and offset < kafka.end_offsets(endpoints, topic)[partition]:
         raise SpecError(
-            f"{what}: Kafka has no record there: it was compacted away, or is a transaction marker",
+            f"{where}: Kafka has no record there: it was compacted away, or is a transaction "
+            "marker",
             hint="do nothing: the engine continues after it",
         )
 

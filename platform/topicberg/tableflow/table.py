@@ -201,8 +201,8 @@ def _create(
     location = None
     if LOCATIONS not in catalog.properties:
         location = f"{config.warehouse}{config.cluster_id}/v1/{uuid.uuid4()}"
-    at = location or "a location of the catalog's choice"
-    logger.info("creating table %s at %s", ".".join(identifier), at)
+    where = location or "a location of the catalog's choice"
+    logger.info("creating table %s at %s", ".".join(identifier), where)
     try:
         return catalog.create_table(
             identifier,
@@ -240,16 +240,16 @@ def _evolve(table: Table, schema: Schema) -> None:
     :raises TableflowError: the table cannot follow the schema; it stays as it is
     """
     name = table.name()[1]
-    held = table.schema()
-    columns = len({*held.column_names, *schema.column_names})
+    existing = table.schema()
+    columns = len({*existing.column_names, *schema.column_names})
     try:
-        if columns > len(held.column_names) and columns > 2 * MAX_FIELDS:
+        if columns > len(existing.column_names) and columns > 2 * MAX_FIELDS:
             raise ValueError(f"it would have {columns} columns, including nested and dropped ones")
-        for column, twin in twins(held.fields, schema.fields):
+        for column, twin in twins(existing.fields, schema.fields):
             raise ValueError(
                 f"the new column {column} and the column {twin} {sameness(column, twin)}"
             )
-        check_types(held.as_struct(), schema.as_struct())
+        check_types(existing.as_struct(), schema.as_struct())
         with table.update_schema() as update:
             update.union_by_name(schema)
     except (ValidationError, ValueError, TypeError) as error:

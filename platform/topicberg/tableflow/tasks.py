@@ -132,8 +132,8 @@ def _lack(spark: SparkSession, memory: int) -> str:
         if is_of_service(error):
             raise explain("Spark", error) from error
         return _reason_of_worker(str(error))
-    (found,) = done.column(0).to_pylist()
-    return str(found)
+    (reason,) = done.column(0).to_pylist()
+    return str(reason)
 
 
 def _reason_of_worker(text: str) -> str:

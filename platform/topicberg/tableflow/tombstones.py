@@ -50,7 +50,7 @@ class DeleteWatch:
         spec: TopicSpec,
         endpoints: Endpoints,
         table: Table,
-        held: Committed,
+        committed: Committed,
         now_ms: int,
         seen_ms: int | None = None,
     ) -> None:
@@ -58,8 +58,8 @@ class DeleteWatch:
         :param seen_ms: when the topic was last seen to have nothing that the table did not hold
         """
         self._spec, self._endpoints, self._table, self._now_ms = spec, endpoints, table, now_ms
-        self._watched = spec.is_compacted and bool(held.offsets)
-        self._noted_ms = int(table.properties.get(CURRENT_AT_MS, held.at_ms or now_ms))
+        self._watched = spec.is_compacted and bool(committed.offsets)
+        self._noted_ms = int(table.properties.get(CURRENT_AT_MS, committed.at_ms or now_ms))
         self._current_ms = max(self._noted_ms, seen_ms or 0)
 
     def _kept_ms(self) -> int | None:
@@ -95,6 +95,6 @@ class DeleteWatch:
         if kept is None or away_ms <= kept:
             return changed
         if records() < batch.records - len(batch.skipped):
-            found = Missed(since_ms=self._current_ms, until_ms=self._now_ms)
-            changed[MISSED] = found.model_dump_json()
+            missed_deletes = Missed(since_ms=self._current_ms, until_ms=self._now_ms)
+            changed[MISSED] = missed_deletes.model_dump_json()
         return changed

@@ -75,17 +75,17 @@ class TopicKeys:
         table, head = plan.table, plan.table.current_snapshot()
         keys, own = written.keys.newest()
         index = self._of_upserts(plan.layout, table)
-        found: list[FileRows] = []
+        rows: list[FileRows] = []
         if head is not None and index.hasher.key is not None:
             times = written.keys.times
             times = np.empty(0, np.int64) if times is None else times  # without records
-            found, stale = index.older_rows(table, head, keys, times)
-            found = together(found, self._repeated(plan))
+            rows, stale = index.older_rows(table, head, keys, times)
+            rows = together(rows, self._repeated(plan))
             for path, positions in written.keys.rows_of(keys.chosen(stale)).items():
                 own[path] = np.union1d(own.get(path, positions), positions).astype(np.uint32)
         elif head is not None:
-            found = index.rows_with(table, head, keys)
-        return found + [
+            rows = index.rows_with(table, head, keys)
+        return rows + [
             FileRows(file, own[file.file_path]) for file in written.files if file.file_path in own
         ]
 
@@ -138,12 +138,12 @@ class TopicKeys:
             index = self._of_upserts(plan.layout, table)
         if index is None:
             return
-        of_path = {one.file_path: one for one in written.files}
+        of_path = {file.file_path: file for file in written.files}
 
         def keep() -> None:
             try:
-                for path, held in keys.of_files() if keys is not None else ():
-                    index.store.hold(of_path[path], held)
+                for path, file_keys in keys.of_files() if keys is not None else ():
+                    index.store.hold(of_path[path], file_keys)
                 if not plan.backlog:
                     index.store.share(table)
             except Exception as error:  # they are computed when they are needed

@@ -72,28 +72,28 @@ class Truncates:
 
     def precede(self, facts: Facts) -> NDArray[np.bool_]:
         """Return whether a change came before a truncate of this batch or an earlier one."""
-        found = np.zeros(len(facts), np.bool_)
+        is_before = np.zeros(len(facts), np.bool_)
         for place in np.flatnonzero(facts.is_op("t")):
             own = facts.partition == facts.partition[place]
-            found |= own & (facts.offset < facts.offset[place])
+            is_before |= own & (facts.offset < facts.offset[place])
         for each in self.newest:
             columns = facts.column("m"), facts.column("p")
             is_earlier = _is_earlier(*columns, each, is_without=False)
-            found |= (facts.partition != each.partition) & is_earlier
-        return found
+            is_before |= (facts.partition != each.partition) & is_earlier
+        return is_before
 
     def rows(self) -> list[FileRows]:
         """Return the table's rows that came before a truncate of this batch."""
         target = self.target
         if not self.new or target.head is None:
             return []
-        found = []
+        truncated = []
         for of_file in target.index.all_rows(target.table, target.head):
             columns = target.read(of_file, target.order_columns)
             gone = self._came_before(columns)
             if gone.any():
-                found.append(FileRows(of_file.file, of_file.positions[gone]))
-        return found
+                truncated.append(FileRows(of_file.file, of_file.positions[gone]))
+        return truncated
 
     def _came_before(self, rows: pa.Table) -> NDArray[np.bool_]:
         """Return which rows, given by partition, time and position, came before a truncate."""
@@ -119,8 +119,8 @@ def _is_earlier(
     """
     limit = -1 if truncate.micros is None else truncate.micros
     given = pc.fill_null(micros, -1)
-    found = pc.less(given, limit)
+    is_before = pc.less(given, limit)
     if truncate.position is not None:
         lower = pc.fill_null(pc.less(position, truncate.position), is_without)
-        found = pc.or_(found, pc.and_(pc.equal(given, limit), lower))
-    return flags(found)
+        is_before = pc.or_(is_before, pc.and_(pc.equal(given, limit), lower))
+    return flags(is_before)

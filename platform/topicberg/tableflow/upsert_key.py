@@ -92,7 +92,9 @@ def key_shape(kind: T.IcebergType, absent: Any = None) -> KeyShape:
     match kind:
         case T.StructType():
             known = absent or {}
-            fields = ((one.name, one.field_type, known.get(one.name)) for one in kind.fields)
+            fields = (
+                (field.name, field.field_type, known.get(field.name)) for field in kind.fields
+            )
             return KeyShape(tuple((name, key_shape(inner, of)) for name, inner, of in fields))
         case T.ListType():
             return KeyShape((("element", key_shape(kind.element_type)),))
@@ -111,7 +113,7 @@ def upsert_key(spec: TopicSpec, layout: Layout, columns: Sequence[NestedField]) 
         return raw_key(spec)
     natural = layout.key.fields()
     shared = {field.name for field in natural} & _written(layout.value)
-    held = {
+    fitting = {
         field.name: field
         for field, own in _pairs(columns, natural)
         if own.name not in shared or type_text(field) == type_text(own)
@@ -124,10 +126,10 @@ def upsert_key(spec: TopicSpec, layout: Layout, columns: Sequence[NestedField]) 
     )
     return replace(
         raw_key(spec),
-        fields=tuple(held.get(field.name, field) for field in natural),
+        fields=tuple(fitting.get(field.name, field) for field in natural),
         shapes=tuple(key_shape(field.field_type, absent.get(field.name)) for field in natural),
         is_in_columns=is_in_columns,
-        hidden=frozenset({field.name for field in columns} & shared - held.keys()),
+        hidden=frozenset({field.name for field in columns} & shared - fitting.keys()),
         **_named_versions(layout.key),
     )
 
@@ -162,16 +164,16 @@ def _pairs(
 
 def _written(value: MessageField) -> set[str]:
     """Return the names of the columns that some version of the value fills."""
-    found = {field.name for field in value.fields()}
+    names = {field.name for field in value.fields()}
     if value.subject is None:
-        return found
+        return names
     for writer in value.subject.schemas.values():
         if writer.schema_type == value.subject.latest.schema_type:
             try:
-                found |= format_of(writer).written(writer, value.subject.latest, value.message)
+                names |= format_of(writer).written(writer, value.subject.latest, value.message)
             except (TableflowError, ValueError, KeyError, TypeError, RecursionError):
                 continue
-    return found
+    return names
 
 
 def _versions(key: MessageField) -> Iterator[list[NestedField]]:

@@ -62,15 +62,15 @@ def check_table(table: Table, spec: TopicSpec) -> None:
 
     :raises TableflowError: the table is not one of this spec
     """
-    held = table.properties.get(WRITE_MODE, "append")
-    if held != spec.write_mode:
+    table_value = table.properties.get(WRITE_MODE, "append")
+    if table_value != spec.write_mode:
         raise TableflowError(
-            f"topic {spec.name}: its table is in write mode {held}, the spec says "
+            f"topic {spec.name}: its table is in write mode {table_value}, the spec says "
             f"{spec.write_mode}",
             hint=f"{start_again(spec.name)}; the mode of a table cannot change",
         )
-    if (held := table.properties.get(KEYS_NAME_SCHEMAS, "true")) != names_schemas(spec):
-        before, now = _FRAMINGS.get(held, held), spec.key.framing
+    if (table_value := table.properties.get(KEYS_NAME_SCHEMAS, "true")) != names_schemas(spec):
+        before, now = _FRAMINGS.get(table_value, table_value), spec.key.framing
         raise TableflowError(
             f"topic {spec.name}: the keys of its table have key.framing {before}, the spec says "
             f"{now}",
@@ -115,12 +115,12 @@ def formats(spec: TopicSpec) -> dict[str, str]:
 
 def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
     """Yield what the spec says otherwise than the table is, and the engine does not change."""
-    held, wanted = _partitioning(table), list(spec.table.partitioning)
-    if sorted(held) != sorted(wanted):  # the order of fields moves no row
+    partitioning, wanted = _partitioning(table), list(spec.table.partitioning)
+    if sorted(partitioning) != sorted(wanted):  # the order of fields moves no row
         yield WaitingChange(
             spec.name,
-            f"its table is partitioned by {_listed(held)}, the spec says {_listed(wanted)}",
-            f"set `table.partitioning: [{', '.join(held)}]`, or {start_again(spec.name)}",
+            f"its table is partitioned by {_listed(partitioning)}, the spec says {_listed(wanted)}",
+            f"set `table.partitioning: [{', '.join(partitioning)}]`, or {start_again(spec.name)}",
         )
     for field, key in (("schema.format", VALUE_FORMAT), ("key.format", KEY_FORMAT)):
         before, now = table.properties.get(key), formats(spec)[key]
@@ -171,7 +171,7 @@ def find_waiting(
     specs: Sequence[TopicSpec], endpoints: Endpoints, config: Settings
 ) -> tuple[list[WaitingChange], list[str]]:
     """Return the changes of several specs that wait, and why others are not known."""
-    found: list[WaitingChange] = []
+    waiting: list[WaitingChange] = []
     unknown: list[str] = []
     try:
         partitions = list_topics(endpoints)
@@ -182,13 +182,13 @@ def find_waiting(
             count = partitions.get(spec.name, spec.partitions)
             drift = None if spec.external else partition_drift(spec, count)
             if drift is not None:
-                found.append(WaitingChange(spec.name, drift.message, drift.hint or ""))
+                waiting.append(WaitingChange(spec.name, drift.message, drift.hint or ""))
     if config.own_engine:
         try:
-            found += _of_tables(specs, endpoints, config)
+            waiting += _of_tables(specs, endpoints, config)
         except (TopicbergError, OSError) as error:
             unknown.append(f"specs are not compared with their tables: {error}")
-    return sorted(found, key=lambda one: one.topic), unknown
+    return sorted(waiting, key=lambda change: change.topic), unknown
 
 
 def _of_tables(
@@ -207,4 +207,4 @@ def _of_tables(
         return list(unapplied(table, spec))
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return [one for changes in pool.map(read, specs) for one in changes]
+        return [change for changes in pool.map(read, specs) for change in changes]

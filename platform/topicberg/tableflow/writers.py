@@ -68,11 +68,11 @@ def writer_of(
     if number is not None and number in writers:
         return writers[number]
     where = framing.named(column, is_header=record.indexes is not None)
-    what = f"{where} names {record.named}"
+    naming = f"{where} names {record.named}"
     reason = refused.get(schema) or refused.get(schema if number is None else number)
     if reason is None:
-        raise UnknownSchemaError(what, schema)
-    raise MalformedError(f"{what}, {reason}")
+        raise UnknownSchemaError(naming, schema)
+    raise MalformedError(f"{naming}, {reason}")
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def check_names(
     """
     if writer.schema_type == "PROTOBUF":
         return
-    own = [one for one in _natural(writer) if one.name in filled]
+    own = [column for column in _natural(writer) if column.name in filled]
     for name, twin in twins(fields, own):
         raise TableflowError(f"its field {name} and the column {twin} {sameness(name, twin)}")
 
@@ -227,7 +227,7 @@ def _natural(writer: RegisteredSchema) -> tuple[NestedField, ...]:
 def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
     """Return the subject's own schemas, and those of other subjects that have the same type."""
     own, latest = writers.subject.schemas, writers.subject.latest
-    found: list[tuple[int, RegisteredSchema]] = []
+    usable: list[tuple[int, RegisteredSchema]] = []
     expected = _identity(latest, writers.half.message)
     for number, schema in writers.foreign.schemas.items():
         if number in own:
@@ -238,18 +238,18 @@ def candidates(writers: Writers) -> list[tuple[int, RegisteredSchema]]:
         writer = as_record(schema, KEY) if writers.half.column == KEY else schema
         if reason := _unlike(writer, latest, expected, writers.half.message):
             writers.refused[number] = reason
-        elif len(found) >= MAX_FOREIGN_WRITERS:
+        elif len(usable) >= MAX_FOREIGN_WRITERS:
             writers.refused[number] = (
                 f"which is one of more than {MAX_FOREIGN_WRITERS} schemas of other subjects"
             )
         else:
-            found.append((number, writer))
+            usable.append((number, writer))
     for number, writer in own.items():
         if writer.schema_type == latest.schema_type:
-            found.append((number, writer))
+            usable.append((number, writer))
         else:
             writers.refused[number] = _other_type(writer, latest)
-    return found
+    return usable
 
 
 def _other_type(writer: RegisteredSchema, latest: RegisteredSchema) -> str:
@@ -265,11 +265,11 @@ def _unlike(
     """Return why a schema of another subject is not one for these records; None: it is one."""
     if writer.schema_type != latest.schema_type:
         return _other_type(writer, latest)
-    found = _identity(writer, message)
-    if isinstance(found, TableflowError):
-        return f"which cannot be read: {found.message}"
-    if found is None or found != expected:
-        named = f"is {found}" if found else "has no name"
+    identity = _identity(writer, message)
+    if isinstance(identity, TableflowError):
+        return f"which cannot be read: {identity.message}"
+    if identity is None or identity != expected:
+        named = f"is {identity}" if identity else "has no name"
         return f"which {named}, of another subject; the records of this topic are {expected}"
     return None
 

@@ -61,19 +61,21 @@ def _check_format(name: str, text: str, expected: str) -> None:
 
     :raises SpecError: it names that format
     """
-    found = None
+    detected = None
     try:
         schema = json.loads(text)
     except json.JSONDecodeError:
         if _PROTOBUF.search(text):
-            found = "protobuf", "a Protobuf file"
+            detected = "protobuf", "a Protobuf file"
     else:
         if isinstance(schema, dict) and schema.get("type") == "record" and "fields" in schema:
-            found = "avro", "an Avro schema"
+            detected = "avro", "an Avro schema"
         elif isinstance(schema, dict) and _JSON_SCHEMA & schema.keys():
-            found = "json", "a JSON Schema"
-    if found and found[0] != expected:
-        raise SpecError(f"{name} is {found[1]}: is this `format: {found[0]}`, not {expected}?")
+            detected = "json", "a JSON Schema"
+    if detected and detected[0] != expected:
+        raise SpecError(
+            f"{name} is {detected[1]}: is this `format: {detected[0]}`, not {expected}?"
+        )
 
 
 def _columns(

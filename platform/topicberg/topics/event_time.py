@@ -38,10 +38,10 @@ def _format(text: str) -> str:
             "'%d.%m.%Y %H:%M:%S'"
         )
     try:
-        found = datetime.strptime(_PROBE.strftime(text), text)
+        parsed = datetime.strptime(_PROBE.strftime(text), text)
     except ValueError as error:
         raise ValueError(f"{text!r} is not a format of Python's strptime: {error}") from None
-    if (found.year, found.month, found.day) != (2026, 11, 27):
+    if (parsed.year, parsed.month, parsed.day) != (2026, 11, 27):
         raise ValueError(f"{text!r} has no year, month and day")
     return text
 

@@ -71,11 +71,11 @@ class Inference:
 
     def notes(self) -> list[str]:
         """Return what was guessed, for people."""
-        found = [f"the schema has the types of {count(self.records, 'record')}: review it"]
+        lines = [f"the schema has the types of {count(self.records, 'record')}: review it"]
         if self.others:
             others = count(self.others, "record")
-            found.append(f"not JSON objects, and so malformed later: {others} of the sample")
-        for what, names in (
+            lines.append(f"not JSON objects, and so malformed later: {others} of the sample")
+        for label, names in (
             ("missing or null in some of them", self.optional),
             ("columns with the JSON text", self.untyped),
             ("times, by their form", self.date_times),
@@ -84,11 +84,11 @@ class Inference:
         ):
             if names:
                 more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-                found.append(f"{what}: {', '.join(names[:_MAX_NAMED])}{more}")
+                lines.append(f"{label}: {', '.join(names[:_MAX_NAMED])}{more}")
         if len(self.times) > 1:
-            others = ", ".join(one.name for one in self.times[1:])
-            found.append(f"event_time is {self.times[0].name}; it could also be {others}")
-        return found
+            others = ", ".join(time_field.name for time_field in self.times[1:])
+            lines.append(f"event_time is {self.times[0].name}; it could also be {others}")
+        return lines
 
 
 def infer(records: Sequence[bytes], title: str) -> Inference:
@@ -106,22 +106,22 @@ def infer(records: Sequence[bytes], title: str) -> Inference:
             values.append(value)
     if not values:
         raise ValueError("none of the records is a JSON object")
-    found = Inference({}, len(values), len(records) - len(values))
-    found.left_out = _unusable({name: None for value in values for name in value})
-    properties = _properties(values, (), found)
-    found.schema = {"title": title, "type": "object", "properties": properties}
-    always = [name for name in properties if all(one.get(name) is not None for one in values)]
-    found.times = [*_times(values, properties, always)]
-    return found
+    inference = Inference({}, len(values), len(records) - len(values))
+    inference.left_out = _unusable({name: None for value in values for name in value})
+    properties = _properties(values, (), inference)
+    inference.schema = {"title": title, "type": "object", "properties": properties}
+    always = [name for name in properties if all(record.get(name) is not None for record in values)]
+    inference.times = [*_times(values, properties, always)]
+    return inference
 
 
 def _properties(
-    values: Sequence[dict[str, Any]], path: tuple[str, ...], found: Inference
+    values: Sequence[dict[str, Any]], path: tuple[str, ...], inference: Inference
 ) -> dict[str, Any]:
     names = dict.fromkeys(name for value in values for name in value)
-    left_out = () if path else found.left_out
+    left_out = () if path else inference.left_out
     return {
-        name: _schema([one.get(name) for one in values], (*path, name), found)
+        name: _schema([record.get(name) for record in values], (*path, name), inference)
         for name in names
         if name not in left_out
     }
@@ -129,20 +129,20 @@ def _properties(
 
 def _unusable(names: Iterable[str]) -> list[str]:
     """Return the names that no column can have, or only without another one of them."""
-    found, folded = list[str](), set[str]()
+    unusable, folded = list[str](), set[str]()
     for name in names:
         try:
             check_name("", name)
         except TableflowError:
-            found.append(name)
+            unusable.append(name)
             continue
         if not name or name.casefold() in folded:
-            found.append(name)
+            unusable.append(name)
         folded.add(name.casefold())
-    return found
+    return unusable
 
 
-def _schema(values: Sequence[Any], path: tuple[str, ...], found: Inference) -> dict[str, Any]:
+def _schema(values: Sequence[Any], path: tuple[str, ...], inference: Inference) -> dict[str, Any]:
     """Return the schema of a field.
 
     :param values: of the records that may have it; None: it is missing or null
@@ -150,13 +150,13 @@ def _schema(values: Sequence[Any], path: tuple[str, ...], found: Inference) -> d
     name = ".".join(path)
     present = [value for value in values if value is not None]
     if not present:
-        found.untyped.append(f"{name} (always null)")
+        inference.untyped.append(f"{name} (always null)")
         return {}
     if len(present) < len(values):
-        found.optional.append(name)
-    schema = _of_present(present, path, found)
+        inference.optional.append(name)
+    schema = _of_present(present, path, inference)
     if isinstance(schema, str):
-        found.untyped.append(f"{name} ({schema})")
+        inference.untyped.append(f"{name} ({schema})")
         return {}
     if len(present) < len(values):
         return {**schema, "type": [schema["type"], "null"]}
@@ -164,20 +164,20 @@ def _schema(values: Sequence[Any], path: tuple[str, ...], found: Inference) -> d
 
 
 def _of_present(
-    values: Sequence[Any], path: tuple[str, ...], found: Inference
+    values: Sequence[Any], path: tuple[str, ...], inference: Inference
 ) -> dict[str, Any] | str:
     """Return the schema of values that are not null, or why no type has them all."""
     kinds = {type_of(value) for value in values}
     if kinds == {"object"}:
-        return _object(values, path, found)
+        return _object(values, path, inference)
     if kinds == {"array"}:
         items = [item for value in values for item in value]
         if not items:
             return "arrays without items"
-        return {"type": "array", "items": _schema(items, (*path, "[]"), found)}
+        return {"type": "array", "items": _schema(items, (*path, "[]"), inference)}
     if kinds == {"string"}:
         if all(_is_date_time(value) for value in values):
-            found.date_times.append(".".join(path))
+            inference.date_times.append(".".join(path))
             return {"type": "string", "format": "date-time"}
         return {"type": "string"}
     if kinds <= {"integer", "number"}:
@@ -188,20 +188,22 @@ def _of_present(
 
 
 def _object(
-    values: Sequence[dict[str, Any]], path: tuple[str, ...], found: Inference
+    values: Sequence[dict[str, Any]], path: tuple[str, ...], inference: Inference
 ) -> dict[str, Any] | str:
     names = {name for value in values for name in value}
     if not names:
         return "objects without fields"
     if len(names) > _MAP_NAMES and len(names) * len(values) > _MAP_FACTOR * sum(map(len, values)):
-        inner = _schema([one for value in values for one in value.values()], (*path, "{}"), found)
+        inner = _schema(
+            [member for value in values for member in value.values()], (*path, "{}"), inference
+        )
         if "type" not in inner:
             return "objects with different names and types"
-        found.maps.append(".".join(path))
+        inference.maps.append(".".join(path))
         return {"type": "object", "additionalProperties": inner}
     if _unusable(sorted(names)):
         return "objects with names that no columns can have"
-    return {"type": "object", "properties": _properties(values, path, found)}
+    return {"type": "object", "properties": _properties(values, path, inference)}
 
 
 def _number(values: Sequence[Any], kinds: set[str]) -> dict[str, Any] | str:
@@ -234,7 +236,7 @@ def _times(
     Times that are still to come are none.
     """
     today = datetime.now(UTC).date()
-    found: list[tuple[bool, bool, TimeField]] = []
+    candidates: list[tuple[bool, bool, TimeField]] = []
     for name in always:
         schema, those = properties[name], [value[name] for value in values]
         is_named = bool(_TIME_NAME.search(_words(name)))
@@ -246,9 +248,9 @@ def _times(
             continue
         if max(days) <= today + timedelta(days=1):
             is_text = kind in ("time", "iso")
-            found.append((is_named, is_text, TimeField(name, kind, min(*days, today))))
-    found.sort(key=lambda one: one[:2], reverse=True)
-    yield from (one for _, _, one in found)
+            candidates.append((is_named, is_text, TimeField(name, kind, min(*days, today))))
+    candidates.sort(key=lambda candidate: candidate[:2], reverse=True)
+    yield from (time_field for _, _, time_field in candidates)
 
 
 def _days_of_texts(values: Sequence[Any]) -> list[date] | None:
@@ -268,8 +270,8 @@ def _days_of_epochs(values: Sequence[Any]) -> tuple[str, list[date]] | None:
         numbers = [Decimal(value) for value in values if not isinstance(value, bool)]
         for unit, micros in EPOCHS.items():
             seconds = [number * micros / 1_000_000 for number in numbers]
-            if all(_FIRST_EPOCH <= one < 4 * _FIRST_EPOCH for one in seconds):
-                days = [datetime.fromtimestamp(int(one), UTC).date() for one in seconds]
+            if all(_FIRST_EPOCH <= moment < 4 * _FIRST_EPOCH for moment in seconds):
+                days = [datetime.fromtimestamp(int(moment), UTC).date() for moment in seconds]
                 return (unit, days) if len(days) == len(values) else None
     except (TypeError, ValueError, ArithmeticError):
         pass

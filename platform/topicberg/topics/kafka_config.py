@@ -43,11 +43,11 @@ def topic_config(values: dict[str, Any]) -> dict[str, str]:
             close = difflib.get_close_matches(name, NAMES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise ValueError(f"{name!r} is not a topic configuration of Kafka{hint}")
-    found = {name: _text(name, value) for name, value in values.items()}
-    for name, text in found.items():
+    texts = {name: _text(name, value) for name, value in values.items()}
+    for name, text in texts.items():
         if name.endswith(_INTEGERS) and not re.fullmatch(r"-?\d+", text):
             raise ValueError(f"{name} must be an integer, not {text!r}")
-    return found
+    return texts
 
 
 def _text(name: str, value: Any) -> str:

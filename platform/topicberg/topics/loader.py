@@ -74,16 +74,16 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
             perhaps_patterns.add(file)
             continue
         if isinstance(document, dict) and FIELD in document:
-            pattern, found = check_pattern(document)
-            problems += [Problem(file, field, reason) for field, reason in found]
+            pattern, errors = check_pattern(document)
+            problems += [Problem(file, field, reason) for field, reason in errors]
             if pattern is None:
                 perhaps_patterns.add(file)
             else:
                 patterns.append((pattern, file))
             continue
         own.add(stem)
-        spec, found = _check_document(document, stem, config)
-        problems += [Problem(file, field, reason, name=stem) for field, reason in found]
+        spec, errors = _check_document(document, stem, config)
+        problems += [Problem(file, field, reason, name=stem) for field, reason in errors]
         if spec is not None:
             specs.append((spec, file))
     if patterns:
@@ -91,11 +91,15 @@ def check_topics(config: Settings | None = None) -> tuple[list[TopicSpec], list[
         problems += found_problems
         specs += discovered
     if perhaps_patterns and (discovered_names := read_discovery(config).topics.keys()):
-        claimed = own | {s.name for s, _ in specs} | {n for one in problems for n in one.topics}
+        claimed = (
+            own | {s.name for s, _ in specs} | {n for problem in problems for n in problem.topics}
+        )
         lost = frozenset(discovered_names - claimed)
         problems = [
-            replace(one, topics=lost | one.names) if one.file in perhaps_patterns else one
-            for one in problems
+            replace(problem, topics=lost | problem.names)
+            if problem.file in perhaps_patterns
+            else problem
+            for problem in problems
         ]
     problems += _clashes(specs, {file for _, file in patterns})
     wrong = {problem.file for problem in problems if not problem.topics}
@@ -127,10 +131,10 @@ def load_topic(name: str, config: Settings | None = None) -> TopicSpec:
     :raises SpecError: there is none of that name, or it is invalid; other specs may be
     """
     config = config or settings()
-    found, problems = check_topics(config)
+    valid_specs, problems = check_topics(config)
     if own := [str(problem) for problem in problems if name in problem.names]:
         raise SpecError("\n".join(["the topic spec is invalid:", *own]))
-    specs = {spec.name: spec for spec in found}
+    specs = {spec.name: spec for spec in valid_specs}
     if name not in specs:
         folder = config.topics_dir.relative_to(config.project_root)
         raise SpecError(f"no topic {name!r} in {folder}{suggestion(name, specs)}")
@@ -192,7 +196,7 @@ def _has_no_file(section: Any) -> bool:
 
 def _sources(document: Mapping[str, Any]) -> dict[Part, SchemaSource]:
     """Return what a spec, which may be invalid, says of where the schemas are."""
-    found: dict[Part, SchemaSource] = {}
+    schema_sources: dict[Part, SchemaSource] = {}
     parts: tuple[tuple[Part, str], ...] = (("value", "schema"), ("key", "key"))
     for part, name in parts:
         section = document.get(name)
@@ -201,10 +205,10 @@ def _sources(document: Mapping[str, Any]) -> dict[Part, SchemaSource]:
         subject = section.get("subject")
         subject = subject if isinstance(subject, str) else None
         if section.get("framing") == "glue":
-            found[part] = SchemaSource(subject, "glue")
+            schema_sources[part] = SchemaSource(subject, "glue")
         elif subject is not None:
-            found[part] = SchemaSource(subject)
-    return found
+            schema_sources[part] = SchemaSource(subject)
+    return schema_sources
 
 
 def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[tuple[str, str]]]:
@@ -216,9 +220,9 @@ def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[t
     try:
         pattern = TopicPattern.model_validate(document[FIELD])
     except ValidationError as error:
-        found = _causes(error.errors())
+        causes = _causes(error.errors())
         known = list(TopicPattern.model_fields)
-        return None, [(_dotted((FIELD, *e["loc"])), _reason(e, known)) for e in found]
+        return None, [(_dotted((FIELD, *e["loc"])), _reason(e, known)) for e in causes]
     probe = {"pipeline": "filler", **pattern.defaults, "name": "filler"}
     schema = probe.get("schema")
     probe["schema"] = {"format": "none", **schema} if isinstance(schema, dict) else schema
@@ -246,7 +250,7 @@ def _by_pattern(
         handling = (pattern.defaults.get("tableflow") or {}).get("error_handling") or {}
         dead.add(handling.get("target") or DEFAULT_TARGET)
     taken = {*own, *dead}
-    found: list[tuple[TopicSpec, str]] = []
+    discovered: list[tuple[TopicSpec, str]] = []
     problems: list[Problem] = []
     for name, topic in sorted(read_discovery(config).topics.items()):
         matching = [each for each in patterns if name not in taken and each[0].matches(name)]
@@ -285,8 +289,8 @@ def _by_pattern(
             for field, reason in errors
         ]
         if spec is not None:
-            found.append((spec, file))
-    return found, problems
+            discovered.append((spec, file))
+    return discovered, problems
 
 
 def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) -> list[Problem]:
@@ -320,12 +324,12 @@ def _check_document(
     if not isinstance(document, dict):
         return None, [("", "must be a mapping of fields, e.g. `name: stock_trades`")]
     spec, errors = _tolerant(document)
-    found = [(_dotted(error["loc"]), _reason(error)) for error in errors]
+    problems = [(_dotted(error["loc"]), _reason(error)) for error in errors]
     wrong = {_dotted(error["loc"]) for error in errors if error["type"] != "extra_forbidden"}
     if "name" not in wrong and spec.name != stem:
-        found.append(("name", f"is {spec.name}, so the file must be {spec.name}.yaml"))
-    found += findings(spec, config, wrong)
-    return (None if "name" in wrong else spec), list(dict.fromkeys(found))
+        problems.append(("name", f"is {spec.name}, so the file must be {spec.name}.yaml"))
+    problems += findings(spec, config, wrong)
+    return (None if "name" in wrong else spec), list(dict.fromkeys(problems))
 
 
 def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
@@ -335,12 +339,12 @@ def _tolerant(document: dict[Any, Any]) -> tuple[TopicSpec, list[ErrorDetails]]:
         try:
             return TopicSpec.model_validate(document), errors
         except ValidationError as error:
-            found = _causes(error.errors())
+            causes = _causes(error.errors())
             document = document if errors else copy.deepcopy(document)
-            errors = errors or found
+            errors = errors or causes
             # from the end, so that the indexes of earlier list items do not change
             places = sorted(
-                {e["loc"] for e in found},
+                {e["loc"] for e in causes},
                 key=lambda place: [(isinstance(part, int), part) for part in place],
                 reverse=True,
             )
@@ -372,15 +376,15 @@ def _remove(document: dict[Any, Any], location: Sequence[int | str]) -> bool:
     if not location:
         return False
     *parents, last = location
-    found: Any = document
+    container: Any = document
     for part in parents:
-        if isinstance(found, dict) and part not in found:
+        if isinstance(container, dict) and part not in container:
             return False
-        found = found[part]
+        container = container[part]
     if not parents and last in _FILLER:
         document[last] = _FILLER[str(last)]
-    elif isinstance(found, list) or (isinstance(found, dict) and last in found):
-        del found[last]  # type: ignore[arg-type]  # of a list, it is a number
+    elif isinstance(container, list) or (isinstance(container, dict) and last in container):
+        del container[last]  # type: ignore[arg-type]  # of a list, it is a number
     else:
         return _remove(document, parents)  # also of a value that stands for a list of one
     return True

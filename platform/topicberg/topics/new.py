@@ -104,12 +104,12 @@ def new_topics(
     """
     made: dict[str, Path] = {}
     refused: dict[str, str] = {}
-    for name, found in names.items():
-        if found.problem is not None:
-            refused[name] = found.problem
+    for name, topic in names.items():
+        if topic.problem is not None:
+            refused[name] = topic.problem
             continue
         try:
-            made[name] = _write_external(name, found, pipeline(name), config, is_enabled=is_enabled)
+            made[name] = _write_external(name, topic, pipeline(name), config, is_enabled=is_enabled)
         except SpecError as error:
             refused[name] = error.message
     for problem in check_topics(config)[1]:
@@ -129,8 +129,8 @@ def new_pattern(
     path = config.topics_dir / f"{name}.yaml"
     defaults = {"pipeline": pipeline, **_reviewed(is_enabled)}
     document = {FIELD: {"match": match, "defaults": defaults}}
-    if found := check_pattern(document)[1]:
-        reasons = [f"{field}: {reason}" for field, reason in found]
+    if problems := check_pattern(document)[1]:
+        reasons = [f"{field}: {reason}" for field, reason in problems]
         raise SpecError("\n".join([f"no pattern was written for {match!r}:", *reasons]))
     _write({path: _yaml(document)})
     return path
@@ -157,8 +157,8 @@ def new_topic_from_kafka(
     values = [value for _, value in read if value is not None]
     if values and is_of_glue(values[-1]):
         keys = [key for key, _ in read if key is not None]
-        found = values[-1], keys
-        return _new_of_glue(name, *found, pipeline, config, has, glue, is_enabled=is_enabled)
+        sample = values[-1], keys
+        return _new_of_glue(name, *sample, pipeline, config, has, glue, is_enabled=is_enabled)
     opening = connect_json.opening(values[-1]) if values else None
     if has.value is not None and (opening is None or opening.schema is None):
         return [new_external_topic(name, has, pipeline, config, is_enabled=is_enabled)], []
@@ -224,19 +224,19 @@ def _new_of_glue(
     :raises SpecError: AWS Glue does not have the schema, or the spec is invalid
     """
     version = _version_of(name, "value", value, config, glue)
-    found = has.model_copy(update={"value": found_in_glue(name, version), "key": None})
+    topic = has.model_copy(update={"value": found_in_glue(name, version), "key": None})
     given: dict[str, Any] = {"schema": {"framing": "glue"}, "key": _raw_key(keys)}
     notes = [
         f"the values name version {version.number} of the schema {version.schema_name} in AWS Glue"
     ]
     if keys and is_of_glue(keys[-1]):
         key = _version_of(name, "key", keys[-1], config, glue)
-        found.key, given["key"] = found_in_glue(name, key), {"framing": "glue"}
+        topic.key, given["key"] = found_in_glue(name, key), {"framing": "glue"}
         notes.append(
             f"the keys name version {key.number} of the schema {key.schema_name} in AWS Glue"
         )
     where = "Kafka and AWS Glue Schema Registry"
-    path = _write_external(name, found, pipeline, config, given, where=where, is_enabled=is_enabled)
+    path = _write_external(name, topic, pipeline, config, given, where=where, is_enabled=is_enabled)
     _check(name, [path], config)
     return [path], notes
 
@@ -301,34 +301,34 @@ def _new_plain(
     :raises SpecError: a file exists already, or the spec is invalid
     """
     try:
-        found = infer(values, name)
+        inference = infer(values, name)
     except ValueError as error:
         raise _unreadable(name, str(error)) from None
-    if not found.schema["properties"]:
+    if not inference.schema["properties"]:
         raise _unreadable(name, "none of the records has a field that can be a column")
-    notes = found.notes()
+    notes = inference.notes()
     own = {"format": "json", "framing": "none"}
     document: dict[str, Any] = {"name": name, "pipeline": pipeline}
     document["description"] = f"Records of the topic {name}, plain JSON."
     document["schema"] = {**own, "file": f"{name}.json"}
-    if any("format" in one for one in _inner_schemas(found.schema)):
+    if any("format" in inner_schema for inner_schema in _inner_schemas(inference.schema)):
         document["schema"]["date_times"] = "timestamp"
-    if found.left_out:
+    if inference.left_out:
         document["schema"]["unknown_fields"] = "keep"
-    texts = {config.schemas_dir / f"{name}.json": f"{found.text}\n"}
+    texts = {config.schemas_dir / f"{name}.json": f"{inference.text}\n"}
     key, key_text = _plain_key(name, keys)
     if key_text is not None:
         key = {**own, "file": f"{name}-key.json"}
         texts[config.schemas_dir / f"{name}-key.json"] = f"{key_text}\n"
     document["key"] = key
     notes.append(f"keys: {'none in these records' if not keys else key['format']}")
-    if keys and key_text is None and "key" in found.schema["properties"]:
+    if keys and key_text is None and "key" in inference.schema["properties"]:
         notes.append("the values have a field key, so no column has Kafka's keys")
     is_upsert = has.is_compacted and bool(keys)
     document |= {"external": True, "partitions": has.partitions}
     document["write_mode"] = "upsert" if is_upsert else "append"
-    if found.times:
-        time = found.times[0]
+    if inference.times:
+        time = inference.times[0]
         document["event_time"] = {"field": time.name, "format": time.format}
         notes.append(f"event_time: the field {time.name}, {time.format}")
     else:
@@ -336,8 +336,8 @@ def _new_plain(
     if not is_upsert:
         column, today = "$$timestamp", datetime.now(UTC).date()
         start = today
-        if found.times:
-            column, start = "$$event-time", found.times[0].first
+        if inference.times:
+            column, start = "$$event-time", inference.times[0].first
         unit, granularity = "hour", "hourly"
         if (today - start).days > _MAX_HOURLY_DAYS:
             unit, granularity = "day", "daily"
@@ -409,9 +409,11 @@ def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str
         rows = [row for value in values for row in (value[BEFORE], value[AFTER]) if row]
         values = [*values, *({BEFORE: row, AFTER: row} for row in rows)]
     untyped: list[str] = []
-    found = {"title": title, **_inferred(values, "", untyped)}
-    inside = sorted({one.removeprefix(f"{AFTER}.") for one in untyped if one.startswith(AFTER)})
-    return json.dumps(found, indent=2), inside
+    schema = {"title": title, **_inferred(values, "", untyped)}
+    inside = sorted(
+        {column.removeprefix(f"{AFTER}.") for column in untyped if column.startswith(AFTER)}
+    )
+    return json.dumps(schema, indent=2), inside
 
 
 def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str, Any]:
@@ -439,7 +441,7 @@ def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str,
 
 def _write_external(
     name: str,
-    found: FoundTopic,
+    topic: FoundTopic,
     pipeline: str,
     config: Settings,
     given: Mapping[str, Any] = MappingProxyType({}),
@@ -453,7 +455,7 @@ def _write_external(
     :param where: what is known is from
     :raises SpecError: the file exists already, or the registry has no schema of the values
     """
-    document = found_document(name, found, pipeline, given, own_engine=config.own_engine)
+    document = found_document(name, topic, pipeline, given, own_engine=config.own_engine)
     if document is None:
         raise SpecError(
             f"the registry has no subject {name}-value",

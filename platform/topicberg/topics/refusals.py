@@ -72,15 +72,15 @@ def refusal(reason: str, level: str | None) -> tuple[str, str]:
     :param reason: the registry's message
     :param level: the compatibility level of the subject; None: it is not known
     """
-    found = [case for case in _CASES if re.search(case[0], reason)]
+    cases = [case for case in _CASES if re.search(case[0], reason)]
     differences = _DIFFERENCES.search(reason)
     quoted = " ".join((differences[1] if differences else reason).split())
     if len(quoted) > _MAX_REASON:
         quoted = f"{quoted[:_MAX_REASON]}…"
-    at = f"compatibility {level}" if level else "its compatibility level"
-    what = "; ".join(what for _, what, _ in found) or "the change is not compatible"
-    hint = "; or ".join(hint for *_, hint in found) or (
+    compatibility = f"compatibility {level}" if level else "its compatibility level"
+    causes = "; ".join(cause for _, cause, _ in cases) or "the change is not compatible"
+    hint = "; or ".join(hint for *_, hint in cases) or (
         "change the file so that older records can be read with it; or set `schema.compatibility` "
         "in the spec"
     )
-    return f"not accepted at {at}: {what} ({quoted})", hint
+    return f"not accepted at {compatibility}: {causes} ({quoted})", hint

@@ -82,15 +82,15 @@ def read_request(config: Settings, topic: str) -> StoredRequest | None:
 
 def read_requests(config: Settings) -> tuple[dict[str, StoredRequest], dict[str, str]]:
     """Return every request by its topic, and the errors of those that cannot be read."""
-    found: dict[str, StoredRequest] = {}
+    by_topic: dict[str, StoredRequest] = {}
     wrong: dict[str, str] = {}
     for topic in requested_topics(config):
         try:
             if (request := read_request(config, topic)) is not None:
-                found[request.topic] = request
+                by_topic[request.topic] = request
         except TopicbergError as error:
             wrong[topic] = str(error)
-    return found, wrong
+    return by_topic, wrong
 
 
 def command_settings(config: Settings, topic: str) -> dict[str, Any]:

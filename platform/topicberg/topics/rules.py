@@ -89,22 +89,24 @@ def findings(spec: TopicSpec, config: Settings, wrong: Iterable[str]) -> list[Fi
     def is_applicable(reads: tuple[str, ...]) -> bool:
         return not any(_overlap(field, read) for field in wrong for read in reads)
 
-    found = [
+    violations = [
         finding for reads, rule in _RULES if is_applicable(reads) for finding in rule(spec, config)
     ]
-    if not is_applicable(_COLUMN_SOURCES) or any(field in _SCHEMA_FINDINGS for field, _ in found):
-        return found  # the columns are not known
+    if not is_applicable(_COLUMN_SOURCES) or any(
+        field in _SCHEMA_FINDINGS for field, _ in violations
+    ):
+        return violations  # the columns are not known
     if spec.unknown_schemas(config):
-        return found
+        return violations
     columns = spec.columns(config)
     for reads, table_rule in _TABLE_RULES:
         if is_applicable(reads):
-            found += table_rule(spec, columns)
-    return found
+            violations += table_rule(spec, columns)
+    return violations
 
 
-def _overlap(one: str, other: str) -> bool:
-    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+def _overlap(field: str, other: str) -> bool:
+    return field == other or field.startswith(f"{other}.") or other.startswith(f"{field}.")
 
 
 # --- within the spec ---
@@ -124,9 +126,9 @@ def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
                 return
     yield from _registered_schemas(spec, config)
     for section, schema, changes, part in sections:
-        found = list(_schema_reference(section, schema, is_external=spec.external))
-        yield from found
-        if schema.file and not found:
+        violations = list(_schema_reference(section, schema, is_external=spec.external))
+        yield from violations
+        if schema.file and not violations:
             try:
                 path = schema_path(config.schemas_dir, schema.file)
                 options = spec.json_options(part or "value")
@@ -470,8 +472,15 @@ def _payload_time(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
 
 
 def _payload_field(rule: EventTimeSpec, columns: dict[str, str]) -> Iterator[Finding]:
-    names = [rule.field, *(rule.field[:at] for at, one in enumerate(rule.field) if one == ".")]
-    name = next((one for one in names if one in columns), None)
+    names = [
+        rule.field,
+        *(
+            rule.field[:position]
+            for position, character in enumerate(rule.field)
+            if character == "."
+        ),
+    ]
+    name = next((candidate for candidate in names if candidate in columns), None)
     if name is None:
         yield "event_time.field", _no_column(rule.field, columns)
         return

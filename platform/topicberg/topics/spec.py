@@ -626,17 +626,17 @@ class TopicSpec(SpecModel):
         :raises SpecError: the file is missing or invalid
         """
         is_key, config = part == "key", config or settings()
-        one, path = self.section(part), self._schema_path(part, config)
-        is_read = path is None and self._reads_registry(one) and one.version == "newest"
+        section, path = self.section(part), self._schema_path(part, config)
+        is_read = path is None and self._reads_registry(section) and section.version == "newest"
         if is_read:
-            found = schema_file(config, self.name, part, one.format)
-            path = found if found.is_file() else None
+            discovered = schema_file(config, self.name, part, section.format)
+            path = discovered if discovered.is_file() else None
         changes = self.key_changes if is_key else self.changes
         if path is None:
             return None
         as_registered = part if is_read or is_key else None
         return read_schema(
-            path, one.format, one.message, self.json_options(part), changes, as_registered
+            path, section.format, section.message, self.json_options(part), changes, as_registered
         )
 
     def json_options(self, part: Part) -> JsonOptions:
@@ -663,10 +663,10 @@ class TopicSpec(SpecModel):
             if self._reads_registry(self.section(part)) and self.known_schema(part, config) is None
         ]
 
-    def _reads_registry(self, one: SchemaSection) -> bool:
+    def _reads_registry(self, section: SchemaSection) -> bool:
         """Return whether the registry has the schema, and no file of the project."""
-        has_none = one.has_schema and one.file is None
-        return has_none and (self.external or one.framing in ("none", "glue"))
+        has_none = section.has_schema and section.file is None
+        return has_none and (self.external or section.framing in ("none", "glue"))
 
     def has_table(self, config: Settings) -> bool:
         """Return whether its table is in the catalogs of the deployment."""

@@ -41,18 +41,18 @@ def code_version(function: Callable[..., Any], settings: str, *others: type) -> 
     while isinstance(function, partial):
         settings += repr((function.args, sorted(function.keywords.items())))
         function = function.func
-    found: dict[Name, str] = {}
+    sources: dict[Name, str] = {}
     module, name = function.__module__ or "", function.__qualname__.partition(".")[0]
     package = module.partition(".")[0]
-    _collect((module, name), package, found)
+    _collect((module, name), package, sources)
     for other in others:
-        _collect((other.__module__, _outer(other)), package, found)
-    if not found.get((module, name)):
+        _collect((other.__module__, _outer(other)), package, sources)
+    if not sources.get((module, name)):
         raise TopicbergError(
             f"function {module}.{function.__qualname__}: its source cannot be read",
             hint="define the function in a file of the project",
         )
-    text = "\n".join(f"{'.'.join(key)}: {found[key]}" for key in sorted(found))
+    text = "\n".join(f"{'.'.join(key)}: {sources[key]}" for key in sorted(sources))
     text += "".join(_cells(function))
     return hashlib.sha256(f"{settings}\n{text}".encode()).hexdigest()[:_LENGTH]
 
@@ -72,24 +72,24 @@ def _cells(function: Callable[..., Any]) -> Iterator[str]:
             yield f"\n{name} = {value!r}"
 
 
-def _collect(name: Name, package: str, found: dict[Name, str]) -> None:
+def _collect(name: Name, package: str, sources: dict[Name, str]) -> None:
     """Add what a name stands for, and what that uses."""
     waiting = [name]
     while waiting:
-        one = waiting.pop()
-        if one in found:
+        key = waiting.pop()
+        if key in sources:
             continue
-        found[one] = ""
-        module, called = one
+        sources[key] = ""
+        module, called = key
         bound = _bindings(module)
         for statement in bound.get(called, ()):
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 target = _imported(statement, module).get(called)
                 if isinstance(target, tuple) and _is_project(target[0], package):
                     waiting.append(target)
-                found[one] += f"import {target}"
+                sources[key] += f"import {target}"
                 continue
-            found[one] += _dump(statement)
+            sources[key] += _dump(statement)
             waiting += _used(statement, module, package)
         for statement in () if called in bound else bound.get("*", ()):
             if isinstance(statement, ast.ImportFrom):
@@ -189,7 +189,7 @@ def _bindings(module: str) -> Mapping[str, list[ast.stmt]]:
 
 @cache
 def _bindings_of(tree: ast.Module, module: str) -> Mapping[str, list[ast.stmt]]:
-    found: dict[str, list[ast.stmt]] = {}
+    bindings: dict[str, list[ast.stmt]] = {}
 
     def look(statements: Iterable[ast.stmt]) -> None:
         for statement in statements:
@@ -211,25 +211,25 @@ def _bindings_of(tree: ast.Module, module: str) -> Mapping[str, list[ast.stmt]]:
                         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
                     }
             for name in names:
-                found.setdefault(name, []).append(statement)
+                bindings.setdefault(name, []).append(statement)
 
     look(tree.body)
-    return found
+    return bindings
 
 
 def _imported(statement: ast.AST, module: str) -> dict[str, Name | str]:
     """Return the names that an import binds → the module, or the module and the name in it."""
-    found: dict[str, Name | str] = {}
+    targets: dict[str, Name | str] = {}
     if isinstance(statement, ast.Import):
         for each in statement.names:
-            found[each.asname or each.name.partition(".")[0]] = (
+            targets[each.asname or each.name.partition(".")[0]] = (
                 each.name if each.asname else each.name.partition(".")[0]
             )
     elif isinstance(statement, ast.ImportFrom):
         origin = _module_of(statement, module)
         for each in statement.names:
-            found[each.asname or each.name] = (origin, each.name)
-    return found
+            targets[each.asname or each.name] = (origin, each.name)
+    return targets
 
 
 def _module_of(statement: ast.ImportFrom, module: str) -> str:

@@ -104,15 +104,15 @@ class Derivation:
         back, ahead = self.back, self.ahead
         if FOREVER in (back, ahead):
             return [Call(window, None)]
-        found = list[Call]()
+        calls = list[Call]()
         step = max(self.hours, max(back, ahead) // timedelta(hours=1))
         for part in window.cut(self.hours, self.first):
             block = part.around(step)
             read = Window(block.start - back if block.start else None, block.end + ahead)
-            if found and found[-1].read == read:
-                part = Window(found.pop().window.start, part.end)
-            found.append(Call(part, read))
-        return found
+            if calls and calls[-1].read == read:
+                part = Window(calls.pop().window.start, part.end)
+            calls.append(Call(part, read))
+        return calls
 
     def partitions(self, window: Window) -> Iterator[Window]:
         """Yield the partitions of a window; of the first one, what lies before it separately."""
@@ -140,14 +140,14 @@ class Derivation:
         """Return the sources that exist and have an event time, by their names."""
         return {
             each.name: SourceTable(
-                found,
+                table,
                 each.time,
                 self.reach(each),
                 timedelta() if each.whole else self.ahead,
                 each.whole,
             )
             for each in self.sources
-            if each.time is not None and (found := find(each.table)) is not None
+            if each.time is not None and (table := find(each.table)) is not None
         }
 
     def first_hour(self, now: datetime, *, of_partitions: bool = False) -> int:

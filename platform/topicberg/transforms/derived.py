@@ -137,8 +137,8 @@ def _without_expired(catalog: Catalog, derivation: Derivation, window: Window) -
     if start > derivation.first:  # the request is for partitions that are past it
         return window
     table = find_table(catalog, derivation.target)
-    held = held_hours(table, derivation.target_time) if table else []
-    if not any(hours != NO_TIME and hours.start < first for hours in held):
+    table_hours = held_hours(table, derivation.target_time) if table else []
+    if not any(hours != NO_TIME and hours.start < first for hours in table_hours):
         return window
     logger.info(
         "table %s: rows of before %s stay, as its sources may have deleted theirs",
@@ -153,14 +153,14 @@ def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[
     calls = derivation.calls(window)
     if len(calls) <= AT_ONCE:
         return [window]
-    held = _held(derivation, _load(catalog, derivation))
-    found, start, number = list[Window](), window.start, 0
+    source_hours = _held(derivation, _load(catalog, derivation))
+    portions, start, number = list[Window](), window.start, 0
     for call in calls:
         if number == AT_ONCE:
-            found.append(Window(start, call.window.start or call.window.end))
+            portions.append(Window(start, call.window.start or call.window.end))
             start, number = call.window.start, 0
-        number += _meets(held, call.read)
-    return [*found, Window(start, window.end)]
+        number += _meets(source_hours, call.read)
+    return [*portions, Window(start, window.end)]
 
 
 def _write(
@@ -221,7 +221,9 @@ def _written(
     :param table: as it was before
     """
     snapshot = next(
-        one for one in ancestry(table.refresh()) if summary(one).get(WRITE_ID) == write_id
+        candidate
+        for candidate in ancestry(table.refresh())
+        if summary(candidate).get(WRITE_ID) == write_id
     )
     rows = int(summary(snapshot).get("added-records", 0))
     if len(window.hours) == 1:  # then no partition is shorter
@@ -240,9 +242,9 @@ def _drop_unused(derivation: Derivation, table: Table, unused: Sequence[str]) ->
     """Drop columns that the function no longer returns, once no row has another version's value."""
     if not unused or derivation.version is None:
         return
-    held = held_hours(table, derivation.target_time)
+    table_hours = held_hours(table, derivation.target_time)
     for hours in outdated(computed_by(table), derivation.version):
-        if any(each.start < hours.stop and hours.start < each.stop for each in held):
+        if any(each.start < hours.stop and hours.start < each.stop for each in table_hours):
             return
     with table.update_schema() as update:
         for name in unused:
@@ -285,12 +287,12 @@ def _load(catalog: Catalog, derivation: Derivation) -> dict[str, Table]:
     """
     tables: dict[str, Table] = {}
     for source in derivation.sources:
-        if (found := find_table(catalog, source.table)) is None:
+        if (table := find_table(catalog, source.table)) is None:
             raise TopicbergError(
                 f"table {derivation.name}: its source {source.name} does not exist yet",
                 hint="materialize the Iceberg asset of the source first",
             )
-        tables[source.name] = found
+        tables[source.name] = table
     return tables
 
 
@@ -303,9 +305,9 @@ def _computed(
     """
     calls, parts = derivation.calls(window), [*derivation.partitions(window)]
     if len(parts) > 1:
-        held = _held(derivation, sources)
-        calls = [call for call in calls if _meets(held, call.read)] or calls[-1:]
-        parts = [part for part in parts if _meets(held, part)]
+        source_hours = _held(derivation, sources)
+        calls = [call for call in calls if _meets(source_hours, call.read)] or calls[-1:]
+        parts = [part for part in parts if _meets(source_hours, part)]
     frames = {
         source.name: rows_at_head(spark, sources[source.name]) for source in derivation.sources
     }
@@ -333,7 +335,7 @@ def _computed(
     else:
         rows = [refusing(each, time, kind, part) for each, part in pairs]
     columns = optional(described(results[0], derivation.descriptions))
-    return reduce(lambda one, other: one.unionByName(other), rows), columns
+    return reduce(lambda combined, other: combined.unionByName(other), rows), columns
 
 
 def _held(derivation: Derivation, sources: Mapping[str, Table]) -> list[Hours] | None:

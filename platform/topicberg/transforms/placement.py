@@ -59,7 +59,7 @@ def check_places(
 
     for begin in range(0, len(partitions), AT_ONCE):
         frames = map(rows_elsewhere, partitions[begin : begin + AT_ONCE])
-        for row in reduce(lambda one, other: one.union(other), frames).limit(1).collect():
+        for row in reduce(lambda combined, other: combined.union(other), frames).limit(1).collect():
             raise misplaced(derivation, row["partition"], row["time"])
 
 
@@ -71,7 +71,9 @@ def misplaced(derivation: Derivation, partition: str, time: str) -> TopicbergErr
     """
     source, column = Window.parse(partition), derivation.target_time
     allowed = derivation.placed(source)
-    start, end = (f"{at:%Y-%m-%d %H:%M}" if at else "" for at in (allowed.start, allowed.end))
+    start, end = (
+        f"{moment:%Y-%m-%d %H:%M}" if moment else "" for moment in (allowed.start, allowed.end)
+    )
     expected = f"from {start} to before {end}" if start else f"before {end}"
     of_source = f"before {source.end:%Y-%m-%d %H:%M}"
     if source.start:
@@ -93,20 +95,20 @@ def misplaced(derivation: Derivation, partition: str, time: str) -> TopicbergErr
 def _declaration(derivation: Derivation, source: Window, time: str) -> str:
     """Return what would allow a row, as text."""
     try:
-        at = datetime.fromisoformat(time).replace(tzinfo=UTC)
+        moment = datetime.fromisoformat(time).replace(tzinfo=UTC)
     except ValueError:  # Python's years are those of four digits
         return "and leave out rows with such a time"
     hour = timedelta(hours=1)
-    if at >= derivation.placed(source).end:
+    if moment >= derivation.placed(source).end:
         if source.start is None and source.end == derivation.first:
             return "or set an earlier `derived_partitions.start` in the spec of the topic"
         start = source.start or source.end - timedelta(hours=derivation.hours)
-        back = ceil((at - start) / hour)
+        back = ceil((moment - start) / hour)
         return (
             "or declare in `@derived_table` how much later it may be: "
             f"`lookback=timedelta(hours={back})`, or more"
         )
-    ahead = ceil((source.end - at) / hour)
+    ahead = ceil((source.end - moment) / hour)
     return (
         "or declare in `@derived_table` how much earlier it may be: "
         f"`lookahead=timedelta(hours={ahead})`, or more, or `lookahead=FOREVER`, which reads the "

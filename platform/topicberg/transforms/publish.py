@@ -286,11 +286,11 @@ def _changes(
         columns = set(frame.columns)
         if affected is not None:
             frame = frame.filter(affected)
-        at = F.unix_millis(F.col(quote(time)).cast("timestamp"))
+        time_ms = F.unix_millis(F.col(quote(time)).cast("timestamp"))
         return frame.select(
             _encoded(spec.name, key, columns).alias("key"),
             _encoded(spec.name, attempt.value, columns).alias("value"),
-            F.coalesce(at, F.lit(_NO_TIME)).alias("time"),
+            F.coalesce(time_ms, F.lit(_NO_TIME)).alias("time"),
             F.lit(copies).alias("copies"),
         )
 
@@ -364,24 +364,24 @@ def _progress(table: Table, topic: str, endpoints: Endpoints) -> PublishProgress
     topic_id, uuid = kafka.topic_id(endpoints, topic), str(table.metadata.table_uuid)
     # The transactions of other topics' publishers are in the same topic.
     state = newest_states(endpoints, STATE_TOPIC, TRANSACTION_SECONDS * 1.5).get(topic)
-    found = PublishProgress.model_validate_json(state) if state else None
-    if found is not None and found.topic_id == topic_id:
-        if found.table_uuid != uuid:
-            what = "holds the rows of another table of this name, which was dropped"
-            raise _unclear(topic, f"topic {topic} {what}")
-        return found
+    progress = PublishProgress.model_validate_json(state) if state else None
+    if progress is not None and progress.topic_id == topic_id:
+        if progress.table_uuid != uuid:
+            reason = "holds the rows of another table of this name, which was dropped"
+            raise _unclear(topic, f"topic {topic} {reason}")
+        return progress
     fresh = PublishProgress(topic_id=topic_id, table_uuid=uuid)
     if not any(kafka.end_offsets(endpoints, topic).values()):
         return fresh
-    if found is not None:  # the state is of a deleted topic of this name
+    if progress is not None:  # the state is of a deleted topic of this name
         raise _unclear(topic, f"topic {topic} was created again, and others have produced to it")
     # The state is lost. The tags show what the topic holds, unless publishing was interrupted.
     refs = table.refresh().refs()
-    held, begun = (refs.get(f"{kind}-{topic}") for kind in ("published", "publishing"))
-    if held is None or begun is None or begun.snapshot_id != held.snapshot_id:
+    published, begun = (refs.get(f"{kind}-{topic}") for kind in ("published", "publishing"))
+    if published is None or begun is None or begun.snapshot_id != published.snapshot_id:
         message = f"topic {topic} holds records, but {STATE_TOPIC} no longer says which"
         raise _unclear(topic, message)
-    return fresh.model_copy(update={"snapshot": held.snapshot_id})
+    return fresh.model_copy(update={"snapshot": published.snapshot_id})
 
 
 def _unclear(topic: str, message: str) -> PublishError:
@@ -415,15 +415,15 @@ def _send(
     following = next(records, None)
     while True:
         producer.begin_transaction()
-        some, at = 0, progress.until
-        while following and (some < batch or following[2] == at):
-            key, value, at = following
-            kafka.produce(producer, spec.name, value, key, timestamp_ms=max(at, 0))
+        some, time_ms = 0, progress.until
+        while following and (some < batch or following[2] == time_ms):
+            key, value, time_ms = following
+            kafka.produce(producer, spec.name, value, key, timestamp_ms=max(time_ms, 0))
             some += 1
             tombstones += value is None
             following = next(records, None)
         sent += some
-        reached = progress.model_copy(update={"until": at, "sent": 0})
+        reached = progress.model_copy(update={"until": time_ms, "sent": 0})
         if following is None:
             reached = _finished(progress)
         state = reached.model_dump_json().encode()

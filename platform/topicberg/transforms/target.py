@@ -81,22 +81,22 @@ def _check_partition(table: Table, column: str, transform: str) -> None:
     longer; another partition spec of the table would not change files that exist.
     """
     source = table.schema().find_field(column).field_id
-    found = {str(each.transform) for each in table.spec().fields if each.source_id == source}
+    transforms = {str(each.transform) for each in table.spec().fields if each.source_id == source}
     others = [
         table.schema().find_column_name(each.source_id)
         for each in table.spec().fields
         if str(each.transform) in _TRANSFORMS and each.source_id != source
     ]
-    if others and not found:
+    if others and not transforms:
         raise TopicbergError(
             f"table {'.'.join(table.name())} is partitioned by its event time {others[0]}, and its "
             f"event time is now {column}: no run would replace the rows that it has",
             hint=f"name the event time {others[0]} again, or drop the table and backfill it",
         )
     longer = {*_TRANSFORMS[_TRANSFORMS.index(transform) + 1 :]}
-    if found and found <= longer:
+    if transforms and transforms <= longer:
         raise TopicbergError(
-            f"table {'.'.join(table.name())} is partitioned by {', '.join(sorted(found))} of "
+            f"table {'.'.join(table.name())} is partitioned by {', '.join(sorted(transforms))} of "
             f"{column}, and cannot be computed by {transform}: a file may have rows of several",
             hint="set the granularity to what it was, or drop the table and backfill it",
         )
@@ -170,7 +170,7 @@ def described(frame: DataFrame, descriptions: Iterable[tuple[str, str]] = ()) ->
     from pyiceberg.io.pyarrow import PYARROW_FIELD_DOC_KEY
 
     columns = frame.schema
-    comments = {one.name: (one.metadata or {}).get("comment") for one in columns}
+    comments = {column.name: (column.metadata or {}).get("comment") for column in columns}
     comments |= dict(descriptions)
     return pa.schema(
         [

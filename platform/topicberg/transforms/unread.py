@@ -137,7 +137,7 @@ def unread(
         mark = Mark.of(source.table, source.table.current_snapshot())
         return Read(mark=mark, epoch=epoch, unread=ranges, new=before is None)
 
-    found: dict[str, Read] = {}
+    reads: dict[str, Read] = {}
     for name, source in sources.items():
         read = since(_read(writes[0], name, source.table) if writes else None, name)
         if read.unread and known and name in known.read and known.holds(target):
@@ -146,8 +146,8 @@ def unread(
             left = [_within(each, part) for each in other.unread for part in hours]
             read = read.model_copy(update={"unread": [each for each in left if each]})
         ranges = _coarse(_joined(_from(first_hour, read.unread)))
-        found[name] = read.model_copy(update={"unread": ranges})
-    return found
+        reads[name] = read.model_copy(update={"unread": ranges})
+    return reads
 
 
 def after(read: Mapping[str, Read], window: Window) -> str:
@@ -258,10 +258,10 @@ def _coarse(unread: Iterable[Unread]) -> list[Unread]:
     if len(ordered) <= MAX_RANGES:
         return ordered
     gaps = sorted(after.start - before.stop for before, after in pairwise(ordered))
-    found = ordered[:1]
+    merged = ordered[:1]
     for each in ordered[1:]:
-        if each.start - found[-1].stop > gaps[-MAX_RANGES]:
-            found.append(each)
+        if each.start - merged[-1].stop > gaps[-MAX_RANGES]:
+            merged.append(each)
         else:
-            found[-1] = _both(found[-1], each)
-    return found
+            merged[-1] = _both(merged[-1], each)
+    return merged

@@ -70,8 +70,8 @@ def recorded(
     :param unused: columns of the table that the function does not return
     """
     base = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
-    found = _overlaid(base, window.hours, version)
-    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(found))}
+    versions = _overlaid(base, window.hours, version)
+    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions))}
     return properties | ({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {})
 
 

@@ -47,6 +47,10 @@ IN_TEXTS = {
     r"something else than": "unexpected …",
 }
 """Patterns of messages and docstrings → what to write."""
+VAGUE = {"found", "one", "it", "at", "what", "held", "about"}
+"""Names that do not say what they hold: only for locals that the reader sees at a glance."""
+AT_A_GLANCE = 10
+"""Lines of a function."""
 _TEXTS = {
     re.compile(rf"\b({pattern})\b", re.IGNORECASE): word for pattern, word in IN_TEXTS.items()
 }
@@ -80,6 +84,20 @@ def problems(source: str) -> Iterator[str]:
                     yield f"{node.lineno}: {found[0]!r}: write {word}"
 
 
+def vague(source: str) -> Iterator[str]:
+    """Yield the vague names in public signatures and in functions that are long."""
+    for function in ast.walk(ast.parse(source)):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        is_long = (function.end_lineno or 0) - function.lineno >= AT_A_GLANCE
+        if not is_long and function.name.startswith("_"):
+            continue
+        for node in ast.walk(function if is_long else function.args):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if name in VAGUE:
+                    yield f"{node.lineno}: {name} in {function.name}: write what it holds"
+
+
 def modules() -> list[Path]:
     stored = {PLATFORM / path for path in STORED}
     assert all(path.exists() for path in stored)
@@ -95,6 +113,32 @@ def test_language_of_the_library_and_the_stack_has_no_glossary_words() -> None:
         for problem in problems(file.read_text())
     ]
     assert not found, "\n".join(found)
+
+
+def test_names_say_what_they_hold() -> None:
+    found = [
+        f"{file.relative_to(PROJECT_ROOT)}:{problem}"
+        for folder in ("platform", "assets", "resources", "jobs")
+        for file in sorted((PROJECT_ROOT / folder).rglob("*.py"))
+        for problem in vague(file.read_text())
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "problems"),
+    [
+        ("def read(at): ...", ["1: at in read: write what it holds"]),
+        ("def _read(at): ...", []),
+        ("def read(key):\n    one = key", []),
+        (
+            "def _read(key):" + "\n    pass" * 9 + "\n    it = [at for at in key]",
+            [f"11: {name} in _read: write what it holds" for name in ("it", "at")],
+        ),
+    ],
+)
+def test_vague_names_are_found(source: str, problems: list[str]) -> None:
+    assert list(vague(source)) == problems
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,9 @@ def _trusts(role: Document, principal: str, external_id: str) -> bool:
     context["aws:principalaccount"] = principal.split(":")[4]
     trust = [
         # What a trust policy is about is its role: it names no resource.
-        {**one, "Resource": "*"}
-        for one in statements(role["AssumeRolePolicyDocument"])
-        if is_principal(one, principal)
+        {**statement, "Resource": "*"}
+        for statement in statements(role["AssumeRolePolicyDocument"])
+        if is_principal(statement, principal)
     ]
     request = Request("sts:AssumeRole", role["Arn"], context)
     return Policies(tuple(trust)).denial(request) is None

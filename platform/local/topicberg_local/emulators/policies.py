@@ -51,19 +51,21 @@ class Policies:
 
     def denial(self, request: Request) -> str | None:
         """Return why a request is denied, as AWS words it; None: it is allowed."""
-        named = [one for one in self.resource if is_principal(one, self.principal)]
+        named = [
+            statement for statement in self.resource if is_principal(statement, self.principal)
+        ]
         kinds: dict[str, Iterable[Document]] = {
             "identity-based policy": self.identity,
             "resource-based policy": named,
             "permissions boundary": self.boundary or (),
         }
         for kind, statements in kinds.items():
-            if any(_applies(one, "Deny", request) for one in statements):
+            if any(_applies(statement, "Deny", request) for statement in statements):
                 return f"with an explicit deny in {_a(kind)}"
-        if not any(_applies(one, "Allow", request) for one in (*self.identity, *named)):
+        if not any(_applies(statement, "Allow", request) for statement in (*self.identity, *named)):
             return "because no identity-based policy allows it"
         if self.boundary is not None and not any(
-            _applies(one, "Allow", request) for one in self.boundary
+            _applies(statement, "Allow", request) for statement in self.boundary
         ):
             return "because no permissions boundary allows it"
         return None
@@ -135,7 +137,7 @@ def holds(conditions: Document, context: Mapping[str, str], *, unknown: bool) ->
             if matches is None or value is None:
                 if not unknown:
                     return False
-            elif negated == any(matches(value, str(one)) for one in many(values)):
+            elif negated == any(matches(value, str(expected)) for expected in many(values)):
                 return False
     return True
 

@@ -67,12 +67,12 @@ def parsed(value: Any, statement: str) -> VendorAnswer:
     """
     request = f"Snowflake ({statement})"
     try:
-        found = json.loads(value)
+        answer = json.loads(value)
     except (TypeError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+        answer = None
+    if not isinstance(answer, dict):
         raise unusable(request, "an object of JSON")
-    return VendorAnswer(found, request, is_certain=True)
+    return VendorAnswer(answer, request, is_certain=True)
 
 
 def _value(connection: SnowflakeConnection, statement: str) -> Any:

@@ -142,10 +142,10 @@ def _require(
         config.derived_warehouse
     )
     volume = names.derived_volume if derived else names.volume
-    held = _volume_of(connection, path)
-    if held is not None and held != volume:
+    current_volume = _volume_of(connection, path)
+    if current_volume is not None and current_volume != volume:
         ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
-    if held != volume:
+    if current_volume != volume:
         _create(connection, config, path, create_table(names, path.table, *glue, volume=volume))
 
 
@@ -212,7 +212,7 @@ def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus
     database = SnowflakeNames.of(config).linked_database
     look = f"SELECT SYSTEM$CATALOG_LINK_STATUS({text(quote(database))})"
     try:
-        found = parsed(_value(connection, look), look)
+        status = parsed(_value(connection, look), look)
     except ProgrammingError as error:
         if error.errno not in NOT_THERE:  # known to fail where the catalog is Glue
             return LinkStatus("of unknown state", str(error.msg), {})
@@ -224,12 +224,15 @@ def link_status(connection: SnowflakeConnection, config: Settings) -> LinkStatus
             ) from None
         for each in [*bootstrap(config), *bootstrap_linked(config)]:
             ask(connection, each)
-        found = parsed(_value(connection, look), look)
-    failures = found.get("failureDetails") or []
+        status = parsed(_value(connection, look), look)
+    failures = status.get("failureDetails") or []
     return LinkStatus(
-        str(found["executionState"]),
-        str(found.get("failedExecutionStateReason") or ""),
-        {str(one.get("qualifiedEntityName")): str(one.get("errorMessage")) for one in failures},
+        str(status["executionState"]),
+        str(status.get("failedExecutionStateReason") or ""),
+        {
+            str(failure.get("qualifiedEntityName")): str(failure.get("errorMessage"))
+            for failure in failures
+        },
     )
 
 
@@ -299,11 +302,11 @@ def _volume_of(connection: SnowflakeConnection, path: TablePath) -> str | None:
 
     show = f"SHOW ICEBERG TABLES LIKE {like(path.table)} IN SCHEMA {path.within}"
     try:
-        found = records(connection, show)
+        rows = records(connection, show)
     except ProgrammingError as error:
         if error.errno in NOT_THERE:  # no such schema yet
             return None
         raise
     # LIKE ignores case.
-    same = (row for row in found if row["name"] == path.table)
+    same = (row for row in rows if row["name"] == path.table)
     return next((str(row["external_volume_name"] or "") for row in same), None)

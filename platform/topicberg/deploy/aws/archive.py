@@ -173,19 +173,19 @@ def _requirements(root: Path) -> str:
     if not (root / LOCK).is_file():
         installed = needed(["topicberg"], unused, ENVIRONMENT) | own
         return "".join(
-            f"{name}=={one.version}\n" if one is not None else f"{name}\n"
-            for name, one in sorted(installed.items())
-            if name != "topicberg" and (one is None or _origin(one) is None)
+            f"{name}=={distribution.version}\n" if distribution is not None else f"{name}\n"
+            for name, distribution in sorted(installed.items())
+            if name != "topicberg" and (distribution is None or _origin(distribution) is None)
         )
     blocks = re.split(r"\n(?=[A-Za-z0-9])", (root / LOCK).read_text())
-    locked = [(canonicalize_name(re.split(r"[=\[ ;]", one)[0]), one) for one in blocks]
+    locked = [(canonicalize_name(re.split(r"[=\[ ;]", block)[0]), block) for block in blocks]
     if missing := sorted(needed(_declared(root), unused, ENVIRONMENT).keys() - dict(locked).keys()):
         raise TopicbergError(
             f"{root / LOCK} has no {', '.join(missing)}, which the project needs",
             hint="lock the dependencies of pyproject.toml again; without the file, what is "
             "installed here is packed",
         )
-    return "\n".join(one for name, one in locked if name not in unused) + "\n"
+    return "\n".join(block for name, block in locked if name not in unused) + "\n"
 
 
 @lru_cache(maxsize=2)

@@ -161,7 +161,11 @@ class Bucket(Resource):
         if "public_access" in changes:
             s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=_BLOCK)
         if "policy" in changes:  # other statements, which an operator may have added, stay
-            statements = [one for one in _statements(s3, bucket) if one.get("Sid") != _TLS_ONLY]
+            statements = [
+                statement
+                for statement in _statements(s3, bucket)
+                if statement.get("Sid") != _TLS_ONLY
+            ]
             policy = document(*statements, _tls_only(bucket))
             s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policy))
         if "versioning" in changes:
@@ -169,12 +173,16 @@ class Bucket(Resource):
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
         if "tags" in changes:  # a call that replaces all of them
             tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
-            kept_tags = [one for one in tag_set if one["Key"] not in context.tags]
+            kept_tags = [tag for tag in tag_set if tag["Key"] not in context.tags]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
         own = self.rules(context)
         if changes.keys() & own.keys():  # a call that replaces all of them
             ids = {rule["ID"] for rule in own.values()}
-            kept = [one for one in _rules(s3, bucket) if one.get("ID") not in ids]
+            kept = [
+                lifecycle_rule
+                for lifecycle_rule in _rules(s3, bucket)
+                if lifecycle_rule.get("ID") not in ids
+            ]
             rules = {"Rules": [*kept, *own.values()]}
             s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
 
@@ -287,7 +295,10 @@ def drop(s3: Any, bucket: str, objects: list[dict[str, Any]]) -> None:
 
     :raises TopicbergError: one could not be deleted
     """
-    keys = [{name: one[name] for name in ("Key", "VersionId") if one.get(name)} for one in objects]
+    keys = [
+        {name: s3_object[name] for name in ("Key", "VersionId") if s3_object.get(name)}
+        for s3_object in objects
+    ]
     if not keys:
         return
     answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})

@@ -142,10 +142,10 @@ class UploadedCode(Resource):
         """Return the newest one that is complete: the entry point is uploaded last."""
         s3 = context.aws("s3")
         uploads = [
-            (one["LastModified"], one["Key"].split("/")[1])
+            (s3_object["LastModified"], s3_object["Key"].split("/")[1])
             for some in pages(s3, context.compute_bucket, CODE)
-            for one in some
-            if one["Key"].endswith(f"/{archive.ENTRY_POINT}")
+            for s3_object in some
+            if s3_object["Key"].endswith(f"/{archive.ENTRY_POINT}")
         ]
         if not uploads:
             return None
@@ -197,12 +197,16 @@ class Application(Resource):
     def find(self, context: DeployContext) -> Live | None:
         name, value = context.names.tag
 
-        def is_ours(one: dict[str, Any]) -> bool:
-            return bool(one.get("tags", {}).get(name) == value)
+        def is_ours(candidate: dict[str, Any]) -> bool:
+            return bool(candidate.get("tags", {}).get(name) == value)
 
         applications = self._all(context)
         applications.sort(
-            key=lambda one: (not is_ours(one), one["createdAt"], one["applicationId"])
+            key=lambda candidate: (
+                not is_ours(candidate),
+                candidate["createdAt"],
+                candidate["applicationId"],
+            )
         )
         if not applications:
             return None
@@ -228,7 +232,7 @@ class Application(Resource):
         }
         facts = {
             "arn": application["arn"],
-            "others": [one["applicationId"] for one in applications[1:] if is_ours(one)],
+            "others": [other["applicationId"] for other in applications[1:] if is_ours(other)],
         }
         return Live(application["applicationId"], fields, facts)
 

@@ -97,8 +97,8 @@ def read_data_lake(context: DeployContext) -> DataLake:
     admins = settings.get("DataLakeAdmins", [])
     return DataLake(
         is_governed=True,
-        admins=frozenset(one["DataLakePrincipalIdentifier"] for one in admins),
-        locations=frozenset(one["ResourceArn"] for one in locations),
+        admins=frozenset(admin["DataLakePrincipalIdentifier"] for admin in admins),
+        locations=frozenset(location["ResourceArn"] for location in locations),
         held=permissions,
     )
 
@@ -107,9 +107,9 @@ def _governs(settings: Document) -> bool:
     """Return whether IAM alone does not let principals use new databases or new tables."""
     for name in _DEFAULTS:
         by_iam = any(
-            one["Principal"]["DataLakePrincipalIdentifier"] == EVERYONE_BY_IAM
-            and "ALL" in one["Permissions"]
-            for one in settings.get(name, [])
+            permission["Principal"]["DataLakePrincipalIdentifier"] == EVERYONE_BY_IAM
+            and "ALL" in permission["Permissions"]
+            for permission in settings.get(name, [])
         )
         if not by_iam:
             return True
@@ -170,7 +170,8 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
     """Yield the grants of the roles and databases that exist."""
     config, names = context.config, context.names
     pipeline_keys = {
-        f"aws/pipeline_database/{one}": names.namespace(one) for one in pipelines(context.specs)
+        f"aws/pipeline_database/{pipeline}": names.namespace(pipeline)
+        for pipeline in pipelines(context.specs)
     }
     derived = [name for key, name in pipeline_keys.items() if key in context.live]
     topics = [context.namespace] if {"aws/glue_database", CLUSTER} <= context.live.keys() else []

@@ -128,7 +128,9 @@ def _reading(of: Deployed) -> list[Document]:
             ],
             [*_roles(of), *_policies(of)],
         ),
-        allow([f"glue:Get{one}" for one in ("Database", "Databases", "Table", "Tables")], of.glue),
+        allow(
+            [f"glue:Get{kind}" for kind in ("Database", "Databases", "Table", "Tables")], of.glue
+        ),
         allow(["secretsmanager:DescribeSecret", "secretsmanager:GetSecretValue"], of.own_secrets),
         allow(["ssm:GetParametersByPath"], [parameters, *of.record]),
         allow(["emr-serverless:ListApplications"], of.arn("emr-serverless", "/*")),

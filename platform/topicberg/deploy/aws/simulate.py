@@ -52,8 +52,8 @@ def check_permissions(context: DeployContext) -> None:
             error,
         )
         return
-    denied = [what for what, keys in denied_actions if not keys]
-    if doubtful := [f"{what} ({', '.join(keys)})" for what, keys in denied_actions if keys]:
+    denied = [action for action, keys in denied_actions if not keys]
+    if doubtful := [f"{action} ({', '.join(keys)})" for action, keys in denied_actions if keys]:
         logger.warning(
             "%s may lack permissions, by keys that are not known yet: %s",
             principal,
@@ -81,8 +81,8 @@ def _denied(context: DeployContext, principal: str) -> Iterator[Denied]:
         *(() if config.athena else _OF_ATHENA),
     )
     for statement in policy("deploy", of)["Statement"]:
-        resources = [_example(one) for one in listed(statement["Resource"])]
-        actions = [one for one in statement["Action"] if not one.startswith(unused)]
+        resources = [_example(resource) for resource in listed(statement["Resource"])]
+        actions = [action for action in statement["Action"] if not action.startswith(unused)]
         for some_actions, some in _relevant(actions, resources):
             yield from _simulate(
                 iam,
@@ -139,11 +139,13 @@ def _simulate(iam: Any, **request: Any) -> Iterator[Denied]:
                 "MissingContextValues": result.get("MissingContextValues", []),
             }
         ]
-        denied = [one for one in specific if one["EvalResourceDecision"] != "allowed"]
+        denied = [
+            resource for resource in specific if resource["EvalResourceDecision"] != "allowed"
+        ]
         if not denied:
             continue
         more = f" and {len(denied) - 1} more" if len(denied) > 1 else ""
-        keys = [set(one.get("MissingContextValues", [])) for one in denied]
+        keys = [set(resource.get("MissingContextValues", [])) for resource in denied]
         action = f"{result['EvalActionName']} on {denied[0]['EvalResourceName']}{more}"
         # It is certain if one resource is denied whatever the unknown keys are.
         yield action, sorted(set().union(*keys)) if all(keys) else []

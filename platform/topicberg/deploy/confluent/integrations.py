@@ -38,7 +38,7 @@ class ProviderIntegration(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.cloud.pages("/pim/v1/integrations", environment=context.environment)
-        named = [one for one in pages if one.get("display_name") == self.name]
+        named = [candidate for candidate in pages if candidate.get("display_name") == self.name]
         integration = only(named, f"provider integrations named {self.name}")
         if integration is None:
             return None
@@ -91,7 +91,9 @@ class CatalogIntegration(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.tableflow.pages(CATALOGS, **where(context.environment, context.cluster))
-        named = [one for one in pages if one["spec"].get("display_name") == self.name]
+        named = [
+            candidate for candidate in pages if candidate["spec"].get("display_name") == self.name
+        ]
         integration = only(named, f"catalog integrations named {self.name}")
         if integration is None:
             return None
@@ -166,12 +168,12 @@ class CatalogIntegration(Resource):
 
         def decided() -> bool:
             nonlocal polls
-            found = self.find(context)
-            phase = found.facts["phase"] if found else None
-            if found and phase == "FAILED":
+            current = self.find(context)
+            phase = current.facts["phase"] if current else None
+            if current and phase == "FAILED":
                 raise FailedError(
                     f"{self.title} with {self.catalog.title}: "
-                    f"{found.facts['error'] or 'no reason is given'}"
+                    f"{current.facts['error'] or 'no reason is given'}"
                 )
             polls += phase == "PENDING"
             return phase == "CONNECTED" or polls >= PENDING_POLLS

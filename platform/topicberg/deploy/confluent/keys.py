@@ -63,7 +63,7 @@ class RotatingKey(Resource):
     def find(self, context: DeployContext) -> Live | None:
         stored = context.secrets.versions(self.name)
         alive = self.alive(context, stored)
-        versions = [one for one in stored if one.label in alive]
+        versions = [version for version in stored if version.label in alive]
         if not versions:
             if alive or context.secrets.exists(self.name):
                 return Live("", {"key": None, "values": None})
@@ -94,16 +94,18 @@ class RotatingKey(Resource):
             return {}
         display_name = self._display_name(context)
         listed = {
-            one["id"]: datetime.fromisoformat(one["metadata"]["created_at"])
-            for one in context.cloud.pages("/iam/v2/api-keys", **{"spec.owner": owner.id})
-            if one["spec"].get("display_name") == display_name
-            and (one["spec"].get("owner") or {}).get("id", owner.id) == owner.id
+            api_key["id"]: datetime.fromisoformat(api_key["metadata"]["created_at"])
+            for api_key in context.cloud.pages("/iam/v2/api-keys", **{"spec.owner": owner.id})
+            if api_key["spec"].get("display_name") == display_name
+            and (api_key["spec"].get("owner") or {}).get("id", owner.id) == owner.id
         }
         oldest = datetime.now(UTC) - YOUNG
         unlisted = {
-            one.label: one.created
-            for one in stored
-            if one.label not in listed and one.created > oldest and _exists(context, one.label)
+            version.label: version.created
+            for version in stored
+            if version.label not in listed
+            and version.created > oldest
+            and _exists(context, version.label)
         }
         return {**unlisted, **context.made[self.key], **listed}
 

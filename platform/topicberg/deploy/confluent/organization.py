@@ -28,7 +28,7 @@ def only(objects: list[dict[str, Any]], described: str) -> dict[str, Any] | None
     :raises ApiError: there are several, so it is unknown which one is meant
     """
     if len(objects) > 1:
-        ids = ", ".join(str(one["id"]) for one in objects)
+        ids = ", ".join(str(candidate["id"]) for candidate in objects)
         raise ApiError(
             f"there are {len(objects)} {described}: {ids}", hint="delete all but one of them"
         )
@@ -103,7 +103,7 @@ class Environment(Resource):
             environment = _given(context.cloud, f"/org/v2/environments/{self.given}")
         else:
             pages = context.cloud.pages("/org/v2/environments")
-            named = [one for one in pages if one["display_name"] == self.name]
+            named = [candidate for candidate in pages if candidate["display_name"] == self.name]
             environment = only(named, f"environments named {self.name}")
         if environment is None:
             return None
@@ -172,7 +172,11 @@ class Cluster(Resource):
             cluster = _given(context.cloud, path, environment=context.environment)
         else:
             pages = context.cloud.pages("/cmk/v2/clusters", environment=context.environment)
-            named = [one for one in pages if one["spec"].get("display_name") == self.name]
+            named = [
+                candidate
+                for candidate in pages
+                if candidate["spec"].get("display_name") == self.name
+            ]
             cluster = only(named, f"Kafka clusters named {self.name} in {context.environment}")
         if cluster is None:
             return None

@@ -93,7 +93,9 @@ class TableflowTopic(Resource):
         has added some, and enabling Tableflow again would lose the table; and which catalogs do
         not get the table.
         """
-        remarks = [f"catalog {one}" for one in catalog_problems(syncs(live.facts["status"]))]
+        remarks = [
+            f"catalog {problem}" for problem in catalog_problems(syncs(live.facts["status"]))
+        ]
         mode = live.facts["write_mode"]
         if mode is not None and mode not in WRITE_MODES.values():
             wanted = WRITE_MODES[self.spec.write_mode]

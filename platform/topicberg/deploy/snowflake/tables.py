@@ -58,7 +58,7 @@ class LinkedDatabase(SqlObject):
         answer = verification(context, "GET_CATALOG_LINKED_DATABASE_CONFIG", self.name)
         namespaces = answer["allowed_namespaces"] or []  # null: all
         fields = {
-            "namespaces": [str(one).strip("'") for one in namespaces],
+            "namespaces": [str(namespace).strip("'") for namespace in namespaces],
             "write_operations": str(answer["allowed_write_operations"]),
             "sync_interval_seconds": int(answer["sync_interval_seconds"]),
             "suspended": str(answer["is_suspended"]).lower(),

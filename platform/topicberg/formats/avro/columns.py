@@ -42,13 +42,13 @@ class Converter:
 
     def fields(self, record: Type) -> list[T.NestedField]:
         self.open.append(record)
-        found = [
+        fields = [
             self.field(field.name, field.type, f"{record.name}.{field.name}", documented(field))
             for field in record.fields
             if field.type.members  # otherwise a column could not hold anything
         ]
         self.open.pop()
-        return found
+        return fields
 
     def field(self, name: str, kind: Type, path: str, doc: str | None = None) -> T.NestedField:
         number = next(self.ids)
@@ -64,7 +64,10 @@ class Converter:
         if kind.has_members:
             names = [f"member{index}" for index in range(len(members))]
             return T.StructType(
-                *(self.field(n, one, f"{path}.{n}") for n, one in zip(names, members, strict=True))
+                *(
+                    self.field(n, member, f"{path}.{n}")
+                    for n, member in zip(names, members, strict=True)
+                )
             )
         if not members:
             raise self.fail(path, "allows only null", "give the field a type, or remove it")
@@ -87,14 +90,14 @@ class Converter:
                 f"refers to {kind.name}, which contains it",
                 "break the cycle: recursive schemas cannot become a table",
             )
-        found = self.fields(kind)
-        if not found:
+        fields = self.fields(kind)
+        if not fields:
             raise self.fail(
                 path,
                 "is a record without fields",
                 "give it a field, or remove it: Parquet has no empty structs",
             )
-        return T.StructType(*found)
+        return T.StructType(*fields)
 
     def container(self, kind: Type, path: str) -> T.IcebergType:
         assert kind.inner is not None  # noqa: S101  it is an array or a map

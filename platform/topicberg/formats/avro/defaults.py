@@ -30,16 +30,16 @@ def _value(kind: Type, value: Any, column: T.IcebergType) -> Any:
     if kind.kind != "union":
         return _plain(kind, value, column)
     for index, branch in enumerate(kind.members):
-        found = None
+        stored = None
         if not kind.has_members:
-            found = _value(branch, value, column)
+            stored = _value(branch, value, column)
         elif isinstance(column, T.StructType):
-            members = {one.name: one for one in column.fields}
+            members = {field.name: field for field in column.fields}
             if (member := members.get(f"member{index}")) is not None:
                 inner = _value(branch, value, member.field_type)
-                found = None if inner is None else {**dict.fromkeys(members), member.name: inner}
-        if found is not None:
-            return found
+                stored = None if inner is None else {**dict.fromkeys(members), member.name: inner}
+        if stored is not None:
+            return stored
     return None
 
 
@@ -76,15 +76,18 @@ def _plain(kind: Type, value: Any, column: T.IcebergType) -> Any:
             return [_value(kind.inner, item, column.element_type) for item in value]
         case T.MapType() if kind.inner and isinstance(value, dict):
             inner = kind.inner
-            return [(key, _value(inner, one, column.value_type)) for key, one in value.items()]
+            return [
+                (key, _value(inner, entry_value, column.value_type))
+                for key, entry_value in value.items()
+            ]
         case T.StructType() if kind.kind == "record" and isinstance(value, dict):
             fields = {field.name: field for field in kind.fields}
             return {
-                one.name: _value(field.type, given, one.field_type)
-                if (field := fields.get(one.name)) is not None
+                column_field.name: _value(field.type, given, column_field.field_type)
+                if (field := fields.get(column_field.name)) is not None
                 and (given := value.get(field.name, field.default)) is not NO_DEFAULT
                 else None
-                for one in column.fields
+                for column_field in column.fields
             }
     return None
 

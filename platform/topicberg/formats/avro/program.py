@@ -72,8 +72,8 @@ def emit(code: ProgramCode, place: Slot, node: Node) -> None:
             code.emit(AvroOp.FAIL, place)
         case Choice():
             branches = [
-                None if one is None else partial(emit, place=place, node=one)
-                for one in node.branches
+                None if branch is None else partial(emit, place=place, node=branch)
+                for branch in node.branches
             ]
             _union(code, branches)
         case AvroMember():
@@ -242,7 +242,11 @@ def _skip(code: ProgramCode, kind: Type, around: tuple[Type, ...], end: int) -> 
             _items(code, None, item)
         case "union":
 
-            def branch(one: Type) -> Callable[[ProgramCode], None] | None:
-                return None if one.kind == "null" else lambda code: _skip(code, one, inside, end)
+            def branch(branch_type: Type) -> Callable[[ProgramCode], None] | None:
+                return (
+                    None
+                    if branch_type.kind == "null"
+                    else lambda code: _skip(code, branch_type, inside, end)
+                )
 
-            _union(code, [branch(one) for one in kind.branches])
+            _union(code, [branch(branch_type) for branch_type in kind.branches])

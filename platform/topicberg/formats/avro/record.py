@@ -82,22 +82,22 @@ class ByteCursor:
 
     def number(self) -> int:
         """Read a zig-zag varint."""
-        data, at = self.data, self.at
+        data, start = self.data, self.at
         bits = shift = 0
-        for byte in data[at : at + _MAX_BYTES]:
+        for byte in data[start : start + _MAX_BYTES]:
             if byte < 0x80:
                 bits |= byte << shift
                 if bits >> _WORD:
                     break
-                self.at = at + shift // 7 + 1
+                self.at = start + shift // 7 + 1
                 return (bits >> 1) ^ -(bits & 1)
             bits |= (byte & 0x7F) << shift
             shift += 7
-        if len(data) - at < _MAX_BYTES:
+        if len(data) - start < _MAX_BYTES:
             self.at = len(data)
             raise self.too_short("1 byte")
         raise InvalidError(
-            f"the bytes up to byte {at + _MAX_BYTES} are not a number of {_WORD} bits"
+            f"the bytes up to byte {start + _MAX_BYTES} are not a number of {_WORD} bits"
         )
 
     def bytes(self) -> bytes:
@@ -209,15 +209,15 @@ def _fields(row: Row, values: dict[str, Any]) -> Read:
     parts = [(name, column, *_reader(node)) for name, column, node in row.parts]
 
     def read(cursor: ByteCursor) -> dict[str, Any]:
-        found = values.copy()
+        column_values = values.copy()
         for name, column, kind, read_field in parts:
             try:
                 value = read_field(cursor)
             except InvalidError as error:
                 raise error.inside(f".{name}", kind) from None
             if column is not None:
-                found[column] = value
-        return found
+                column_values[column] = value
+        return column_values
 
     return read
 
@@ -226,13 +226,13 @@ def _items(node: Items) -> Read:
     kind, read_item = _reader(node.inner)
 
     def read(cursor: ByteCursor) -> list[Any]:
-        found: list[Any] = []
+        items: list[Any] = []
         for _ in cursor.items():
             try:
-                found.append(read_item(cursor))
+                items.append(read_item(cursor))
             except InvalidError as error:
-                raise error.inside(f"[{len(found)}]", kind) from None
-        return found
+                raise error.inside(f"[{len(items)}]", kind) from None
+        return items
 
     return read
 
@@ -242,23 +242,23 @@ def _entries(node: Entries) -> Read:
     kind, read_value = _reader(node.inner)
 
     def read(cursor: ByteCursor) -> list[tuple[str, Any]]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for _ in cursor.items():
             try:
                 key = cursor.text()
             except InvalidError as error:
                 raise error.inside("", "key of a map") from None
             try:
-                found[key] = read_value(cursor)
+                entries[key] = read_value(cursor)
             except InvalidError as error:
                 raise error.inside(f"[{shortened(key)}]", kind) from None
-        return list(found.items())
+        return list(entries.items())
 
     return read
 
 
 def _choice(node: Choice) -> Read:
-    branches = [None if one is None else _reader(one) for one in node.branches]
+    branches = [None if branch is None else _reader(branch) for branch in node.branches]
     count = len(branches)
 
     def read(cursor: ByteCursor) -> Any:
@@ -408,10 +408,10 @@ def _connect_text(node: AvroScalar) -> Read:
     assert text is not None  # noqa: S101  its form has it
 
     def read(cursor: ByteCursor) -> int:
-        found = cursor.text()
-        value = parsed(text, found)
+        content = cursor.text()
+        value = parsed(text, content)
         if value is None:
-            raise InvalidError(f'value "{shortened(found)}" is not {text.what}')
+            raise InvalidError(f'value "{shortened(content)}" is not {text.what}')
         return value
 
     return read

@@ -153,14 +153,14 @@ def sources(writer: Type, latest: Type | None) -> dict[str, AvroField]:
     """
     own = {field.name: field for field in writer.fields}
     newest = latest.fields if latest else []
-    found = {field.name: own[field.name] for field in newest if field.name in own}
-    used = set(found)
+    by_column = {field.name: own[field.name] for field in newest if field.name in own}
+    used = set(by_column)
     for field in newest:
         alias = next((name for name in field.aliases if name in own and name not in used), None)
         if field.name not in own and alias is not None:
-            found[field.name] = own[alias]
+            by_column[field.name] = own[alias]
             used.add(alias)
-    return found | {name: field for name, field in own.items() if name not in used}
+    return by_column | {name: field for name, field in own.items() if name not in used}
 
 
 def resolve(writer: Type, latest: Type | None, columns: Sequence[T.NestedField]) -> Row:
@@ -201,12 +201,12 @@ def _value(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
         return _branch(writer, None, latest, column)
     nodes: list[Node | None] = []
     place = -1
-    for one in writer.branches:
-        if one.kind == "null":
+    for branch in writer.branches:
+        if branch.kind == "null":
             nodes.append(None)
             continue
         place += 1
-        nodes.append(_branch(one, place if writer.has_members else None, latest, column))
+        nodes.append(_branch(branch, place if writer.has_members else None, latest, column))
     return Choice(tuple(nodes))
 
 
@@ -358,7 +358,7 @@ def _meaning(kind: Type) -> str | None:
 
 def _match(branch: Type, options: Sequence[Type]) -> int | None:
     """Return the index of the latest union's branch that a branch of the writer's is."""
-    alike = [index for index, one in enumerate(options) if one.kind == branch.kind]
+    alike = [index for index, option in enumerate(options) if option.kind == branch.kind]
     if branch.kind in _NAMED:
         short = branch.name.rpartition(".")[2]
         same = [
@@ -370,13 +370,13 @@ def _match(branch: Type, options: Sequence[Type]) -> int | None:
     if alike:
         return alike[0]
     wider = _PROMOTED.get(branch.kind, ())
-    promoted = [index for index, one in enumerate(options) if one.kind in wider]
+    promoted = [index for index, option in enumerate(options) if option.kind in wider]
     if promoted:
         return promoted[0]
     # The latest version narrowed it; the column may still be of the wider type.
     narrowed = [
-        (_PROMOTED[one.kind].index(branch.kind), index)
-        for index, one in enumerate(options)
-        if branch.kind in _PROMOTED.get(one.kind, ()) and one.logical == branch.logical
+        (_PROMOTED[option.kind].index(branch.kind), index)
+        for index, option in enumerate(options)
+        if branch.kind in _PROMOTED.get(option.kind, ()) and option.logical == branch.logical
     ]
     return min(narrowed)[1] if narrowed else None

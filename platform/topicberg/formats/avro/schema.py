@@ -146,9 +146,9 @@ def parse(where: str, schema: RegisteredSchema) -> Type:
     with limits.refused(where):
         contents = [json.loads(text) for text in (*dict(schema.references).values(), schema.text)]
         limits.check_unicode(where, contents)
-        *_, found = [parser.type(one, "") for one in contents]
-        _Measure(where).check(found)
-    return found
+        *_, kind = [parser.type(content, "") for content in contents]
+        _Measure(where).check(kind)
+    return kind
 
 
 def parse_record(where: str, schema: RegisteredSchema) -> Type:
@@ -156,13 +156,13 @@ def parse_record(where: str, schema: RegisteredSchema) -> Type:
 
     :raises TableflowError: it is not a record, not Avro, or refers to a name that is not defined
     """
-    found = parse(where, schema)
-    if found.kind != "record":
+    kind = parse(where, schema)
+    if kind.kind != "record":
         raise TableflowError(
-            f"{where}: the schema is not a record but {found}",
+            f"{where}: the schema is not a record but {kind}",
             hint="register a record: a table needs named columns",
         )
-    return found
+    return kind
 
 
 class _Size(NamedTuple):
@@ -208,9 +208,9 @@ class _Measure:
                 )
             return _Size()
         self.open[key] = False
-        found = self.known[key] = self.measured(kind)
+        size = self.known[key] = self.measured(kind)
         del self.open[key]
-        return found
+        return size
 
     def measured(self, kind: Type) -> _Size:
         if kind.kind == "record":
@@ -247,8 +247,8 @@ class _Measure:
             inner.append(self.of(each.type))
             if inner[-1].has_bytes:
                 self.open[id(kind)] = True
-        found = _together(inner, len(inner))
-        return found._replace(has_bytes=any(part.has_bytes for part in inner))
+        size = _together(inner, len(inner))
+        return size._replace(has_bytes=any(part.has_bytes for part in inner))
 
     def after_bytes(self, kind: Type) -> _Size:
         """Return the size of a type that follows at least one byte, such as a count or an index."""
@@ -298,7 +298,7 @@ class _Parser:
         name = _full_name(schema["name"], schema.get("namespace", namespace) or "")
         inside = name.rpartition(".")[0]
         kind = "record" if schema["type"] == "error" else schema["type"]
-        found = self.named[name] = Type(
+        named_type = self.named[name] = Type(
             kind,
             name=name,
             aliases=frozenset(_full_name(alias, inside) for alias in schema.get("aliases", ())),
@@ -307,7 +307,7 @@ class _Parser:
             **_logical(kind, schema),
         )
         for each in schema["fields"] if kind == "record" else ():
-            found.fields.append(
+            named_type.fields.append(
                 AvroField(
                     each["name"],
                     self.type(each["type"], inside),
@@ -316,7 +316,7 @@ class _Parser:
                     doc if isinstance(doc := each.get("doc"), str) else None,
                 )
             )
-        return found
+        return named_type
 
     def by_name(self, name: str, namespace: str) -> Type:
         if name in PRIMITIVES:

@@ -51,28 +51,28 @@ _LEAST, _MOST = INFINITE_NANOS
 
 
 @compiled
-def _varint(data, at, end):  # type: ignore[no-untyped-def]
+def _varint(data, position, end):  # type: ignore[no-untyped-def]
     """Return a zig-zag varint of at most 64 bits and the position after it, or -1."""
-    if at >= end:
+    if position >= end:
         return np.int64(0), np.int64(-1)
-    byte = data[at]
-    at += 1
+    byte = data[position]
+    position += 1
     if byte < 0x80:
-        return np.int64(byte >> 1) ^ -np.int64(byte & 1), at
+        return np.int64(byte >> 1) ^ -np.int64(byte & 1), position
     bits = np.uint64(byte & 0x7F)
     shift = np.uint64(7)
     while True:
-        if at >= end:
+        if position >= end:
             return np.int64(0), np.int64(-1)
-        byte = data[at]
-        at += 1
+        byte = data[position]
+        position += 1
         if shift == 63 and byte > 1:
             return np.int64(0), np.int64(-1)
         bits |= np.uint64(byte & 0x7F) << shift
         if byte < 0x80:
             break
         shift += np.uint64(7)
-    return np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1)), at
+    return np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1)), position
 
 
 def words(_: int) -> int:
@@ -110,14 +110,14 @@ def execute(  # type: ignore[no-untyped-def]
     last_id, last_start = np.int64(-1), np.int64(-1)
     records = min(len(offsets) - 1, first + item_rooms[0] - counts[0])
     for record in range(first, records):
-        at, end = offsets[record], offsets[record + 1]
+        position, end = offsets[record], offsets[record + 1]
         if present[record]:
-            number = schema_of(data, at, end)
+            number = schema_of(data, position, end)
             if number != last_id:
                 last_id, last_start = number, start_of(writers, number)
             if number < 0 or last_start < 0:
                 return record
-            at += WIRE_BYTES
+            position += WIRE_BYTES
             pc = last_start
             depth = 0
             while True:
@@ -127,78 +127,80 @@ def execute(  # type: ignore[no-untyped-def]
                 a, b = instructions[pc, 3], instructions[pc, 4]
                 pc += 1
                 if op == _TEXT:
-                    size, at = _varint(data, at, end)
-                    if at < 0 or size < 0 or size > end - at:
+                    size, position = _varint(data, position, end)
+                    if position < 0 or size < 0 or size > end - position:
                         return record
                     if used[slot] + size > text_rooms[slot]:
                         return record
-                    if a and not is_utf8(base + at, base + at + size):
+                    if a and not is_utf8(base + position, base + position + size):
                         return record
-                    copy(values[slot] + used[slot], base + at, size)
+                    copy(values[slot] + used[slot], base + position, size)
                     used[slot] += size
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
-                    at += size
+                    position += size
                 elif op == _INT:
-                    found, at = _varint(data, at, end)
-                    if at < 0 or found < a or found > b:
+                    integer, position = _varint(data, position, end)
+                    if position < 0 or integer < a or integer > b:
                         return record
-                    store_int32(values[slot] + 4 * counts[domain], np.int32(found))
+                    store_int32(values[slot] + 4 * counts[domain], np.int32(integer))
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _LONG:
-                    found, at = _varint(data, at, end)
-                    if at < 0 or found < a or found > b:
+                    integer, position = _varint(data, position, end)
+                    if position < 0 or integer < a or integer > b:
                         return record
-                    store_int64(values[slot] + 8 * counts[domain], found * instructions[pc - 1, 5])
+                    store_int64(
+                        values[slot] + 8 * counts[domain], integer * instructions[pc - 1, 5]
+                    )
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _UNION:
-                    found, at = _varint(data, at, end)
-                    if at < 0 or found < 0 or found >= a:
+                    integer, position = _varint(data, position, end)
+                    if position < 0 or integer < 0 or integer >= a:
                         return record
-                    pc = targets[b + found]
+                    pc = targets[b + integer]
                 elif op == _JUMP:
                     pc = a
                 elif op == _DOUBLE:
-                    if end - at < 8:
+                    if end - position < 8:
                         return record
-                    store_int64(values[slot] + 8 * counts[domain], load_int64(base + at))
+                    store_int64(values[slot] + 8 * counts[domain], load_int64(base + position))
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
-                    at += 8
+                    position += 8
                 elif op == _BOOLEAN:
-                    if at >= end or data[at] > 1:
+                    if position >= end or data[position] > 1:
                         return record
-                    store_byte(values[slot] + counts[domain], data[at])
+                    store_byte(values[slot] + counts[domain], data[position])
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
-                    at += 1
+                    position += 1
                 elif op == _END:
-                    if at != end:
+                    if position != end:
                         return record
                     break
                 elif op == _FLOAT:
-                    if end - at < 4:
+                    if end - position < 4:
                         return record
-                    store_int32(values[slot] + 4 * counts[domain], load_int32(base + at))
+                    store_int32(values[slot] + 4 * counts[domain], load_int32(base + position))
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
-                    at += 4
+                    position += 4
                 elif op == _PRESENT:
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _ENUM:
-                    found, at = _varint(data, at, end)
-                    if at < 0 or found < 0 or found >= a:
+                    integer, position = _varint(data, position, end)
+                    if position < 0 or integer < 0 or integer >= a:
                         return record
-                    symbol = text_offsets[b + found]
-                    size = text_offsets[b + found + 1] - symbol
+                    symbol = text_offsets[b + integer]
+                    size = text_offsets[b + integer + 1] - symbol
                     if used[slot] + size > text_rooms[slot]:
                         return record
                     copy(values[slot] + used[slot], text_base + symbol, size)
                     used[slot] += size
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _FIXED:
-                    if a > end - at or used[slot] + a > text_rooms[slot]:
+                    if a > end - position or used[slot] + a > text_rooms[slot]:
                         return record
-                    copy(values[slot] + used[slot], base + at, a)
+                    copy(values[slot] + used[slot], base + position, a)
                     used[slot] += a
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
-                    at += a
+                    position += a
                 elif op in (_ARRAY, _ITEM):
                     if op == _ARRAY:
                         if depth == MAX_NESTED:
@@ -211,17 +213,17 @@ def execute(  # type: ignore[no-untyped-def]
                         end_value(domain, *ending)
                     array = arrays[depth - 1, 1]
                     if arrays[depth - 1, 0] == 0:
-                        found, at = _varint(data, at, end)
-                        if at >= 0 and found < 0:
-                            _, at = _varint(data, at, end)  # of bytes
-                            found = -found
+                        integer, position = _varint(data, position, end)
+                        if position >= 0 and integer < 0:
+                            _, position = _varint(data, position, end)  # of bytes
+                            integer = -integer
                         # Every item has a byte at least: see topicberg.formats.avro.reading.
-                        if at < 0 or found < 0 or found > end - at:
+                        if position < 0 or integer < 0 or integer > end - position:
                             return record
                         items = instructions[array, 3]
-                        if items > 0 and counts[items] + found > item_rooms[items]:
+                        if items > 0 and counts[items] + integer > item_rooms[items]:
                             return record
-                        arrays[depth - 1, 0] = found
+                        arrays[depth - 1, 0] = integer
                     if arrays[depth - 1, 0] == 0:
                         depth -= 1
                         pc = instructions[array, 5]
@@ -229,53 +231,53 @@ def execute(  # type: ignore[no-untyped-def]
                         arrays[depth - 1, 0] -= 1
                         pc = instructions[array, 4]
                 elif op == _WIDER:
-                    if end - at < 4:
+                    if end - position < 4:
                         return record
-                    bits = load_int32(base + at)
+                    bits = load_int32(base + position)
                     wide = np.float64(np.array([bits], np.int32).view(np.float32)[0])
                     store_int64(
                         values[slot] + 8 * counts[domain],
                         np.array([wide], np.float64).view(np.int64)[0],
                     )
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
-                    at += 4
+                    position += 4
                 elif op in (_NEAREST_FLOAT, _NEAREST_DOUBLE):
-                    found, at = _varint(data, at, end)
-                    if at < 0 or found < a or found > b:
+                    integer, position = _varint(data, position, end)
+                    if position < 0 or integer < a or integer > b:
                         return record
                     if op == _NEAREST_FLOAT:
-                        near = np.array([found], np.int64).astype(np.float32).view(np.int32)[0]
+                        near = np.array([integer], np.int64).astype(np.float32).view(np.int32)[0]
                         store_int32(values[slot] + 4 * counts[domain], near)
                     else:
-                        close = np.array([found], np.int64).astype(np.float64).view(np.int64)[0]
+                        close = np.array([integer], np.int64).astype(np.float64).view(np.int64)[0]
                         store_int64(values[slot] + 8 * counts[domain], close)
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _DECIMAL:
                     size = a
                     if a < 0:
-                        size, at = _varint(data, at, end)
-                    if at < 0 or size < 1 or size > 16 or size > end - at:
+                        size, position = _varint(data, position, end)
+                    if position < 0 or size < 1 or size > 16 or size > end - position:
                         return record
-                    high, low = unscaled(base + at, size)
-                    at += size
+                    high, low = unscaled(base + position, size)
+                    position += size
                     if reaches(high, low, b, np.uint64(instructions[pc - 1, 5])):
                         return record
                     store_int64(values[slot] + 16 * counts[domain], np.int64(low))
                     store_int64(values[slot] + 16 * counts[domain] + 8, high)
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _SKIP_NUMBER:
-                    found, at = _varint(data, at, end)
-                    if at < 0:
+                    integer, position = _varint(data, position, end)
+                    if position < 0:
                         return record
                 elif op == _SKIP_TEXT:
-                    size, at = _varint(data, at, end)
-                    if at < 0 or size < 0 or size > end - at:
+                    size, position = _varint(data, position, end)
+                    if position < 0 or size < 0 or size > end - position:
                         return record
-                    at += size
+                    position += size
                 elif op == _SKIP_BYTES:
-                    if a > end - at:
+                    if a > end - position:
                         return record
-                    at += a
+                    position += a
                 elif op == _NUMBER:
                     target = values[slot] + a * counts[domain]
                     if a == 1:
@@ -307,38 +309,38 @@ def execute(  # type: ignore[no-untyped-def]
                     if not rescale(values[slot] + 16 * counts[domain], a):
                         return record
                 elif op == _MOMENT:
-                    size, at = _varint(data, at, end)
-                    if at < 0 or size < 0 or size > end - at:
+                    size, position = _varint(data, position, end)
+                    if position < 0 or size < 0 or size > end - position:
                         return record
-                    found, is_valid = moment(base + at, base + at + size, a)
+                    integer, is_valid = moment(base + position, base + position + size, a)
                     if not is_valid:
                         return record
                     if a == _DAY:
-                        store_int32(values[slot] + 4 * counts[domain], np.int32(found))
+                        store_int32(values[slot] + 4 * counts[domain], np.int32(integer))
                     else:
-                        store_int64(values[slot] + 8 * counts[domain], found)
+                        store_int64(values[slot] + 8 * counts[domain], integer)
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
-                    at += size
+                    position += size
                 elif op == _NANOS:
-                    found, at = _varint(data, at, end)
-                    if at < 0 or found in (_LEAST, _MOST):
+                    integer, position = _varint(data, position, end)
+                    if position < 0 or integer in (_LEAST, _MOST):
                         return record
-                    store_int64(values[slot] + 8 * counts[domain], found // 1_000)
+                    store_int64(values[slot] + 8 * counts[domain], integer // 1_000)
                     store_byte(valids[slot] + counts[domain], np.uint8(1))
                 elif op == _DECIMAL_TEXT:
                     scale = a
                     if b == 1:
-                        scale, at = _varint(data, at, end)
-                        if at < 0:
+                        scale, position = _varint(data, position, end)
+                        if position < 0:
                             return record
-                    size, at = _varint(data, at, end)
-                    if at < 0 or size < 1 or size > MAX_BYTES or size > end - at:
+                    size, position = _varint(data, position, end)
+                    if position < 0 or size < 1 or size > MAX_BYTES or size > end - position:
                         return record
-                    high, low = unscaled(base + at, size)
-                    at += size
+                    high, low = unscaled(base + position, size)
+                    position += size
                     if b == 2:
-                        scale, at = _varint(data, at, end)
-                        if at < 0:
+                        scale, position = _varint(data, position, end)
+                        if position < 0:
                             return record
                     if scale < -MAX_ZEROS or scale > MAX_ZEROS:
                         return record

@@ -80,8 +80,8 @@ def _check(
     offsets, present = np.array([0, len(data)], np.int64), np.ones(1, np.uint8)
     done = decode(programs, buffers, data, offsets, present, _refused).reached
     buffers.undo()
-    found = [column.to_pylist() for column in buffers.arrays()]
-    if done != 1 or found != [["ok"], [_DOUBLE]]:
+    columns = [column.to_pylist() for column in buffers.arrays()]
+    if done != 1 or columns != [["ok"], [_DOUBLE]]:
         raise RuntimeError(
             f"compiled code decodes a record of {language} incorrectly on this machine"
         )

@@ -92,7 +92,10 @@ class Buffers:
                 self._values[place.slot] = values
                 self.addresses[0, place.slot] = values.ctypes.data
         self._places = np.array(
-            [(one.slot, one.domain, _OFFSETS.get(one.store, 0), one.items) for one in shape.all],
+            [
+                (place.slot, place.domain, _OFFSETS.get(place.store, 0), place.items)
+                for place in shape.all
+            ],
             np.int64,
         ).reshape(-1, 4)
         self.starts, self.ends = shape.ends()
@@ -188,12 +191,12 @@ class Buffers:
                 children = [self._array(inner) for inner in place.inside]
                 return pa.Array.from_buffers(kind, count, [bitmap], nulls, children=children)
             case Store.ITEMS:
-                found = [bitmap, pa.py_buffer(offsets)]
+                buffers = [bitmap, pa.py_buffer(offsets)]
                 child = _items([self._array(inner) for inner in place.inside])
-                return pa.Array.from_buffers(kind, count, found, nulls, children=[child])
+                return pa.Array.from_buffers(kind, count, buffers, nulls, children=[child])
             case Store.TEXT:
-                found = [bitmap, pa.py_buffer(offsets), pa.py_buffer(values)]
-                return pa.Array.from_buffers(kind, count, found, nulls)
+                buffers = [bitmap, pa.py_buffer(offsets), pa.py_buffer(values)]
+                return pa.Array.from_buffers(kind, count, buffers, nulls)
         if isinstance(place.column, T.BooleanType):
             assert values is not None  # noqa: S101  it has a width
             values = np.packbits(values[:count], bitorder="little")
@@ -219,7 +222,9 @@ def arrow_type(column: T.IcebergType) -> pa.DataType:
         case T.MapType():
             return pa.map_(arrow_type(column.key_type), arrow_type(column.value_type))
         case T.StructType():
-            return pa.struct([(one.name, arrow_type(one.field_type)) for one in column.fields])
+            return pa.struct(
+                [(field.name, arrow_type(field.field_type)) for field in column.fields]
+            )
     return _SCALARS[type(column)]
 
 

@@ -67,21 +67,21 @@ def rescaled(high, low, zeros):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def rescale(at, zeros):  # type: ignore[no-untyped-def]
+def rescale(address, zeros):  # type: ignore[no-untyped-def]
     """Do the same for the number at an address; return whether the zeros were there."""
-    high, low, is_exact = rescaled(load_int64(at + 8), np.uint64(load_int64(at)), zeros)
+    high, low, is_exact = rescaled(load_int64(address + 8), np.uint64(load_int64(address)), zeros)
     if is_exact:
-        store_int64(at, np.int64(low))
-        store_int64(at + 8, high)
+        store_int64(address, np.int64(low))
+        store_int64(address + 8, high)
     return is_exact
 
 
 @compiled
-def unscaled(at, size):  # type: ignore[no-untyped-def]
+def unscaled(address, size):  # type: ignore[no-untyped-def]
     """Return a number of 1 to 16 bytes, the first byte first: its high and its low half."""
-    high = np.int64(-1) if load_byte(at) >= 0x80 else np.int64(0)
-    low = np.uint64(0xFFFFFFFFFFFFFFFF) if load_byte(at) >= 0x80 else np.uint64(0)
-    for place in range(at, at + size):
+    high = np.int64(-1) if load_byte(address) >= 0x80 else np.int64(0)
+    low = np.uint64(0xFFFFFFFFFFFFFFFF) if load_byte(address) >= 0x80 else np.uint64(0)
+    for place in range(address, address + size):
         high = (high << 8) | np.int64(low >> np.uint64(56))
         low = (low << np.uint64(8)) | np.uint64(load_byte(place))
     return high, low

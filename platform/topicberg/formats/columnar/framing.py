@@ -68,15 +68,15 @@ def in_wire_format(
     """
     if framing.framing == "glue":
         return _of_versions(framing, data, offsets, present)
-    usual, found, rows = framing.usual_prefix, np.zeros(0, np.int64), np.zeros(0, np.int64)
+    usual, indexes, rows = framing.usual_prefix, np.zeros(0, np.int64), np.zeros(0, np.int64)
     if headers is not None and framing.has_headers:
-        found, rows = schema_headers(headers, framing.side)
-    if usual == b"" and not len(found):
+        indexes, rows = schema_headers(headers, framing.side)
+    if usual == b"" and not len(indexes):
         return data, offsets
     kinds = np.full(len(present), _UNUSABLE if usual is None else 0, np.int64)
     texts = [usual]
-    if headers is not None and len(found):
-        for text, members in _prefixes(headers, found, framing.prefix):
+    if headers is not None and len(indexes):
+        for text, members in _prefixes(headers, indexes, framing.prefix):
             kinds[rows[members]] = _UNUSABLE if text is None else len(texts)
             texts.append(text)
     return _joined(texts, kinds, present, data, offsets[:-1], np.diff(offsets))
@@ -182,33 +182,33 @@ def schema_headers(headers: HeaderArrays, side: str) -> tuple[NDArray[np.int64],
 
     Of several headers of a record, see :func:`topicberg.formats.framing.header_of`.
     """
-    found = named_headers(headers, HEADERS[side].encode())
-    rows = np.searchsorted(headers.ends[1:], found, side="right")
-    counts = headers.has_value[found] == 1
+    indexes = named_headers(headers, HEADERS[side].encode())
+    rows = np.searchsorted(headers.ends[1:], indexes, side="right")
+    counts = headers.has_value[indexes] == 1
     counts[:-1] &= rows[1:] != rows[:-1]
-    return found[counts], rows[counts]
+    return indexes[counts], rows[counts]
 
 
 def named_headers(headers: HeaderArrays, name: bytes) -> NDArray[np.int64]:
     """Return the headers of a name, with a value or without one."""
     total = int(headers.ends[-1])
     begins = headers.name_offsets[: total + 1]
-    found = np.flatnonzero(np.diff(begins) == len(name))
-    found = found[headers.names[begins[found]] == name[0]]  # fewer whole names to compare
-    if len(found):
-        letters = headers.names[begins[found][:, None] + np.arange(len(name))]
-        found = found[(letters == np.frombuffer(name, np.uint8)).all(axis=1)]
-    return np.asarray(found, np.int64)
+    indexes = np.flatnonzero(np.diff(begins) == len(name))
+    indexes = indexes[headers.names[begins[indexes]] == name[0]]  # fewer whole names to compare
+    if len(indexes):
+        letters = headers.names[begins[indexes][:, None] + np.arange(len(name))]
+        indexes = indexes[(letters == np.frombuffer(name, np.uint8)).all(axis=1)]
+    return np.asarray(indexes, np.int64)
 
 
 def _prefixes(
-    headers: HeaderArrays, found: NDArray[np.int64], prefix: Callable[[bytes], bytes | None]
+    headers: HeaderArrays, indexes: NDArray[np.int64], prefix: Callable[[bytes], bytes | None]
 ) -> list[tuple[bytes | None, NDArray[np.int64]]]:
     """Return the prefixes that equal headers say, and which of the headers they are.
 
-    :param found: headers that name schemas: few different ones
+    :param indexes: headers that name schemas: few different ones
     """
-    begins, sizes = headers.value_offsets[found], np.diff(headers.value_offsets)[found]
+    begins, sizes = headers.value_offsets[indexes], np.diff(headers.value_offsets)[indexes]
     width = min(MAX_HEADER, int(sizes.max()))
     inside = np.arange(width)
     places = np.minimum(begins[:, None] + inside, len(headers.values) - 1)
@@ -222,7 +222,7 @@ def _prefixes(
         size = text[-2] | text[-1] << 8
         parts.append((prefix(text[:size]), rest[members]))
     listed = np.concatenate([members for _, members in parts])
-    return [*parts, (None, np.setdiff1d(np.arange(len(found)), listed))]
+    return [*parts, (None, np.setdiff1d(np.arange(len(indexes)), listed))]
 
 
 def _equal(names: NDArray[np.generic]) -> Iterator[tuple[bytes, NDArray[np.int64]]]:
@@ -243,18 +243,18 @@ def _join(  # type: ignore[no-untyped-def]
 ):
     source, to, first = address(data), address(into), address(prefixes)
     begin_at, size_at, start_at = address(begins), address(sizes), address(starts)
-    at = np.int64(0)
+    position = np.int64(0)
     for record in range(len(kinds)):
         kind = kinds[record]
         if present[record] and kind != _UNUSABLE:
             start = load_int64(start_at + 8 * kind)
             length = load_int64(start_at + 8 * kind + 8) - start
-            copy(to + at, first + start, length)
-            at += length
+            copy(to + position, first + start, length)
+            position += length
             size = load_int64(size_at + 8 * record)
-            copy(to + at, source + load_int64(begin_at + 8 * record), size)
-            at += size
-        ends[record + 1] = at
+            copy(to + position, source + load_int64(begin_at + 8 * record), size)
+            position += size
+        ends[record + 1] = position
 
 
 def compile_framing() -> None:

@@ -25,7 +25,7 @@ _EXCEPT = 0xEE
 
 
 @compiled
-def any_value(at, end, target, limit, scratch):  # type: ignore[no-untyped-def]
+def any_value(position, end, target, limit, scratch):  # type: ignore[no-untyped-def]
     """Write a value as text without white space to an address, the members of objects in order.
 
     The text is not longer than the value. It is refused if it is unusual: a repeated name, a
@@ -38,8 +38,8 @@ def any_value(at, end, target, limit, scratch):  # type: ignore[no-untyped-def]
     bases = scratch + 8 * 2 * _MEMBERS  # of each depth: the first of its members
     depth, kinds, used = 0, np.uint64(0), np.int64(0)
     while True:
-        at = space(at, end)
-        byte = at_byte(at, end)
+        position = space(position, end)
+        byte = at_byte(position, end)
         if byte == 123 or byte == 91:
             if depth == MAX_SKIPPED:
                 return target, -1
@@ -48,37 +48,37 @@ def any_value(at, end, target, limit, scratch):  # type: ignore[no-untyped-def]
             store_byte(target, byte)
             target += 1
             put(bases, depth, used)
-            at = space(at + 1, end)
-            if at_byte(at, end) != byte + 2:  # it is not empty
+            position = space(position + 1, end)
+            if at_byte(position, end) != byte + 2:  # it is not empty
                 if byte == 123:
-                    target, at, used = _name(at, end, target, scratch, used)
-                    if at < 0:
+                    target, position, used = _name(position, end, target, scratch, used)
+                    if position < 0:
                         return target, -1
                 continue
             store_byte(target, np.uint8(byte + 2))
             target += 1
-            at += 1
+            position += 1
             depth -= 1
             kinds >>= np.uint64(1)
         elif byte == 34:
-            target, at = _string(at, end, target)
+            target, position = _string(position, end, target)
         elif byte == 116 or byte == 102 or byte == 110:
-            target, at = _constant(at, end, target)
+            target, position = _constant(position, end, target)
         else:
-            target, at = _number(at, end, target)
-        if at < 0:
+            target, position = _number(position, end, target)
+        if position < 0:
             return target, -1
         while depth > 0:
-            at = space(at, end)
-            byte = at_byte(at, end)
+            position = space(position, end)
+            byte = at_byte(position, end)
             is_object = kinds & np.uint64(1) == 1
             if byte == 44:
                 store_byte(target, byte)
                 target += 1
-                at = space(at + 1, end)
+                position = space(position + 1, end)
                 if is_object:
-                    target, at, used = _name(at, end, target, scratch, used)
-                    if at < 0:
+                    target, position, used = _name(position, end, target, scratch, used)
+                    if position < 0:
                         return target, -1
                 break
             if byte != (125 if is_object else 93):
@@ -90,35 +90,35 @@ def any_value(at, end, target, limit, scratch):  # type: ignore[no-untyped-def]
                 used = first
             store_byte(target, byte)
             target += 1
-            at += 1
+            position += 1
             depth -= 1
             kinds >>= np.uint64(1)
         else:
-            return target, at
+            return target, position
 
 
 @compiled
-def _name(at, end, target, scratch, used):  # type: ignore[no-untyped-def]
+def _name(position, end, target, scratch, used):  # type: ignore[no-untyped-def]
     """Copy a name and its colon; note where the member begins."""
     if used == _MEMBERS:
         return target, -1, used
     put(scratch, used, target)
-    target, at = _string(at, end, target)
-    if at < 0:
+    target, position = _string(position, end, target)
+    if position < 0:
         return target, -1, used
-    at = space(at, end)
-    if at_byte(at, end) != 58:
+    position = space(position, end)
+    if at_byte(position, end) != 58:
         return target, -1, used
     store_byte(target, np.uint8(58))
-    return target + 1, at + 1, used + 1
+    return target + 1, position + 1, used + 1
 
 
 @compiled
-def _string(at, end, target):  # type: ignore[no-untyped-def]
+def _string(position, end, target):  # type: ignore[no-untyped-def]
     begin = target + 1
-    stop, after = text(at, end, begin)
+    stop, after = text(position, end, begin)
     # Each escape is longer than what it stands for.
-    if after < 0 or (stop - begin != after - at - 2 and has_special(begin, stop)):
+    if after < 0 or (stop - begin != after - position - 2 and has_special(begin, stop)):
         return target, -1
     store_byte(target, np.uint8(34))
     store_byte(stop, np.uint8(34))
@@ -126,23 +126,23 @@ def _string(at, end, target):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _constant(at, end, target):  # type: ignore[no-untyped-def]
+def _constant(position, end, target):  # type: ignore[no-untyped-def]
     size = 4
-    if is_word(at, end, b"false"):
+    if is_word(position, end, b"false"):
         size = 5
-    elif not (is_word(at, end, b"true") or is_word(at, end, b"null")):
+    elif not (is_word(position, end, b"true") or is_word(position, end, b"null")):
         return target, -1
-    copy(target, at, size)
-    return target + size, at + size
+    copy(target, position, size)
+    return target + size, position + size
 
 
 @compiled
-def _number(at, end, target):  # type: ignore[no-untyped-def]
-    negative, digits, places, _, after = number(at, end)
+def _number(position, end, target):  # type: ignore[no-untyped-def]
+    negative, digits, places, _, after = number(position, end)
     if after < 0 or (negative and digits == 0):
         return target, -1
     stop = after
-    for place in range(at, after):
+    for place in range(position, after):
         if (load_byte(place) | 32) == 101:
             return target, -1
     if places > 0:
@@ -150,16 +150,16 @@ def _number(at, end, target):  # type: ignore[no-untyped-def]
             stop -= 1
         if load_byte(stop - 1) == 46:
             stop -= 1
-    copy(target, at, stop - at)
-    return target + stop - at, after
+    copy(target, position, stop - position)
+    return target + stop - position, after
 
 
 @compiled
-def _before(one, other):  # type: ignore[no-untyped-def]
+def _before(name, other):  # type: ignore[no-untyped-def]
     """Return whether one name comes before another one; -1: it is not known, or they are equal."""
     place = 1
     while True:
-        here, there = load_byte(one + place), load_byte(other + place)
+        here, there = load_byte(name + place), load_byte(other + place)
         if here != there:
             break
         if here == 34:
@@ -177,10 +177,10 @@ def _sorted(starts, first, last, target, limit):  # type: ignore[no-untyped-def]
     """Sort the members of an object that ends at an address, and say whether that was possible."""
     is_ordered = True
     for member in range(first, last - 1):
-        found = _before(get(starts, member), get(starts, member + 1))
-        if found < 0:
+        order = _before(get(starts, member), get(starts, member + 1))
+        if order < 0:
             return False
-        is_ordered &= found == 1
+        is_ordered &= order == 1
     if is_ordered:
         return True
     begin = get(starts, first)
@@ -195,10 +195,10 @@ def _sorted(starts, first, last, target, limit):  # type: ignore[no-untyped-def]
         start, length = get(starts, member), get(lengths, member)
         place = member
         while place > first:
-            found = _before(start, get(starts, place - 1))
-            if found < 0:
+            order = _before(start, get(starts, place - 1))
+            if order < 0:
                 return False
-            if found == 0:
+            if order == 0:
                 break
             put(starts, place, get(starts, place - 1))
             put(lengths, place, get(lengths, place - 1))
@@ -206,11 +206,11 @@ def _sorted(starts, first, last, target, limit):  # type: ignore[no-untyped-def]
         put(starts, place, start)
         put(lengths, place, length)
     copy(target, begin, size)
-    at = begin
+    position = begin
     for member in range(first, last):
-        copy(at, target + get(starts, member) - begin, get(lengths, member))
-        at += get(lengths, member)
+        copy(position, target + get(starts, member) - begin, get(lengths, member))
+        position += get(lengths, member)
         if member + 1 < last:
-            store_byte(at, np.uint8(44))
-            at += 1
+            store_byte(position, np.uint8(44))
+            position += 1
     return True

@@ -55,55 +55,55 @@ POWERS = np.array(
 
 
 @compiled
-def number(at, end):  # type: ignore[no-untyped-def]
+def number(position, end):  # type: ignore[no-untyped-def]
     """Read a number at its first character.
 
-    :param at: an address, as is ``end``
+    :param position: an address, as is ``end``
     :returns: whether it is negative, its digits, how many of them follow the point, the exponent,
         and the address after it, or -1: it is not a number, or has too many digits
     """
     none = (False, np.uint64(0), 0, 0, -1)
-    negative = at < end and load_byte(at) == 45
+    negative = position < end and load_byte(position) == 45
     if negative:
-        at += 1
-    begin = at
+        position += 1
+    begin = position
     digits, places, exponent = np.uint64(0), 0, np.int64(0)
-    while at < end and _is_digit(load_byte(at)):
-        digits = digits * _TEN + np.uint64(load_byte(at) - 48)
-        at += 1
-    size = at - begin
+    while position < end and _is_digit(load_byte(position)):
+        digits = digits * _TEN + np.uint64(load_byte(position) - 48)
+        position += 1
+    size = position - begin
     if size == 0 or (size > 1 and load_byte(begin) == 48):
         return none
     if load_byte(begin) == 48:
         size = 0
-    if at < end and load_byte(at) == 46:
-        at += 1
-        begin = at
-        while at < end and _is_digit(load_byte(at)):
-            byte = load_byte(at)
+    if position < end and load_byte(position) == 46:
+        position += 1
+        begin = position
+        while position < end and _is_digit(load_byte(position)):
+            byte = load_byte(position)
             digits = digits * _TEN + np.uint64(byte - 48)
             if size > 0 or byte != 48:
                 size += 1
-            at += 1
-        places = at - begin
+            position += 1
+        places = position - begin
         if places == 0 or places > _MAX_EXPONENT:
             return none
     if size > MAX_DIGITS:
         return none
-    if at < end and (load_byte(at) | 32) == 101:
-        at += 1
-        minus = at < end and load_byte(at) == 45
-        if at < end and (load_byte(at) == 45 or load_byte(at) == 43):
-            at += 1
-        begin = at
-        while at < end and _is_digit(load_byte(at)) and at - begin <= 4:
-            exponent = exponent * 10 + np.int64(load_byte(at) - 48)
-            at += 1
-        if at == begin or exponent > _MAX_EXPONENT:
+    if position < end and (load_byte(position) | 32) == 101:
+        position += 1
+        minus = position < end and load_byte(position) == 45
+        if position < end and (load_byte(position) == 45 or load_byte(position) == 43):
+            position += 1
+        begin = position
+        while position < end and _is_digit(load_byte(position)) and position - begin <= 4:
+            exponent = exponent * 10 + np.int64(load_byte(position) - 48)
+            position += 1
+        if position == begin or exponent > _MAX_EXPONENT:
             return none
         if minus:
             exponent = -exponent
-    return negative, digits, places, exponent, at
+    return negative, digits, places, exponent, position
 
 
 @compiled
@@ -112,40 +112,44 @@ def _is_digit(byte):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def whole(at, end, low, high):  # type: ignore[no-untyped-def]
+def whole(position, end, low, high):  # type: ignore[no-untyped-def]
     """Return a whole number, in any notation, and the address after it, or -1."""
-    start = at
-    negative = at < end and load_byte(at) == 45
+    start = position
+    negative = position < end and load_byte(position) == 45
     if negative:
-        at += 1
-    begin, found = at, np.int64(0)
-    while at < end and _is_digit(load_byte(at)):
-        found = found * 10 + np.int64(load_byte(at) - 48)
-        at += 1
-    if at < end and (load_byte(at) == 46 or (load_byte(at) | 32) == 101):
-        found, at = _converted(start, end)
-        return (found, at) if low <= found <= high else (0, -1)
-    size = at - begin
+        position += 1
+    begin, value = position, np.int64(0)
+    while position < end and _is_digit(load_byte(position)):
+        value = value * 10 + np.int64(load_byte(position) - 48)
+        position += 1
+    if position < end and (load_byte(position) == 46 or (load_byte(position) | 32) == 101):
+        value, position = _converted(start, end)
+        return (value, position) if low <= value <= high else (0, -1)
+    size = position - begin
     # A number of 19 digits may be negative now: then it is too large.
-    if size == 0 or size > MAX_DIGITS or (size > 1 and load_byte(begin) == 48) or found < 0:
+    if size == 0 or size > MAX_DIGITS or (size > 1 and load_byte(begin) == 48) or value < 0:
         return 0, -1
     if negative:
-        found = -found
-    if found < low or found > high:
+        value = -value
+    if value < low or value > high:
         return 0, -1
-    return found, at
+    return value, position
 
 
 @compiled
-def _converted(at, end):  # type: ignore[no-untyped-def]
+def _converted(position, end):  # type: ignore[no-untyped-def]
     """Return a number of any notation as a whole one, and the address after it, or -1."""
-    start = at
-    negative, digits, places, exponent, at = number(at, end)
+    start = position
+    negative, digits, places, exponent, position = number(position, end)
     exponent -= places
     while digits and exponent < 0 and digits % _TEN == 0:
         digits //= _TEN
         exponent += 1
-    if at < 0 or (digits and (exponent < 0 or exponent > MAX_DIGITS)) or _is_long(start, at):
+    if (
+        position < 0
+        or (digits and (exponent < 0 or exponent > MAX_DIGITS))
+        or _is_long(start, position)
+    ):
         return np.int64(0), -1
     for _ in range(exponent if digits else 0):
         if digits > _MOST_TENTH:
@@ -153,36 +157,36 @@ def _converted(at, end):  # type: ignore[no-untyped-def]
         digits *= _TEN
     if digits > _MOST:
         return np.int64(0), -1
-    found = np.int64(digits)
-    return -found if negative else found, at
+    value = np.int64(digits)
+    return -value if negative else value, position
 
 
 @compiled
-def _is_long(at, end):  # type: ignore[no-untyped-def]
+def _is_long(position, end):  # type: ignore[no-untyped-def]
     """Return whether a number has an exponent and may have more than 15 digits.
 
     In a union, the reference decoder leaves it to a member of doubles.
     """
-    if end - at > _SHORT:
-        for place in range(at, end):
+    if end - position > _SHORT:
+        for place in range(position, end):
             if (load_byte(place) | 32) == 101:
                 return True
     return False
 
 
 @compiled
-def double(at, end):  # type: ignore[no-untyped-def]
+def double(position, end):  # type: ignore[no-untyped-def]
     """Return a number as the nearest double, and the address after it, or -1.
 
     There is none for a negative zero, which a reader may have as zero.
     """
-    negative, digits, places, exponent, at = number(at, end)
-    if at < 0 or (negative and digits == 0):
+    negative, digits, places, exponent, position = number(position, end)
+    if position < 0 or (negative and digits == 0):
         return 0.0, -1
-    found = nearest(digits, exponent - places)
-    if found < 0:
+    value = nearest(digits, exponent - places)
+    if value < 0:
         return 0.0, -1
-    return (-found if negative else found), at
+    return (-value if negative else value), position
 
 
 @compiled
@@ -240,21 +244,21 @@ def as_float(wide):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def scaled(at, end, scale):  # type: ignore[no-untyped-def]
+def scaled(position, end, scale):  # type: ignore[no-untyped-def]
     """Return a number times ``10**scale``: 128 bits, and the address after it.
 
     :returns: the upper and the lower half, and the address, or -1: it has more places, or is
         too large
     """
-    start = at
-    negative, digits, places, exponent, at = number(at, end)
+    start = position
+    negative, digits, places, exponent, position = number(position, end)
     missing = scale - places + exponent
     while missing < 0 and digits and digits % _TEN == 0:
         digits //= _TEN
         missing += 1
     if digits == 0:
         missing = np.int64(0)
-    if at < 0 or missing < 0 or missing > MAX_DIGITS or _is_long(start, at):
+    if position < 0 or missing < 0 or missing > MAX_DIGITS or _is_long(start, position):
         return np.int64(0), np.uint64(0), -1
     factor = np.uint64(1)
     for _ in range(missing):
@@ -262,7 +266,7 @@ def scaled(at, end, scale):  # type: ignore[no-untyped-def]
     high, low = np.int64(multiply_high(digits, factor)), digits * factor
     if negative:
         high, low = negate(high, low)
-    return high, low, at
+    return high, low, position
 
 
 @compiled

@@ -110,24 +110,24 @@ def execute(  # type: ignore[no-untyped-def]
     records = min(len(offsets) - 1, first + rooms[1, 0] - counts[0])
     for record in range(first, records):
         if present[record]:
-            at, end = offsets[record], offsets[record + 1]
-            found = schema_of(data, at, end)
-            if found != number:
-                number, start = found, start_of(writers, found)
-            if number < 0 or start < 0 or end - at > MAX_BYTES:
+            position, end = offsets[record], offsets[record + 1]
+            schema_id = schema_of(data, position, end)
+            if schema_id != number:
+                number, start = schema_id, start_of(writers, schema_id)
+            if number < 0 or start < 0 or end - position > MAX_BYTES:
                 return record
             end += base
-            at, objects = _record(
-                base + at + WIRE_BYTES, end, start, program, columns, ending, areas, objects
+            position, objects = _record(
+                base + position + WIRE_BYTES, end, start, program, columns, ending, areas, objects
             )
-            if at < 0 or space(at, end) != end:
+            if position < 0 or space(position, end) != end:
                 return record
         end_value(0, *ending)
     return records
 
 
 @compiled
-def _record(at, end, start, program, columns, ending, areas, objects):  # type: ignore[no-untyped-def]
+def _record(position, end, start, program, columns, ending, areas, objects):  # type: ignore[no-untyped-def]
     """Read a record's value by an instruction. The tuples are addresses of arrays.
 
     :param objects: how many there were; each has a number
@@ -136,66 +136,71 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
     instructions, targets, names, texts = program
     _, valids, _, counts, _, item_rooms = columns
     stack, seen, after, scratch = areas
-    steps = _STEPS + _STEPS_OF_A_BYTE * (end - at)
+    steps = _STEPS + _STEPS_OF_A_BYTE * (end - position)
     depth, pc = 0, start
-    opening, kept = at, np.int64(0)  # of the last name; the properties that are not declared
+    opening, kept = position, np.int64(0)  # of the last name; the properties that are not declared
     while True:
         # A value, by an instruction.
-        it = instructions + _BYTES * pc
-        at = space(at, end)
-        byte = at_byte(at, end)
+        instruction = instructions + _BYTES * pc
+        position = space(position, end)
+        byte = at_byte(position, end)
         has_content = False
         if pc < 0:  # it is not declared
             if pc == -1:
-                at = skipped(at, end)
+                position = skipped(position, end)
             elif pc == -3:
                 slot = _kept_slot(instructions, targets, start)
-                at = _keep(opening, at, end, slot, columns, scratch, kept)
+                position = _keep(opening, position, end, slot, columns, scratch, kept)
                 kept += 1
             else:
-                at = -1
+                position = -1
         elif byte == 110:
             # The record itself is not null.
-            is_null = get(it, 1) >= 0 and is_word(at, end, b"null")
-            at = at + 4 if is_null else -1
-        elif get(it, 0) > _CHOICE:
-            at = _scalar(at, end, it, columns, targets, scratch)
-        elif get(it, 0) >= _UNION:
-            if get(it, 0) == _UNION:
-                pc = get(targets, get(it, 3) + _json_type(byte))
-                if get(it, 1) >= 0:
-                    store_byte(get(valids, get(it, 1)) + get(counts, get(it, 2)), np.uint8(1))
+            is_null = get(instruction, 1) >= 0 and is_word(position, end, b"null")
+            position = position + 4 if is_null else -1
+        elif get(instruction, 0) > _CHOICE:
+            position = _scalar(position, end, instruction, columns, targets, scratch)
+        elif get(instruction, 0) >= _UNION:
+            if get(instruction, 0) == _UNION:
+                pc = get(targets, get(instruction, 3) + _json_type(byte))
+                if get(instruction, 1) >= 0:
+                    store_byte(
+                        get(valids, get(instruction, 1)) + get(counts, get(instruction, 2)),
+                        np.uint8(1),
+                    )
             else:
-                pc, steps = _chosen(at, end, it, targets, names, texts, scratch, steps)
+                pc, steps = _chosen(
+                    position, end, instruction, targets, names, texts, scratch, steps
+                )
             if pc < 0:
                 return -1, objects
             continue
         else:
-            slot, is_array = get(it, 1), get(it, 0) & 1 == 1
+            slot, is_array = get(instruction, 1), get(instruction, 0) & 1 == 1
             if byte != (91 if is_array else 123) or depth == MAX_DEPTH:
                 return -1, objects
             if slot >= 0:
-                store_byte(get(valids, slot) + get(counts, get(it, 2)), np.uint8(1))
-            at = space(at + 1, end)
-            has_content = at_byte(at, end) != byte + 2
+                store_byte(get(valids, slot) + get(counts, get(instruction, 2)), np.uint8(1))
+            position = space(position + 1, end)
+            has_content = at_byte(position, end) != byte + 2
             if has_content:
                 objects += 1
-                put(stack, 3 * depth, it)
+                put(stack, 3 * depth, instruction)
                 put(stack, 3 * depth + 1, objects)
-                put(stack, 3 * depth + 2, get(it, 4))  # the beginning of the object
+                put(stack, 3 * depth + 2, get(instruction, 4))  # the beginning of the object
                 depth += 1
             else:
-                at += 1
-        if at < 0:
+                position += 1
+        if position < 0:
             return -1, objects
         # What follows a value: a comma, or the end of arrays and objects.
         while not has_content:
             if depth == 0:
                 if kept:
                     _end_kept(_kept_slot(instructions, targets, start), columns)
-                return at, objects
-            at = space(at, end)
-            byte = at_byte(at, end)
+                return position, objects
+            position = space(position, end)
+            byte = at_byte(position, end)
             container = get(stack, 3 * depth - 3)
             op = get(container, 0)
             if op != _OBJECT:
@@ -206,10 +211,10 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
                     return -1, objects  # an entry without a key
                 end_value(items, *ending)
             if byte == 44:
-                at = space(at + 1, end)
+                position = space(position + 1, end)
                 has_content = True
             elif byte == (93 if op & 1 == 1 else 125):
-                at += 1
+                position += 1
                 depth -= 1
                 if op >= _MAP and _has_repeated(container, columns, ending):
                     return -1, objects
@@ -223,21 +228,25 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
                 return -1, objects
             pc = (container - instructions) // _BYTES + 1
             if get(container, 0) == _MAP:
-                at = _colon(_scalar(at, end, container + _BYTES, columns, targets, scratch), end)
+                position = _colon(
+                    _scalar(position, end, container + _BYTES, columns, targets, scratch), end
+                )
                 pc += 1
-                if at < 0:
+                if position < 0:
                     return -1, objects
             continue
-        if at_byte(at, end) != 34:
+        if at_byte(position, end) != 34:
             return -1, objects
         first, count = get(container, 3), get(container, 4)
         this, last = get(stack, 3 * depth - 2), get(stack, 3 * depth - 1)
         offsets = names + 8 * get(container, 5)
         guess = get(after, first + last)
-        opening = at
-        name, at, taken = _property(at + 1, end, texts, offsets, count, guess, last + 1, scratch)
+        opening = position
+        name, position, taken = _property(
+            position + 1, end, texts, offsets, count, guess, last + 1, scratch
+        )
         steps -= taken
-        if at < 0 or steps < 0:
+        if position < 0 or steps < 0:
             return -1, objects
         if name < count:
             if get(seen, first + name) == this:  # it is repeated
@@ -246,24 +255,24 @@ def _record(at, end, start, program, columns, ending, areas, objects):  # type: 
             put(after, first + last, name)
             put(stack, 3 * depth - 1, name)
         pc = get(targets, first + name)
-        at = _colon(at, end)
-        if at < 0:
+        position = _colon(position, end)
+        if position < 0:
             return -1, objects
 
 
 @compiled
 def _kept_slot(instructions, targets, start):  # type: ignore[no-untyped-def]
     """Return where a record's properties go that are not declared."""
-    it = instructions + _BYTES * start
-    return get(targets, get(it, 3) + get(it, 4) + 1)
+    instruction = instructions + _BYTES * start
+    return get(targets, get(instruction, 3) + get(instruction, 4) + 1)
 
 
 @compiled
-def _keep(opening, at, end, slot, columns, scratch, kept):  # type: ignore[no-untyped-def]
+def _keep(opening, position, end, slot, columns, scratch, kept):  # type: ignore[no-untyped-def]
     """Append a property that is not declared to the text of a record.
 
     :param opening: the address of its name
-    :param at: of its value
+    :param position: of its value
     :param kept: how many the record had before
     :returns: the address after the value, or -1
     """
@@ -291,9 +300,9 @@ def _keep(opening, at, end, slot, columns, scratch, kept):  # type: ignore[no-un
     put(names, 2 * kept, begin)
     put(names, 2 * kept + 1, length)
     store_byte(target, np.uint8(58))
-    target, at = any_value(at, end, target + 1, limit, scratch + _SCRATCH)
+    target, position = any_value(position, end, target + 1, limit, scratch + _SCRATCH)
     put(used, slot, target - get(values, slot))
-    return at
+    return position
 
 
 @compiled
@@ -305,12 +314,12 @@ def _end_kept(slot, columns):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _colon(at, end):  # type: ignore[no-untyped-def]
+def _colon(position, end):  # type: ignore[no-untyped-def]
     """Return the address after the colon that follows a name at an address, or -1."""
-    if at < 0:
-        return at
-    at = space(at, end)
-    return at + 1 if at_byte(at, end) == 58 else -1
+    if position < 0:
+        return position
+    position = space(position, end)
+    return position + 1 if at_byte(position, end) == 58 else -1
 
 
 @compiled
@@ -326,32 +335,38 @@ def _json_type(byte):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _chosen(at, end, it, targets, names, texts, scratch, steps):  # type: ignore[no-untyped-def]
+def _chosen(position, end, instruction, targets, names, texts, scratch, steps):  # type: ignore[no-untyped-def]
     """Find the kind of object that a value is: the first one whose properties and texts it has.
 
     One that declares all properties of the object is preferred.
 
     :returns: the instruction of the kind, or -1, and the steps that are left
     """
-    first, count, offsets = get(it, 3), get(it, 4), names + 8 * get(it, 5)
+    first, count, offsets = (
+        get(instruction, 3),
+        get(instruction, 4),
+        names + 8 * get(instruction, 5),
+    )
     kinds = get(targets, first)
     rows = first + 2 + kinds
     accepted = (np.int64(1) << kinds) - 1
     declared, seen = accepted, np.int64(0)
-    at = space(at + 1, end)
-    has_more = at_byte(at, end) != 125
+    position = space(position + 1, end)
+    has_more = at_byte(position, end) != 125
     last = np.int64(-1)
     while has_more:
-        if at_byte(at, end) != 34:
+        if at_byte(position, end) != 34:
             return -1, steps
         guess = last + 1 if last + 1 < count else 0
-        name, at, taken = _property(at + 1, end, texts, offsets, count, guess, guess + 1, scratch)
-        at = _colon(at, end)
+        name, position, taken = _property(
+            position + 1, end, texts, offsets, count, guess, guess + 1, scratch
+        )
+        position = _colon(position, end)
         steps -= taken
-        if at < 0 or steps < 0:
+        if position < 0 or steps < 0:
             return -1, steps
-        at = space(at, end)
-        byte = at_byte(at, end)
+        position = space(position, end)
+        byte = at_byte(position, end)
         if name < count:
             last = name
             if seen >> name & 1:
@@ -363,21 +378,21 @@ def _chosen(at, end, it, targets, names, texts, scratch, steps):  # type: ignore
             if constants and byte != 110:  # null is accepted, as everywhere
                 mask = get(targets, row + 2)
                 if byte == 34:
-                    mask = _mask_of(at + 1, end, targets, row, names, texts)
+                    mask = _mask_of(position + 1, end, targets, row, names, texts)
                     if mask < 0:
                         return -1, steps
                     steps -= constants
                 accepted &= mask
         else:
             declared &= get(targets, first + 1 + kinds)
-        at = skipped(at, end)
-        if at < 0:
+        position = skipped(position, end)
+        if position < 0:
             return -1, steps
-        at = space(at, end)
-        byte = at_byte(at, end)
+        position = space(position, end)
+        byte = at_byte(position, end)
         has_more = byte == 44
         if has_more:
-            at = space(at + 1, end)
+            position = space(position + 1, end)
         elif byte != 125:
             return -1, steps
     for name in range(count):
@@ -392,7 +407,7 @@ def _chosen(at, end, it, targets, names, texts, scratch, steps):  # type: ignore
 
 
 @compiled
-def _mask_of(at, end, targets, row, names, texts):  # type: ignore[no-untyped-def]
+def _mask_of(position, end, targets, row, names, texts):  # type: ignore[no-untyped-def]
     """Return which kinds of objects may have a text; -1: it has escapes, or does not end."""
     start, count = get(targets, row + 3), get(targets, row + 4)
     for number in range(start, start + 2 * count, 2):
@@ -400,29 +415,29 @@ def _mask_of(at, end, targets, row, names, texts):  # type: ignore[no-untyped-de
         begin = load_int64(offset)
         size = load_int64(offset + 8) - begin
         if (
-            at + size < end
-            and load_byte(at + size) == 34
-            and _is_equal(at, end, texts + begin, size)
+            position + size < end
+            and load_byte(position + size) == 34
+            and _is_equal(position, end, texts + begin, size)
         ):
             return get(targets, number + 1)
-    return get(targets, row + 2) if passed(at, end, False) >= 0 else -1
+    return get(targets, row + 2) if passed(position, end, False) >= 0 else -1
 
 
 @compiled
-def _has_repeated(it, columns, ending):  # type: ignore[no-untyped-def]
+def _has_repeated(container, columns, ending):  # type: ignore[no-untyped-def]
     """Return whether two keys of a map that ends may be equal."""
     values, _, _, counts, _, _ = columns
     offs = ending[2]
-    begin = load_int32(get(offs, get(it, 1)) + 4 * get(counts, get(it, 2)))
-    last, key = get(counts, get(it, 3)), get(it, 4)
-    return may_repeat(get(values, key), get(offs, key), get(it, 5), begin, last)
+    begin = load_int32(get(offs, get(container, 1)) + 4 * get(counts, get(container, 2)))
+    last, key = get(counts, get(container, 3)), get(container, 4)
+    return may_repeat(get(values, key), get(offs, key), get(container, 5), begin, last)
 
 
 @compiled
-def _property(at, end, texts, offsets, count, guess, following, scratch):  # type: ignore[no-untyped-def]
+def _property(position, end, texts, offsets, count, guess, following, scratch):  # type: ignore[no-untyped-def]
     """Find the property that has a name of the record.
 
-    :param at: what follows the first quotation mark
+    :param position: what follows the first quotation mark
     :param offsets: the address of where each property's name begins, and where the last one ends
     :param guess: the property that is expected
     :param following: the one to try next; the others follow
@@ -435,21 +450,21 @@ def _property(at, end, texts, offsets, count, guess, following, scratch):  # typ
         begin = load_int64(offsets + 8 * number)
         size = load_int64(offsets + 8 * number + 8) - begin
         if (
-            at + size < end
-            and load_byte(at + size) == 34
-            and _is_equal(at, end, texts + begin, size)
+            position + size < end
+            and load_byte(position + size) == 34
+            and _is_equal(position, end, texts + begin, size)
         ):
-            return number, at + size + 1, step
+            return number, position + size + 1, step
         number = following if step == 0 else number + 1
         if number >= count:
             number = 0
-    after = passed(at, end, False)
+    after = passed(position, end, False)
     if after >= 0:
         return count, after, count
-    after = passed(at, end, True)
-    if after < 0 or after - at > _LONGEST_NAME:
+    after = passed(position, end, True)
+    if after < 0 or after - position > _LONGEST_NAME:
         return count, after, count
-    stop, _ = text(at - 1, after, scratch)
+    stop, _ = text(position - 1, after, scratch)
     for number in range(count):
         offset = offsets + 8 * (count + number)
         begin = load_int64(offset)
@@ -461,117 +476,117 @@ def _property(at, end, texts, offsets, count, guess, following, scratch):  # typ
 
 
 @compiled
-def _is_equal(at, end, text, size):  # type: ignore[no-untyped-def]
+def _is_equal(position, end, text, size):  # type: ignore[no-untyped-def]
     """Return whether a text of the program is at an address; eight bytes behind it are read too."""
     place = 0
     while place + WORD <= size:
-        if load_word(at + place) != load_word(text + place):
+        if load_word(position + place) != load_word(text + place):
             return False
         place += WORD
     if place == size:
         return True
-    unlike = word_at(at + place, end) ^ load_word(text + place)
+    unlike = word_at(position + place, end) ^ load_word(text + place)
     return unlike << np.uint64(8 * (WORD + place - size)) == 0
 
 
 @compiled
-def _scalar(at, end, it, columns, targets, scratch):  # type: ignore[no-untyped-def]
+def _scalar(position, end, instruction, columns, targets, scratch):  # type: ignore[no-untyped-def]
     """Read a value that is neither null, nor an array, nor an object, by an instruction.
 
     :returns: the address after it, or -1
     """
     values, valids, used, counts, text_rooms, _ = columns
-    if get(it, 0) == _EMPTY:
-        if at_byte(at, end) == 34 and at_byte(at + 1, end) == 34:
-            return at + 2
-        it += _BYTES
+    if get(instruction, 0) == _EMPTY:
+        if at_byte(position, end) == 34 and at_byte(position + 1, end) == 34:
+            return position + 2
+        instruction += _BYTES
     is_quoted = False
-    if get(it, 0) == _QUOTED:
-        it += _BYTES
-        is_quoted = at_byte(at, end) == 34
+    if get(instruction, 0) == _QUOTED:
+        instruction += _BYTES
+        is_quoted = at_byte(position, end) == 34
         if is_quoted:
-            at += 1
-    op, slot, row = get(it, 0), get(it, 1), get(counts, get(it, 2))
-    low, high = get(it, 3), get(it, 4)
+            position += 1
+    op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
+    low, high = get(instruction, 3), get(instruction, 4)
     target = get(values, slot)
     store_byte(get(valids, slot) + row, np.uint8(1))
     if op in (_TEXT, _BINARY, _JSON):
         # A text is not longer than the rest of the record.
         size = get(used, slot)
-        if end - at > get(text_rooms, slot) - size:
+        if end - position > get(text_rooms, slot) - size:
             return -1
         target += size
         if op == _TEXT:
-            stop, at = text(at, end, target)
+            stop, position = text(position, end, target)
         elif op == _BINARY:
-            stop, at = base64(at, end, target)
+            stop, position = base64(position, end, target)
         else:
-            byte = at_byte(at, end)
+            byte = at_byte(position, end)
             if low & (1 if byte == 123 else 2 if byte == 91 else 4) == 0:
                 return -1
             limit = get(values, slot) + get(text_rooms, slot)
-            stop, at = any_value(at, end, target, limit, scratch + _SCRATCH)
+            stop, position = any_value(position, end, target, limit, scratch + _SCRATCH)
         put(used, slot, size + stop - target)
     elif op == _LONG:
-        found, at = numbers.whole(at, end, low, high)
-        store_int64(target + 8 * row, found * get(it, 5))
+        value, position = numbers.whole(position, end, low, high)
+        store_int64(target + 8 * row, value * get(instruction, 5))
     elif op == _INT:
-        found, at = numbers.whole(at, end, low, high)
-        store_int32(target + 4 * row, np.int32(found))
+        value, position = numbers.whole(position, end, low, high)
+        store_int32(target + 4 * row, np.int32(value))
     elif op == _DOUBLE:
-        wide, at = numbers.double(at, end)
+        wide, position = numbers.double(position, end)
         store_double(target + 8 * row, wide)
     elif op == _BOOLEAN:
-        is_true = is_word(at, end, b"true")
+        is_true = is_word(position, end, b"true")
         store_byte(target + row, np.uint8(is_true))
         if is_true:
-            at += 4
+            position += 4
         else:
-            at = at + 5 if is_word(at, end, b"false") else -1
+            position = position + 5 if is_word(position, end, b"false") else -1
     elif op == _TIME:
-        found, at = time(at, end)
-        store_int64(target + 8 * row, found)
+        value, position = time(position, end)
+        store_int64(target + 8 * row, value)
     elif op == _DECIMAL:
-        at = _decimal(at, end, targets + 8 * low, target + 16 * row)
+        position = _decimal(position, end, targets + 8 * low, target + 16 * row)
     elif op == _WHOLE_DECIMAL:
-        found, at = numbers.whole(at, end, low, high)
-        store_int64(target + 16 * row, found)
-        store_int64(target + 16 * row + 8, np.int64(-1) if found < 0 else np.int64(0))
-        if not rescale(target + 16 * row, get(it, 5)):
-            at = -1
+        value, position = numbers.whole(position, end, low, high)
+        store_int64(target + 16 * row, value)
+        store_int64(target + 16 * row + 8, np.int64(-1) if value < 0 else np.int64(0))
+        if not rescale(target + 16 * row, get(instruction, 5)):
+            position = -1
     elif op in (_FLOAT, _WIDER):
-        wide, at = numbers.double(at, end)
+        wide, position = numbers.double(position, end)
         narrow, is_sure = numbers.as_float(wide)
         if op == _FLOAT:
             store_float(target + 4 * row, narrow)
         else:
             store_double(target + 8 * row, np.float64(narrow))
-        at = at if is_sure else -1
+        position = position if is_sure else -1
     elif op == _WHOLE_DOUBLE:
-        found, at = numbers.whole(at, end, low, high)
-        store_double(target + 8 * row, np.float64(found))
+        value, position = numbers.whole(position, end, low, high)
+        store_double(target + 8 * row, np.float64(value))
     else:  # _WHOLE_FLOAT
-        found, at = numbers.whole(at, end, low, high)
-        store_float(target + 4 * row, np.float32(found))
-    if is_quoted and at >= 0:
-        return at + 1 if at_byte(at, end) == 34 else -1
-    return at
+        value, position = numbers.whole(position, end, low, high)
+        store_float(target + 4 * row, np.float32(value))
+    if is_quoted and position >= 0:
+        return position + 1 if at_byte(position, end) == 34 else -1
+    return position
 
 
 @compiled
-def _decimal(at, end, kind, target):  # type: ignore[no-untyped-def]
+def _decimal(position, end, kind, target):  # type: ignore[no-untyped-def]
     """Read a number, or base64 of its unscaled bytes; return the address after it, or -1.
 
     :param kind: the address of what is known of it; see ``JsonOp.DECIMAL``
     """
     own_scale, scale, zeros = get(kind, 0), get(kind, 1), get(kind, 2)
     most, limit = get(kind, 3), np.uint64(get(kind, 4))
-    if at_byte(at, end) == 34:
-        if end - at > 2 * _DECIMAL_BYTES:
-            end = at + 2 * _DECIMAL_BYTES  # more do not fit
-        stop, at = base64(at, end, target)  # a row more has room
+    if at_byte(position, end) == 34:
+        if end - position > 2 * _DECIMAL_BYTES:
+            end = position + 2 * _DECIMAL_BYTES  # more do not fit
+        stop, position = base64(position, end, target)  # a row more has room
         size = stop - target
-        if at < 0 or size < 1 or size > _DECIMAL_BYTES:
+        if position < 0 or size < 1 or size > _DECIMAL_BYTES:
             return -1
         high = np.int64(-1) if load_byte(target) >= 0x80 else np.int64(0)
         low = np.uint64(high)
@@ -585,8 +600,8 @@ def _decimal(at, end, kind, target):  # type: ignore[no-untyped-def]
                 return -1
             low, high = load_word(target), load_int64(target + 8)
     else:
-        high, low, at = numbers.scaled(at, end, scale)
-        if at < 0:
+        high, low, position = numbers.scaled(position, end, scale)
+        if position < 0:
             return -1
     # The absolute value, to compare it with the limit.
     above, below = (high, low) if high >= 0 else numbers.negate(high, low)
@@ -594,4 +609,4 @@ def _decimal(at, end, kind, target):  # type: ignore[no-untyped-def]
         return -1
     store_int64(target, np.int64(low))
     store_int64(target + 8, high)
-    return at if zeros == 0 or rescale(target, zeros) else -1
+    return position if zeros == 0 or rescale(target, zeros) else -1

@@ -40,41 +40,41 @@ _MICROS = 1_000_000
 
 
 @compiled
-def space(at, end):  # type: ignore[no-untyped-def]
+def space(position, end):  # type: ignore[no-untyped-def]
     """Return the address of what follows white space."""
-    while at < end and load_byte(at) <= 32:
-        byte = load_byte(at)
+    while position < end and load_byte(position) <= 32:
+        byte = load_byte(position)
         if byte != 32 and byte != 10 and byte != 13 and byte != 9:
             break
-        at += 1
-    return at
+        position += 1
+    return position
 
 
 @compiled
-def at_byte(at, end):  # type: ignore[no-untyped-def]
+def at_byte(position, end):  # type: ignore[no-untyped-def]
     """Return the byte at an address, or 0: the record ends before it."""
-    return load_byte(at) if at < end else np.uint8(0)
+    return load_byte(position) if position < end else np.uint8(0)
 
 
 @compiled
-def word_at(at, end):  # type: ignore[no-untyped-def]
+def word_at(position, end):  # type: ignore[no-untyped-def]
     """Return the eight bytes at an address; those beyond the record's end are 0."""
-    if end - at >= WORD:
-        return load_word(at)
+    if end - position >= WORD:
+        return load_word(position)
     word = np.uint64(0)
-    for place in range(end - at):
-        word |= np.uint64(load_byte(at + place)) << np.uint64(8 * place)
+    for place in range(end - position):
+        word |= np.uint64(load_byte(position + place)) << np.uint64(8 * place)
     return word
 
 
 @compiled
-def is_word(at, end, text):  # type: ignore[no-untyped-def]
+def is_word(position, end, text):  # type: ignore[no-untyped-def]
     """Return whether a text is at an address."""
-    if end - at < len(text):
+    if end - position < len(text):
         return False
     is_same = True
     for place in range(len(text)):
-        is_same = is_same and load_byte(at + place) == text[place]
+        is_same = is_same and load_byte(position + place) == text[place]
     return is_same
 
 
@@ -89,22 +89,22 @@ def _special(word):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def has_special(at, end):  # type: ignore[no-untyped-def]
+def has_special(position, end):  # type: ignore[no-untyped-def]
     """Return whether there is a quotation mark, a backslash or a control code."""
-    while end - at >= WORD:
-        if _special(load_word(at)) != 0:
+    while end - position >= WORD:
+        if _special(load_word(position)) != 0:
             return True
-        at += WORD
-    while at < end:
-        byte = load_byte(at)
+        position += WORD
+    while position < end:
+        byte = load_byte(position)
         if byte < 32 or byte == 34 or byte == 92:
             return True
-        at += 1
+        position += 1
     return False
 
 
 @compiled
-def text(at, end, target):  # type: ignore[no-untyped-def]
+def text(position, end, target):  # type: ignore[no-untyped-def]
     """Copy a string, without its escapes, to an address.
 
     Up to eight bytes more are written than there are to the record's end.
@@ -112,52 +112,52 @@ def text(at, end, target):  # type: ignore[no-untyped-def]
     :returns: the address after the copy, and the address after the string, or -1: it is none, or
         not UTF-8
     """
-    if at_byte(at, end) != 34:
+    if at_byte(position, end) != 34:
         return target, -1
-    at += 1
+    position += 1
     begin, tops = target, np.uint64(0)
     while True:
-        while at < end:
-            word = word_at(at, end)
+        while position < end:
+            word = word_at(position, end)
             store_word(target, word)
             special = _special(word)
             if special == 0:
                 tops |= word
-                at += WORD
+                position += WORD
                 target += WORD
             else:
                 tops |= word & (special - _ONE)
                 step = trailing_zeros(special) >> 3
-                at += step
+                position += step
                 target += step
                 break
-        byte = at_byte(at, end)
+        byte = at_byte(position, end)
         if byte == 34:
-            return target, at + 1 if tops & _TOPS == 0 or is_utf8(begin, target) else -1
+            return target, position + 1 if tops & _TOPS == 0 or is_utf8(begin, target) else -1
         if byte != 92:
             return target, -1
-        code, at = _escaped(at, end)
-        if at < 0:
+        code, position = _escaped(position, end)
+        if position < 0:
             return target, -1
         target = _encoded(code, target)
 
 
 @compiled
-def _escaped(at, end):  # type: ignore[no-untyped-def]
+def _escaped(position, end):  # type: ignore[no-untyped-def]
     """Return the character of an escape, and the address after it, or -1."""
-    byte = at_byte(at + 1, end)
+    byte = at_byte(position + 1, end)
     if byte == 117:
-        code = _hexadecimal(at + 2, end)
+        code = _hexadecimal(position + 2, end)
         if 0xD800 <= code < 0xDC00:
-            if at_byte(at + 6, end) != 92 or at_byte(at + 7, end) != 117:
+            if at_byte(position + 6, end) != 92 or at_byte(position + 7, end) != 117:
                 return 0, -1
-            low = _hexadecimal(at + 8, end)
+            low = _hexadecimal(position + 8, end)
             if not 0xDC00 <= low < 0xE000:
                 return 0, -1
-            return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00, at + 12
+            return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00, position + 12
         if code < 0 or 0xDC00 <= code < 0xE000:
             return 0, -1
-        return code, at + 6
+        return code, position + 6
     code = np.int64(byte)
     if byte == 110:
         code = 10
@@ -171,16 +171,16 @@ def _escaped(at, end):  # type: ignore[no-untyped-def]
         code = 12
     elif byte != 34 and byte != 92 and byte != 47:
         return 0, -1
-    return code, at + 2
+    return code, position + 2
 
 
 @compiled
-def _hexadecimal(at, end):  # type: ignore[no-untyped-def]
+def _hexadecimal(position, end):  # type: ignore[no-untyped-def]
     """Return the value of four hexadecimal digits, or -1."""
-    if end - at < 4:
+    if end - position < 4:
         return -1
     code = np.int64(0)
-    for place in range(at, at + 4):
+    for place in range(position, position + 4):
         digit = np.int64(load_byte(place))
         if 48 <= digit <= 57:
             digit -= 48
@@ -214,143 +214,147 @@ def _encoded(code, target):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def passed(at, end, has_escapes):  # type: ignore[no-untyped-def]
+def passed(position, end, has_escapes):  # type: ignore[no-untyped-def]
     """Return the address after a string that is not used, or -1.
 
-    :param at: what follows the first quotation mark
+    :param position: what follows the first quotation mark
     :param has_escapes: whether it may have them
     """
-    begin = at
+    begin = position
     tops = np.uint64(0)
     while True:
-        while at < end:
-            word = word_at(at, end)
+        while position < end:
+            word = word_at(position, end)
             special = _special(word)
             tops |= word
             if special == 0:
-                at += WORD
+                position += WORD
             else:
-                at += trailing_zeros(special) >> 3
+                position += trailing_zeros(special) >> 3
                 break
-        byte = at_byte(at, end)
+        byte = at_byte(position, end)
         if byte == 34:
-            return at + 1 if tops & _TOPS == 0 or is_utf8(begin, at) else -1
+            return position + 1 if tops & _TOPS == 0 or is_utf8(begin, position) else -1
         if byte != 92 or not has_escapes:
             return -1
-        _, at = _escaped(at, end)
-        if at < 0:
+        _, position = _escaped(position, end)
+        if position < 0:
             return -1
 
 
 @compiled
-def skipped(at, end):  # type: ignore[no-untyped-def]
+def skipped(position, end):  # type: ignore[no-untyped-def]
     """Return the address after a value of any type, or -1."""
     depth, kinds = 0, np.uint64(0)  # the lowest bit: whether the innermost one is an object
     while True:
-        at = space(at, end)
-        byte = at_byte(at, end)
+        position = space(position, end)
+        byte = at_byte(position, end)
         if byte == 123 or byte == 91:
             if depth == MAX_SKIPPED:
                 return -1
             depth += 1
             kinds = kinds << np.uint64(1) | np.uint64(byte == 123)
-            at = space(at + 1, end)
-            if at_byte(at, end) != byte + 2:  # it is not empty
+            position = space(position + 1, end)
+            if at_byte(position, end) != byte + 2:  # it is not empty
                 if byte == 123:
-                    at = _name_skipped(at, end)
-                    if at < 0:
+                    position = _name_skipped(position, end)
+                    if position < 0:
                         return -1
                 continue
-            at += 1
+            position += 1
             depth -= 1
             kinds >>= np.uint64(1)
         elif byte == 34:
-            at = passed(at + 1, end, True)
+            position = passed(position + 1, end, True)
         elif byte == 116:
-            at = at + 4 if is_word(at, end, b"true") else -1
+            position = position + 4 if is_word(position, end, b"true") else -1
         elif byte == 102:
-            at = at + 5 if is_word(at, end, b"false") else -1
+            position = position + 5 if is_word(position, end, b"false") else -1
         elif byte == 110:
-            at = at + 4 if is_word(at, end, b"null") else -1
+            position = position + 4 if is_word(position, end, b"null") else -1
         else:
-            _, _, _, _, at = json_numbers.number(at, end)
-        if at < 0:
+            _, _, _, _, position = json_numbers.number(position, end)
+        if position < 0:
             return -1
         while depth > 0:
-            at = space(at, end)
-            byte = at_byte(at, end)
+            position = space(position, end)
+            byte = at_byte(position, end)
             is_object = kinds & np.uint64(1) == 1
             if byte == 44:
-                at += 1
+                position += 1
                 if is_object:
-                    at = _name_skipped(space(at, end), end)
-                    if at < 0:
+                    position = _name_skipped(space(position, end), end)
+                    if position < 0:
                         return -1
                 break
             if byte != (125 if is_object else 93):
                 return -1
-            at += 1
+            position += 1
             depth -= 1
             kinds >>= np.uint64(1)
         else:
-            return at
+            return position
 
 
 @compiled
-def _name_skipped(at, end):  # type: ignore[no-untyped-def]
+def _name_skipped(position, end):  # type: ignore[no-untyped-def]
     """Return the address after a name and its colon, or -1."""
-    if at_byte(at, end) != 34:
+    if at_byte(position, end) != 34:
         return -1
-    at = passed(at + 1, end, True)
-    if at < 0:
+    position = passed(position + 1, end, True)
+    if position < 0:
         return -1
-    at = space(at, end)
-    return at + 1 if at_byte(at, end) == 58 else -1
+    position = space(position, end)
+    return position + 1 if at_byte(position, end) == 58 else -1
 
 
 @compiled
-def base64(at, end, target):  # type: ignore[no-untyped-def]
+def base64(position, end, target):  # type: ignore[no-untyped-def]
     """Decode a string of base64, in the form that encoders write, to an address.
 
     :returns: the address after the decoded bytes, and that after the string, or -1: it is none
     """
-    if at_byte(at, end) != 34:
+    if at_byte(position, end) != 34:
         return target, -1
-    at += 1
-    while at_byte(at, end) != 34:
-        if end - at < 4:
+    position += 1
+    while at_byte(position, end) != 34:
+        if end - position < 4:
             return target, -1
         padding = 0
-        if load_byte(at + 3) == 61:
-            padding = 2 if load_byte(at + 2) == 61 else 1
+        if load_byte(position + 3) == 61:
+            padding = 2 if load_byte(position + 2) == 61 else 1
         bits = np.int64(0)
         for place in range(4 - padding):
-            digit = np.int64(_DIGIT[load_byte(at + place)])
+            digit = np.int64(_DIGIT[load_byte(position + place)])
             if digit == 255:
                 return target, -1
             bits |= digit << (18 - 6 * place)
         has_rest = bits & ((1 << 8 * padding) - 1) != 0
-        at += 4
-        if has_rest or (padding and at_byte(at, end) != 34):
+        position += 4
+        if has_rest or (padding and at_byte(position, end) != 34):
             return target, -1
         for place in range(3):
             store_byte(target + place, np.uint8(bits >> (16 - 8 * place) & 255))
         target += 3 - padding
-    return target, at + 1
+    return target, position + 1
 
 
 @compiled
-def time(at, end):  # type: ignore[no-untyped-def]
+def time(position, end):  # type: ignore[no-untyped-def]
     """Return a time of RFC 3339 in microseconds, and the address after the string, or -1."""
-    if end - at < 22 or load_byte(at) != 34:
+    if end - position < 22 or load_byte(position) != 34:
         return 0, -1
-    at += 1
-    year, month, day = digits(at, 4), digits(at + 5, 2), digits(at + 8, 2)
-    hour, minute = digits(at + 11, 2), digits(at + 14, 2)
-    second = digits(at + 17, 2)
-    if load_byte(at + 4) != 45 or load_byte(at + 7) != 45 or (load_byte(at + 10) | 32) != 116:
+    position += 1
+    year, month, day = digits(position, 4), digits(position + 5, 2), digits(position + 8, 2)
+    hour, minute = digits(position + 11, 2), digits(position + 14, 2)
+    second = digits(position + 17, 2)
+    if (
+        load_byte(position + 4) != 45
+        or load_byte(position + 7) != 45
+        or (load_byte(position + 10) | 32) != 116
+    ):
         return 0, -1
-    if load_byte(at + 13) != 58 or load_byte(at + 16) != 58:
+    if load_byte(position + 13) != 58 or load_byte(position + 16) != 58:
         return 0, -1
     # The first and the last year may be another one in UTC.
     if not (2 <= year <= 9998 and 1 <= month <= 12 and day >= 1):
@@ -359,38 +363,38 @@ def time(at, end):  # type: ignore[no-untyped-def]
     most = _MONTHS[month - 1] + (1 if is_leap and month == 2 else 0)
     if day > most or not (0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60):
         return 0, -1
-    at += 19
+    position += 19
     micros = np.int64(0)
-    if load_byte(at) == 46:
-        begin = at + 1
-        at = begin
+    if load_byte(position) == 46:
+        begin = position + 1
+        position = begin
         factor = 100_000
-        while at < end and 48 <= load_byte(at) <= 57 and at - begin < 9:
-            micros += np.int64(load_byte(at) - 48) * factor
+        while position < end and 48 <= load_byte(position) <= 57 and position - begin < 9:
+            micros += np.int64(load_byte(position) - 48) * factor
             factor //= 10
-            at += 1
-        if at == begin:
+            position += 1
+        if position == begin:
             return 0, -1
     offset = 0
-    zone = at_byte(at, end)
+    zone = at_byte(position, end)
     if zone == 90 or zone == 122:
-        at += 1
+        position += 1
     elif zone == 43 or zone == 45:
-        if end - at < 6 or load_byte(at + 3) != 58:
+        if end - position < 6 or load_byte(position + 3) != 58:
             return 0, -1
-        hours, minutes = digits(at + 1, 2), digits(at + 4, 2)
+        hours, minutes = digits(position + 1, 2), digits(position + 4, 2)
         offset = hours * 60 + minutes
         if hours < 0 or minutes < 0 or minutes > 59 or offset > _MAX_OFFSET:
             return 0, -1
         if zone == 45:
             offset = -offset
-        at += 6
+        position += 6
     else:
         return 0, -1
-    if at_byte(at, end) != 34:
+    if at_byte(position, end) != 34:
         return 0, -1
     minutes = (_days(year, month, day) * 24 + hour) * 60 + minute - offset
-    return (minutes * 60 + second) * _MICROS + micros, at + 1
+    return (minutes * 60 + second) * _MICROS + micros, position + 1
 
 
 @compiled

@@ -15,33 +15,33 @@ _TEXT = int(Store.TEXT)
 
 
 @compiled
-def _same(one, other, size):  # type: ignore[no-untyped-def]
+def _same(begin, other, size):  # type: ignore[no-untyped-def]
     """Return whether bytes at two addresses are equal."""
-    at = 0
-    while size - at >= 8:
-        if load_word(one + at) != load_word(other + at):
+    offset = 0
+    while size - offset >= 8:
+        if load_word(begin + offset) != load_word(other + offset):
             return False
-        at += 8
-    while at < size:
-        if load_byte(one + at) != load_byte(other + at):
+        offset += 8
+    while offset < size:
+        if load_byte(begin + offset) != load_byte(other + offset):
             return False
-        at += 1
+        offset += 1
     return True
 
 
 @compiled
-def _hash(at, size):  # type: ignore[no-untyped-def]
-    found = np.uint64(size) ^ np.uint64(0x9E3779B97F4A7C15)
-    end = at + size
-    while end - at >= 8:
-        found = (found ^ load_word(at)) * np.uint64(0xFF51AFD7ED558CCD)
-        found ^= found >> np.uint64(32)
-        at += 8
-    while at < end:
-        found = (found ^ np.uint64(load_byte(at))) * np.uint64(0xC4CEB9FE1A85EC53)
-        found ^= found >> np.uint64(29)
-        at += 1
-    return found
+def _hash(position, size):  # type: ignore[no-untyped-def]
+    digest = np.uint64(size) ^ np.uint64(0x9E3779B97F4A7C15)
+    end = position + size
+    while end - position >= 8:
+        digest = (digest ^ load_word(position)) * np.uint64(0xFF51AFD7ED558CCD)
+        digest ^= digest >> np.uint64(32)
+        position += 8
+    while position < end:
+        digest = (digest ^ np.uint64(load_byte(position))) * np.uint64(0xC4CEB9FE1A85EC53)
+        digest ^= digest >> np.uint64(29)
+        position += 1
+    return digest
 
 
 @compiled
@@ -62,11 +62,11 @@ def may_repeat(values, offsets, width, first, last):  # type: ignore[no-untyped-
     :param first, last: the first key, and the one after the last
     """
     if last - first <= _FEW:
-        for one in range(first + 1, last):
-            begin, size = _key(values, offsets, width, one)
-            for other in range(first, one):
-                at, length = _key(values, offsets, width, other)
-                if length == size and _same(begin, at, size):
+        for number in range(first + 1, last):
+            begin, size = _key(values, offsets, width, number)
+            for other in range(first, number):
+                other_begin, length = _key(values, offsets, width, other)
+                if length == size and _same(begin, other_begin, size):
                     return True
         return False
     room = 32
@@ -74,16 +74,16 @@ def may_repeat(values, offsets, width, first, last):  # type: ignore[no-untyped-
         room *= 2
     table = np.full(room, -1, np.int64)
     left = _PROBES * (last - first)
-    for one in range(first, last):
-        begin, size = _key(values, offsets, width, one)
+    for number in range(first, last):
+        begin, size = _key(values, offsets, width, number)
         place = np.int64(_hash(begin, size) & np.uint64(room - 1))
         while table[place] >= 0:
-            at, length = _key(values, offsets, width, table[place])
-            if length == size and _same(begin, at, size):
+            other_begin, length = _key(values, offsets, width, table[place])
+            if length == size and _same(begin, other_begin, size):
                 return True
             left -= 1
             if left < 0:
                 return True
             place = (place + 1) & (room - 1)
-        table[place] = one
+        table[place] = number
     return False

@@ -287,7 +287,7 @@ class Shape:
             )
         slot = next(self._slots)
         if isinstance(column, T.StructType):
-            fields = (self._place(one.name, one.field_type, domain) for one in column.fields)
+            fields = (self._place(field.name, field.field_type, domain) for field in column.fields)
             return Slot(name, column, slot, domain, store, tuple(fields))
         if isinstance(column, T.ListType):
             items = next(self._domains)

@@ -105,19 +105,19 @@ def execute(  # type: ignore[no-untyped-def]
     records = min(len(offsets) - 1, first + rooms[1, 0] - counts[0])
     for record in range(first, records):
         if present[record]:
-            at, end = offsets[record], offsets[record + 1]
-            found = schema_of(data, at, end)
-            if found != number:
-                number, start = found, start_of(writers, found)
+            position, end = offsets[record], offsets[record + 1]
+            schema_id = schema_of(data, position, end)
+            if schema_id != number:
+                number, start = schema_id, start_of(writers, schema_id)
             if number < 0 or start < 0:
                 return record
-            at, end = base + at + WIRE_BYTES, base + end
-            at = _message_at(at, end, start, program)
-            if at < 0:
+            position, end = base + position + WIRE_BYTES, base + end
+            position = _message_at(position, end, start, program)
+            if position < 0:
                 return record
             before = messages
             messages = _record(
-                at, end, start + 1, program, columns, ending, (stack, seen), messages
+                position, end, start + 1, program, columns, ending, (stack, seen), messages
             )
             if messages < 0 or messages - before > targets[instructions[start, 5] + 1]:
                 return record
@@ -126,84 +126,84 @@ def execute(  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _message_at(at, end, start, program):  # type: ignore[no-untyped-def]
+def _message_at(position, end, start, program):  # type: ignore[no-untyped-def]
     """Return the address after the message indexes that name the table's message, or -1."""
     instructions, targets, names, texts = program
-    it = instructions + _BYTES * start
-    if end - at > get(targets, get(it, 5)):
+    instruction = instructions + _BYTES * start
+    if end - position > get(targets, get(instruction, 5)):
         return -1
-    for text in range(get(it, 3), get(it, 3) + get(it, 4)):
+    for text in range(get(instruction, 3), get(instruction, 3) + get(instruction, 4)):
         begin, size = get(names, text), get(names, text + 1) - get(names, text)
-        is_same = end - at >= size
+        is_same = end - position >= size
         for place in range(size):
-            is_same = is_same and load_byte(at + place) == load_byte(texts + begin + place)
+            is_same = is_same and load_byte(position + place) == load_byte(texts + begin + place)
         if is_same:
-            return at + size
+            return position + size
     return -1
 
 
 @compiled
-def _varint(at, end):  # type: ignore[no-untyped-def]
+def _varint(position, end):  # type: ignore[no-untyped-def]
     """Return a number of up to 64 bits, and the address after it, or -1."""
-    if at >= end:
+    if position >= end:
         return np.uint64(0), -1
-    byte = load_byte(at)
+    byte = load_byte(position)
     bits = np.uint64(byte & 0x7F)
-    at += 1
+    position += 1
     shift = np.uint64(7)
     while byte >= 0x80:
-        if at >= end:
+        if position >= end:
             return bits, -1
-        byte = load_byte(at)
-        at += 1
+        byte = load_byte(position)
+        position += 1
         if shift == 63 and byte > 1:
             return bits, -1
         bits |= np.uint64(byte & 0x7F) << shift
         shift += np.uint64(7)
-    return bits, at
+    return bits, position
 
 
 @compiled
-def _sized(at, end):  # type: ignore[no-untyped-def]
+def _sized(position, end):  # type: ignore[no-untyped-def]
     """Return where a value with a length begins and ends, or -1 twice."""
-    size, at = _varint(at, end)
-    if at < 0 or size > np.uint64(end - at):
+    size, position = _varint(position, end)
+    if position < 0 or size > np.uint64(end - position):
         return -1, -1
-    return at, at + np.int64(size)
+    return position, position + np.int64(size)
 
 
 @compiled
-def _skipped(at, end, wire):  # type: ignore[no-untyped-def]
+def _skipped(position, end, wire):  # type: ignore[no-untyped-def]
     """Return the address after a value, or -1."""
     if wire == _VARINT:
-        _, at = _varint(at, end)
+        _, position = _varint(position, end)
     elif wire == _LENGTH:
-        _, at = _sized(at, end)
+        _, position = _sized(position, end)
     elif wire == _WIRE_64:
-        at += 8
+        position += 8
     elif wire == _WIRE_32:
-        at += 4
+        position += 4
     else:
         return -1
-    return at if at <= end else -1
+    return position if position <= end else -1
 
 
 @compiled
-def _skipped_packed(at, end, size):  # type: ignore[no-untyped-def]
+def _skipped_packed(position, end, size):  # type: ignore[no-untyped-def]
     """Return the address after packed values, or -1.
 
     :param size: bytes of a value; 1: they are varints
     """
-    at, till = _sized(at, end)
-    if at < 0 or (till - at) % size:
+    position, till = _sized(position, end)
+    if position < 0 or (till - position) % size:
         return -1
-    while size == 1 and 0 <= at < till:
-        _, at = _varint(at, till)
-    return -1 if at < 0 else till
+    while size == 1 and 0 <= position < till:
+        _, position = _varint(position, till)
+    return -1 if position < 0 else till
 
 
 @compiled
-def _record(at, end, pc, program, columns, ending, work, messages):  # type: ignore[no-untyped-def]
+def _record(position, end, pc, program, columns, ending, work, messages):  # type: ignore[no-untyped-def]
     """Read a record's message. The tuples are addresses of arrays.
 
     :param messages: how many there were; each has a number
@@ -212,14 +212,14 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
     instructions, targets, _, _ = program
     _, valids, _, counts, _, item_rooms = columns
     stack, seen = work
-    steps = _STEPS + _STEPS_OF_A_BYTE * (end - at)
-    it, items, level = instructions + _BYTES * pc, np.int64(-1), stack
+    steps = _STEPS + _STEPS_OF_A_BYTE * (end - position)
+    instruction, items, level = instructions + _BYTES * pc, np.int64(-1), stack
     depth, this, following = 0, messages + 1, 0
     messages += 1
     while True:
         # The end of messages.
-        while at == end:
-            if not _ended(targets + 8 * get(it, 5), this, program, columns, ending, seen):
+        while position == end:
+            if not _ended(targets + 8 * get(instruction, 5), this, program, columns, ending, seen):
                 return -1
             if items >= 0:
                 end_value(items, *ending)
@@ -227,20 +227,20 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
                 return messages
             depth -= 1
             level = stack + 8 * _LEVEL * depth
-            it, end, this = get(level, 0), get(level, 1), get(level, 2)
+            instruction, end, this = get(level, 0), get(level, 1), get(level, 2)
             items, following = get(level, 3), get(level, 4)
         # A field.
-        tag, at = _varint(at, end)
-        if at < 0 or tag < 8 or tag > _MAX_TAG:
+        tag, position = _varint(position, end)
+        if position < 0 or tag < 8 or tag > _MAX_TAG:
             return -1
-        fields, count = targets + 8 * get(it, 3), get(it, 4)
+        fields, count = targets + 8 * get(instruction, 3), get(instruction, 4)
         place, taken = _field(fields, count, np.int64(tag), following)
         steps -= 1 + taken
         if place < 0 or steps < 0:
             return -1
         if place == count:
-            at = _skipped(at, end, np.int64(tag) & 7)
-            if at < 0:
+            position = _skipped(position, end, np.int64(tag) & 7)
+            if position < 0:
                 return -1
             continue
         field = fields + 8 * _FIELD * place
@@ -256,11 +256,11 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
         op, inner = get(value, 0), np.int64(-1)
         if op == _SKIP:
             if get(value, 3):
-                at = _skipped_packed(at, end, get(value, 3))
+                position = _skipped_packed(position, end, get(value, 3))
             else:
-                at = _skipped(at, end, np.int64(tag) & 7)
+                position = _skipped(position, end, np.int64(tag) & 7)
         elif op == _PACKED:
-            at = _packed(at, end, value, program, columns, ending)
+            position = _packed(position, end, value, program, columns, ending)
         else:
             if op == _ITEM:
                 inner = get(value, 3)
@@ -268,10 +268,10 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
                     return -1
                 value = instructions + _BYTES * get(value, 4)
             if get(value, 0) == _MESSAGE:
-                at, till = _sized(at, end)
-                if at < 0 or depth == MAX_DEPTH:
+                position, till = _sized(position, end)
+                if position < 0 or depth == MAX_DEPTH:
                     return -1
-                put(level, 0, it)
+                put(level, 0, instruction)
                 put(level, 1, end)
                 put(level, 2, this)
                 put(level, 3, items)
@@ -279,14 +279,17 @@ def _record(at, end, pc, program, columns, ending, work, messages):  # type: ign
                 depth += 1
                 level = stack + 8 * _LEVEL * depth
                 messages += 1
-                it, end, this, items, following = value, till, messages, inner, 0
-                if get(it, 1) >= 0:
-                    store_byte(get(valids, get(it, 1)) + get(counts, get(it, 2)), _ONE_BYTE)
+                instruction, end, this, items, following = value, till, messages, inner, 0
+                if get(instruction, 1) >= 0:
+                    store_byte(
+                        get(valids, get(instruction, 1)) + get(counts, get(instruction, 2)),
+                        _ONE_BYTE,
+                    )
                 continue
-            at = _scalar(at, end, value, program, columns)
-            if at >= 0 and inner >= 0:
+            position = _scalar(position, end, value, program, columns)
+            if position >= 0 and inner >= 0:
                 end_value(inner, *ending)
-        if at < 0:
+        if position < 0:
             return -1
 
 
@@ -309,123 +312,125 @@ def _field(fields, count, tag, guess):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _packed(at, end, it, program, columns, ending):  # type: ignore[no-untyped-def]
+def _packed(position, end, instruction, program, columns, ending):  # type: ignore[no-untyped-def]
     """Read packed values; return the address after them, or -1."""
     _, _, _, counts, _, item_rooms = columns
-    items, value = get(it, 3), program[0] + _BYTES * get(it, 4)
-    at, till = _sized(at, end)
-    if at < 0:
+    items, value = get(instruction, 3), program[0] + _BYTES * get(instruction, 4)
+    position, till = _sized(position, end)
+    if position < 0:
         return -1
-    while at < till:
+    while position < till:
         if get(counts, items) >= get(item_rooms, items):
             return -1
-        at = _scalar(at, till, value, program, columns)
-        if at < 0:
+        position = _scalar(position, till, value, program, columns)
+        if position < 0:
             return -1
         end_value(items, *ending)
-    return at
+    return position
 
 
 @compiled
-def _scalar(at, end, it, program, columns):  # type: ignore[no-untyped-def]
+def _scalar(position, end, instruction, program, columns):  # type: ignore[no-untyped-def]
     """Read a value that is not a message, by an instruction; return the address after it, or -1."""
     values, valids, used, counts, text_rooms, _ = columns
-    op, slot, row = get(it, 0), get(it, 1), get(counts, get(it, 2))
-    a, b = get(it, 3), get(it, 4)
+    op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
+    a, b = get(instruction, 3), get(instruction, 4)
     target = get(values, slot)
     store_byte(get(valids, slot) + row, _ONE_BYTE)
     if op == _TEXT:
-        at, till = _sized(at, end)
-        if at < 0 or till - at > get(text_rooms, slot) - get(used, slot):
+        position, till = _sized(position, end)
+        if position < 0 or till - position > get(text_rooms, slot) - get(used, slot):
             return -1
-        if a and not is_utf8(at, till):
+        if a and not is_utf8(position, till):
             return -1
-        copy(target + get(used, slot), at, till - at)
-        put(used, slot, get(used, slot) + till - at)
+        copy(target + get(used, slot), position, till - position)
+        put(used, slot, get(used, slot) + till - position)
         return till
     if op == _NUMBER:
-        found, at = _number(at, end, a)
-        if at >= 0:
-            _store(target, row, found, b)
-        return at
+        number, position = _number(position, end, a)
+        if position >= 0:
+            _store(target, row, number, b)
+        return position
     if op == _ENUM:
-        found, at = _number(at, end, _INT32)
-        if at < 0:
+        number, position = _number(position, end, _INT32)
+        if position < 0:
             return -1
-        text = _symbol(program[1] + 8 * b, a, found)
+        text = _symbol(program[1] + 8 * b, a, number)
         if text >= 0:
-            return at if _copied(text, slot, program, columns) else -1
-        return at if not get(it, 5) and _digits(found, slot, columns) else -1
+            return position if _copied(text, slot, program, columns) else -1
+        return position if not get(instruction, 5) and _digits(number, slot, columns) else -1
     if op == _WIDER:
-        if end - at < 4:
+        if end - position < 4:
             return -1
-        store_double(target + 8 * row, np.float64(load_float(at)))
-        return at + 4
+        store_double(target + 8 * row, np.float64(load_float(position)))
+        return position + 4
     if op == _CONVERTED:
-        found, at = _number(at, end, a)
-        return at if at >= 0 and _convert(target, row, found, program[1] + 8 * b) else -1
-    at, till = _sized(at, end)  # of a message
-    if at < 0:
+        number, position = _number(position, end, a)
+        return (
+            position if position >= 0 and _convert(target, row, number, program[1] + 8 * b) else -1
+        )
+    position, till = _sized(position, end)  # of a message
+    if position < 0:
         return -1
     is_one = False
     if op == _TIMESTAMP:
-        micros, is_one = _timestamp(at, till)
+        micros, is_one = _timestamp(position, till)
         store_int64(target + 8 * row, micros)
     elif op == _DATE:
-        days, is_one = _date(at, till)
+        days, is_one = _date(position, till)
         store_int32(target + 4 * row, np.int32(days))
     elif op == _TIME:
-        micros, is_one = _time(at, till)
+        micros, is_one = _time(position, till)
         is_one = is_one and _convert(target, row, micros, program[1] + 8 * b)
     elif op == _DECIMAL:
-        high, low, is_one = _decimal(at, till, a, b)
-        is_one = is_one and _store_decimal(target, row, high, low, get(it, 5))
+        high, low, is_one = _decimal(position, till, a, b)
+        is_one = is_one and _store_decimal(target, row, high, low, get(instruction, 5))
     return till if is_one else -1
 
 
 @compiled
-def _number(at, end, encoding):  # type: ignore[no-untyped-def]
+def _number(position, end, encoding):  # type: ignore[no-untyped-def]
     """Return a number, and the address after it, or -1."""
     if encoding >= _FIXED32:
         size = 4 if encoding <= _SFIXED32 else 8
-        if end - at < size:
+        if end - position < size:
             return np.int64(0), -1
         if size == 8:
-            return load_int64(at), at + 8
-        found = np.int64(load_int32(at))
-        return (found & _MAX_TAG if encoding == _FIXED32 else found), at + 4
-    bits, at = _varint(at, end)
-    found = np.int64(bits)
+            return load_int64(position), position + 8
+        number = np.int64(load_int32(position))
+        return (number & _MAX_TAG if encoding == _FIXED32 else number), position + 4
+    bits, position = _varint(position, end)
+    number = np.int64(bits)
     if encoding == _INT32:
-        found = np.int64(np.int32(found))
+        number = np.int64(np.int32(number))
     elif encoding == _UINT32:
-        found &= _MAX_TAG
+        number &= _MAX_TAG
     elif encoding == _SINT32:
-        found &= _MAX_TAG
-        found = (found >> 1) ^ -(found & 1)
+        number &= _MAX_TAG
+        number = (number >> 1) ^ -(number & 1)
     elif encoding == _SINT64:
-        found = np.int64(bits >> np.uint64(1)) ^ -(found & 1)
+        number = np.int64(bits >> np.uint64(1)) ^ -(number & 1)
     elif encoding == _BOOL:
-        found = np.int64(bits != 0)
-    return found, at
+        number = np.int64(bits != 0)
+    return number, position
 
 
 @compiled
-def _store(target, row, found, width):  # type: ignore[no-untyped-def]
+def _store(target, row, number, width):  # type: ignore[no-untyped-def]
     """Write a value of a column; 16 bytes: of a decimal that is not negative."""
     if width == 4:
-        store_int32(target + 4 * row, np.int32(found))
+        store_int32(target + 4 * row, np.int32(number))
     elif width == 8:
-        store_int64(target + 8 * row, found)
+        store_int64(target + 8 * row, number)
     elif width == 1:
-        store_byte(target + row, np.uint8(found))
+        store_byte(target + row, np.uint8(number))
     else:
-        store_int64(target + 16 * row, found)
+        store_int64(target + 16 * row, number)
         store_int64(target + 16 * row + 8, np.int64(0))
 
 
 @compiled
-def _convert(target, row, found, limits):  # type: ignore[no-untyped-def]
+def _convert(target, row, number, limits):  # type: ignore[no-untyped-def]
     """Write a number as the value of a column of another type; return whether it has it.
 
     :param limits: see :attr:`ProtobufOp.CONVERTED`
@@ -433,16 +438,16 @@ def _convert(target, row, found, limits):  # type: ignore[no-untyped-def]
     least, most, width = get(limits, 0), get(limits, 1), get(limits, 3)
     high = np.int64(0)
     if get(limits, 4):
-        if np.uint64(found) > np.uint64(most):
+        if np.uint64(number) > np.uint64(most):
             return False
     else:
-        if found < least or found > most:
+        if number < least or number > most:
             return False
-        high = np.int64(-1) if found < 0 else np.int64(0)
+        high = np.int64(-1) if number < 0 else np.int64(0)
     if width < 16:
-        _store(target, row, found, width)
+        _store(target, row, number, width)
         return True
-    high, low, _ = rescaled(high, np.uint64(found), get(limits, 2))
+    high, low, _ = rescaled(high, np.uint64(number), get(limits, 2))
     store_int64(target + 16 * row, np.int64(low))
     store_int64(target + 16 * row + 8, high)
     return True
@@ -511,30 +516,30 @@ def _digits(number, slot, columns):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _parts(at, end, most):  # type: ignore[no-untyped-def]
+def _parts(position, end, most):  # type: ignore[no-untyped-def]
     """Return the first four fields of a message, and whether they are numbers in order.
 
     :param most: the largest number of a field
     """
     first, second, third, fourth = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     last = np.int64(0)
-    while at < end:
-        tag, at = _varint(at, end)
+    while position < end:
+        tag, position = _varint(position, end)
         field = np.int64(tag) >> 3
-        if at < 0 or np.int64(tag) & 7 != _VARINT or field <= last or field > most:
+        if position < 0 or np.int64(tag) & 7 != _VARINT or field <= last or field > most:
             return first, second, third, fourth, False
         last = field
-        found, at = _number(at, end, _INT64)
-        if at < 0:
+        number, position = _number(position, end, _INT64)
+        if position < 0:
             return first, second, third, fourth, False
         if field == 1:
-            first = found
+            first = number
         elif field == 2:
-            second = found
+            second = number
         elif field == 3:
-            third = found
+            third = number
         else:
-            fourth = found
+            fourth = number
     return first, second, third, fourth, True
 
 
@@ -544,26 +549,26 @@ def _int32(number):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _timestamp(at, end):  # type: ignore[no-untyped-def]
+def _timestamp(position, end):  # type: ignore[no-untyped-def]
     """Return a message ``google.protobuf.Timestamp`` in microseconds, and whether it is one."""
-    seconds, nanos, _, _, is_one = _parts(at, end, 2)
+    seconds, nanos, _, _, is_one = _parts(position, end, 2)
     nanos = _int32(nanos)
     is_one &= _FIRST_SECOND <= seconds <= _LAST_SECOND and 0 <= nanos <= 999_999_999
     return (seconds * _MICROS + nanos // 1000 if is_one else np.int64(0)), is_one
 
 
 @compiled
-def _date(at, end):  # type: ignore[no-untyped-def]
+def _date(position, end):  # type: ignore[no-untyped-def]
     """Return a message ``google.type.Date`` in days, and whether it is one."""
-    year, month, day, _, is_one = _parts(at, end, 3)
+    year, month, day, _, is_one = _parts(position, end, 3)
     days, is_day = days_of(_int32(year), _int32(month), _int32(day))
     return days, is_one and is_day
 
 
 @compiled
-def _time(at, end):  # type: ignore[no-untyped-def]
+def _time(position, end):  # type: ignore[no-untyped-def]
     """Return a message ``google.type.TimeOfDay`` in microseconds, and whether it is one."""
-    hours, minutes, seconds, nanos, is_one = _parts(at, end, 4)
+    hours, minutes, seconds, nanos, is_one = _parts(position, end, 4)
     hours, minutes, seconds, nanos = _int32(hours), _int32(minutes), _int32(seconds), _int32(nanos)
     micros = ((hours * 60 + minutes) * 60 + seconds) * _MICROS + nanos // 1000
     is_one &= 0 <= hours <= 24 and 0 <= minutes <= 59 and 0 <= seconds <= 60
@@ -572,25 +577,25 @@ def _time(at, end):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decimal(at, end, precision, scale):  # type: ignore[no-untyped-def]
+def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
     """Return a message ``confluent.type.Decimal`` in a column's scale: halves, whether it fits."""
-    content, till, own = at, at, np.int64(0)
+    content, till, own = position, position, np.int64(0)
     last, none = np.int64(0), (np.int64(0), np.uint64(0), False)
-    while at < end:
-        tag, at = _varint(at, end)
+    while position < end:
+        tag, position = _varint(position, end)
         field, wire = np.int64(tag) >> 3, np.int64(tag) & 7
-        if at < 0 or field <= last or field > 3:
+        if position < 0 or field <= last or field > 3:
             return none
         last = field
         if wire != (_LENGTH if field == 1 else _VARINT):
             return none
         if field == 1:
-            content, till = _sized(at, end)
-            at = till
+            content, till = _sized(position, end)
+            position = till
         else:
-            found, at = _number(at, end, _INT64)
-            own = _int32(found) if field == 3 else own
-        if at < 0:
+            number, position = _number(position, end, _INT64)
+            own = _int32(number) if field == 3 else own
+        if position < 0:
             return none
     if till == content:
         return np.int64(0), np.uint64(0), True
@@ -618,28 +623,28 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
     """
     values, valids, _, counts, _, _ = columns
     for place in range(1, get(targets, 0) + 1):
-        it = program[0] + _BYTES * get(targets, place)
-        op, slot, row = get(it, 0), get(it, 1), get(counts, get(it, 2))
-        if get(seen, get(it, 3)) == this:
+        instruction = program[0] + _BYTES * get(targets, place)
+        op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
+        if get(seen, get(instruction, 3)) == this:
             continue
         if op == _REQUIRED:
             return False
         store_byte(get(valids, slot) + row, _ONE_BYTE)
         if op == _DEFAULT_NUMBER:
-            target, width, bits = get(values, slot), get(it, 5), get(it, 4)
+            target, width, bits = get(values, slot), get(instruction, 5), get(instruction, 4)
             if width == 16:
                 store_int64(target + 16 * row, get(program[1], bits))
                 store_int64(target + 16 * row + 8, get(program[1], bits + 1))
             else:
                 _store(target, row, bits, width)
         elif op == _MAP:
-            entries = program[1] + 8 * get(it, 4)
+            entries = program[1] + 8 * get(instruction, 4)
             first, last = load_int32(get(ending[2], slot) + 4 * row), get(counts, get(entries, 0))
             keys, width = get(entries, 1), get(entries, 2)
             if last - first > 1 and may_repeat(
                 get(values, keys), get(ending[2], keys), width, first, last
             ):
                 return False
-        elif op != _PRESENT and not _copied(get(it, 4), slot, program, columns):
+        elif op != _PRESENT and not _copied(get(instruction, 4), slot, program, columns):
             return False
     return True

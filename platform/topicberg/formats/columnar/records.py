@@ -18,15 +18,15 @@ WIRE_BYTES = 5
 
 
 @compiled
-def schema_of(data, at, end):  # type: ignore[no-untyped-def]
+def schema_of(data, position, end):  # type: ignore[no-untyped-def]
     """Return the id of the schema that a record begins with, or -1."""
-    if end - at < WIRE_BYTES or data[at] != 0:
+    if end - position < WIRE_BYTES or data[position] != 0:
         return np.int64(-1)
     return (
-        (np.int64(data[at + 1]) << 24)
-        | (np.int64(data[at + 2]) << 16)
-        | (np.int64(data[at + 3]) << 8)
-        | np.int64(data[at + 4])
+        (np.int64(data[position + 1]) << 24)
+        | (np.int64(data[position + 2]) << 16)
+        | (np.int64(data[position + 3]) << 8)
+        | np.int64(data[position + 4])
     )
 
 

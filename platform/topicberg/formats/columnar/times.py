@@ -32,10 +32,10 @@ _MICROS_OF_SECOND, _MICROS_OF_DAY = 1_000_000, 86_400_000_000
 
 
 @compiled
-def digits(at, count):  # type: ignore[no-untyped-def]
+def digits(position, count):  # type: ignore[no-untyped-def]
     """Return a number of some digits, or a negative one."""
     found = np.int64(0)
-    for place in range(at, at + count):
+    for place in range(position, position + count):
         digit = np.int64(load_byte(place)) - 48
         if digit < 0 or digit > 9:
             return np.int64(-1)
@@ -59,57 +59,61 @@ def days_of(year, month, day):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _day(at):  # type: ignore[no-untyped-def]
+def _day(position):  # type: ignore[no-untyped-def]
     """Return the days since 1970 of ten bytes, and whether they are a day."""
-    year, month, day = digits(at, 4), digits(at + 5, 2), digits(at + 8, 2)
-    if load_byte(at + 4) != _DASH or load_byte(at + 7) != _DASH:
+    year, month, day = digits(position, 4), digits(position + 5, 2), digits(position + 8, 2)
+    if load_byte(position + 4) != _DASH or load_byte(position + 7) != _DASH:
         return np.int64(0), False
     return days_of(year, month, day)
 
 
 @compiled
-def moment(at, end, kind):  # type: ignore[no-untyped-def]
+def moment(position, end, kind):  # type: ignore[no-untyped-def]
     """Return what a text stands for, and whether it is of the kind."""
     days = np.int64(0)
     if kind != _TIME:
-        if end - at < _DAY_BYTES:
+        if end - position < _DAY_BYTES:
             return np.int64(0), False
-        days, is_day = _day(at)
+        days, is_day = _day(position)
         if not is_day:
             return np.int64(0), False
-        at += _DAY_BYTES
+        position += _DAY_BYTES
     if kind == _DAY:
-        return days, at == end or (end - at == 1 and load_byte(at) == _Z)
+        return days, position == end or (end - position == 1 and load_byte(position) == _Z)
     if kind != _TIME:
-        if at == end or load_byte(at) != _T:
+        if position == end or load_byte(position) != _T:
             return np.int64(0), False
-        at += 1
-    if end - at < _TIME_BYTES or load_byte(at + 2) != _COLON or load_byte(at + 5) != _COLON:
+        position += 1
+    if (
+        end - position < _TIME_BYTES
+        or load_byte(position + 2) != _COLON
+        or load_byte(position + 5) != _COLON
+    ):
         return np.int64(0), False
-    hour, minute, second = digits(at, 2), digits(at + 3, 2), digits(at + 6, 2)
+    hour, minute, second = digits(position, 2), digits(position + 3, 2), digits(position + 6, 2)
     if not (0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60):
         return np.int64(0), False
     micros = ((hour * 60 + minute) * 60 + second) * _MICROS_OF_SECOND
-    at += _TIME_BYTES
-    if at < end and load_byte(at) == _POINT:
-        begin = at + 1
-        at, factor = begin, np.int64(_MICROS_OF_SECOND // 10)
-        while at < end and at - begin < _FRACTION and 48 <= load_byte(at) <= 57:
-            micros += (np.int64(load_byte(at)) - 48) * factor
+    position += _TIME_BYTES
+    if position < end and load_byte(position) == _POINT:
+        begin = position + 1
+        position, factor = begin, np.int64(_MICROS_OF_SECOND // 10)
+        while position < end and position - begin < _FRACTION and 48 <= load_byte(position) <= 57:
+            micros += (np.int64(load_byte(position)) - 48) * factor
             factor //= 10
-            at += 1
-        if at == begin:
+            position += 1
+        if position == begin:
             return np.int64(0), False
     micros += days * _MICROS_OF_DAY
-    if at < end and load_byte(at) == _Z:
-        at += 1
+    if position < end and load_byte(position) == _Z:
+        position += 1
     elif kind == _ZONED:
-        if end - at < _ZONE_BYTES or load_byte(at + 3) != _COLON:
+        if end - position < _ZONE_BYTES or load_byte(position + 3) != _COLON:
             return np.int64(0), False
-        sign, hours, minutes = load_byte(at), digits(at + 1, 2), digits(at + 4, 2)
+        sign, hours, minutes = load_byte(position), digits(position + 1, 2), digits(position + 4, 2)
         if not (0 <= hours < 24 and 0 <= minutes < 60) or (sign != _PLUS and sign != _DASH):
             return np.int64(0), False
         offset = (hours * 60 + minutes) * 60 * _MICROS_OF_SECOND
         micros += offset if sign == _DASH else -offset
-        at += _ZONE_BYTES
-    return micros, at == end and (kind == _TIME or _FIRST <= micros <= _LAST)
+        position += _ZONE_BYTES
+    return micros, position == end and (kind == _TIME or _FIRST <= micros <= _LAST)

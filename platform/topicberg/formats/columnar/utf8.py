@@ -12,17 +12,17 @@ _TOPS = np.uint64(0x8080808080808080)
 
 
 @compiled
-def is_utf8(at, end):  # type: ignore[no-untyped-def]
+def is_utf8(position, end):  # type: ignore[no-untyped-def]
     """Return whether the bytes between two addresses are UTF-8.
 
     Source: table 3-7 of the Unicode standard.
     """
-    while at < end:
-        if at + WORD <= end and load_word(at) & _TOPS == 0:
-            at += WORD
+    while position < end:
+        if position + WORD <= end and load_word(position) & _TOPS == 0:
+            position += WORD
             continue
-        byte = load_byte(at)
-        at += 1
+        byte = load_byte(position)
+        position += 1
         if byte < 0x80:
             continue
         low, high = 0x80, 0xBF  # of the second byte
@@ -42,10 +42,10 @@ def is_utf8(at, end):  # type: ignore[no-untyped-def]
                 high = 0x8F
         else:
             return False
-        if end - at < more or not low <= load_byte(at) <= high:
+        if end - position < more or not low <= load_byte(position) <= high:
             return False
-        for place in range(at + 1, at + more):
+        for place in range(position + 1, position + more):
             if not 0x80 <= load_byte(place) <= 0xBF:
                 return False
-        at += more
+        position += more
     return True

@@ -51,13 +51,13 @@ def fields(
             f"{where}: the schema is not an object with properties",
             hint="register an object with properties: a table needs named columns",
         )
-    found = fields_of(root.children, ids)
+    nested_fields = fields_of(root.children, ids)
     if unknown_as is not None:
         _check_unknown(where, root, unknown_as)
-        found.append(
+        nested_fields.append(
             NestedField(next(ids), unknown_as, StringType(), required=False, doc=_UNKNOWN_DOC)
         )
-    return found
+    return nested_fields
 
 
 _UNKNOWN_DOC = "JSON text of what the record has and the schema does not name"

@@ -206,11 +206,11 @@ def _opened(
         _check(where, [contents, *(text for _, text in references)])
     dialect = _dialect(contents)
     root = dialect.create_resource(contents)
-    found = [(name, _dialect(text).create_resource(text)) for name, text in references]
-    bases = [resource.id() or "" for resource in (root, *(resource for _, resource in found))]
+    resources = [(name, _dialect(text).create_resource(text)) for name, text in references]
+    bases = [resource.id() or "" for resource in (root, *(resource for _, resource in resources))]
     try:
         registry: Registry[Any] = Registry().with_resources(
-            (urljoin(base, name), resource) for name, resource in found for base in {"", *bases}
+            (urljoin(base, name), resource) for name, resource in resources for base in {"", *bases}
         )
         resolver = registry.resolver_with_root(root)
     except ValueError as error:
@@ -315,7 +315,7 @@ class _Reader:
                 return self.union([self.node((*branch, *rest), where) for branch in branches])
             kinds = _types(parts)
             if len(kinds) > 1:
-                return self.union([self.node(parts, where, one) for one in kinds])
+                return self.union([self.node(parts, where, member_kind) for member_kind in kinds])
             kind = kinds[0] if kinds else None
         constants = _constants(parts)
         doc = _get(parts, "description")
@@ -374,8 +374,10 @@ class _Reader:
                 if _get(parts, "flink.type") == "timestamp":
                     return Node("timestamp")
                 default: Kind = "long" if kind == "integer" else "double"
-                found = _TITLES.get(title) or _NUMBERS.get(connect, default)
-                return Node(_ANY.get(found, found) if self.has_connect_types else found)
+                number_kind = _TITLES.get(title) or _NUMBERS.get(connect, default)
+                return Node(
+                    _ANY.get(number_kind, number_kind) if self.has_connect_types else number_kind
+                )
             case "array":
                 return self.array(parts, where, connect)
             case "object":
@@ -552,7 +554,7 @@ def json_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = json.dumps(value, ensure_ascii=False)
-    return _ESCAPE.sub(lambda found: f"\\u{found[1].upper()}" if found[1] else found[0], text)
+    return _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}" if match[1] else match[0], text)
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:

@@ -63,8 +63,8 @@ def json_schema(schema: dict[str, Any]) -> str:
         pairs
     """
     try:
-        found = _converted(schema)
-        return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **found})
+        converted = _converted(schema)
+        return json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **converted})
     except RecursionError:
         raise limits.too_deep("the schema of the record") from None
     except (KeyError, TypeError, AttributeError) as error:
@@ -75,30 +75,37 @@ def json_schema(schema: dict[str, Any]) -> str:
 
 def _converted(schema: dict[str, Any]) -> dict[str, Any]:
     kind, name = schema["type"], schema.get("name")
-    found: dict[str, Any] = {} if name is None else {"title": str(name)}
+    converted: dict[str, Any] = {} if name is None else {"title": str(name)}
     if isinstance(parameters := schema.get("parameters"), dict):
-        found["connect.parameters"] = parameters
+        converted["connect.parameters"] = parameters
     if kind in _INTEGERS:
-        return found | {"type": "integer", "connect.type": kind}
+        return converted | {"type": "integer", "connect.type": kind}
     if kind in _NUMBERS:
-        return found | {"type": "number", "connect.type": _NUMBERS[kind]}
+        return converted | {"type": "number", "connect.type": _NUMBERS[kind]}
     match kind:
         case "boolean" | "string":
-            return found | {"type": kind}
+            return converted | {"type": kind}
         case "bytes":
             is_number = name == _DECIMAL  # or base64, by the converter's decimal.format
-            return found | {"type": "number" if is_number else "string", "connect.type": "bytes"}
+            return converted | {
+                "type": "number" if is_number else "string",
+                "connect.type": "bytes",
+            }
         case "array":
-            return found | {"type": "array", "items": _converted(schema["items"])}
+            return converted | {"type": "array", "items": _converted(schema["items"])}
         case "map" if schema["keys"]["type"] == "string" and not schema["keys"].get("optional"):
             values = _converted(schema["values"])
-            return found | {"type": "object", "connect.type": "map", "additionalProperties": values}
+            return converted | {
+                "type": "object",
+                "connect.type": "map",
+                "additionalProperties": values,
+            }
         case "struct":
             properties = {
                 str(field["field"]): _converted(field) | {"connect.index": number}
                 for number, field in enumerate(schema["fields"])
             }
-            return found | {"type": "object", "properties": properties}
+            return converted | {"type": "object", "properties": properties}
     raise TableflowError(
         f"the schema of the record has the type {json.dumps(kind)}, which has no column",
         hint="use a map with text keys, or leave the column out in the connector",

@@ -124,9 +124,9 @@ def converting(read: Read, plan: JsonPlan) -> Read:
             return None
         if reader is None:
             return read(value)
-        if (found := reader(value)) is None:
+        if (read_value := reader(value)) is None:
             raise unexpected(value)
-        return found
+        return read_value
 
     return converted
 
@@ -135,8 +135,8 @@ def _of_text(plan: JsonPlan, read: Read) -> Iterator[tuple[str, Read]]:
     """Yield what reads text by a conversion; None: it is not of that form."""
 
     def number(text: str) -> Any:
-        found = _number(text)
-        return None if found is None else read(found)
+        parsed = _number(text)
+        return None if parsed is None else read(parsed)
 
     def epoch(text: str) -> Any:
         micros = date_time_micros(text)

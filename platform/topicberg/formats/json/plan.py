@@ -202,21 +202,21 @@ def _fit_union(
     columns = columns_of(column) if isinstance(column, T.StructType) else {}
     twins: Sequence[tuple[str | None, Node | None]]
     if f"{UNION_FIELD}0" not in columns:
-        twins = [("" if _may_be(one, latest) else None, latest) for one in nodes]
+        twins = [("" if _may_be(member_node, latest) else None, latest) for member_node in nodes]
     elif latest is not None and latest.kind == "union":
         twins = _matched(nodes, list(latest.children.items()))
     else:
         twins = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
     members: list[JsonMember] = []
-    for one, (place, twin) in zip(nodes, twins, strict=True):
+    for member_node, (place, twin) in zip(nodes, twins, strict=True):
         kind = columns.get(place or "", column)
         if place in ("", *columns):
             try:
-                members.append(JsonMember(fit(subject, one, twin, kind, path), place))
+                members.append(JsonMember(fit(subject, member_node, twin, kind, path), place))
                 continue
             except TableflowError:
                 pass
-        unplaced = fit(subject, one, None, _type_of(one, itertools.count()))
+        unplaced = fit(subject, member_node, None, _type_of(member_node, itertools.count()))
         members.append(JsonMember(unplaced, None))
     if all(member.place is None for member in members):
         raise _unlike(subject, node, column, path)
@@ -240,30 +240,30 @@ def _matched(
     """
     left = dict(enumerate(nodes))
     right = {number: node for number, (_, node) in enumerate(latest)}
-    found: dict[int, int] = {}
+    matches: dict[int, int] = {}
 
-    def pair(one: int, other: int) -> None:
-        found[one] = other
-        del left[one], right[other]
+    def pair(member: int, other: int) -> None:
+        matches[member] = other
+        del left[member], right[other]
 
     for number in list(left):
         if number in right and _plain(left[number]) == _plain(right[number]):
             pair(number, number)
     for same in (_same_type, _same_name, _same_constants):
-        for one in list(left):
-            others = [n for n in right if same(left[one], right[n])]
+        for member in list(left):
+            others = [n for n in right if same(left[member], right[n])]
             rivals = [n for n in left if others and same(left[n], right[others[0]])]
             if len(others) == len(rivals) == 1:
-                pair(one, others[0])
+                pair(member, others[0])
     alike = [(-_likeness(a, b), m, n) for m, a in left.items() for n, b in right.items()]
-    for likeness, one, other in sorted(alike):
-        if likeness and one in left and other in right:
-            pair(one, other)
+    for likeness, member, other in sorted(alike):
+        if likeness and member in left and other in right:
+            pair(member, other)
     kept = [
         (None if number < len(latest) else f"{UNION_FIELD}{number}", None)
         for number in range(len(nodes))
     ]
-    return [latest[found[n]] if n in found else kept[n] for n in range(len(nodes))]
+    return [latest[matches[n]] if n in matches else kept[n] for n in range(len(nodes))]
 
 
 def _plain(node: Node) -> Node:

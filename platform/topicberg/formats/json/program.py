@@ -118,9 +118,9 @@ def _object(
     else:
         is_record = place is None and domain == 0
         code.targets += [-3, code.unknown.slot] if is_record else [-2]
-    at = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
+    instruction = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
     if place is None:
-        code.instructions[at][2] = domain
+        code.instructions[instruction][2] = domain
     for number, (name, child) in enumerate(plan.children.items()):
         code.targets[first + number] = code.at
         emit(code, child, places[name])
@@ -155,7 +155,7 @@ def _union(
         return targets[number]
 
     for offset, kind in enumerate(_TYPES):
-        able = [n for n, one in enumerate(plan.members) if _may_be(one.plan, kind)]
+        able = [n for n, member in enumerate(plan.members) if _may_be(member.plan, kind)]
         if kind == "object" and len(able) > 0:
             code.targets[first + offset] = _choice(
                 code, [plan.members[n].plan for n in able], [target(n) for n in able]
@@ -179,7 +179,7 @@ def _may_be(plan: JsonPlan, kind: str) -> bool:
         case "boolean":
             return kind == "boolean"
         case "union":
-            return any(_may_be(one.plan, kind) for one in plan.members)
+            return any(_may_be(member.plan, kind) for member in plan.members)
     is_number = plan.kind in RANGES or plan.kind in ("float", "double")
     assert plan.kind in SCALARS  # noqa: S101  all others are above
     return kind == ("number" if is_number else "string")
@@ -196,7 +196,7 @@ def _member(
     """Return the first instruction of a member; -1: it has none."""
     if member.place is None:
         return -1
-    mark, at = code.mark(), code.at
+    mark, first = code.mark(), code.at
     try:
         if member.place != "":
             emit(code, member.plan, places[member.place])
@@ -207,7 +207,7 @@ def _member(
     except NotCoveredError:
         code.reset(mark)
         return -1
-    return at
+    return first
 
 
 def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]) -> int:
@@ -224,15 +224,19 @@ def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]
         for plan, node in zip(plans, nodes, strict=True)
     ]
     required = [node.required if node.kind == "struct" else frozenset() for node in nodes]
-    names = list(dict.fromkeys(name for one in declared if one for name in one))
+    names = list(
+        dict.fromkeys(name for properties in declared if properties for name in properties)
+    )
     names += sorted(set().union(*required) - set(names))
-    limited = [[one for one in (each or {}).values() if _is_limited(one)] for each in declared]
+    limited = [
+        [child for child in (each or {}).values() if _is_limited(child)] for each in declared
+    ]
     if len(plans) == 1 and not (required[0] or limited[0]):
         return targets[0]
     if max(len(plans), len(names)) > _MAX_BITS or any(
-        one.kind != "string" or not all(isinstance(value, str) for value in one.constants)
+        child.kind != "string" or not all(isinstance(value, str) for value in child.constants)
         for each in limited
-        for one in each
+        for child in each
     ):
         return -1
 
@@ -240,20 +244,20 @@ def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]
         return sum(flag << number for number, flag in enumerate(flags))
 
     first = len(code.targets)
-    code.targets += [len(plans), *targets, mask(one is None for one in declared)]
+    code.targets += [len(plans), *targets, mask(properties is None for properties in declared)]
     rows = len(code.targets)
     code.targets += [0] * (5 * len(names))
     for number, name in enumerate(names):
-        children = [None if one is None else one.get(name) for one in declared]
+        children = [None if properties is None else properties.get(name) for properties in declared]
         allowed = [
             set(child.constants) if child is not None and _is_limited(child) else None
             for child in children
         ]
-        constants = sorted(set().union(*(one for one in allowed if one is not None)))
+        constants = sorted(set().union(*(values for values in allowed if values is not None)))
         code.targets[rows + 5 * number : rows + 5 * number + 5] = [
-            mask(one is None or name in one for one in declared),
-            mask(name in one for one in required),
-            mask(one is None for one in allowed),
+            mask(properties is None or name in properties for properties in declared),
+            mask(name in required_names for required_names in required),
+            mask(values is None for values in allowed),
             len(code.targets),
             len(constants),
         ]
@@ -261,7 +265,7 @@ def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]
             text = json.dumps(constant, ensure_ascii=False)[1:-1].encode()
             code.targets += [
                 code.text([text]),
-                mask(one is None or constant in one for one in allowed),
+                mask(values is None or constant in values for values in allowed),
             ]
     return code.emit(JsonOp.CHOICE, None, first, len(names), _names(code, names))
 

@@ -85,12 +85,12 @@ def unknown(plan: JsonPlan, value: Any) -> Any:
         case "struct" if isinstance(value, dict):
             return _rests(children, value)
         case "list" if isinstance(value, list):
-            rests = [unknown(children["element"], one) for one in value]
+            rests = [unknown(children["element"], element) for element in value]
             return rests if any(rest is not None for rest in rests) else None
         case "map" if isinstance(value, dict):
             return _rests(dict.fromkeys(value, children["value"]), value)
         case "entries" if isinstance(value, list):
-            entries = [_rests(children, one) for one in value]
+            entries = [_rests(children, entry) for entry in value]
             return entries if any(rest is not None for rest in entries) else None
     return None
 
@@ -141,7 +141,7 @@ def _struct(plan: JsonPlan, in_union: bool, is_whole: bool = False) -> Read:
     """:param is_whole: it is a record, whose row lacks the columns that are null"""
     assert isinstance(plan.column, T.StructType)  # noqa: S101  the plan's
     empty: dict[str, Any] = {} if is_whole else dict.fromkeys(columns_of(plan.column))
-    readers = {name: _reader(one, in_union=in_union) for name, one in plan.children.items()}
+    readers = {name: _reader(child, in_union=in_union) for name, child in plan.children.items()}
     reader_of, unexpected = readers.get, unexpected_in(plan)
 
     def read(value: Any) -> Any:
@@ -167,14 +167,14 @@ def _list(plan: JsonPlan, in_union: bool) -> Read:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise unexpected(value)
-        found: list[Any] = []
+        elements: list[Any] = []
         try:
             for inner in value:
-                found.append(None if inner is None else element(inner))
+                elements.append(None if inner is None else element(inner))
         except ScalarMisfitError as misfit:
-            misfit.path.append(f"[{len(found)}]")
+            misfit.path.append(f"[{len(elements)}]")
             raise
-        return found
+        return elements
 
     return read
 
@@ -185,15 +185,15 @@ def _map(plan: JsonPlan, in_union: bool) -> Read:
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise unexpected(value)
-        found: list[tuple[str, Any]] = []
+        pairs: list[tuple[str, Any]] = []
         name = ""
         try:
             for name, inner in value.items():
-                found.append((name, None if inner is None else read_value(inner)))
+                pairs.append((name, None if inner is None else read_value(inner)))
         except ScalarMisfitError as misfit:
             misfit.path.append(f".{shortened(name)}")
             raise
-        return found
+        return pairs
 
     return read
 
@@ -215,7 +215,7 @@ def _entries(plan: JsonPlan, in_union: bool) -> Read:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise unexpected(value)
-        found: dict[Any, Any] = {}
+        by_key: dict[Any, Any] = {}
         number = 0
         try:
             for number, entry in enumerate(value):  # noqa: B007  the path has it
@@ -224,11 +224,11 @@ def _entries(plan: JsonPlan, in_union: bool) -> Read:
                     raise ScalarMisfitError(column, expected, entry, " found")
                 if (key := part(entry, "key")) is None:
                     raise ScalarMisfitError(column, "the key is missing in ", entry)
-                found[key] = part(entry, "value")
+                by_key[key] = part(entry, "value")
         except ScalarMisfitError as misfit:
             misfit.path.append(f"[{number}]")
             raise
-        return list(found.items())
+        return list(by_key.items())
 
     return read
 
@@ -319,7 +319,7 @@ def _one_of(node: Node) -> Callable[[Any], bool] | None:
     """Return whether a value is one of the schema's constants; None: any value is."""
     if not node.constants or node.kind not in COMPARED:
         return None
-    texts = frozenset(one for one in node.constants if isinstance(one, str))
+    texts = frozenset(constant for constant in node.constants if isinstance(constant, str))
 
     def is_one(value: Any) -> bool:
         if type(value) is str:
@@ -336,7 +336,7 @@ def _json(plan: JsonPlan, in_union: bool) -> Read:
     writes that double. A number that these would change is written as the record has it.
     """
     opening = plan.node.opening
-    expected = " or ".join(_OPENED[one] for one in opening)
+    expected = " or ".join(_OPENED[mark] for mark in opening)
     column = plan.column
 
     def read(value: Any) -> Any:

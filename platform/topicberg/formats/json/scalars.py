@@ -123,12 +123,17 @@ def _binary(plan: JsonPlan, in_union: bool) -> Read:
     unexpected = unexpected_in(plan)
 
     def read(value: Any) -> Any:
-        found = _base64(value)
-        if found is None and type(value) is str and not in_union and _MIME_BASE64.fullmatch(value):
-            found = binascii.a2b_base64(value)
-        if found is None:
+        decoded = _base64(value)
+        if (
+            decoded is None
+            and type(value) is str
+            and not in_union
+            and _MIME_BASE64.fullmatch(value)
+        ):
+            decoded = binascii.a2b_base64(value)
+        if decoded is None:
             raise unexpected(value)
-        return found
+        return decoded
 
     return read
 
@@ -149,10 +154,10 @@ def _date_time(plan: JsonPlan, in_union: bool) -> Read:
     unexpected = unexpected_in(plan)
 
     def read(value: Any) -> Any:
-        found = date_time_micros(value, most) if type(value) is str else None
-        if found is None:
+        micros = date_time_micros(value, most) if type(value) is str else None
+        if micros is None:
             raise unexpected(value)
-        return found
+        return micros
 
     return read
 
@@ -162,13 +167,13 @@ def date_time_micros(text: str, most: int = _MAX_OFFSET) -> int | None:
 
     :param most: minutes of an offset from UTC
     """
-    if (found := _DATE_TIME.fullmatch(text)) is None:
+    if (match := _DATE_TIME.fullmatch(text)) is None:
         return None
-    year, month, day, hour, minute, second = map(int, found.groups()[:6])
+    year, month, day, hour, minute, second = map(int, match.groups()[:6])
     offset = 0
-    if found[8]:
-        hours, minutes = int(found[9]), int(found[10])
-        offset = (60 * hours + minutes) * (-1 if found[8] == "-" else 1)
+    if match[8]:
+        hours, minutes = int(match[9]), int(match[10])
+        offset = (60 * hours + minutes) * (-1 if match[8] == "-" else 1)
         if abs(offset) > most or minutes > 59:
             return None
     try:
@@ -178,7 +183,7 @@ def date_time_micros(text: str, most: int = _MAX_OFFSET) -> int | None:
     if hour > 23 or minute > 59 or second > 59:
         return None
     seconds = ((24 * days + hour) * 60 + minute - offset) * 60 + second
-    micros = 1_000_000 * seconds + int(f"{found[7] or ''}000000"[:6])
+    micros = 1_000_000 * seconds + int(f"{match[7] or ''}000000"[:6])
     low, high = (1000 * limit for limit in RANGES["timestamptz"])
     return micros if low <= micros < high + 1000 else None
 
@@ -222,10 +227,10 @@ def _whole(plan: JsonPlan, in_union: bool) -> Read:
                 raise unexpected(value)
         if not low <= number <= high:
             raise ScalarMisfitError(column, "value ", value, outside)
-        found = number if stored is None else stored(number)
-        if found is None:
+        column_value = number if stored is None else stored(number)
+        if column_value is None:
             raise ScalarMisfitError(column, "value ", value, " exceeds the column's range")
-        return found
+        return column_value
 
     return read
 
@@ -242,9 +247,9 @@ def _stored_whole(kind: Kind, column: T.IcebergType) -> Callable[[int], Any] | N
         case T.IntegerType():
             return lambda number: number if -(2**31) <= number < 2**31 else None
         case T.FloatType():
-            return lambda number: found if int(found := _float32(float(number))) == number else None
+            return lambda number: exact if int(exact := _float32(float(number))) == number else None
         case T.DoubleType():
-            return lambda number: found if int(found := float(number)) == number else None
+            return lambda number: exact if int(exact := float(number)) == number else None
     match kind:
         case "timestamp" | "timestamptz":
             return lambda number: number * 1000
@@ -273,12 +278,12 @@ def _floating(plan: JsonPlan, in_union: bool) -> Read:
                 return others[value]
             raise unexpected(value)
         try:
-            found = _nearest_float(value) if is_float else float(value)
+            number = _nearest_float(value) if is_float else float(value)
         except OverflowError:
-            found = math.inf
-        if abs(found) == math.inf:
+            number = math.inf
+        if abs(number) == math.inf:
             raise ScalarMisfitError(column, "value ", value, " exceeds the range")
-        return found + 0.0 if in_union else found  # a negative zero is zero there
+        return number + 0.0 if in_union else number  # a negative zero is zero there
 
     return read
 
@@ -297,14 +302,14 @@ def _nearest_float(value: int | Number) -> float:
     :raises OverflowError: it is too large
     """
     wide = float(value)
-    found = _float32(wide)
+    nearest = _float32(wide)
     mantissa, _ = math.frexp(wide)
-    if found == wide or not (mantissa * 2**25).is_integer():
-        return found
+    if nearest == wide or not (mantissa * 2**25).is_integer():
+        return nearest
     exact = Fraction(value) if isinstance(value, int) else _fraction(value)
-    other = _float32(2 * wide - found)
-    if abs(exact - Fraction(found)) <= abs(exact - Fraction(other)):
-        return found
+    other = _float32(2 * wide - nearest)
+    if abs(exact - Fraction(nearest)) <= abs(exact - Fraction(other)):
+        return nearest
     return other
 
 
@@ -343,8 +348,8 @@ def _decimal(plan: JsonPlan, in_union: bool) -> Read:
                 raise ScalarMisfitError(kind, "value ", value, " exceeds the precision")
             if -exponent > kind.scale:
                 raise ScalarMisfitError(kind, "value ", value, " exceeds the scale")
-        found = int(digits or 0) * 10 ** (exponent + column.scale)
-        return -found if number.startswith("-") else found
+        magnitude = int(digits or 0) * 10 ** (exponent + column.scale)
+        return -magnitude if number.startswith("-") else magnitude
 
     return read
 

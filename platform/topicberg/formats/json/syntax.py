@@ -58,8 +58,10 @@ def parsed(payload: bytes) -> Any:
     try:
         text = str(payload, "utf-8")
     except UnicodeDecodeError as error:
-        found = shown(payload[error.start : error.start + 4])
-        raise MalformedError(f"the record is not UTF-8 at {byte(error.start)}: {found}") from None
+        invalid_bytes = shown(payload[error.start : error.start + 4])
+        raise MalformedError(
+            f"the record is not UTF-8 at {byte(error.start)}: {invalid_bytes}"
+        ) from None
     if text.count("[") + text.count("{") > MAX_DEPTH // 4:
         _check_depth(text)
     try:
@@ -85,8 +87,8 @@ def _slowly(text: str) -> Any:
 
 def _check_depth(text: str) -> None:
     depth = most = 0
-    for found in _BRACKET.finditer(text):
-        mark = found[0]
+    for bracket in _BRACKET.finditer(text):
+        mark = bracket[0]
         if mark in "[{":
             depth += 1
             most = max(most, depth)
@@ -135,10 +137,14 @@ def rendered(value: Any, most: float = math.inf) -> str:
             return str(value)
     pieces: list[str] = []
     is_object = isinstance(value, dict)
-    for one in sorted(value, key=_in_java) if is_object else value:
+    for member in sorted(value, key=_in_java) if is_object else value:
         if most < 0:
             break
-        piece = f"{_quoted(one)}:{rendered(value[one], most)}" if is_object else rendered(one, most)
+        piece = (
+            f"{_quoted(member)}:{rendered(value[member], most)}"
+            if is_object
+            else rendered(member, most)
+        )
         pieces.append(piece)
         most -= len(piece)
     text = ",".join(pieces)

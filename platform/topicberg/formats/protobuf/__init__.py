@@ -133,19 +133,22 @@ def _other_message(payload: bytes, pairing: ResolvedSchema) -> str:
     """Return the reason for message indexes that do not name the table's message."""
     expected = target_message(pairing.latest, pairing.message).full_name
     indexes = "index" if pairing.writer.has_glue_index else "indexes"
-    found = message_of_record(payload, pairing.writer)
-    if found is None:
+    record_message = message_of_record(payload, pairing.writer)
+    if record_message is None:
         return (
             f"the record has no message {indexes} at {byte(0)}, before its message {expected}: "
             f"{shown(payload[:8])}"
         )
-    what = f"message {indexes} {found.indexes}"
-    if found.message is None:
-        return f"{what}: the schema has no such message"
-    if found.message.full_name == expected:
+    label = f"message {indexes} {record_message.indexes}"
+    if record_message.message is None:
+        return f"{label}: the schema has no such message"
+    if record_message.message.full_name == expected:
         verb = "is" if pairing.writer.has_glue_index else "are"
-        return f"{what} {verb} encoded in more bytes than necessary"
-    return f"{what}: the record is a {found.message.full_name}, the table's message is {expected}"
+        return f"{label} {verb} encoded in more bytes than necessary"
+    return (
+        f"{label}: the record is a {record_message.message.full_name}, "
+        f"the table's message is {expected}"
+    )
 
 
 class RecordMessage(NamedTuple):
@@ -163,11 +166,11 @@ def message_of_record(payload: bytes, writer: RegisteredSchema) -> RecordMessage
     """Return the message that a record of a schema begins with, or None if it names none."""
     file = file_of("the schema", writer)
     if writer.has_glue_index:
-        found = wire.varint(payload, 0, len(payload))
-        if found is None:
+        varint = wire.varint(payload, 0, len(payload))
+        if varint is None:
             return None
         messages = glue_messages(file)
-        index, begin = found
+        index, begin = varint
         return RecordMessage(index, messages[index] if index < len(messages) else None, begin)
     read = indexes_of_record(payload)
     if read is None:
@@ -188,17 +191,17 @@ def indexes_of_record(payload: bytes) -> tuple[list[int], int] | None:
     None: it does not begin with them.
     """
     numbers: list[int] = []
-    at = 0
+    position = 0
     while len(numbers) < 1 or (len(numbers) <= numbers[0] < _MAX_INDEXES):
-        found = wire.varint(payload, at, len(payload))
-        if found is None:
+        varint = wire.varint(payload, position, len(payload))
+        if varint is None:
             return None
-        numbers.append((found[0] >> 1) ^ -(found[0] & 1))
-        at = found[1]
+        numbers.append((varint[0] >> 1) ^ -(varint[0] & 1))
+        position = varint[1]
     count, *indexes = numbers
     if count == 0:
-        return [0], at
-    return (indexes, at) if len(indexes) == count else None
+        return [0], position
+    return (indexes, position) if len(indexes) == count else None
 
 
 @lru_cache(maxsize=256)
@@ -222,7 +225,7 @@ def reader(
     where = f"schema {pairing.writer.schema_id}"
     target = target_message(pairing.latest, pairing.message)
     source = same_message(where, file_of(where, pairing.writer), target)
-    names = {field.name for one in (source, target) for field in one.fields}
+    names = {field.name for message in (source, target) for field in message.fields}
     own = [
         field for field in pairing.fields if field.name in names
     ]  # the table has other columns, too

@@ -120,7 +120,7 @@ def known_message(name: str) -> Any:
         return pool.FindMessageTypeByName(name)
     files = (timestamp_pb2, wrappers_pb2, date_pb2, timeofday_pb2)
     messages: Any = (m for f in files for m in f.DESCRIPTOR.message_types_by_name.values())
-    return next(one for one in messages if one.full_name == name)
+    return next(message for message in messages if message.full_name == name)
 
 
 def _layout(message: Any) -> list[tuple[Any, ...]]:
@@ -136,7 +136,9 @@ def _decimal(where: str, field: Any) -> T.DecimalType:
     owner = field.containing_type
     if owner.GetOptions().map_entry:  # a map's options are on the field of the map's type
         owner_fields = owner.containing_type.fields
-        field = next(one for one in owner_fields if one.message_type is owner)
+        field = next(
+            owner_field for owner_field in owner_fields if owner_field.message_type is owner
+        )
     params = field.GetOptions().Extensions[meta_pb2.field_meta].params  # type: ignore[attr-defined]
     try:
         precision, scale = int(params["precision"]), int(params["scale"] or 0)

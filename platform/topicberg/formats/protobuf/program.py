@@ -61,12 +61,16 @@ def emit_record(
     """
     limits, texts = len(code.targets), len(code.texts)
     code.targets += [0, 0]
-    at = code.emit(ProtobufOp.RECORD, None, code.text(prefixes), len(prefixes), limits)
+    start = code.emit(ProtobufOp.RECORD, None, code.text(prefixes), len(prefixes), limits)
     _message(code, message, None, places)
     # A larger record is perhaps malformed: see the limits of the reference decoder.
     longest = max(_LONGEST_NUMBER, *map(len, code.texts[texts:]))
-    defaults = [one for one in code.instructions[at:] if one[0] == ProtobufOp.DEFAULT_TEXT]
-    expanded = max(1, sum(len(code.texts[one[4]]) for one in defaults))
+    defaults = [
+        instruction
+        for instruction in code.instructions[start:]
+        if instruction[0] == ProtobufOp.DEFAULT_TEXT
+    ]
+    expanded = max(1, sum(len(code.texts[default[4]]) for default in defaults))
     most = (MAX_VALUES - 2 * _MAX_BYTES) // max(1, columns)
     code.targets[limits] = min(_MAX_BYTES, MAX_TEXT_BYTES // 2 // longest)
     code.targets[limits + 1] = max(1, min(most, MAX_TEXT_BYTES // 2 // expanded))
@@ -80,7 +84,7 @@ def _message(
     *,
     is_empty: bool = False,
 ) -> None:
-    at = code.emit(ProtobufOp.MESSAGE, place, 0, 0, 0)
+    start = code.emit(ProtobufOp.MESSAGE, place, 0, 0, 0)
     entries: list[list[int]] = []
     final: list[int] = []
     if is_empty:  # no field has this number, so it is always marked
@@ -99,7 +103,7 @@ def _message(
             entries.append([field.number << 3 | wire, instruction, seen, oneof])
     first = len(code.targets)
     code.targets += [value for entry in entries for value in entry]
-    code.instructions[at][3:] = [first, len(entries), len(code.targets)]
+    code.instructions[start][3:] = [first, len(entries), len(code.targets)]
     code.targets += [len(final), *final]
 
 
@@ -119,11 +123,11 @@ def _field(code: ProgramCode, field: WireField, place: Slot | None) -> list[tupl
     # If a closed enum does not have the number, the field is missing.
     is_skipped = place is None and not (field.is_closed and field.required)
     if is_skipped or field.kind == "group":
-        found = [(wire, code.emit(ProtobufOp.SKIP, None, 0))]
+        instructions = [(wire, code.emit(ProtobufOp.SKIP, None, 0))]
         if packable(field):
             size = FIXED.get(field.kind, 1)
-            found.append((_LENGTH, code.emit(ProtobufOp.SKIP, None, size)))
-        return found
+            instructions.append((_LENGTH, code.emit(ProtobufOp.SKIP, None, size)))
+        return instructions
     if place is None:
         return []
     if not field.repeated:
@@ -134,15 +138,15 @@ def _field(code: ProgramCode, field: WireField, place: Slot | None) -> list[tupl
         _message(code, field.message, None, {inner.name: inner for inner in place.inside})
         return [(wire, code.emit(ProtobufOp.ITEM, place, place.items, entry))]
     value = _value(code, field, place.inside[0])
-    found = [(wire, code.emit(ProtobufOp.ITEM, place, place.items, value))]
+    instructions = [(wire, code.emit(ProtobufOp.ITEM, place, place.items, value))]
     if packable(field):
-        found.append((_LENGTH, code.emit(ProtobufOp.PACKED, place, place.items, value)))
-    return found
+        instructions.append((_LENGTH, code.emit(ProtobufOp.PACKED, place, place.items, value)))
+    return instructions
 
 
 def _value(code: ProgramCode, field: WireField, place: Slot) -> int:
     """Append the instructions of one value; return the first of them."""
-    kind, column, at = field.kind, place.column, code.at
+    kind, column, start = field.kind, place.column, code.at
     if field.message is not None:
         _of_message(code, field, field.message, place)
     elif kind in ("string", "bytes"):
@@ -162,7 +166,7 @@ def _value(code: ProgramCode, field: WireField, place: Slot) -> int:
     else:
         converted = _converted(code, place, is_unsigned=kind in _UNSIGNED)
         code.emit(ProtobufOp.CONVERTED, place, _NUMBERS[kind][0], converted)
-    return at
+    return start
 
 
 def _is_wide(column: T.IcebergType) -> bool:

@@ -144,19 +144,21 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
 
     def read(record: MessageRecord, pieces: Pieces) -> Row:
         record.count(width)
-        found: dict[int, list[Occurrence]] = {}
+        by_number: dict[int, list[Occurrence]] = {}
         member_of: dict[int, int] = {}
         unknown: dict[int, int] = {}
-        for at, stop in pieces:
-            while at < stop:
-                number, wire_type, one, at = _occurrence(record.data, at, stop, known, path)
+        for position, stop in pieces:
+            while position < stop:
+                number, wire_type, occurrence, position = _occurrence(
+                    record.data, position, stop, known, path
+                )
                 if (expected := usual.get(number)) is None:
                     continue
-                field, values = known[number], [one]
+                field, values = known[number], [occurrence]
                 if wire_type != expected:
                     if wire_type != wire.LENGTH or not wire.packable(field):
-                        raise _wrong_type(field, path, wire_type, one.start)
-                    values = _unpacked(record, field, path, one)
+                        raise _wrong_type(field, path, wire_type, occurrence.start)
+                    values = _unpacked(record, field, path, occurrence)
                 if field.is_closed:
                     named = field.symbols or {}
                     numbers = [_signed(value.number, 32) for value in values]
@@ -168,14 +170,14 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
                 if field.oneof is not None:
                     other = member_of.get(field.oneof, number)
                     if other != number:
-                        found.pop(other, None)
+                        by_number.pop(other, None)
                     member_of[field.oneof] = number
-                if number in found:
-                    found[number] += values
+                if number in by_number:
+                    by_number[number] += values
                 else:
-                    found[number] = values
+                    by_number[number] = values
         for field in required:
-            if field.number not in found:
+            if field.number not in by_number:
                 problem = "the required field is missing"
                 if field.number in unknown:
                     problem = f"its enum has no number {unknown[field.number]}"
@@ -184,12 +186,12 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
         row = dict[str, Any]()
         number = 0
         try:
-            for number, occurrences in found.items():
+            for number, occurrences in by_number.items():
                 if number in columns:
                     name, values_of = columns[number]
                     row[name] = values_of(record, occurrences)
             for number, name, values_of in always:
-                if number not in found:
+                if number not in by_number:
                     row[name] = values_of(record, ())
         except _TooLargeError:
             if path:
@@ -198,7 +200,7 @@ def _message(plan: Message, path: str) -> Callable[[MessageRecord, Pieces], Row]
                 f"{_label(known[number], path)}: its value {_too_large()}"
             ) from None
         if all_text:
-            record.expand(all_text - sum(text.get(number, 0) for number in found))
+            record.expand(all_text - sum(text.get(number, 0) for number in by_number))
         return absent | row, bool(unknown)
 
     return read
@@ -209,65 +211,65 @@ class _NoVarintError(Exception):
 
 
 def _occurrence(
-    data: bytes, at: int, stop: int, known: Mapping[int, WireField], path: str
+    data: bytes, position: int, stop: int, known: Mapping[int, WireField], path: str
 ) -> tuple[int, int, Occurrence, int]:
-    """Return number and wire type of the field that starts at ``at``, its content, and its end."""
-    start, number = at, -1
+    """Return number and wire type of the field at ``position``, its content, and its end."""
+    start, number = position, -1
 
-    def what() -> str:
+    def label() -> str:
         if number < 0:
             return f"the tag of the field at {byte(start)}"
         name = f"field {path}{known[number].name}" if number in known else f"field {number}"
         return f"{name} at {byte(start)}"
 
     try:
-        tag, at = _varint(data, at, stop)
+        tag, position = _varint(data, position, stop)
         number, wire_type = tag >> 3, tag & 7
         if number == 0 or tag > wire.MAX_TAG:
             where = f"{byte(start)} is not the start of a field"
             raise MalformedError(f"{where}: field number {number}")
         if wire_type == wire.VARINT:
-            value, end = _varint(data, at, stop)
-            return number, wire_type, Occurrence(start, at, end, value), end
+            value, end = _varint(data, position, stop)
+            return number, wire_type, Occurrence(start, position, end, value), end
         if wire_type == wire.LENGTH:
-            length, at = _varint(data, at, stop)
+            length, position = _varint(data, position, stop)
         elif wire_type == wire.FIXED32:
             length = 4
         elif wire_type == wire.FIXED64:
             length = 8
         elif wire_type == wire.GROUP:
-            ends = wire.group_end(data, at, stop, number)
+            ends = wire.group_end(data, position, stop, number)
             if ends is None:
-                raise MalformedError(f"{what()} is a group that does not end before {byte(stop)}")
-            return number, wire_type, Occurrence(start, at, ends[0]), ends[1]
+                raise MalformedError(f"{label()} is a group that does not end before {byte(stop)}")
+            return number, wire_type, Occurrence(start, position, ends[0]), ends[1]
         elif wire_type == wire.END_GROUP:
-            raise MalformedError(f"{what()} ends a group that did not start")
+            raise MalformedError(f"{label()} ends a group that did not start")
         else:
-            raise MalformedError(f"{what()} has the wire type {wire_type}, which does not exist")
+            raise MalformedError(f"{label()} has the wire type {wire_type}, which does not exist")
     except _NoVarintError as error:
-        (at,) = error.args
-        if stop - at >= wire.MAX_VARINT:
-            problem = f"the varint at {byte(at)} has more than {wire.MAX_VARINT} bytes"
+        (position,) = error.args
+        if stop - position >= wire.MAX_VARINT:
+            problem = f"the varint at {byte(position)} has more than {wire.MAX_VARINT} bytes"
             raise MalformedError(problem) from None
-        raise _cut(what(), stop, path) from None
-    if at + length > stop:
-        raise _cut(f"{what()}: {length} bytes expected, {stop - at} found", stop, path)
-    return number, wire_type, Occurrence(start, at, at + length), at + length
+        raise _cut(label(), stop, path) from None
+    if position + length > stop:
+        raise _cut(f"{label()}: {length} bytes expected, {stop - position} found", stop, path)
+    return number, wire_type, Occurrence(start, position, position + length), position + length
 
 
-def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int, stop: int) -> tuple[int, int]:
     """:raises _NoVarintError: there is none"""
-    if at < stop and (number := data[at]) < 0x80:
-        return number, at + 1
-    found = wire.varint(data, at, stop)
-    if found is None:
-        raise _NoVarintError(at)
-    return found
+    if position < stop and (number := data[position]) < 0x80:
+        return number, position + 1
+    varint = wire.varint(data, position, stop)
+    if varint is None:
+        raise _NoVarintError(position)
+    return varint
 
 
-def _cut(what: str, stop: int, path: str) -> MalformedError:
+def _cut(part: str, stop: int, path: str) -> MalformedError:
     whole = f"field {path.removesuffix('.')}" if path else "the record"
-    return MalformedError(f"{whole} ends at {byte(stop)}, within {what}")
+    return MalformedError(f"{whole} ends at {byte(stop)}, within {part}")
 
 
 def _label(field: WireField, path: str, kind: object = None) -> str:
@@ -286,28 +288,28 @@ def _unpacked(
     record: MessageRecord, field: WireField, path: str, packed: Occurrence
 ) -> list[Occurrence]:
     """Return the values of a packed field, as if they were not packed."""
-    found: list[Occurrence] = []
-    at, stop = packed.begin, packed.stop
+    occurrences: list[Occurrence] = []
+    position, stop = packed.begin, packed.stop
     fixed = _STRUCTS.get(field.kind)
 
     def cut() -> MalformedError:
         where = f"packed values at {byte(packed.begin)}"
         return MalformedError(f"{_label(field, path)}: {where} end within a value")
 
-    while at < stop:
+    while position < stop:
         if fixed is not None:
-            end, number = at + fixed.size, 0
+            end, number = position + fixed.size, 0
             if end > stop:
                 raise cut()
         else:
-            value = wire.varint(record.data, at, stop)
+            value = wire.varint(record.data, position, stop)
             if value is None:
                 raise cut()
             number, end = value
-        found.append(Occurrence(packed.start, at, end, number))
-        at = end
-    record.count(len(found))
-    return found
+        occurrences.append(Occurrence(packed.start, position, end, number))
+        position = end
+    record.count(len(occurrences))
+    return occurrences
 
 
 # --- fields ---
@@ -319,20 +321,22 @@ def _values(field: WireField, path: str) -> Values:
         return _map(field, path)
     if field.repeated:
         element = _value(field, field.type.value_type, path)
-        return lambda record, found: [element(record, one) for one in found]
+        return lambda record, occurrences: [
+            element(record, occurrence) for occurrence in occurrences
+        ]
     if field.message is not None:
         return _singular_message(field, path)
     absent, value = field.absent, _value(field, field.type, path)
     if absent is not None:
         absent = stored(absent, field, field.type, path)
 
-    def read(record: MessageRecord, found: Sequence[Occurrence]) -> Any:
-        if not found:
+    def read(record: MessageRecord, occurrences: Sequence[Occurrence]) -> Any:
+        if not occurrences:
             return absent
         if field.kind == "string":  # also earlier values are UTF-8
-            for one in found[:-1]:
-                value(record, one)
-        return value(record, found[-1])
+            for occurrence in occurrences[:-1]:
+                value(record, occurrence)
+        return value(record, occurrences[-1])
 
     return read
 
@@ -342,10 +346,10 @@ def _singular_message(field: WireField, path: str) -> Values:
     read, finish = _message(field.message, f"{path}{field.name}."), _finish(field, field.type, path)
     is_always = bool(field.absent)
 
-    def values(record: MessageRecord, found: Sequence[Occurrence]) -> Any:
-        if not found and not is_always:
+    def values(record: MessageRecord, occurrences: Sequence[Occurrence]) -> Any:
+        if not occurrences and not is_always:
             return None
-        row, _ = read(record, [(one.begin, one.stop) for one in found])
+        row, _ = read(record, [(occurrence.begin, occurrence.stop) for occurrence in occurrences])
         return finish(row)
 
     return values
@@ -355,10 +359,10 @@ def _map(field: WireField, path: str) -> Values:
     assert field.message is not None  # noqa: S101  a map has entries
     read = _message(field.message, f"{path}{field.name}.")
 
-    def values(record: MessageRecord, found: Sequence[Occurrence]) -> list[tuple[Any, Any]]:
+    def values(record: MessageRecord, occurrences: Sequence[Occurrence]) -> list[tuple[Any, Any]]:
         entries: dict[Any, Any] = {}
-        for one in found:
-            row, is_unknown = read(record, [(one.begin, one.stop)])
+        for occurrence in occurrences:
+            row, is_unknown = read(record, [(occurrence.begin, occurrence.stop)])
             if not is_unknown:
                 entries.pop(row["key"], None)
                 entries[row["key"]] = row["value"]
@@ -372,19 +376,21 @@ def _value(field: WireField, column: pa.DataType, path: str) -> Value:
     kind = field.kind
     if field.message is not None:
         read, finish = _message(field.message, f"{path}{field.name}."), _finish(field, column, path)
-        return lambda record, one: finish(read(record, [(one.begin, one.stop)])[0])
+        return lambda record, occurrence: finish(
+            read(record, [(occurrence.begin, occurrence.stop)])[0]
+        )
     if kind in ("string", "bytes"):
         return _text(field, column, path)
     if kind in ("float", "double"):
         unpack = _STRUCTS[kind].unpack_from
-        return lambda record, one: unpack(record.data, one.begin)[0]
+        return lambda record, occurrence: unpack(record.data, occurrence.begin)[0]
     if kind == "bool":
-        return lambda _, one: one.number != 0
+        return lambda _, occurrence: occurrence.number != 0
     if kind == "enum":
         symbols = field.symbols or {}
 
-        def symbol(record: MessageRecord, one: Occurrence) -> str:
-            number = _signed(one.number, 32)
+        def symbol(record: MessageRecord, occurrence: Occurrence) -> str:
+            number = _signed(occurrence.number, 32)
             name = symbols.get(number) or str(number)
             record.expand(len(name))
             return name
@@ -393,22 +399,22 @@ def _value(field: WireField, column: pa.DataType, path: str) -> Value:
     to_column = _number(field, column, path)
     if kind in _STRUCTS:
         unpack = _STRUCTS[kind].unpack_from
-        return lambda record, one: to_column(unpack(record.data, one.begin)[0])
+        return lambda record, occurrence: to_column(unpack(record.data, occurrence.begin)[0])
     integer = _INTEGERS[kind]
-    return lambda _, one: to_column(integer(one.number))
+    return lambda _, occurrence: to_column(integer(occurrence.number))
 
 
 def _text(field: WireField, column: pa.DataType, path: str) -> Value:
     is_text, is_checked = pa.types.is_string(column), field.kind == "string"
 
-    def read(record: MessageRecord, one: Occurrence) -> str | bytes:
-        content = record.data[one.begin : one.stop]
+    def read(record: MessageRecord, occurrence: Occurrence) -> str | bytes:
+        content = record.data[occurrence.begin : occurrence.stop]
         if not is_text and not is_checked:
             return content
         try:
             text = content.decode()
         except UnicodeDecodeError:
-            where = f"at {byte(one.begin)}"
+            where = f"at {byte(occurrence.begin)}"
             raise MalformedError(
                 f"{_label(field, path)}: value {shown(content)} {where} is not UTF-8"
             ) from None
@@ -534,16 +540,16 @@ def _decimal(row: Mapping[str, Any], field: WireField, column: pa.DataType, path
     unscaled, is_short = row["value"], len(row["value"]) <= _LONGEST_DECIMAL
     number = int.from_bytes(unscaled, "big", signed=True) if is_short else 0
     shift = scale - row["scale"] if number else 0
-    rest, found = 0, number
+    rest, scaled = 0, number
     if is_short and abs(shift) <= 100:
         if shift < 0:
-            found, rest = divmod(number, 10**-shift)
+            scaled, rest = divmod(number, 10**-shift)
         else:
-            found = number * 10**shift
-        if not rest and abs(found) < 10**precision:
+            scaled = number * 10**shift
+        if not rest and abs(scaled) < 10**precision:
             limit = 1 << (column.bit_width - 1)
-            if not is_whole or -limit <= found < limit:
-                return int(found)
+            if not is_whole or -limit <= scaled < limit:
+                return int(scaled)
     value = Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -row["scale"]))
     text = shortened(str(value) if is_short else f"of {len(unscaled)} bytes")
     if is_whole:

@@ -146,7 +146,7 @@ def _inner(field: Any, twin: Any, column: T.IcebergType) -> tuple[wire.Message, 
     if special is not None:
         natural = value_type("the writer's schema", field, itertools.count(1), ())
         _check_fits(field, natural, column)
-        parts = {one.name: one for one in message_fields("", inner, itertools.count(1))}
+        parts = {part.name: part for part in message_fields("", inner, itertools.count(1))}
         names = ("value", "scale")
         if special != "decimal":
             names = tuple(known_message(inner.full_name).fields_by_name)
@@ -154,7 +154,9 @@ def _inner(field: Any, twin: Any, column: T.IcebergType) -> tuple[wire.Message, 
     if not isinstance(column, T.StructType):
         raise FieldMisfitError(field, f"is a message, its column a {column}")
     twin_message = None if twin is None else twin.message_type
-    is_marked = not inner.fields and any(one.name == wire.PRESENT for one in column.fields)
+    is_marked = not inner.fields and any(
+        column_field.name == wire.PRESENT for column_field in column.fields
+    )
     return message_plan(inner, twin_message, column.fields), "empty" if is_marked else None
 
 

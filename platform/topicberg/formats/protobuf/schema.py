@@ -32,11 +32,11 @@ def root_message(where: str, schema: RegisteredSchema, message: str | None) -> A
         )
     if message is None:
         return types[0]
-    found = _named(file, message.removeprefix(f"{file.package}."))
-    if found is None:
-        names = ", ".join(one.name for one in types)
+    descriptor = _named(file, message.removeprefix(f"{file.package}."))
+    if descriptor is None:
+        names = ", ".join(message_type.name for message_type in types)
         raise TableflowError(f"{where} has no message {message}; there are {names}")
-    return found
+    return descriptor
 
 
 def target_message(schema: RegisteredSchema, message: str | None) -> Any:
@@ -46,10 +46,10 @@ def target_message(schema: RegisteredSchema, message: str | None) -> Any:
 def _named(file: Any, name: str) -> Any:
     """Return a message by its name in the file (``Outer.Inner``), or None."""
     first, *inner = name.split(".")
-    found = file.message_types_by_name.get(first)
+    descriptor = file.message_types_by_name.get(first)
     for part in inner:
-        found = found and found.nested_types_by_name.get(part)
-    return found
+        descriptor = descriptor and descriptor.nested_types_by_name.get(part)
+    return descriptor
 
 
 def same_message(where: str, file: Any, message: Any) -> Any:
@@ -61,21 +61,23 @@ def same_message(where: str, file: Any, message: Any) -> Any:
     :raises TableflowError: there is neither
     """
     name = message.full_name.removeprefix(f"{message.file.package}.")
-    if found := _named(file, name):
-        return found
+    if descriptor := _named(file, name):
+        return descriptor
     types: Any = list(file.message_types_by_name.values())
-    found = None
+    descriptor = None
     for index in indexes_of(message):
-        found = types[index] if index < len(types) else None
-        if found is None:
+        descriptor = types[index] if index < len(types) else None
+        if descriptor is None:
             break
-        types = found.nested_types
-    if found is None or _named(message.file, found.full_name.removeprefix(f"{file.package}.")):
+        types = descriptor.nested_types
+    if descriptor is None or _named(
+        message.file, descriptor.full_name.removeprefix(f"{file.package}.")
+    ):
         raise TableflowError(
             f"{where} has no message {name}",
             hint="name the topic's message type in its spec, or produce with a schema that has it",
         )
-    return found
+    return descriptor
 
 
 def indexes_of(message: Any) -> list[int]:
@@ -86,7 +88,7 @@ def indexes_of(message: Any) -> list[int]:
         beside = (
             message.file.message_types_by_name.values() if around is None else (around.nested_types)
         )
-        path.insert(0, [one.full_name for one in beside].index(message.full_name))
+        path.insert(0, [sibling.full_name for sibling in beside].index(message.full_name))
         message = around
     return path
 
@@ -104,11 +106,11 @@ def glue_messages(file: Any) -> list[Any]:
 
     Source: ``MessageIndexFinder`` (Java) of AWS Glue Schema Registry.
     """
-    found, rest = list[Any](), list(file.message_types_by_name.values())
+    messages, rest = list[Any](), list(file.message_types_by_name.values())
     while rest:
-        found += rest
+        messages += rest
         rest = [inner for message in rest for inner in message.nested_types]
-    return sorted(found, key=lambda message: str(message.full_name))
+    return sorted(messages, key=lambda message: str(message.full_name))
 
 
 def glue_index(message: Any) -> bytes:

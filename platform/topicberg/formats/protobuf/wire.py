@@ -94,13 +94,13 @@ def group_end(data: Any, position: int, stop: int, number: int) -> tuple[int, in
     return None
 
 
-def _content(data: Any, at: int, stop: int, wire: int) -> tuple[int, int] | None:
+def _content(data: Any, position: int, stop: int, wire: int) -> tuple[int, int] | None:
     """Return begin, or the value of a varint, and end of what is not a group; None: malformed."""
     if wire == VARINT:
-        return varint(data, at, stop)
-    length = {FIXED64: (8, at), FIXED32: (4, at)}.get(wire)
+        return varint(data, position, stop)
+    length = {FIXED64: (8, position), FIXED32: (4, position)}.get(wire)
     if wire == LENGTH:
-        length = varint(data, at, stop)
+        length = varint(data, position, stop)
     if length is None or sum(length) > stop:
         return None
     return length[1], sum(length)

@@ -83,47 +83,47 @@ def _sync(table: Table, retention_ms: int) -> DeltaVersion:
     )
 
     def write() -> DeltaVersion:
-        held = log.newest()
-        return _write(table, log, held, definition(table.refresh(), retention_ms))
+        newest = log.newest()
+        return _write(table, log, newest, definition(table.refresh(), retention_ms))
 
-    held = retry_conflicts(write, CONFLICT_ATTEMPTS, exhausted=exhausted)
-    if held.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
+    newest = retry_conflicts(write, CONFLICT_ATTEMPTS, exhausted=exhausted)
+    if newest.version - (log.checkpoint or 0) >= CHECKPOINT_EVERY:
         log.write_checkpoint()
-    return held
+    return newest
 
 
 def _write(
-    table: Table, log: DeltaLog, held: DeltaVersion | None, described: tuple[Action, Action]
+    table: Table, log: DeltaLog, newest: DeltaVersion | None, described: tuple[Action, Action]
 ) -> DeltaVersion:
     """Write the versions from what the log holds to the table's head; return the last one."""
     digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
-    for snapshot, actions in _pending(table, log, held, digest):
+    for snapshot, actions in _pending(table, log, newest, digest):
         snapshot_id = snapshot.snapshot_id if snapshot else None
-        version = DeltaVersion(held.version + 1 if held else 0, snapshot_id, digest)
-        changed = [*described] if held is None or held.definition != digest else []
-        information = _commit_info(table, snapshot, held, bool(actions))
+        version = DeltaVersion(newest.version + 1 if newest else 0, snapshot_id, digest)
+        changed = [*described] if newest is None or newest.definition != digest else []
+        information = _commit_info(table, snapshot, newest, bool(actions))
         log.write([information, *changed, *actions], version)
-        held = version
-    assert held is not None  # noqa: S101  a log without a version always has one pending
-    return held
+        newest = version
+    assert newest is not None  # noqa: S101  a log without a version always has one pending
+    return newest
 
 
 def _pending(
-    table: Table, log: DeltaLog, held: DeltaVersion | None, digest: str
+    table: Table, log: DeltaLog, newest: DeltaVersion | None, digest: str
 ) -> Iterator[tuple[Snapshot | None, list[Action]]]:
     """Yield the versions to write.
 
     Each has the snapshot that it reflects, and its add and remove actions.
     """
     head = table.current_snapshot()
-    if held is None or (head and held.snapshot_id is None):
+    if newest is None or (head and newest.snapshot_id is None):
         yield head, [*_difference(table, head, set())] if head else []
         return
-    if head is None or held.snapshot_id == head.snapshot_id:
-        if held.definition != digest:
+    if head is None or newest.snapshot_id == head.snapshot_id:
+        if newest.definition != digest:
             yield head, []
         return
-    changes = changes_since(table, held.snapshot_id)
+    changes = changes_since(table, newest.snapshot_id)
     if changes.gap or changes.rolled_back or len(changes.new) > CATCH_UP:
         yield head, [*_difference(table, head, log.live_paths())]
         return
@@ -183,9 +183,9 @@ def _relative(table: Table, file: DataFile) -> str:
 
 
 def _commit_info(
-    table: Table, snapshot: Snapshot | None, held: DeltaVersion | None, files: bool
+    table: Table, snapshot: Snapshot | None, newest: DeltaVersion | None, files: bool
 ) -> Action:
-    operation = "CREATE TABLE" if held is None else "SET TBLPROPERTIES"
+    operation = "CREATE TABLE" if newest is None else "SET TBLPROPERTIES"
     if snapshot and files:
         operation = _OPERATIONS[operation_of(snapshot) or Operation.APPEND]
     return {

@@ -42,13 +42,13 @@ class Rows:
         :raises TopicbergError: it cannot be read
         """
         wanted = {path[0] for condition in self.conditions for path in condition}
-        found = [np.empty(0, np.int64)]
+        positions = [np.empty(0, np.int64)]
         try:
             for batch, first in columns(io, path, self.schema, wanted):
-                found.append(first + np.flatnonzero(self.among(batch)))
+                positions.append(first + np.flatnonzero(self.among(batch)))
         except FileNotFoundError:
             return None
-        return np.concatenate(found)
+        return np.concatenate(positions)
 
     def among(self, rows: pa.Table | pa.RecordBatch) -> NDArray[np.bool_]:
         """Return for each row whether it is one of them.
@@ -56,11 +56,11 @@ class Rows:
         :param rows: with the columns of the table, or some of them
         """
         arrow = schema_to_pyarrow(self.schema, include_field_ids=False)
-        found = np.zeros(rows.num_rows, np.bool_)
+        mask = np.zeros(rows.num_rows, np.bool_)
         for condition in self.conditions:
             met = np.ones(rows.num_rows, np.bool_)
             for path, values in condition.items():
-                kind = reduce(lambda held, name: held.field(name).type, path, arrow)
+                kind = reduce(lambda parent, name: parent.field(name).type, path, arrow)
                 column = pa.nulls(rows.num_rows, kind)
                 if path[0] in rows.schema.names:
                     column = rows.column(path[0])
@@ -69,8 +69,8 @@ class Rows:
                     for name in path[1:]:
                         column = pc.struct_field(column, name)
                 met &= _is_one_of(column.cast(kind), pa.array(values, kind))
-            found |= met
-        return found
+            mask |= met
+        return mask
 
 
 def columns(
@@ -95,11 +95,11 @@ def columns(
                 return
             first = 0
             for batch in parquet.iter_batches(ROWS_AT_ONCE, columns=list(names)):
-                found = {
-                    names[one]: with_names_of(schema, batch.column(one), arrow.field(one))
-                    for one in batch.schema.names
+                arrays = {
+                    names[name]: with_names_of(schema, batch.column(name), arrow.field(name))
+                    for name in batch.schema.names
                 }
-                yield pa.record_batch(found), first
+                yield pa.record_batch(arrays), first
                 first += batch.num_rows
     except pa.ArrowInvalid as error:
         raise TopicbergError(

@@ -35,18 +35,22 @@ def prove(table: Table, rows: Rows) -> Proof:
     """Read every file that the metadata reaches or that is in the table's folder."""
     table.refresh()
     snapshots = table.metadata.snapshots
-    held = manifests(table.io, snapshots)
-    reached = {place_of(file.file_path): file for file in all_files(table, held.values())}
+    manifest_files = manifests(table.io, snapshots)
+    reached = {place_of(file.file_path): file for file in all_files(table, manifest_files.values())}
     for file in reached.values():
         check_format(table, file)
     paths = {p: f.file_path for p, f in reached.items() if f.file_format == FileFormat.PARQUET}
     listed = {place_of(path): path for path, _ in listing(table) if is_data(path)}
     everything = [*(paths | listed).values()]
-    found = in_parallel(lambda path: rows.in_file(table.io, path), everything)
-    holders = [p for p, at in zip(everything, found, strict=True) if at is not None and len(at)]
+    matches = in_parallel(lambda path: rows.in_file(table.io, path), everything)
+    holders = [
+        p
+        for p, positions in zip(everything, matches, strict=True)
+        if positions is not None and len(positions)
+    ]
     return Proof(
         snapshots=len(snapshots),
-        manifests=len(held),
+        manifests=len(manifest_files),
         files=len(everything),
         unreachable=len(listed.keys() - paths.keys()),
         holders=tuple(sorted(holders)),

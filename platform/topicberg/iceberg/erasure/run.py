@@ -179,16 +179,16 @@ class _Erasure:
         live = [file.file_path for file in head if self._holds(file.file_path)]
         history = [path for path in named if path not in set(live) and self._holds(path)]
         outside = [path for path in self._unreachable() if self._holds(path)]
-        found = RowsToErase(live=len(live), history=len(history), unreachable=len(outside))
-        if not found:
-            return found
+        to_erase = RowsToErase(live=len(live), history=len(history), unreachable=len(outside))
+        if not to_erase:
+            return to_erase
         deleted = self._deleted(head)
         for path in live:
-            found.rows += len(np.setdiff1d(self._at(path), deleted.get(path, _NOTHING)))
+            to_erase.rows += len(np.setdiff1d(self._at(path), deleted.get(path, _NOTHING)))
         expired = self._expirable()
-        found.snapshots = len(expired.snapshots) + self._is_head_tainted()
-        found.refs = tuple(sorted(expired.refs))
-        return found
+        to_erase.snapshots = len(expired.snapshots) + self._is_head_tainted()
+        to_erase.refs = tuple(sorted(expired.refs))
+        return to_erase
 
     def _at(self, path: str) -> NDArray[np.int64]:
         found = self._positions.get(path)
@@ -238,16 +238,18 @@ class _Erasure:
     def _tainted(self) -> set[int]:
         """Return the snapshots that name a file with rows to erase, or one that is deleted."""
         bad: dict[str, bool] = {}
-        found = set()
+        tainted = set()
         for snapshot in self.table.metadata.snapshots:
-            held = {each.manifest_path: each for each in snapshot.manifests(self.table.io)}
-            for path, named in self._paths(held).items():
+            manifest_files = {
+                each.manifest_path: each for each in snapshot.manifests(self.table.io)
+            }
+            for path, named in self._paths(manifest_files).items():
                 if path not in bad:
                     self._read(named)
                     bad[path] = any(self._is_bad(each) for each in named)
                 if bad[path]:
-                    found.add(snapshot.snapshot_id)
-        return found
+                    tainted.add(snapshot.snapshot_id)
+        return tainted
 
     def _is_head_tainted(self) -> bool:
         head = self.table.current_snapshot()
@@ -354,15 +356,15 @@ class _Erasure:
 
     def _carried(self) -> dict[int, Any]:
         """Return the snapshots that say where the engine, and what computes the table, resume."""
-        found = {}
+        carried = {}
         for key in (END_OFFSETS, SOURCE_SNAPSHOTS):
             line = ancestry(self.table)
             newest = next((each for each in line if key in summary(each)), None)
             if newest is None and key == END_OFFSETS:
                 newest = self.table.snapshot_by_name(CHECKPOINT_TAG)
             if newest is not None:
-                found[newest.snapshot_id] = newest
-        return found
+                carried[newest.snapshot_id] = newest
+        return carried
 
     def _expire(self) -> bool:
         """Expire what names erased files; return False if the head does."""
@@ -378,7 +380,11 @@ class _Erasure:
                 "that has rows to erase",
                 hint=f"materialize kafka/{topics[0]}, and run the command again",
             )
-        gone = {path for path, at in self._positions.items() if at is None or len(at)}
+        gone = {
+            path
+            for path, positions in self._positions.items()
+            if positions is None or len(positions)
+        }
         self.done.files_deleted += remove(self.table, expired, self.time_column, self.note(0))
         self.done.snapshots_expired += len(expired.snapshots)
         self.done.refs += sorted(expired.refs)
@@ -412,9 +418,9 @@ class _Erasure:
 
     def _sweep(self) -> None:
         """Delete unreachable files with rows to erase, and manifests that name such files."""
-        found = self._unreachable()
-        data = {path for path in found if self._holds(path)}
-        content = {path: _avro(self.table, path) for path in found if path.endswith(".avro")}
+        unreachable = self._unreachable()
+        data = {path for path in unreachable if self._holds(path)}
+        content = {path: _avro(self.table, path) for path in unreachable if path.endswith(".avro")}
         named = {
             path: [record["data_file"]["file_path"] for record in records]
             for path, records in content.items()

@@ -29,7 +29,7 @@ def search(table: Table, values: Mapping[ColumnPath, Sequence[Any]]) -> dict[Col
     :param values: column → what to look for in it
     :raises TopicbergError: a file cannot be read
     """
-    schema, found = table.schema(), dict[ColumnPath, HeldIn]()
+    schema, by_column = table.schema(), dict[ColumnPath, HeldIn]()
     wanted = {path: Rows(schema, ({path: values[path]},)) for path in values}
     names = {path[0] for path in wanted}
     for file in data_files(table) if wanted else ():
@@ -42,10 +42,10 @@ def search(table: Table, values: Mapping[ColumnPath, Sequence[Any]]) -> dict[Col
             continue
         for path, count in in_file.items():
             if count:
-                held = found.setdefault(path, HeldIn())
-                held.rows += count
-                held.files += 1
-    return found
+                counts = by_column.setdefault(path, HeldIn())
+                counts.rows += count
+                counts.files += 1
+    return by_column
 
 
 def fields_in_structs(

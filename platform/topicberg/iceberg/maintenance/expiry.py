@@ -91,9 +91,9 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
         )
         minimum = max(policy.min_snapshots, *(place + 1 for place in newest))
         for place, snapshot in enumerate(line):
-            at = snapshot.timestamp_ms
-            retained = place < policy.max_snapshots and not older(at, policy.retention)
-            read = place < policy.max_young and not older(at, policy.reader_age)
+            timestamp_ms = snapshot.timestamp_ms
+            retained = place < policy.max_snapshots and not older(timestamp_ms, policy.retention)
+            read = place < policy.max_young and not older(timestamp_ms, policy.reader_age)
             if place < minimum or retained or read:
                 keep.add(snapshot.snapshot_id)
     abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
@@ -182,8 +182,8 @@ def remove(
 def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
     """Return files of removed snapshots that no snapshot of the table has."""
     kept = manifests(table.io, _beside(removed, table.metadata.snapshots))
-    found = manifests(table.io, removed)
-    dropped = {path: manifest for path, manifest in found.items() if path not in kept}
+    of_removed = manifests(table.io, removed)
+    dropped = {path: manifest for path, manifest in of_removed.items() if path not in kept}
     sequence = {
         entry.data_file.file_path: entry.sequence_number or 0
         for entry in entries(table.io, dropped.values())

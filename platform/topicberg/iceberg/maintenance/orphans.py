@@ -57,6 +57,6 @@ def known_files(table: Table) -> Iterator[str]:
     statistics = *metadata.statistics, *metadata.partition_statistics
     yield from (file.statistics_path for file in statistics)
     yield from (snapshot.manifest_list for snapshot in metadata.snapshots)
-    found = manifests(table.io, metadata.snapshots)
-    yield from found
-    yield from (entry.data_file.file_path for entry in entries(table.io, found.values()))
+    manifest_files = manifests(table.io, metadata.snapshots)
+    yield from manifest_files
+    yield from (entry.data_file.file_path for entry in entries(table.io, manifest_files.values()))

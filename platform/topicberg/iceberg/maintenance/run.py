@@ -150,14 +150,14 @@ class _Run:
         times = self._times
         return live(self.current, self.table.schema().find_field(times) if times else None)
 
-    def step(self, what: str, work: Callable[[], int]) -> int:
+    def step(self, task: str, work: Callable[[], int]) -> int:
         """Return a count; 0 and postponed if every attempt conflicted with another commit."""
         self._may_have_changed = True
         try:
             return retried(self.name, work)
         except CommitConflictError as conflict:
-            logger.warning("%s is postponed: %s", what, conflict.message)
-            self.postponed.append(what)
+            logger.warning("%s is postponed: %s", task, conflict.message)
+            self.postponed.append(task)
             return 0
 
     def expire_rows(self, column: str, cutoff: datetime, slack: timedelta, *, unknown: bool) -> int:

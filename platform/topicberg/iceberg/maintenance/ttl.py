@@ -42,7 +42,9 @@ def expired(
     :returns: for each file, whether it holds only such rows; whether there are files to rewrite
     """
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    last, overdue = ((at - epoch) // timedelta(microseconds=1) for at in (cutoff, cutoff - slack))
+    last, overdue = (
+        (moment - epoch) // timedelta(microseconds=1) for moment in (cutoff, cutoff - slack)
+    )
     whole = files.is_data & files.has_bounds & (files.upper < last) & (files.nulls == 0)
     others = files.is_data & ~whole
     partly = bool((others & files.has_bounds & (files.lower < overdue)).any())

@@ -42,7 +42,7 @@ def alerts_event(config: Settings, alerts: Sequence[ActiveAlert]) -> dg.AssetMat
     """Return the event that shows the list, with numbers that the UI plots."""
     from topicberg.alerts.active import markdown
 
-    errors = sum(one.alert.severity == "error" for one in alerts)
+    errors = sum(active.alert.severity == "error" for active in alerts)
     return dg.AssetMaterialization(
         alerts_key(config),
         metadata={

@@ -71,19 +71,19 @@ def compile_tables(lake: Lake, spark: "SparkSession") -> Iterator[Compiled]:
                 if name not in schemas:
                     schemas[name] = _topic_columns(lake, name)
             derivation(derived, lake)  # its declarations, and that its source can be read
-            found = _columns(lake, derived, schemas, spark)
+            schema = _columns(lake, derived, schemas, spark)
         except TopicbergError as error:
             yield _failed(derived, error.message, error.hint)
             continue
-        schemas[derived.name] = found
+        schemas[derived.name] = schema
         own = described_columns(derived.description)
         columns = (
             Column(
-                one.name,
-                one.dataType.simpleString(),
-                own.get(one.name) or (one.metadata or {}).get("comment"),
+                field.name,
+                field.dataType.simpleString(),
+                own.get(field.name) or (field.metadata or {}).get("comment"),
             )
-            for one in found
+            for field in schema
         )
         yield Compiled(derived.name, derived.file, tuple(columns))
 
@@ -94,17 +94,17 @@ def _failed(derived: DerivedTable, problem: str, hint: str | None) -> Compiled:
 
 def _in_order(lake: Lake) -> list[DerivedTable]:
     """Every derived table after those that it is derived from."""
-    found: dict[str, DerivedTable] = {}
+    ordered: dict[str, DerivedTable] = {}
 
     def add(derived: DerivedTable) -> None:
         for name in (*derived.sources, *derived.lookups):
             if name in lake.derived_by_name:
                 add(lake.derived_by_name[name])
-        found.setdefault(derived.name, derived)
+        ordered.setdefault(derived.name, derived)
 
     for derived in lake.derived:
         add(derived)
-    return list(found.values())
+    return list(ordered.values())
 
 
 def _topic_columns(lake: Lake, name: str) -> "StructType":
@@ -145,13 +145,13 @@ def _columns(
                 f"its function returns a {type(result).__name__}, not a DataFrame",
                 hint="return the rows of the table",
             )
-        found = result.schema
+        schema = result.schema
     except TopicbergError:
         raise
     except Exception as error:
         raise _explained(derived, error, {name: schemas[name].names for name in names}) from error
-    _check(lake, derived, found, schemas)
-    return found
+    _check(lake, derived, schema, schemas)
+    return schema
 
 
 def _explained(
@@ -162,34 +162,34 @@ def _explained(
     if not type(error).__module__.startswith("pyspark"):
         reason = f"{type(error).__name__}: {reason}"
     line = line_in(error, derived.file)
-    at = f" (line {line})" if line else ""
+    location = f" (line {line})" if line else ""
     return TopicbergError(
-        f"its function fails{at}: {reason}",
+        f"its function fails{location}: {reason}",
         hint=similar_names(text, "spark", lambda: columns)
         or "correct the function, or the schema of what it reads",
     )
 
 
 def _check(
-    lake: Lake, derived: DerivedTable, found: "StructType", schemas: "Mapping[str, StructType]"
+    lake: Lake, derived: DerivedTable, schema: "StructType", schemas: "Mapping[str, StructType]"
 ) -> None:
     """:raises SpecError: a table with these columns could not be written, checked or published"""
-    names, time = found.names, derived.time_column
+    names, time = schema.names, derived.time_column
     if time not in names:
         raise SpecError(
             f"its function returns no column {time}, its time_column{suggestion(time, names)}",
             hint="return the event time of the source under that name",
         )
-    if (kind := found[time].dataType.simpleString()) not in _TIMES:
+    if (kind := schema[time].dataType.simpleString()) not in _TIMES:
         raise SpecError(
             f"its time_column {time} is a {kind}, not a time",
             hint="return the event time of the source as it is",
         )
     lower = [name.lower() for name in names]
-    for one, other in itertools.combinations(range(len(names)), 2):
-        if lower[one] == lower[other]:
+    for first, other in itertools.combinations(range(len(names)), 2):
+        if lower[first] == lower[other]:
             raise SpecError(
-                f"its function returns {names[one]} and {names[other]}, which are one column",
+                f"its function returns {names[first]} and {names[other]}, which are one column",
                 hint="rename one of them: Spark, Glue and Snowflake ignore case",
             )
     for column in derived.rules.columns:

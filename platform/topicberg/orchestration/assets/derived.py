@@ -94,7 +94,7 @@ def described_columns(docstring: str) -> dict[str, str]:
 
     A line of the section is ``name: description``; lines that are indented further continue it.
     """
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     name, margin, begun = "", None, False
     for line in docstring.splitlines():
         indent = len(line) - len(line.lstrip())
@@ -107,10 +107,10 @@ def described_columns(docstring: str) -> dict[str, str]:
             column, colon, text = line.strip().partition(": ")
             if indent <= margin and colon:
                 name = column.strip("`")
-                found[name] = text.strip()
+                descriptions[name] = text.strip()
             elif name:
-                found[name] += f" {line.strip()}"
-    return found
+                descriptions[name] += f" {line.strip()}"
+    return descriptions
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class DerivedTable:
     def __post_init__(self) -> None:
         """:raises SpecError: an argument of :func:`derived_table` is wrong"""
         model, rules = self.parameters, self.rules
-        for is_right, what in (
+        for is_right, problem in (
             (NAME.fullmatch(self.name), "the name has other characters than a-z, 0-9 and _"),
             *(
                 (
@@ -162,7 +162,7 @@ class DerivedTable:
         ):
             if not is_right:
                 raise SpecError(
-                    f"{self.file}: derived table {self.name}: {what}",
+                    f"{self.file}: derived table {self.name}: {problem}",
                     hint="correct the arguments of `@derived_table`; docs/add-a-pipeline.md "
                     "explains them",
                 )
@@ -204,16 +204,16 @@ class DerivedTable:
 
     def _duration(self, name: str, given: Lookback | None, root: TopicSpec) -> timedelta | None:
         """:raises SpecError: it is not a duration"""
-        found = given(self.parameters_of(root)) if callable(given) else given
-        if found is None or found == FOREVER:
-            return found
-        if not isinstance(found, timedelta) or not timedelta() <= found <= LONGEST:
+        duration = given(self.parameters_of(root)) if callable(given) else given
+        if duration is None or duration == FOREVER:
+            return duration
+        if not isinstance(duration, timedelta) or not timedelta() <= duration <= LONGEST:
             raise SpecError(
-                f"{self.file}: derived table {self.name}: {name} is {found!r}; expected is a "
+                f"{self.file}: derived table {self.name}: {name} is {duration!r}; expected is a "
                 f"timedelta from 0 to {LONGEST.days:,} days, or FOREVER",
                 hint=f"correct `{name}=…` of `@derived_table`",
             )
-        return found
+        return duration
 
 
 def derived_table(
@@ -444,13 +444,13 @@ def _job_run(
     states = {name: TableState.of(each) for name, each in sources.items()}
 
     def origins(columns: Iterable[str]) -> tuple[tuple[DatasetName, str], ...]:
-        found = []
+        input_fields = []
         for column in columns:
             source, _, inner = column.rpartition(".")
             known = (source,) if source in states else derived.sources
             name = inner if source in states else column
-            found += [(states[each].dataset, name) for each in known]
-        return tuple(found)
+            input_fields += [(states[each].dataset, name) for each in known]
+        return tuple(input_fields)
 
     return replace(
         run,

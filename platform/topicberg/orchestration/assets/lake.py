@@ -56,7 +56,9 @@ class Lake:
 
     def __post_init__(self) -> None:
         left, missing = self._without_missing()
-        lost = {one.name for one in self.derived} - {one.name for one in left}
+        lost = {derived_table.name for derived_table in self.derived} - {
+            derived_table.name for derived_table in left
+        }
         object.__setattr__(self, "derived", left)
         if self.left_out:
             topics = tuple(spec for spec in self.topics if spec.publishes not in lost)
@@ -65,7 +67,7 @@ class Lake:
         for table in self.derived:
             self._check(table, ())
         self._check_published()
-        kept = tuple(one for one in self.own_checks if self._has_tables(one, missing))
+        kept = tuple(check for check in self.own_checks if self._has_tables(check, missing))
         object.__setattr__(self, "own_checks", kept)
         self._validate_checks()
 
@@ -75,29 +77,33 @@ class Lake:
         missing = {table.source for table in left_out if table.source}
         for topic in self.left_out - {spec.name for spec in self.topics}:
             missing |= {name for kind in OF_TOPICS for name in kind.source_names(topic)}
-        found = self.derived
-        while lost := {one.name for one in found if missing & {*one.sources, *one.lookups}}:
+        left = self.derived
+        while lost := {table.name for table in left if missing & {*table.sources, *table.lookups}}:
             missing |= lost
-            found = tuple(one for one in found if one.name not in lost)
-        return found, missing
+            left = tuple(table for table in left if table.name not in lost)
+        return left, missing
 
     def within(self, assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Lake:
         """Return the part of which a graph has the assets; nothing else is checked or requested."""
-        keys = {key for one in assets for key in (one.keys if hasattr(one, "keys") else (one.key,))}
+        keys = {
+            key
+            for asset in assets
+            for key in (asset.keys if hasattr(asset, "keys") else (asset.key,))
+        }
         tables = {table.name for table in self.tables if table.key("iceberg") in keys}
-        derived = tuple(one for one in self.derived if one.name in tables)
+        derived = tuple(table for table in self.derived if table.name in tables)
         topics = tuple(
             spec
             for spec in self.topics
             if (not spec.has_table(self.config) or spec.table_name in tables)
-            and (spec.publishes is None or spec.publishes in {one.name for one in derived})
+            and (spec.publishes is None or spec.publishes in {table.name for table in derived})
         )
-        published = {kafka_key(spec) for one in self.derived for spec in self.published(one)}
+        published = {kafka_key(spec) for table in self.derived for spec in self.published(table)}
         publishes = published <= keys
         if len(topics) == len(self.topics) and len(derived) == len(self.derived) and publishes:
             return self
         gone = {spec.name for spec in self.topics} - {spec.name for spec in topics}
-        gone |= {one.name for one in self.derived} - {one.name for one in derived}
+        gone |= {table.name for table in self.derived} - {table.name for table in derived}
         return replace(
             self,
             topics=topics,
@@ -179,7 +185,7 @@ class Lake:
                         hint=f"tables: {', '.join(sorted(self._named)) or 'none'}",
                     )
             table = self._named[check.tables[0]]
-            usual = {one.name: "topicberg's own" for one in table.checks(self)}
+            usual = {usual_check.name: "topicberg's own" for usual_check in table.checks(self)}
             others = seen.setdefault(table.name, usual)
             validate(check, others)
             others[check.name] = check.file
@@ -236,13 +242,13 @@ class Lake:
 
         In the order in which it can be computed.
         """
-        found: dict[str, DerivedTable] = {}
+        by_name: dict[str, DerivedTable] = {}
         for table in self.derived:
             if name in table.sources and not table.reads_around:
                 for each in (table, *self.downstream(table.name)):
-                    found.pop(each.name, None)
-                    found[each.name] = each
-        return list(found.values())
+                    by_name.pop(each.name, None)
+                    by_name[each.name] = each
+        return list(by_name.values())
 
     def _check_names(self) -> None:
         """In Snowflake all tables are in one schema, and in Dagster their names are keys."""
@@ -251,10 +257,10 @@ class Lake:
         named = [(table.described.format(topic=table.root.name), table.name) for table in others]
         named += [(ComputedTable.described, table.name) for table in self.derived]
         seen = {table.name.lower() for table in topics}
-        for what, name in named:
+        for description, name in named:
             if name.lower() in seen:
                 raise SpecError(
-                    f"the {what} has the name {name}, which another table has already",
+                    f"the {description} has the name {name}, which another table has already",
                     hint="rename it, or set tableflow.enabled: false in the spec of the topic",
                 )
             seen.add(name.lower())
@@ -297,17 +303,17 @@ def find_derived(config: Settings | None = None) -> list[DerivedTable]:
     :raises TopicbergError: a module cannot be imported, or two modules define one table
     """
     config = config or settings()
-    found: dict[str, DerivedTable] = {}
+    by_name: dict[str, DerivedTable] = {}
     with for_connect():
         tables = [*members(config.project_root, config.project.pipelines, DerivedTable)]
     for _, table in tables:
-        first = found.setdefault(table.name, table)
+        first = by_name.setdefault(table.name, table)
         if first is not table:
             raise SpecError(
                 f"{table.file}: derived table {table.name} is also in {first.file}",
                 hint="rename one of the functions",
             )
-    return list(found.values())
+    return list(by_name.values())
 
 
 def lake_of(config: Settings, known: KnownSpecs) -> Lake:

@@ -48,7 +48,7 @@ def window(partitions: TimePartitions, start: datetime, end: datetime) -> Window
     :raises TopicbergError: the range begins before the first partition: runs that were requested
         before ``start`` became later do so, and would compute a part of it
     """
-    start, end, first = (at.astimezone(UTC) for at in (start, end, partitions.start))
+    start, end, first = (moment.astimezone(UTC) for moment in (start, end, partitions.start))
     if start < first:
         raise TopicbergError(
             f"there is no partition of {start:%F %H:%M}: the first one, of {first:%F %H:%M}, has "
@@ -132,8 +132,8 @@ def spans(
         first, last = max(each.start, start), min(max(each.stop, start + 1), end)
         whole = Hours((first - start) // width, -(-(last - start) // width))
         wanted.append(Hours(max(start + whole.start * width, begin), start + whole.stop * width))
-    found = coarse(union(each for each in wanted if each), limit)
-    return [_span(partitions, each) for each in found], future
+    ranges = coarse(union(each for each in wanted if each), limit)
+    return [_span(partitions, each) for each in ranges], future
 
 
 def _span(partitions: TimePartitions, hours: Hours) -> Span:
@@ -156,12 +156,12 @@ def partition_keys(
     Of the future as well; otherwise as of :func:`spans`.
     """
     start, end = _hour(partitions.start), _hour(now + HORIZON)
-    width, found = _width(partitions), []
+    width, starts = _width(partitions), []
     clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
     for each in union(clipped):
         first = start + (each.start - start) // width * width
-        found += [hour for hour in range(first, each.stop, width) if hour >= first_hour]
-    moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in sorted({*found}))
+        starts += [hour for hour in range(first, each.stop, width) if hour >= first_hour]
+    moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in sorted({*starts}))
     return [partition_key(partitions, moment) for moment in moments]
 
 

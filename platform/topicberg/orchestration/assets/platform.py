@@ -49,7 +49,7 @@ def platform_assets(
 def deployed_assets(config: Settings, specs: Sequence[TopicSpec]) -> dg.AssetsDefinition:
     """Return every resource as an asset that can be materialized by itself."""
     described = _specs(config, specs, deployed=True)
-    graph = {spec.key: one for one, spec in described}
+    graph = {spec.key: resource for resource, spec in described}
 
     @dg.multi_asset(
         name=PLATFORM, specs=[spec for _, spec in described], can_subset=True, pool=PLATFORM
@@ -58,20 +58,22 @@ def deployed_assets(config: Settings, specs: Sequence[TopicSpec]) -> dg.AssetsDe
         from topicberg.deploy.lock import exclusive
 
         deployment = open_context(Settings())
-        chosen = [one for key, one in graph.items() if key in context.selected_asset_keys]
+        chosen = [resource for key, resource in graph.items() if key in context.selected_asset_keys]
         with exclusive(deployment, WAIT_SECONDS):
             looked_at = engine.with_needs(chosen, graph.values())
             steps = {step.resource.key: step for step in engine.plan(looked_at, deployment)}
             engine.create(
-                chosen, deployment, lambda one, what: context.log.info("%s: %s", what, one.title)
+                chosen,
+                deployment,
+                lambda resource, progress: context.log.info("%s: %s", progress, resource.title),
             )
-        for one in engine.in_order(chosen):
-            if one.key in deployment.waiting:
+        for resource in engine.in_order(chosen):
+            if resource.key in deployment.waiting:
                 continue
-            live = deployment.need(one.key)
+            live = deployment.need(resource.key)
             yield dg.MaterializeResult(
-                asset_key=asset_key(one.key),
-                metadata=_metadata(steps[one.key], live.id, live.facts.get("table_path")),
+                asset_key=asset_key(resource.key),
+                metadata=_metadata(steps[resource.key], live.id, live.facts.get("table_path")),
             )
 
     return make
@@ -81,26 +83,28 @@ def _specs(
     config: Settings, specs: Sequence[TopicSpec], *, deployed: bool
 ) -> list[tuple[Resource, dg.AssetSpec]]:
     """Return the wanted resources with their assets, which depend on wanted resources only."""
-    wanted = {one.key: one for one in resources(config, list(specs)) if one.wanted}
+    wanted = {
+        resource.key: resource for resource in resources(config, list(specs)) if resource.wanted
+    }
     owners = sorted({owner for spec in specs for owner in spec.owners})
     nodes = {key: dg.AssetDep(asset_key(key)) for key in wanted}
     done = "`topicberg deploy` finds it by its name, and creates or updates it."
     missing = "Not deployed; `topicberg deploy create` creates it."
     return [
         (
-            one,
+            resource,
             dg.AssetSpec(
-                nodes[one.key].asset_key,
-                deps=[nodes[key] for key in one.needs if key in nodes],
+                nodes[resource.key].asset_key,
+                deps=[nodes[key] for key in resource.needs if key in nodes],
                 group_name=PLATFORM,
-                kinds={_KINDS[Path(one.key).parts[0]]},
+                kinds={_KINDS[Path(resource.key).parts[0]]},
                 owners=owners,
                 metadata=documentation("cloud.md"),
                 skippable=deployed,  # one that waits, e.g. for a topic's first record
-                description=f"{one.title}. {done if deployed else missing}",
+                description=f"{resource.title}. {done if deployed else missing}",
             ),
         )
-        for one in wanted.values()
+        for resource in wanted.values()
     ]
 
 

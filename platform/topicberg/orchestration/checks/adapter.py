@@ -104,8 +104,8 @@ def evaluation(
         return last_evaluations(context.instance, [dg.AssetCheckKey(key, name) for name in names])
 
     def last(name: str) -> Finding | None:
-        found = before().get(dg.AssetCheckKey(key, name))
-        return found.finding if found else None
+        stored = before().get(dg.AssetCheckKey(key, name))
+        return stored.finding if stored else None
 
     of_sensor = context.run.tags.get(KIND) in (REGISTRATION, COMPUTATION)
     probe = Probe(table, lakehouse, snowflake.connection, last, reads_rows=not of_sensor)

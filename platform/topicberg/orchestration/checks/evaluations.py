@@ -47,7 +47,7 @@ def last_evaluations(
 ) -> dict[dg.AssetCheckKey, Evaluation]:
     """Return check → its last evaluation that ended; one query for all that are not in progress."""
     storage = instance.event_log_storage
-    found = {}
+    evaluations = {}
     for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
         if key not in keys:  # the query returns every check of these names on these assets
             continue
@@ -57,10 +57,10 @@ def last_evaluations(
             records = [*storage.get_asset_check_execution_history(key, limit=1, status=ended)]
         for record in records:
             if record.event is not None and record.event.dagster_event is not None:
-                at = datetime.fromtimestamp(record.event.timestamp, UTC)
+                moment = datetime.fromtimestamp(record.event.timestamp, UTC)
                 event = record.event.dagster_event.asset_check_evaluation_data
-                found[key] = Evaluation(event, at)
-    return found
+                evaluations[key] = Evaluation(event, moment)
+    return evaluations
 
 
 def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
@@ -70,10 +70,10 @@ def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
     description and the metadata that docs/checks.md names.
     """
     metadata = event.metadata or {}
-    what, since, remediation, cause = event.description or "the check failed", None, None, None
+    message, since, remediation, cause = event.description or "the check failed", None, None, None
     if isinstance(stored := metadata.get(FINDING), dg.JsonMetadataValue):
         data: Any = stored.value
-        what, remediation, cause = data["what"], data["remediation"], data["cause"]
+        message, remediation, cause = data["what"], data["remediation"], data["cause"]
         since = datetime.fromisoformat(data["since"]) if data["since"] else None
     else:
         for key in (REMEDIATION, _OLD_REMEDIATION):
@@ -83,7 +83,7 @@ def finding_of(event: dg.AssetCheckEvaluation | dg.AssetCheckResult) -> Finding:
         since = _time(metadata[SINCE].value) if SINCE in metadata else None
     return Finding(
         passed=event.passed,
-        what=what,
+        what=message,
         remediation=remediation,
         since=since,
         severity="warning" if event.severity == dg.AssetCheckSeverity.WARN else "error",

@@ -152,14 +152,14 @@ def _finding(check: OwnCheck, identifiers: Mapping[str, TableName]) -> tuple[Fin
     if isinstance(result, bool):
         result = dg.AssetCheckResult(passed=result)
     if not isinstance(result, dg.AssetCheckResult):
-        what = f"the check returned {type(result).__name__}"
+        message = f"the check returned {type(result).__name__}"
         remediation = f"let {check.name} in {check.file} return a bool or a dg.AssetCheckResult"
-        return Finding(what=what, remediation=remediation), False
+        return Finding(what=message, remediation=remediation), False
     finding = finding_of(result)
-    what = (result.description or f"the check {'passed' if result.passed else 'failed'}").rstrip(
+    message = (result.description or f"the check {'passed' if result.passed else 'failed'}").rstrip(
         "."
     )
-    return replace(finding, what=what), True
+    return replace(finding, what=message), True
 
 
 def _raised(check: OwnCheck, error: Exception) -> Finding:

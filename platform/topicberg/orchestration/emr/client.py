@@ -60,8 +60,8 @@ def write_window_on_emr(
     except Exception as error:
         if run.state in ENDED_BADLY:
             logs = f"{emr.log_uri.rstrip('/')}/applications/{emr.application_id}/jobs/{run.id}/"
-            what = f"table {table}: job run {run.id} of EMR Serverless"
-            raise failed(what, messages.report(), run.state, run.details, logs) from error
+            described = f"table {table}: job run {run.id} of EMR Serverless"
+            raise failed(described, messages.report(), run.state, run.details, logs) from error
         if run.state != "SUCCESS":
             run.cancel()
         raise

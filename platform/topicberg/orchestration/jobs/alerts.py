@@ -131,7 +131,7 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         for problem in problems:
             context.log.warning(problem)
         others = stored_states(context.instance, config, location)
-        states = [state, *(one for name, one in others.items() if name != SENSOR)]
+        states = [state, *(other for name, other in others.items() if name != SENSOR)]
         listed = active_alerts(states, decisions, datetime.now(UTC))
         shown = _digest(listed)
         has_list = context.repository_def.asset_graph.has(alerts_key(config))
@@ -166,14 +166,14 @@ def stored_states(
     from topicberg.alerts.alert import AlertState
     from topicberg.alerts.watch import STATE_FILE, read_state
 
-    found = {"watch": read_state(config.state_dir / STATE_FILE)}
+    states = {"watch": read_state(config.state_dir / STATE_FILE)}
     for state in instance.all_instigator_state():
         name = state.instigator_name
         if name in (SENSOR, ENGINE_SENSOR) and location in (None, location_of_automation(state)):
             with suppress(ValidationError):  # of another version
                 cursor = getattr(state.instigator_data, "cursor", None)
-                found[name] = AlertState.parse(cursor)
-    return found
+                states[name] = AlertState.parse(cursor)
+    return states
 
 
 def evaluated_at(instance: dg.DagsterInstance) -> datetime | None:
@@ -281,12 +281,12 @@ class ObservationReader:
 
         The stored results of that check are as old as the last run of the checks.
         """
-        found: dict[dg.AssetCheckKey, Finding] = {}
+        findings: dict[dg.AssetCheckKey, Finding] = {}
         for spec, status in statuses:
             key = _check_key(spec, ENGINE_CHECK)
             if key in self._graph.asset_check_keys:
-                found[key] = check_engine(spec, status, now)
-        return found
+                findings[key] = check_engine(spec, status, now)
+        return findings
 
     def _early_findings(
         self,
@@ -297,10 +297,10 @@ class ObservationReader:
         """Return what the engine's statuses say of other checks, where that differs from the last
         evaluation and is newer: the checks run every five minutes.
         """
-        found: dict[dg.AssetCheckKey, Finding] = {}
+        findings: dict[dg.AssetCheckKey, Finding] = {}
         observed = observed_at(settings()) or 0.0
         if now.timestamp() - observed > OBSERVED_SECONDS:
-            return found
+            return findings
         for spec, status in statuses:
             for name, finding in status_findings(spec, status, now):
                 key = _check_key(spec, name)
@@ -309,10 +309,10 @@ class ObservationReader:
                 last = stored.get(key)
                 if last is None or last.finding.passed:
                     if not finding.passed:
-                        found[key] = finding
+                        findings[key] = finding
                 elif finding.passed and observed > last.at.timestamp():
-                    found[key] = finding
-        return found
+                    findings[key] = finding
+        return findings
 
     def _check_runs(self) -> CheckRuns:
         config = settings()

@@ -169,8 +169,8 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
         tables = {table.name(): table for table, _ in _tables(plan, catalog)}
         sources = plan.source_tables(tables.get)
         if name in sources:
-            found = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
-            known = (each for each in found if seen and each.sequence <= seen.sequence)
+            ranges = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
+            known = (each for each in ranges if seen and each.sequence <= seen.sequence)
             yield from (Hours(each.start, each.stop) for each in known)
 
 

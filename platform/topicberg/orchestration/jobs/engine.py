@@ -51,8 +51,8 @@ def engine_sensor() -> dg.SensorDefinition:
             if restarting is not None:
                 alert = restarting_fault(ENGINE, restarting, now)
             else:
-                what = with_restarts(why, restarts, now.timestamp())
-                alert = fault(ENGINE, what, now, how_to_restart(ENGINE))
+                message = with_restarts(why, restarts, now.timestamp())
+                alert = fault(ENGINE, message, now, how_to_restart(ENGINE))
             link, runbook = chosen.ui_url, address_of(RUNBOOK, chosen.ui_url)
             faults[alert.key] = alert.model_copy(update={"link": link, "runbook": runbook})
         decisions = read_decisions(settings())

@@ -55,8 +55,8 @@ def _selected(lake: Lake, pipeline: str | None = None) -> dg.AssetSelection:
     ]
     topics = [
         kafka_key(spec)
-        for one in lake.derived
-        for spec in lake.published(one)
+        for derived in lake.derived
+        for spec in lake.published(derived)
         if pipeline in (None, spec.pipeline)
     ]
     return dg.AssetSelection.assets(*tables, *topics)

@@ -65,14 +65,14 @@ class Registrar:
         futures = {self._pool.submit(self._move, table): table.name for table in tables}
         wait(futures, SECONDS)
         wait([future for future in futures if not future.cancel()], PATIENCE_SECONDS)
-        found = Registered()
+        registered = Registered()
         for future, name in futures.items():
-            _note(found, future, name)
+            _note(registered, future, name)
         if any(not future.done() for future in futures):
             self._pool = None  # its threads wait for what does not answer; they end when it does
-        if not found.events and all(classify(error) for error in found.failed.values()):
+        if not registered.events and all(classify(error) for error in registered.failed.values()):
             self._paused_until = time.monotonic() + PAUSE_SECONDS
-        return found
+        return registered
 
 
 def _note(found: Registered, future: Future[list[dg.AssetMaterialization]], name: str) -> None:

@@ -107,7 +107,7 @@ def _own_runs(
     :param own: the run that asks, which is of the code location
     :param keys: the assets of topicberg
     """
-    location, found = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
+    location, runs = location_of_run(own), dict[str, frozenset[dg.AssetKey]]()
     for run in _older(instance, tags, before):
         of_run, is_topicbergs = location_of_run(run), KIND in run.tags
         if of_run not in (location, None) and not is_topicbergs:
@@ -115,13 +115,13 @@ def _own_runs(
         selected = frozenset(run.asset_selection or ())
         selected |= {check.asset_key for check in run.asset_check_selection or ()}
         if of_run == location and is_topicbergs:
-            found[run.run_id] = selected
+            runs[run.run_id] = selected
             continue
         planned = {dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED}
         selected = selected or assets_of_run(instance, run.run_id, planned)
         if selected and selected <= keys:
-            found[run.run_id] = selected
-    return found
+            runs[run.run_id] = selected
+    return runs
 
 
 def _older(
@@ -147,7 +147,7 @@ def _newest_materializations(
         events = list(storage.get_latest_storage_id_by_partition(key, kind).values())
         for first in range(0, len(events), BATCH):
             chosen = dg.EventRecordsFilter(kind, key, storage_ids=events[first : first + BATCH])
-            runs |= {found.run_id for found in storage.get_event_records(chosen)}
+            runs |= {event.run_id for event in storage.get_event_records(chosen)}
     return runs
 
 

@@ -297,17 +297,17 @@ class _Evaluation:
         """
         try:
             iceberg = self.catalog.load_table(watch.origin.identifier)
-            found = advance(*before, iceberg, watch, self.catalog, joins)
-            head, cursor = iceberg.current_snapshot(), found.cursor
+            tick = advance(*before, iceberg, watch, self.catalog, joins)
+            head, cursor = iceberg.current_snapshot(), tick.cursor
             if cursor.registration is None and head and cursor.snapshot == head.snapshot_id:
                 cursor = cursor.replace(signal=self._signal(watch))
-            if found.events and watch.reported:
+            if tick.events and watch.reported:
                 cursor = cursor.replace(unobserved=True)
             if cursor.unobserved and now - cursor.observed_at >= OBSERVATION_SECONDS:
                 observation = _kafka_observation(self.context, watch, self.endpoints, iceberg)
-                found.events.extend([observation] if observation else [])
+                tick.events.extend([observation] if observation else [])
                 cursor = cursor.replace(unobserved=observation is None, observed_at=now)
-            return replace(found, cursor=cursor)
+            return replace(tick, cursor=cursor)
         except NoSuchTableError:
             return None
         except Exception as error:
@@ -317,21 +317,21 @@ class _Evaluation:
         self,
         watch: TableWatch,
         before: tuple[TableCursor, Mapping[str, RunState]],
-        found: Tick | Exception | None,
+        look: Tick | Exception | None,
     ) -> None:
         """Take note of it; what is wrong with a table stops no other."""
-        if isinstance(found, Tick):
-            self.events += found.events
-            if found.computation:
-                keys = found.computation.ranges
-                self.computations += zip(repeat(watch), keys, found.runs)
-            self._note(watch.name, found.cursor)
+        if isinstance(look, Tick):
+            self.events += look.events
+            if look.computation:
+                keys = look.computation.ranges
+                self.computations += zip(repeat(watch), keys, look.runs)
+            self._note(watch.name, look.cursor)
             return
         cursor = settle_registration(*before)
-        if found is None:
+        if look is None:
             cursor = cursor.replace(dirty=False)
         else:
-            self.problems[watch.name] = found
+            self.problems[watch.name] = look
         if watch.name in self.cursors:
             self._note(watch.name, cursor)
 
@@ -363,17 +363,19 @@ class _Evaluation:
     def _move_pointers(self, now: float) -> None:
         """Register tables within this tick, as far as that only moves pointers."""
         watched = [watch for watch in self._wanting(wants_move) if watch.pointers]
-        found = self.registrar.register([table for each in watched for table in each.pointers])
-        for name, error in found.failed.items():
+        registered = self.registrar.register([table for each in watched for table in each.pointers])
+        for name, error in registered.failed.items():
             self.context.log.warning(f"{name}: a run registers it, as this failed: {safe(error)}")
         for watch in watched:
             moved = {table.name for table in watch.pointers}
-            if moved <= found.events.keys():
-                self.events += [event for name in sorted(moved) for event in found.events[name]]
+            if moved <= registered.events.keys():
+                self.events += [
+                    event for name in sorted(moved) for event in registered.events[name]
+                ]
                 cursor = self.cursors[watch.name]
                 is_all = not watch.computed_registrations
                 self._note(watch.name, move(cursor, now, is_all=is_all))
-            elif not moved & found.failed.keys():
+            elif not moved & registered.failed.keys():
                 self.postponed.add(watch.name)
 
     def _register(self) -> int:
@@ -531,12 +533,12 @@ def _kafka_observation(
     try:
         begin = kafka.beginning_offsets(endpoints, topic)
         end = kafka.end_offsets(endpoints, topic)
-        held = held_offsets(iceberg, watch.origin.root, endpoints, end)
+        offsets = held_offsets(iceberg, watch.origin.root, endpoints, end)
     except TopicbergError as error:
         context.log.warning(str(error))
         return None
     return AssetObservation(
         asset_key=kafka_key(watch.origin.root),
-        metadata={**kafka_metadata(begin, end), **consumer_lag_metadata(held, begin, end)},
+        metadata={**kafka_metadata(begin, end), **consumer_lag_metadata(offsets, begin, end)},
         tags={"dagster/data_version": kafka_data_version(end).value},
     )

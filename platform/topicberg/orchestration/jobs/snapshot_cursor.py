@@ -142,12 +142,12 @@ def recall(cursor: TableCursor, hours: Iterable[Hours]) -> TableCursor:
 
     A few times in a row at most: if computing does not help, the check of the table reports it.
     """
-    found = [(each.start, each.stop) for each in hours]
-    if not found:
+    recalled = [(each.start, each.stop) for each in hours]
+    if not recalled:
         return cursor.replace(recalls=0)
     if cursor.recalls >= MAX_ATTEMPTS:
         return cursor
-    return cursor.replace(pending=_merged(cursor.pending, found), recalls=cursor.recalls + 1)
+    return cursor.replace(pending=_merged(cursor.pending, recalled), recalls=cursor.recalls + 1)
 
 
 def observe_metadata(

@@ -44,20 +44,20 @@ class _Kept:
         self._free: list[_Held] = []
 
     def take(self) -> _Held | None:
-        while held := self._last():
-            if time.monotonic() - held.used_at < IDLE_SECONDS:
-                return held
-            held.close()
+        while pooled := self._last():
+            if time.monotonic() - pooled.used_at < IDLE_SECONDS:
+                return pooled
+            pooled.close()
         return None
 
-    def give_back(self, held: _Held) -> None:
-        held.used_at = time.monotonic()
+    def give_back(self, pooled: _Held) -> None:
+        pooled.used_at = time.monotonic()
         with self._lock:
-            self._free.append(held)
+            self._free.append(pooled)
 
     def close(self) -> None:
-        while held := self._last():
-            held.close()
+        while pooled := self._last():
+            pooled.close()
 
     def _last(self) -> _Held | None:
         with self._lock:
@@ -89,13 +89,13 @@ class Snowflake(ConfigurableResource):
             with self._opened() as connection:
                 yield connection
             return
-        held = kept.take() or _Held(self._opened())
+        pooled = kept.take() or _Held(self._opened())
         try:
-            yield held.connection
+            yield pooled.connection
         except BaseException:
-            held.close()
+            pooled.close()
             raise
-        kept.give_back(held)
+        kept.give_back(pooled)
 
     @contextmanager
     def _opened(self) -> Iterator[SnowflakeConnection]:

@@ -101,7 +101,7 @@ class Tables(ConfigurableResource):
             if len(name) == 1
             for table in catalog.list_tables(name)
         ]
-        return sorted(found, key=lambda one: (one[0] != first, one))
+        return sorted(found, key=lambda identifier: (identifier[0] != first, identifier))
 
     def identifier(self, table: str) -> TableName:
         """Return namespace and name of a table.
@@ -115,9 +115,9 @@ class Tables(ConfigurableResource):
         if table in known:
             return known[table]
         close = get_close_matches(table, known, n=1)
-        what = "the check does not name it" if self._only is not None else "it does not exist"
+        reason = "the check does not name it" if self._only is not None else "it does not exist"
         raise TopicbergError(
-            f"table {table!r} cannot be read: {what}",
+            f"table {table!r} cannot be read: {reason}",
             hint=f"did you mean {close[0]!r}?"
             if close
             else f"tables: {', '.join(sorted(known)) or 'none'}",

@@ -44,17 +44,17 @@ def find_candidates(
         for path, kind in erasure.fields_in_structs(table.schema().fields)
         if kind.is_primitive and is_searched(path[0])
     ]
-    found = []
+    candidates = []
     for field in key.fields:
         values = {path: key.as_found_in(field.name, kind) for path, kind in columns}
-        held = erasure.search(table, {path: each for path, each in values.items() if each})
-        if not held:
+        counts = erasure.search(table, {path: each for path, each in values.items() if each})
+        if not counts:
             return ()
-        for path, count in held.items():
+        for path, count in counts.items():
             column = ".".join(path)
             option = f"{name}.{column}" + (f"={field.name}" if len(key.fields) > 1 else "")
-            found.append(Candidate(name, column, option, count.rows, count.files))
-    return tuple(found)
+            candidates.append(Candidate(name, column, option, count.rows, count.files))
+    return tuple(candidates)
 
 
 def chosen_columns(

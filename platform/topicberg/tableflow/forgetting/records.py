@@ -86,9 +86,9 @@ def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> KeyRecor
 
     :raises TopicbergError: there is no such topic, or Kafka does not answer
     """
-    found = described_topic(endpoints, topic)
-    if not found.compacted:
-        return found
+    records = described_topic(endpoints, topic)
+    if not records.compacted:
+        return records
     log = kafka.topic_log(endpoints, topic)
     ranges = {p: (log.beginning.get(p, 0), end) for p, end in log.end.items()}
     read = _keyed(messages(endpoints, topic, ranges))
@@ -96,11 +96,11 @@ def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> KeyRecor
         matched = matching({key for key, _, _ in some})
         for key, partition, is_tombstone in some:
             if key in matched:
-                found.newest[key.raw, partition] = is_tombstone
+                records.newest[key.raw, partition] = is_tombstone
                 if key.header is not None:
-                    found.headers[key.raw, partition] = key.header
-                found.count += not is_tombstone
-    return found
+                    records.headers[key.raw, partition] = key.header
+                records.count += not is_tombstone
+    return records
 
 
 def _keyed(read: Iterator[Message]) -> Iterator[tuple[KafkaKey, int, bool]]:
@@ -164,7 +164,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
     """
     if layout.key.subject is None:
         wanted = key.raw()
-        return lambda keys: {one for one in keys if one.raw == wanted}
+        return lambda keys: {kafka_key for kafka_key in keys if kafka_key.raw == wanted}
     values: Condition = {(f.name,): (key.value(f.name, f.field_type),) for f in key.fields}
     rows = Rows(Schema(*key.fields), (values,))
     registry = endpoints.schema_registry_client()
@@ -199,17 +199,17 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
 
     def decoded(keys: Collection[KafkaKey]) -> set[KafkaKey]:
         foreign.begin_batch()
-        found_keys = {key: as_held(key) for key in sorted(keys, key=lambda one: one.raw)}
+        found_keys = {key: as_held(key) for key in sorted(keys, key=lambda each: each.raw)}
         framed_keys = [(key, raw) for key, raw in found_keys.items() if raw is not None]
         if not framed_keys:
             return set()
         decoder = message_decoder(Writers(layout.key, foreign, key.fields))
         raws = pa.array([raw for _, raw in framed_keys], pa.binary())
-        found = set[KafkaKey]()
+        matched = set[KafkaKey]()
         for numbers, columns in decode_raw(decoder, raws):
-            held = {name: one.slice(0, len(numbers)) for name, one in columns.items()}
-            is_same = rows.among(pa.table(held))
-            found |= {framed_keys[number][0] for number in numbers[is_same]}
-        return found
+            sliced = {name: column.slice(0, len(numbers)) for name, column in columns.items()}
+            is_same = rows.among(pa.table(sliced))
+            matched |= {framed_keys[number][0] for number in numbers[is_same]}
+        return matched
 
     return decoded

@@ -158,19 +158,26 @@ class Forgetting:
     def _of_topic(self) -> list[ErasureTarget]:
         """Return the tables of the topic; one that does not exist yet may read the key later."""
         spec, dead = self.spec, dead_letter_spec(self.spec)
-        at, own = spec.table_identifier(self.config), {f.name: f.name for f in self.key.fields}
+        identifier, own = (
+            spec.table_identifier(self.config),
+            {f.name: f.name for f in self.key.fields},
+        )
         kept = spec.name if spec.history else None
-        found = [
+        targets = [
             ErasureTarget(
-                at, "the topic's table", spec.event_time, own, spec=spec, topic=spec.name
+                identifier, "the topic's table", spec.event_time, own, spec=spec, topic=spec.name
             ),
             ErasureTarget(history_table(spec), "its history", spec.event_time, own, topic=kept),
         ]
         if dead.name != spec.name and self.where is None:
-            what, at = "dead letters", dead.table_identifier(self.config)
+            description, identifier = "dead letters", dead.table_identifier(self.config)
             logs = dead.name if spec.tableflow.error_handling.mode == "LOG" else None
-            found.append(ErasureTarget(at, what, dead.event_time, is_dead_letters=True, topic=logs))
-        return found
+            targets.append(
+                ErasureTarget(
+                    identifier, description, dead.event_time, is_dead_letters=True, topic=logs
+                )
+            )
+        return targets
 
     def table(self, target: ErasureTarget) -> Table | None:
         """Return a table, or None if there is none."""
@@ -184,20 +191,26 @@ class Forgetting:
         Of a value that is not the key: the records whose newest row has it. An older record of a
         key is Kafka's to compact, and a tombstone would delete the newest one.
         """
-        held = None if self.where is None else self._held_keys()
+        row_keys = None if self.where is None else self._held_keys()
         matching = (
-            self._matching if held is None else partial(_with_keys, held={k for k, _ in held})
+            self._matching
+            if row_keys is None
+            else partial(_with_keys, held={k for k, _ in row_keys})
         )
         try:
-            found = records_of(self.endpoints, self.spec.name, matching)
+            records = records_of(self.endpoints, self.spec.name, matching)
         except kafka.NoSuchTopicError:
             return KeyRecords(self.spec.name, compacted=True)
-        if held is None:
-            self._raws |= {raw for raw, _ in found.newest}
+        if row_keys is None:
+            self._raws |= {raw for raw, _ in records.newest}
         else:
-            newest = found.newest.items()
-            found.newest = {at: is_end for at, is_end in newest if (held_key(at[0]), at[1]) in held}
-        return found
+            newest = records.newest.items()
+            records.newest = {
+                place: is_end
+                for place, is_end in newest
+                if (held_key(place[0]), place[1]) in row_keys
+            }
+        return records
 
     @property
     def lacks_keys(self) -> bool:
@@ -213,15 +226,15 @@ class Forgetting:
     def _held_keys(self) -> set[tuple[bytes, int]]:
         """Return key, as the table holds it, and partition of the rows that have the value."""
         names = [self.spec.metadata_column(name) for name in (RAW_KEY, PARTITION)]
-        if self.lacks_keys or (held := self._held(self.targets[0])) is None:
+        if self.lacks_keys or (table_and_rows := self._held(self.targets[0])) is None:
             return set()
-        table, rows = held
+        table, rows = table_and_rows
         (column,) = rows.conditions[0]
         scan = table.scan(selected_fields=(*names, column[0])).to_arrow()
         some = scan.filter(pa.array(rows.among(scan)))
         raws, partitions = (some.column(name).to_pylist() for name in names)
         pairs = zip(raws, partitions, strict=True)
-        return {(bytes(raw), at) for raw, at in pairs if raw is not None}
+        return {(bytes(raw), partition) for raw, partition in pairs if raw is not None}
 
     def write_tombstones(self, records: KeyRecords) -> int:
         """Write the tombstones that a compacted topic lacks; return how many."""
@@ -230,27 +243,29 @@ class Forgetting:
     def dead_letters(self) -> KeyRecords | None:
         """Return what the dead-letter topic has of the key, by its table; None: there is none."""
         target = next((each for each in self.targets if each.is_dead_letters), None)
-        if target is None or (held := self._held(target)) is None:
+        if target is None or (table_and_rows := self._held(target)) is None:
             return None
-        table, rows = held
+        table, rows = table_and_rows
         spec = dead_letter_spec(self.spec)
         try:
-            found = described_topic(self.endpoints, spec.name)
+            records = described_topic(self.endpoints, spec.name)
         except kafka.NoSuchTopicError:
             return None
         partition, schema = spec.metadata_column(PARTITION), table.schema()
-        if not found.compacted or not {KEY, partition} <= set(schema.column_names):
-            return found
+        if not records.compacted or not {KEY, partition} <= set(schema.column_names):
+            return records
         for path in erasure.data_files(table):
             positions = rows.in_file(table.io, path)  # None: the file is deleted
-            at = set() if positions is None else set(positions.tolist())
-            for batch, first in columns(table.io, path, schema, [KEY, partition]) if at else ():
+            numbers = set() if positions is None else set(positions.tolist())
+            for batch, first in (
+                columns(table.io, path, schema, [KEY, partition]) if numbers else ()
+            ):
                 dead, where = (batch.column(name).to_pylist() for name in (KEY, partition))
-                for number in at & set(range(first, first + batch.num_rows)):
+                for number in numbers & set(range(first, first + batch.num_rows)):
                     if (raw := dead[number - first]) is not None:
-                        found.newest[bytes(raw), where[number - first]] = False
-        found.count = len(found.newest)
-        return found
+                        records.newest[bytes(raw), where[number - first]] = False
+        records.count = len(records.newest)
+        return records
 
     def unread(self) -> list[Uncovered]:
         """Return the records that the tables do not hold yet."""
@@ -268,22 +283,22 @@ class Forgetting:
             reads; default: by the commit interval
         :raises TopicbergError: a batch that began earlier does not end
         """
-        found = []
+        uncovered = []
         for target in self.targets:
             topic = target.topic
             if topic is None or not (first := self._lacks(target, topic)):
                 continue
             if not enabled:
-                found.append(Uncovered(topic, target.name, first, "Tableflow is disabled"))
+                uncovered.append(Uncovered(topic, target.name, first, "Tableflow is disabled"))
                 continue
             try:
                 self._read(target, patience)
             except TopicbergError as error:
                 if first := self._lacks(target, topic):
-                    found.append(Uncovered(topic, target.name, first, error.message))
+                    uncovered.append(Uncovered(topic, target.name, first, error.message))
         for target in self.targets:
             self._wait_for_turns(target)
-        return found
+        return uncovered
 
     def _wait_for_turns(self, target: ErasureTarget) -> None:
         """Wait for batches with records that the table has by now: their files are deleted then.
@@ -337,9 +352,9 @@ class Forgetting:
 
     def erase(self, target: ErasureTarget) -> Erased:
         """Erase the rows of the key from a table; what is not there is left as it is."""
-        if (held := self._held(target)) is None:
+        if (table_and_rows := self._held(target)) is None:
             return Erased()
-        (table, rows), spec = held, target.spec
+        (table, rows), spec = table_and_rows, target.spec
 
         def rebuild_delta() -> None:
             if spec is not None:
@@ -361,16 +376,16 @@ class Forgetting:
 
         :raises TopicbergError: a file holds a row of the key
         """
-        if (held := self._held(target)) is None:
+        if (table_and_rows := self._held(target)) is None:
             return None
-        found = erasure.prove(*held)
-        if found.holders:
+        proof = erasure.prove(*table_and_rows)
+        if proof.holders:
             raise TopicbergError(
-                f"table {target.name}: {len(found.holders)} of {found.files} files hold the key, "
+                f"table {target.name}: {len(proof.holders)} of {proof.files} files hold the key, "
                 "which another writer wrote meanwhile",
                 hint="run the command again",
             )
-        return found
+        return proof
 
     def _note(self, table: Table, rows: int) -> dict[str, str]:
         name = FORGOTTEN + self.key.digest(table.metadata.table_uuid)
@@ -393,25 +408,25 @@ class Forgetting:
         schema = table.schema()
         if target.is_dead_letters:
             return self._dead_letters(table)
-        found: list[Condition] = []
+        conditions: list[Condition] = []
         raw_key = self.spec.metadata_column(RAW_KEY)
-        found += self._chosen(target, schema)
+        conditions += self._chosen(target, schema)
         if raw_key in schema.column_names and (self._is_raw or self._raws):
             raws = set(self._raws)
             if self._is_raw:
                 raws.add(self.key.raw())
             # Keys with a schema are held whole; earlier versions held the digest of a long one.
-            held = {*raws, *map(held_key, raws)}
-            found.append({(raw_key,): sorted(held)})
+            stored_keys = {*raws, *map(held_key, raws)}
+            conditions.append({(raw_key,): sorted(stored_keys)})
         if values := self._values(target, schema):
-            found.append(values)
-        if not found:
+            conditions.append(values)
+        if not conditions:
             raise SpecError(
                 f"table {target.name} has no column with the keys of topic {self.spec.name}: "
                 f"{described(self.key.fields)}",
                 hint="the value has a field of that name, so rows of a key cannot be found",
             )
-        return Rows(schema, tuple(found))
+        return Rows(schema, tuple(conditions))
 
     def _values(self, target: ErasureTarget, schema: Schema) -> Condition | None:
         if self._shadowed:
@@ -447,9 +462,11 @@ class Forgetting:
                 for batch, _ in columns(table.io, path, table.schema(), [_SOURCE]):
                     if _SOURCE in batch.schema.names:
                         known |= {
-                            KafkaKey(bytes(one[KEY]), header_of(KEY, one["headers"] or ()))
-                            for one in batch.column(_SOURCE).to_pylist()
-                            if one and one["topic"] == self.spec.name and one[KEY] is not None
+                            KafkaKey(bytes(source[KEY]), header_of(KEY, source["headers"] or ()))
+                            for source in batch.column(_SOURCE).to_pylist()
+                            if source
+                            and source["topic"] == self.spec.name
+                            and source[KEY] is not None
                         }
             except FileNotFoundError:
                 continue

@@ -235,8 +235,8 @@ def _follow_current(body: bytes, region: str) -> Callable[[], None]:
 
     def follow() -> None:
         secret = manager.secrets[name]
-        for version, held in secret.versions.items():
-            if "AWSCURRENT" in held["version_stages"]:
+        for version, record in secret.versions.items():
+            if "AWSCURRENT" in record["version_stages"]:
                 secret.set_default_version_id(version)
 
     return follow

@@ -78,7 +78,7 @@ class Athena:
             "EngineVersion": _ENGINE,
             **(Configuration or {}),
         }
-        tags = {one["Key"]: one.get("Value", "") for one in Tags or []}
+        tags = {tag["Key"]: tag.get("Value", "") for tag in Tags or []}
         self.workgroups[Name] = WorkGroup(Name, Description, configuration, tags)
 
     def _get_work_group(self, WorkGroup: str) -> dict[str, Any]:

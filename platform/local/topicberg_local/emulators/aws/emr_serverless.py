@@ -114,8 +114,8 @@ class EmrServerless:
         self.applications[number] = made
         return self._identity(made)
 
-    def _identity(self, one: Application) -> dict[str, Any]:
-        return {"applicationId": one.id, "name": one.name, "arn": one.arn}
+    def _identity(self, application: Application) -> dict[str, Any]:
+        return {"applicationId": application.id, "name": application.name, "arn": application.arn}
 
     def _check(self, given: dict[str, Any]) -> None:
         release = given.get("releaseLabel")
@@ -151,22 +151,26 @@ class EmrServerless:
     def _list_applications(
         self, states: list[str] | None = None, nextToken: str = "0", maxResults: int = 50
     ) -> dict[str, Any]:
-        chosen = [one for one in self.applications.values() if not states or one.state in states]
+        chosen = [
+            application
+            for application in self.applications.values()
+            if not states or application.state in states
+        ]
         begin = int(nextToken)
         page, rest = chosen[begin : begin + maxResults], chosen[begin + maxResults :]
         summaries = [
             {
-                "id": one.id,
-                "name": one.name,
-                "arn": one.arn,
-                "releaseLabel": one.configuration["releaseLabel"],
-                "type": one.type,
-                "state": one.state,
-                "createdAt": one.created,
-                "updatedAt": one.created,
-                "architecture": one.configuration["architecture"],
+                "id": application.id,
+                "name": application.name,
+                "arn": application.arn,
+                "releaseLabel": application.configuration["releaseLabel"],
+                "type": application.type,
+                "state": application.state,
+                "createdAt": application.created,
+                "updatedAt": application.created,
+                "architecture": application.configuration["architecture"],
             }
-            for one in page
+            for application in page
         ]
         more = {"nextToken": str(begin + maxResults)} if rest else {}
         return {"applications": summaries, **more}

@@ -54,16 +54,18 @@ class SchemaVersions:
         from moto.core.exceptions import JsonRESTError
 
         try:
-            found = self._backend.get_schema(SchemaId)
+            description = self._backend.get_schema(SchemaId)
         except JsonRESTError as error:
             raise Refusal(HTTPStatus.BAD_REQUEST, error.error_type, error.message) from None
-        schema = self._backend.registries[found["RegistryName"]].schemas[found["SchemaName"]]
+        schema = self._backend.registries[description["RegistryName"]].schemas[
+            description["SchemaName"]
+        ]
         versions = [*schema.schema_versions.values()]
         if not NextToken.isdecimal() or int(NextToken) > len(versions):
             raise Refusal(HTTPStatus.BAD_REQUEST, _INVALID, "NextToken is not one of an answer")
         end = int(NextToken) + MaxResults
         answer: dict[str, Any] = {
-            "Schemas": [_listed(one) for one in versions[int(NextToken) : end]]
+            "Schemas": [_listed(version) for version in versions[int(NextToken) : end]]
         }
         return answer if end >= len(versions) else {**answer, "NextToken": str(end)}
 

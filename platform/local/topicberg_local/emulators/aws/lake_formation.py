@@ -95,11 +95,11 @@ class LakeFormation:
         field, on, permissions = LISTS[action]
         database = json.loads(request).get("DatabaseName", "")
 
-        def is_visible(one: Document) -> bool:
-            names = (database, one["Name"]) if on == "table" else (one["Name"],)
+        def is_visible(entry: Document) -> bool:
+            names = (database, entry["Name"]) if on == "table" else (entry["Name"],)
             return self._may(principal, on, names, permissions)
 
-        return {**answer, field: [one for one in answer.get(field, []) if is_visible(one)]}
+        return {**answer, field: [entry for entry in answer.get(field, []) if is_visible(entry)]}
 
     def remember_creator(self, action: str, body: bytes, principal: str) -> None:
         """Give who created a database or a table all rights on it."""
@@ -117,7 +117,9 @@ class LakeFormation:
         self, principal: str, on: str, names: tuple[str, ...], permissions: tuple[str, ...]
     ) -> bool:
         settings = self._backend.get_data_lake_settings(self._account)
-        admins = {one["DataLakePrincipalIdentifier"] for one in settings.get("DataLakeAdmins", [])}
+        admins = {
+            admin["DataLakePrincipalIdentifier"] for admin in settings.get("DataLakeAdmins", [])
+        }
         if on == "catalog" and principal in admins:
             return True
         return any(

@@ -82,15 +82,19 @@ def _policies_of(arn: str, account: str) -> Policies:
     name = name.rpartition("/")[2]
     principal: Any = None
     if kind == "role":
-        principal = next((one for one in iam.roles.values() if one.arn == arn), None)
+        principal = next((role for role in iam.roles.values() if role.arn == arn), None)
     elif kind == "user":
         principal = iam.users.get(name)
     if principal is None:
         raise Refusal(
             HTTPStatus.NOT_FOUND, "NoSuchEntity", f"The entity with name {name} cannot be found."
         )
-    identity = [one for policy in principal.managed_policies.values() for one in _of(policy)]
-    identity += [one for text in principal.policies.values() for one in statements(text)]
+    identity = [
+        statement for policy in principal.managed_policies.values() for statement in _of(policy)
+    ]
+    identity += [
+        statement for text in principal.policies.values() for statement in statements(text)
+    ]
     boundary = getattr(principal, "permissions_boundary_arn", None)
     limits = tuple(_of(iam.managed_policies[boundary])) if boundary else None
     return Policies(tuple(identity), limits, principal=arn)
@@ -103,11 +107,12 @@ def _of(policy: Any) -> list[Document]:
 
 def _result(policies: Policies, action: str, resources: list[str], context: dict[str, str]) -> str:
     requests = [Request(action, resource, context) for resource in resources]
-    decisions = [_decision(policies.denial(one)) for one in requests]
+    decisions = [_decision(policies.denial(request)) for request in requests]
     specific = "".join(
-        f"<member><EvalResourceName>{escape(one.resource)}</EvalResourceName>"
-        f"<EvalResourceDecision>{decision}</EvalResourceDecision>{_missing(policies, one)}</member>"
-        for one, decision in zip(requests, decisions, strict=True)
+        f"<member><EvalResourceName>{escape(request.resource)}</EvalResourceName>"
+        f"<EvalResourceDecision>{decision}</EvalResourceDecision>"
+        f"{_missing(policies, request)}</member>"
+        for request, decision in zip(requests, decisions, strict=True)
     )
     return (
         f"<member><EvalActionName>{escape(action)}</EvalActionName>"
@@ -125,9 +130,9 @@ def _decision(denial: str | None) -> str:
 def _missing(policies: Policies, request: Request) -> str:
     keys = {
         key
-        for one in (*policies.identity, *(policies.boundary or ()))
-        if is_about(one, request)
-        for tests in one.get("Condition", {}).values()
+        for statement in (*policies.identity, *(policies.boundary or ()))
+        if is_about(statement, request)
+        for tests in statement.get("Condition", {}).values()
         for key in tests
         if key.lower() not in request.context
     }

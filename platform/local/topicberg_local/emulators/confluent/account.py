@@ -168,7 +168,7 @@ class Account:
         :param but: id of the object that may have it
         :raises Refusal: another object has this ``display_name``
         """
-        for other in self.find(kind, lambda one: one["display_name"] == name):
+        for other in self.find(kind, lambda document: document["display_name"] == name):
             if other.name[0] != but:
                 raise conflict(text, f"{self.url}{path}/{other.name[0]}")
 

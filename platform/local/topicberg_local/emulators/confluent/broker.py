@@ -88,15 +88,15 @@ def wait(future: Future[T], action: str) -> T:
         raise TopicbergError(f"Kafka does not answer ({action})") from None
 
 
-def _refusal(error: Exception, what: str) -> Exception:
+def _refusal(error: Exception, resource: str) -> Exception:
     from confluent_kafka import KafkaError
 
     reason = error.args[0]
     if reason.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-        return unknown(what)
+        return unknown(resource)
     if reason.code() < 0:  # librdkafka's own: no connection, no answer in time
-        return TopicbergError(f"Kafka does not answer ({what}): {reason.str()}")
-    text = f"Topic '{what}' already exists." if reason.name() == "TOPIC_ALREADY_EXISTS" else ""
+        return TopicbergError(f"Kafka does not answer ({resource}): {reason.str()}")
+    text = f"Topic '{resource}' already exists." if reason.name() == "TOPIC_ALREADY_EXISTS" else ""
     return Refusal(HTTPStatus.BAD_REQUEST, text or reason.str(), number=40002)
 
 

@@ -185,7 +185,7 @@ def _create(call: Call) -> HttpResponse:
     if spec.suspended:
         raise invalid("An integration can only be resumed by the API.", "/spec/suspended")
     kind = spec.config.kind
-    for other in account.find(CATALOG, lambda one: one["cluster"] == cluster):
+    for other in account.find(CATALOG, lambda document: document["cluster"] == cluster):
         if other.properties["config"]["kind"] == kind:
             raise conflict(
                 f"The Kafka cluster {cluster} has a catalog integration of kind {kind} already.",
@@ -211,7 +211,7 @@ def _create(call: Call) -> HttpResponse:
 def _list(call: Call) -> HttpResponse:
     query: PageInCluster = call.query
     find_cluster(call, query.environment, query.kafka_cluster)
-    found = call.account.find(CATALOG, lambda one: one["cluster"] == query.kafka_cluster)
+    found = call.account.find(CATALOG, lambda document: document["cluster"] == query.kafka_cluster)
     return call.page(found, VERSION, "CatalogIntegration", _document)
 
 

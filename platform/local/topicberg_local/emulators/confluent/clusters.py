@@ -172,7 +172,7 @@ def _create(call: Call) -> HttpResponse:
     stored = Stored(CLUSTER, (name,), {"environment": environment.name[0], "spec": _spec(spec)})
     account.store.put(stored)
     # The first cluster brings the Schema Registry of its environment.
-    if not account.find(REGISTRY, lambda one: one["environment"] == environment.name[0]):
+    if not account.find(REGISTRY, lambda document: document["environment"] == environment.name[0]):
         place = {"environment": environment.name[0], "cloud": spec.cloud, "region": spec.region}
         account.add(REGISTRY, "lsrc", place)
     return HttpResponse(_document(call, stored), location=f"{PATH}/{name}")

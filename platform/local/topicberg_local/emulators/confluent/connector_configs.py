@@ -77,7 +77,9 @@ def _check_topic(
     topic, kind = config.get("kafka.topic"), config.get("quickstart", "")
     if not topic or not kind:
         return
-    spec = {one.name: one for one in check_topics(account.config)[0]}.get(topic)
+    spec = {topic_spec.name: topic_spec for topic_spec in check_topics(account.config)[0]}.get(
+        topic
+    )
     if spec is None or spec.generator is None:
         complain("kafka.topic", f"the local generator needs a spec of {topic} with a generator")
         return

@@ -74,7 +74,7 @@ def _listed(
     permissions = {
         permission
         for _, type_, on, pattern, who, _, allowed, permission in (
-            stored.name for stored in account.store.all(ACL, lambda one: one.name[0] == cluster)
+            stored.name for stored in account.store.all(ACL, lambda entry: entry.name[0] == cluster)
         )
         if (type_, who) == (kind, f"User:{principal}")
         and (on in (name, "*") if pattern == "LITERAL" else name.startswith(on))

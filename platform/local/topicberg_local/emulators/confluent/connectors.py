@@ -56,7 +56,9 @@ def _refuse_wrong(account: Account, cluster: Stored, name: str, config: Configur
         wrong.setdefault("name", []).append(f"it is '{config.get('name')}', not '{name}'")
     if wrong:
         raise bad_request("; ".join(f"{key}: {' '.join(texts)}" for key, texts in wrong.items()))
-    for other in account.find(CONNECTOR, lambda one: one["topic"] == config["kafka.topic"]):
+    for other in account.find(
+        CONNECTOR, lambda document: document["topic"] == config["kafka.topic"]
+    ):
         if other.name != (cluster.name[0], name):
             raise unsupported(f"two connectors on one topic: {other.name[1]} and {name}")
 
@@ -147,7 +149,7 @@ def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
     account = call.account
     cluster = _cluster(call)
-    connectors = account.find(CONNECTOR, lambda one: one["cluster"] == cluster.name[0])
+    connectors = account.find(CONNECTOR, lambda document: document["cluster"] == cluster.name[0])
     if not query.expand:
         return HttpResponse([connector.name[1] for connector in connectors])
     expanded = query.expand.split(",")

@@ -60,7 +60,7 @@ def _usages(account: Account, stored: Stored) -> list[str]:
     """What writes through it."""
     used = []
     for kind, word in ((TABLE, "tableflow-topic"), (CATALOG, "catalog-integration")):
-        for user in account.find(kind, lambda one: one["integration"] == stored.name[0]):
+        for user in account.find(kind, lambda document: document["integration"] == stored.name[0]):
             environment, cluster = user.properties["environment"], user.properties["cluster"]
             inside = clusters.crn(account, environment, cluster)
             used.append(f"{inside}/{word}={user.name[-1]}")
@@ -94,7 +94,7 @@ def _create(call: Call) -> HttpResponse:
     account = call.account
     environment = environments.require(account, body.environment.id).name[0]
     role = body.config.customer_iam_role_arn
-    for other in account.find(INTEGRATION, lambda one: one["environment"] == environment):
+    for other in account.find(INTEGRATION, lambda document: document["environment"] == environment):
         if other.properties["config"]["customer_iam_role_arn"] == role:
             raise conflict(
                 f"The role {role} is that of {other.name[0]} already.",
@@ -117,7 +117,9 @@ def _list(call: Call) -> HttpResponse:
     if query.provider.upper() not in ("", "AWS"):
         raise unsupported(f"the provider {query.provider}")
     environments.require(call.account, query.environment)
-    found = call.account.find(INTEGRATION, lambda one: one["environment"] == query.environment)
+    found = call.account.find(
+        INTEGRATION, lambda document: document["environment"] == query.environment
+    )
     return call.page(found, VERSION, "Integration", _document)
 
 

@@ -79,22 +79,24 @@ def user_of(cluster: str, principal: str) -> str:
 
 def rights(account: Account) -> set[Right]:
     """Return all that the access lists and the role bindings say now."""
-    found: set[Right] = set()
+    current_rights: set[Right] = set()
     for stored in account.store.all(ACL):
         of, type_, name, pattern, principal, host, operation, permission = stored.name
         user = user_of(of, principal.removeprefix("User:"))
-        found.add(Right(user, type_, name, pattern, operation, permission, host))
+        current_rights.add(Right(user, type_, name, pattern, operation, permission, host))
     for cluster in account.store.all(CLUSTER):
         if clusters.GONE_AFTER not in cluster.properties:
-            found.update(_of_roles(account, cluster.name[0], cluster.properties["environment"]))
-    return found
+            current_rights.update(
+                _of_roles(account, cluster.name[0], cluster.properties["environment"])
+            )
+    return current_rights
 
 
 def _of_roles(account: Account, cluster: str, environment: str) -> Iterator[Right]:
     crn = clusters.crn(account, environment, cluster)
     admins = {BOOTSTRAP_USER}
     since = time.time() - account.delays.role_binding
-    for binding in account.store.all(ROLE_BINDING, lambda one: one.created <= since):
+    for binding in account.store.all(ROLE_BINDING, lambda entry: entry.created <= since):
         principal = binding.properties["principal"].removeprefix("User:")
         role, pattern = binding.properties["role_name"], binding.properties["crn_pattern"]
         if role in roles.ADMINS and roles.covers(pattern, crn):
@@ -176,7 +178,7 @@ class KafkaRights(threading.Thread):
         )
         admin = self._account.kafka_admin()
         future = admin.describe_acls(every, request_timeout=TIMEOUT_SECONDS)
-        found = broker.wait(future, "access lists")
+        acls = broker.wait(future, "access lists")
         return {
             Right(
                 acl.principal.removeprefix("User:"),
@@ -187,7 +189,7 @@ class KafkaRights(threading.Thread):
                 acl.permission_type.name,
                 acl.host,
             )
-            for acl in found
+            for acl in acls
         }
 
 

@@ -43,7 +43,7 @@ def _list(call: Call) -> HttpResponse:
     query: PageInEnvironment = call.query
     account = call.account
     environments.require(account, query.environment)
-    found = account.find(REGISTRY, lambda one: one["environment"] == query.environment)
+    found = account.find(REGISTRY, lambda document: document["environment"] == query.environment)
     found = [one for one in found if _there(account, one)]
     return call.page(found, VERSION, "Cluster", _document)
 

@@ -84,7 +84,9 @@ def covers(pattern: str, crn: str) -> bool:
 
 def unbind(account: Account, crn: str) -> None:
     """Delete the bindings on a resource, and on what is in it."""
-    account.delete(ROLE_BINDING, lambda one: f"{one['crn_pattern']}/".startswith(f"{crn}/"))
+    account.delete(
+        ROLE_BINDING, lambda document: f"{document['crn_pattern']}/".startswith(f"{crn}/")
+    )
 
 
 def _document(call: Call, stored: Stored) -> dict[str, Any]:
@@ -141,10 +143,10 @@ def _list(call: Call) -> HttpResponse:
     query: ListQuery = call.query
     bindings = call.account.find(
         ROLE_BINDING,
-        lambda one: (
-            query.crn_pattern in one["crn_pattern"]
-            and query.principal in ("", one["principal"])
-            and query.role_name in ("", one["role_name"])
+        lambda document: (
+            query.crn_pattern in document["crn_pattern"]
+            and query.principal in ("", document["principal"])
+            and query.role_name in ("", document["role_name"])
         ),
     )
     return call.page(bindings, VERSION, "RoleBinding", _document)

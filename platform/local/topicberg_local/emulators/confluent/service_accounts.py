@@ -62,7 +62,7 @@ def _create(call: Call) -> HttpResponse:
 def _list(call: Call) -> HttpResponse:
     wanted: list[str] = call.query.display_name
     found = call.account.find(
-        SERVICE_ACCOUNT, lambda one: not wanted or one["display_name"] in wanted
+        SERVICE_ACCOUNT, lambda document: not wanted or document["display_name"] in wanted
     )
     return call.page(found, VERSION, "ServiceAccount", _document)
 
@@ -84,7 +84,7 @@ def _delete(call: Call) -> HttpResponse:
     account = call.account
     name = _require(call).name[0]
     account.delete(KEY, lambda key: key["owner"] == name)
-    account.delete(ROLE_BINDING, lambda one: one["principal"] == f"User:{name}")
+    account.delete(ROLE_BINDING, lambda document: document["principal"] == f"User:{name}")
     account.store.delete(SERVICE_ACCOUNT, [(name,)])
     return HttpResponse()
 

@@ -47,8 +47,8 @@ def demand(call: Call, subject: str, operation: str) -> None:
         )
 
 
-def _may(call: Call, subject: str, what: str) -> bool:
-    return may(call.account, _registry(call), call.caller.principal, subject, what)
+def _may(call: Call, subject: str, operation: str) -> bool:
+    return may(call.account, _registry(call), call.caller.principal, subject, operation)
 
 
 def may(
@@ -63,7 +63,7 @@ def may(
 
 def of_environment(account: Account, environment: str) -> Stored | None:
     """The registry of an environment, if it has one yet."""
-    found = account.find(REGISTRY, lambda one: one["environment"] == environment)
+    found = account.find(REGISTRY, lambda document: document["environment"] == environment)
     return found[0] if found else None
 
 
@@ -136,7 +136,7 @@ def delete_all(account: Account, environment: str) -> None:
 
     :raises TopicbergError: the registry does not answer
     """
-    for stored in account.store.all(SUBJECT, lambda one: one.name[0] == environment):
+    for stored in account.store.all(SUBJECT, lambda entry: entry.name[0] == environment):
         for parameters in ([], [("permanent", "true")]):
             _ask(account, "DELETE", f"/subjects/{stored.name[1]}", parameters)
         account.store.delete(SUBJECT, [stored.name])

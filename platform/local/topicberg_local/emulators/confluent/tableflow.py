@@ -82,7 +82,9 @@ def _status(call: Call, stored: Stored) -> tuple[dict[str, Any], bool]:
             for catalog in account.store.all(CATALOG)
             if takes(catalog, stored)
         ],
-        "failing_table_formats": [one.model_dump() for one in engine_status.failing_table_formats],
+        "failing_table_formats": [
+            table_format.model_dump() for table_format in engine_status.failing_table_formats
+        ],
     }
     return status | ({"error_message": error} if error else {}), suspended
 
@@ -169,7 +171,9 @@ def _checked_storage(call: Call, cluster: Stored, spec: NewSpec) -> ByobAws:
     if topic not in broker.names(account, cluster.name[0]):
         raise not_found(f"Topic {topic}")
     registry = account.endpoints().schema_registry_client()
-    specs = {one.name: one.value_subject for one in check_topics(account.config)[0]}
+    specs = {
+        topic_spec.name: topic_spec.value_subject for topic_spec in check_topics(account.config)[0]
+    }
     value_subject = specs.get(topic, f"{topic}-value")
     if value_subject not in registry.get_subjects():
         raise bad_request(
@@ -294,11 +298,11 @@ def _list(call: Call) -> HttpResponse:
     find_cluster(call, query.environment, query.kafka_cluster)
     topics = call.account.find(
         TABLE,
-        lambda one: (
-            one["cluster"] == query.kafka_cluster
+        lambda document: (
+            document["cluster"] == query.kafka_cluster
             and (
                 not query.table_formats
-                or bool({*query.table_formats} & {*one["spec"]["table_formats"]})
+                or bool({*query.table_formats} & {*document["spec"]["table_formats"]})
             )
         ),
     )

@@ -76,9 +76,9 @@ def _document(call: Call, name: str, partitions: int, replication: int) -> dict[
     return resource(call, "KafkaTopic", path, f"/topic={name}", document)
 
 
-def _shown(call: Call, name: str, found: Any) -> dict[str, Any]:
-    replicas = [len(partition.replicas) for partition in found.partitions.values()]
-    return _document(call, name, len(found.partitions), max(replicas, default=1))
+def _shown(call: Call, name: str, description: Any) -> dict[str, Any]:
+    replicas = [len(partition.replicas) for partition in description.partitions.values()]
+    return _document(call, name, len(description.partitions), max(replicas, default=1))
 
 
 def _list(call: Call) -> HttpResponse:
@@ -107,7 +107,9 @@ def _create(call: Call) -> HttpResponse:
         name,
         num_partitions=body.partitions_count,
         replication_factor=-1,
-        config={one.name: one.value for one in body.configs if one.value is not None},
+        config={
+            setting.name: setting.value for setting in body.configs if setting.value is not None
+        },
     )
     # First ours, then the broker's: what is made by halves is seen, and made again.
     new = account.store.get(TOPIC, (cluster, name)) is None
@@ -184,7 +186,7 @@ def _source(entry: Any) -> str:
 
 
 def _entry(call: Call, topic: str, entry: Any) -> dict[str, Any]:
-    synonyms = sorted((entry.synonyms or {}).values(), key=lambda one: int(one.source))
+    synonyms = sorted((entry.synonyms or {}).values(), key=lambda synonym: int(synonym.source))
     document = {
         "topic_name": topic,
         "name": entry.name,
@@ -194,7 +196,8 @@ def _entry(call: Call, topic: str, entry: Any) -> dict[str, Any]:
         "is_sensitive": bool(entry.is_sensitive),
         "source": _source(entry),
         "synonyms": [
-            {"name": one.name, "value": one.value, "source": _source(one)} for one in synonyms
+            {"name": synonym.name, "value": synonym.value, "source": _source(synonym)}
+            for synonym in synonyms
         ],
     }
     return resource(

@@ -109,7 +109,11 @@ class Account:
         folded = [part.lower() for part in name[1:]]
         known = [table.name for table in self.store.all(TABLE, lambda t: t.name[0] == name[0])]
         known += [schema for schema in self.engine.schemas() if schema[0] == name[0]]
-        same = (one for one in known if [part.lower() for part in one[1:]] == folded)
+        same = (
+            stored_name
+            for stored_name in known
+            if [part.lower() for part in stored_name[1:]] == folded
+        )
         return next(same, name)
 
     def refuse_write(self, name: Name, statement: str) -> None:
@@ -207,7 +211,7 @@ def alter(account: Account, statement: Statement, change: Callable[[Stored], Non
 
 def set_properties(account: Account, _context: Context, statement: Statement) -> Rows:
     """ALTER … SET of a kind of object whose properties are only kept and shown."""
-    return alter(account, statement, lambda found: found.properties.update(statement.properties))
+    return alter(account, statement, lambda stored: stored.properties.update(statement.properties))
 
 
 def remove(

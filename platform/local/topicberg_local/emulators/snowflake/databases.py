@@ -196,17 +196,17 @@ def show_schemas(account: Account, context: Context, statement: Statement) -> Ro
     )
     rows = [
         (
-            *(one.created, one.name[1], "N"),
-            "Y" if one.name == (context.database, context.schema) else "N",
-            *(one.name[0], one.properties.get(OWNER, "SYSADMIN"), "", "", "1", "ROLE"),
+            *(schema.created, schema.name[1], "N"),
+            "Y" if schema.name == (context.database, context.schema) else "N",
+            *(schema.name[0], schema.properties.get(OWNER, "SYSADMIN"), "", "", "1", "ROLE"),
         )
-        for one in chosen(statement, schemas)
+        for schema in chosen(statement, schemas)
     ]
     return Rows.of(names, rows, times=("created_on",))
 
 
 def show_databases(account: Account, context: Context, statement: Statement) -> Rows:
-    stored = {found.name: found for found in account.store.all(DATABASE)}
+    stored = {record.name: record for record in account.store.all(DATABASE)}
     databases = [
         stored.get((name,)) or Stored(DATABASE, (name,), created=0.0)
         for name in account.engine.databases()

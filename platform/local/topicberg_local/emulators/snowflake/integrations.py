@@ -99,13 +99,13 @@ def _authentication(*types: str) -> Reader:
     any_type = Spec("REST_AUTHENTICATION", readers, required=("TYPE",))
 
     def read(stream: Stream, name: str) -> Properties:
-        found: Properties = group(any_type)(stream, name)
-        known, required = _AUTHENTICATION[found["TYPE"]]
-        foreign = [option for option in found if option not in known and option != "TYPE"]
+        properties: Properties = group(any_type)(stream, name)
+        known, required = _AUTHENTICATION[properties["TYPE"]]
+        foreign = [option for option in properties if option not in known and option != "TYPE"]
         if foreign:
             raise errors.invalid_option(foreign)
-        Spec("REST_AUTHENTICATION", known, required).complete(found)
-        return found
+        Spec("REST_AUTHENTICATION", known, required).complete(properties)
+        return properties
 
     return read
 

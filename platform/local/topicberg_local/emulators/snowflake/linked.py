@@ -194,7 +194,7 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
             case action:
                 ((kind, names),) = statement.properties.items()
                 kept = {"ADD": catalog[kind], "REMOVE": catalog[kind], "UNSET": []}[action]
-                kept = [one for one in kept if one not in names]
+                kept = [namespace for namespace in kept if namespace not in names]
                 catalog[kind] = kept + (names if action == "ADD" else [])
         if statement.action != "SUSPEND":
             database.properties["REQUESTED"] = time.time()
@@ -292,11 +292,11 @@ def _show_schema(account: Account, database: Stored, namespace: str) -> None:
             account.store.put(Stored(SCHEMA, (name, namespace), owner))
 
 
-def _drop_missing(account: Account, name: str, namespaces: set[str], found: set[Name]) -> None:
+def _drop_missing(account: Account, name: str, namespaces: set[str], discovered: set[Name]) -> None:
     """Drop the tables and schemas that the catalog does not have, or that are not followed."""
     with account.store.lock:
-        for table in account.store.all(TABLE, lambda one: one.name[0] == name):
-            if table.name not in found:
+        for table in account.store.all(TABLE, lambda entry: entry.name[0] == name):
+            if table.name not in discovered:
                 tables.unlink(account, table.name)
         for schema in [one for one in account.engine.schemas() if one[0] == name]:
             if schema[1] not in namespaces:
@@ -343,7 +343,7 @@ def link_config(account: Account, _context: Context, name: Name) -> str:
     catalog = properties["LINKED_CATALOG"]
 
     def listed(kind: str) -> list[str] | None:
-        return [f"'{one}'" for one in catalog[kind]] or None
+        return [f"'{namespace}'" for namespace in catalog[kind]] or None
 
     return json.dumps(
         {

@@ -185,7 +185,7 @@ def refuses(account: Account, of_user: str | None, address: str) -> bool:
 
     def listed(name: str) -> bool:
         networks = stored_policy.properties.get(name, [])
-        return any(client in IPv4Network(one, strict=False) for one in networks)
+        return any(client in IPv4Network(network, strict=False) for network in networks)
 
     if listed("BLOCKED_IP_LIST"):
         return True

@@ -86,11 +86,11 @@ def listed(member: Reader, *, or_none: bool = False) -> Reader:
 
     def read(stream: Stream, name: str) -> list[Any]:
         stream.expect("(")
-        found = [] if or_none and stream.at(")") else [member(stream, name)]
-        while found and stream.take(","):
-            found.append(member(stream, name))
+        members = [] if or_none and stream.at(")") else [member(stream, name)]
+        while members and stream.take(","):
+            members.append(member(stream, name))
         stream.expect(")")
-        return found
+        return members
 
     return read
 

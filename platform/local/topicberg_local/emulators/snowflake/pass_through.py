@@ -49,7 +49,11 @@ def parse(sql: str) -> exp.Expr:
         raise errors.syntax_error(
             details.get("line") or 1, details.get("col") or 0, details.get("highlight") or "<EOF>"
         ) from None
-    statements = [one for one in parsed if one is not None and not isinstance(one, exp.Semicolon)]
+    statements = [
+        statement
+        for statement in parsed
+        if statement is not None and not isinstance(statement, exp.Semicolon)
+    ]
     if len(statements) != 1:
         raise errors.statement_count(len(statements))
     (tree,) = statements
@@ -70,7 +74,7 @@ def _is_done(tree: exp.Expr) -> bool:
     if isinstance(tree, exp.Create):
         properties = tree.args.get("properties")
         given = properties.expressions if properties else []
-        return kind in _KINDS and all(isinstance(one, _PROPERTIES) for one in given)
+        return kind in _KINDS and all(isinstance(expression, _PROPERTIES) for expression in given)
     if isinstance(tree, exp.Drop):
         return kind in _KINDS
     if isinstance(tree, exp.Alter):
@@ -150,8 +154,10 @@ def labels(tree: exp.Expr) -> list[str] | None:
     if not isinstance(tree, exp.Query) or tree.is_star:
         return None
     return [
-        "" if isinstance(one, exp.Alias | exp.Column) else one.sql("snowflake").upper()
-        for one in tree.selects
+        ""
+        if isinstance(projection, exp.Alias | exp.Column)
+        else projection.sql("snowflake").upper()
+        for projection in tree.selects
     ]
 
 

@@ -18,7 +18,7 @@ TABLES = Kind("TABLE", plural="TABLES", drop=False, in_account=False)
 
 def show_tables(account: Account, context: Context, statement: Statement) -> Rows:
     prefix = scope(account, context, statement)
-    tables = [one for one in _tables(account) if one.name[: len(prefix)] == prefix]
+    tables = [table for table in _tables(account) if table.name[: len(prefix)] == prefix]
     names = (
         *("created_on", "name", "kind", "database_name", "schema_name", "comment", "rows"),
         *("bytes", "owner", "owner_role_type", "is_iceberg"),
@@ -54,4 +54,4 @@ def _tables(account: Account) -> list[Stored]:
             "owner": table.properties.get(OWNER, "SYSADMIN"),
         }
         tables.append(Stored(TABLE, table.name, shown, table.created))
-    return sorted(tables, key=lambda one: one.name)
+    return sorted(tables, key=lambda entry: entry.name)

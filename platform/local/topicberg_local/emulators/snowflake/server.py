@@ -175,7 +175,7 @@ def _run(session: Session, body: dict[str, Any]) -> JSONResponse:
         if body.get(option):
             raise unsupported(f"the option {option} of a query")
     bindings: dict[str, Any] = body.get("bindings") or {}
-    if any(isinstance(one["value"], list) for one in bindings.values()):
+    if any(isinstance(binding["value"], list) for binding in bindings.values()):
         raise unsupported("one statement over many rows (executemany)")
     values = tuple(from_binding(bindings[str(i)]) for i in range(1, len(bindings) + 1))
     answer = session.execute(sql, values or None)

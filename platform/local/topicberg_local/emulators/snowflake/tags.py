@@ -89,7 +89,7 @@ def _parse_alter(stream: Stream) -> Statement | None:
         return None
     stream.expect("ALTER")
     kinds = (*_IN_ALTER, *DOMAINS)
-    kind = next((one for one in kinds if stream.take(*one.split())), None)
+    kind = next((candidate for candidate in kinds if stream.take(*candidate.split())), None)
     if kind is None:  # which has its own refusal
         return None
     domain = _IN_ALTER.get(kind, kind)
@@ -145,13 +145,13 @@ def change_tags(account: Account, context: Context, statement: Statement) -> Row
     with account.store.lock:
         for given, value in statement.properties.values():
             tag = resolve(given, context, statement.verb)
-            found = account.require(TAG, tag)
+            stored_tag = account.require(TAG, tag)
             privileges.may_tag(account, context, statement.kind, name, tag)
             key = (statement.kind, *name, *tag)
             if value is None:
                 account.store.delete(REFERENCE, [key])
                 continue
-            allowed = found.properties["ALLOWED_VALUES"]
+            allowed = stored_tag.properties["ALLOWED_VALUES"]
             if len(value) > MAX_VALUE or (allowed and value not in allowed):
                 raise invalid_request(f"Tag value '{value}' is not allowed for '{display(tag)}'.")
             account.store.put(Stored(REFERENCE, key, {"VALUE": value}))
