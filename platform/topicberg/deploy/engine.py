@@ -184,13 +184,15 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     if not whole and (changes := difference(resource, context, live)):
         live = _correct(resource, context, live, changes, report)
         context.fresh.add(resource.key)
-    resource.settle(context, live)
-    settled = look(resource, context)
-    if settled is None:
-        raise TopicbergError(f"{resource.title} existed and is now missing")
-    if remark := resource.remark(context, settled):
+    if resource.settles:
+        resource.settle(context, live)
+        settled = look(resource, context)
+        if settled is None:
+            raise TopicbergError(f"{resource.title} existed and is now missing")
+        live = settled
+    if remark := resource.remark(context, live):
         report(resource, remark)
-    return settled
+    return live
 
 
 def _record(resource: Resource, context: DeployContext, live: Live) -> None:

@@ -147,6 +147,11 @@ class Resource:
         :raises TopicbergError: it failed, or takes too long
         """
 
+    @property
+    def settles(self) -> bool:
+        """Whether :meth:`settle` does anything, so that it may differ afterwards."""
+        return type(self).settle is not Resource.settle
+
     def contents(self, context: DeployContext) -> list[str]:
         """What is deleted with it and is not a resource of its own, for the confirmation."""
         return []
