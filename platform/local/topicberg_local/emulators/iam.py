@@ -21,10 +21,15 @@ from topicberg_local.emulators.policies import (
 
 
 def find(client: Any, arn: str) -> Document | None:
-    """Return the role of this ARN; None: there is none."""
+    """Return the role of this ARN; None: there is none.
+
+    :raises ClientError: IAM refuses to tell
+    """
     try:
         role: Document = client.get_role(RoleName=arn.rpartition("/")[2])["Role"]
-    except ClientError:
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in ("NoSuchEntity", "ValidationError"):
+            raise
         return None
     return role if role["Arn"] == arn else None
 
@@ -48,7 +53,7 @@ def problem(
                 f" {external_id}"
             )
         return denial(client, s3, role, *needs)
-    except BotoCoreError as error:
+    except (BotoCoreError, ClientError) as error:
         return f"AWS does not answer: {error}"
 
 

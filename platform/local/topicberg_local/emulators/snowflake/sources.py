@@ -146,7 +146,7 @@ class Sources:
         try:
             if iam.find(client, arn) is None:
                 return None
-        except BotoCoreError as error:
+        except (BotoCoreError, ClientError) as error:
             return f"IAM does not answer: {error}"
         return iam.problem(client, arn, principal, external_id, *needs, s3=self._client("s3"))
 
