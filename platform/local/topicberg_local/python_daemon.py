@@ -20,6 +20,8 @@ from types import FrameType
 
 import psutil
 
+from topicberg.processes import lasting
+
 LOOK_SECONDS = 20.0
 LOOKS = 3
 """Checks in a row without a worker; Spark ends a worker that is idle for a minute."""
@@ -48,7 +50,7 @@ def limit_memory() -> None:
 
 def preload() -> None:
     """Import what tasks need, which each worker would do otherwise: workers are forks."""
-    with suppress(Exception):  # a worker reports it
+    with suppress(Exception), lasting():  # a worker reports it
         from topicberg.tableflow.compiling import compile_all
 
         compile_all()

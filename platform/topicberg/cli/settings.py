@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -166,6 +167,7 @@ def _shown(default: Any) -> str:
     return "" if default in ((), {}, []) else str(default)
 
 
+@cache
 def _described(model: type[BaseSettings]) -> dict[str, str]:
     """Return field → the text under it, of a model and of those that it is derived from."""
     found: dict[str, str] = {}

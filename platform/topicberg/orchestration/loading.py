@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import dagster as dg
@@ -29,6 +27,7 @@ from topicberg.orchestration.jobs import (
     snapshot_sensor,
 )
 from topicberg.orchestration.resources import RESOURCES
+from topicberg.processes import lasting
 from topicberg.project import VARIABLE
 from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
@@ -59,7 +58,7 @@ def build(
     :param project: as of :func:`definitions`
     :raises TopicbergError: as of :func:`definitions`
     """
-    with _quick():
+    with lasting():
         made = _made(make, project)
         made.get_repository_def()  # which Dagster needs in every process, and which it keeps
     return made
@@ -76,19 +75,6 @@ def _made(
     warnings.filterwarnings("ignore", category=dg.BetaWarning)
     warnings.filterwarnings("ignore", category=dg.PreviewWarning)  # of Pipes, about itself
     return build_with_kept(config, lambda known: make(lake_of(config, known)))
-
-
-@contextmanager
-def _quick() -> Iterator[None]:
-    """Load without garbage collection: a fifth of the time of a fleet; and keep what was loaded."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-        gc.freeze()
 
 
 def _everything(lake: Lake) -> dg.Definitions:

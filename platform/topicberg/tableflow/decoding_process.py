@@ -10,8 +10,11 @@ import signal
 import socket
 import sys
 
-from topicberg.tableflow.compiling import wait_ready
-from topicberg.tableflow.processes import serve
+from topicberg.processes import lasting
+
+with lasting():
+    from topicberg.tableflow.compiling import wait_ready
+    from topicberg.tableflow.processes import serve
 
 
 def main() -> None:
