@@ -15,6 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +31,7 @@ os.environ |= {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "PYTHONPATH": str(Path(__file__).parent / "support" / "python_start"),
     # A stack that lives for minutes does not earn back what the optimizing compiler costs.
     # Without it, the JVM reserves too little memory for the code of Spark.
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
@@ -43,6 +45,8 @@ _TEMPORARY.mkdir(exist_ok=True)
 os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
 import hypothesis  # noqa: E402
+from botocore.loaders import JSONFileLoader  # noqa: E402
+from cryptography.hazmat.primitives import serialization  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402
 
@@ -63,12 +67,17 @@ if TYPE_CHECKING:
 # Dagster would take that of an instance of another test: each instance sets it, and sets what was
 # before when it is closed, or when its remains are garbage.
 DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
+# Each new session of botocore, and moto makes many, would read AWS's descriptions again.
+_read_description = cache(JSONFileLoader().load_file)
+JSONFileLoader.load_file = lambda _, path: _read_description(path)  # type: ignore[method-assign]
 # What pytest and Dagster import stays: looking for garbage in it is a sixth of the tests' time.
 gc.set_threshold(50_000, 20, 100)
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("topicberg")
-# Each login to Snowflake reads its key twice: one of 3,072 bits takes 84 ms, this one 27.
+# Each login to Snowflake reads its key twice, 27 ms each time, and generating one takes longer.
+for _name in ("load_der_private_key", "load_pem_private_key"):
+    setattr(serialization, _name, cache(getattr(serialization, _name)))
 rsa.BITS = 2048
 RECOVERY_SECONDS = 90.0
 STACKLESS_NICENESS = 5
@@ -81,6 +90,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         help="with --numprocesses: how many workers run tests that need a stack",
     )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules and tests stay
+
+
+def pytest_sessionfinish() -> None:
+    gc.freeze()  # the process ends: looking for garbage takes seconds
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -45,7 +45,8 @@ def _fuzz(file: str, seed: int, records: int) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_SUPPORT), *sys.path])},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(_SUPPORT), *sys.path, os.environ["PYTHONPATH"]])},
     )
     assert done.returncode == 0, f"seed {seed}: {done.returncode}\n{done.stdout}\n{done.stderr}"
 

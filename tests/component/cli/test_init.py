@@ -46,7 +46,8 @@ def run(
     root: Path, program: str, *arguments: str, source: str = "src"
 ) -> subprocess.CompletedProcess[str]:
     """Run a program in the project, whose package is found as if it were installed."""
-    environment = {**os.environ, "PYTHONPATH": str(root / source), "COLUMNS": "200"}
+    path = f"{root / source}{os.pathsep}{os.environ['PYTHONPATH']}"
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
     return subprocess.run(
         [str(PROGRAMS / program), *arguments],
         cwd=root,

@@ -40,7 +40,8 @@ class LibraryCopy:
 
     def run(self, code: str) -> None:
         """Run code with the copy instead of the library."""
-        paths = (self.folder, PROJECT_ROOT / "platform/local", PROJECT_ROOT / "tests/support")
+        own = os.environ["PYTHONPATH"]
+        paths = (self.folder, PROJECT_ROOT / "platform/local", PROJECT_ROOT / "tests/support", own)
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", dedent(code)],
             cwd=PROJECT_ROOT,

@@ -185,7 +185,7 @@ def _versions(root: Path, *path: Path) -> dict[str, str]:
         cwd=root,
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "PYTHONPATH": os.pathsep.join(map(str, [*path, os.environ["PYTHONPATH"]])),
             "TOPICBERG_PROJECT_ROOT": str(root),
             "PYTHONDONTWRITEBYTECODE": "1",
         },

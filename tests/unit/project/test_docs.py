@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ from topicberg.topics import TopicSpec
 from topicberg_local.state import save_endpoints
 
 COMMAND_LINES: dict[str, Any] = {
-    "topicberg": lambda: typer.main.get_command(app),
-    "dagster": create_dagster_cli,
-    "dagster-webserver": create_dagster_webserver_cli,
+    "topicberg": cache(lambda: typer.main.get_command(app)),
+    "dagster": cache(create_dagster_cli),
+    "dagster-webserver": cache(create_dagster_webserver_cli),
 }
 FOREIGN = {
     "cosign",
