@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +14,31 @@ from pyiceberg.io.pyarrow import (
     parquet_path_to_id_mapping,
     pyarrow_to_schema,
 )
-from pyiceberg.manifest import DataFile
+from pyiceberg.manifest import DataFile, DataFileContent
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
+from topicberg.errors import TopicbergError
 from topicberg.iceberg.data_files import compression, described
 from topicberg.iceberg.erasure.matching import ROWS_AT_ONCE
+from topicberg.iceberg.erasure.proof import check_format
+
+
+def check_rewritable(table: Table, files: Iterable[DataFile]) -> None:
+    """Check that rows can be erased from the files of a snapshot.
+
+    :raises TopicbergError: a file is not Parquet, or deletes rows by their values
+    """
+    for file in files:
+        check_format(table, file)
+        if file.content == DataFileContent.EQUALITY_DELETES:
+            raise TopicbergError(
+                f"table {'.'.join(table.name())}: {file.file_path} is an equality delete, and rows "
+                "cannot be erased from files that have some",
+                hint="rewrite the table's files without deletes (rewrite_data_files with "
+                "delete-file-threshold 1), and run the command again",
+            )
 
 
 def rewritten(table: Table, file: DataFile, dropped: NDArray[np.int64]) -> DataFile | None:

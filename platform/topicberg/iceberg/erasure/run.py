@@ -16,15 +16,14 @@ erasure that was killed is completed by the next one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
 
 import fastavro
 import numpy as np
-from numpy.typing import NDArray
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 from tenacity import wait_random
@@ -33,26 +32,20 @@ from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg import read_tags
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import set_ref
-from topicberg.iceberg.erasure.matching import Rows, is_data
-from topicberg.iceberg.erasure.proof import all_files, check_format
-from topicberg.iceberg.erasure.rewriting import rewritten
+from topicberg.iceberg.erasure.locations import RowLocations
+from topicberg.iceberg.erasure.matching import Rows
+from topicberg.iceberg.erasure.rewriting import check_rewritable, rewritten
 from topicberg.iceberg.files import (
     delete_files,
-    entries_by_manifest,
-    in_parallel,
     live_files,
-    manifests,
 )
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.maintenance.expiry import Expirable, remove
-from topicberg.iceberg.maintenance.orphans import known_files, listing
-from topicberg.iceberg.position_deletes import Deletes, deleted_positions, trim_deletes
-from topicberg.iceberg.shared_keys import place_of
+from topicberg.iceberg.position_deletes import trim_deletes
 from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import (
     CHECKPOINT_TAG,
     END_OFFSETS,
-    MAIN,
     SOURCE_SNAPSHOTS,
     START_OFFSETS,
     ancestry,
@@ -71,33 +64,11 @@ PUBLISHED = ("published-", "publishing-")
 """Prefixes of the tags on what a published topic holds: without them it cannot continue."""
 _OWN = "topicberg."
 
-
 Note = Callable[[int], Mapping[str, str]]
 
 
 class PinnedError(TopicbergError):
     """A snapshot with rows to erase is what a published topic continues from."""
-
-
-@dataclass
-class RowsToErase:
-    """Where the rows to erase are."""
-
-    rows: int = 0
-    """Rows of the head."""
-    live: int = 0
-    """Data files of the head that have such rows, deleted ones included."""
-    history: int = 0
-    """Data files that only other snapshots have."""
-    unreachable: int = 0
-    """Files in the folder that no snapshot has."""
-    snapshots: int = 0
-    """Snapshots that have to expire."""
-    refs: tuple[str, ...] = ()
-    """Branches and tags that have to be removed."""
-
-    def __bool__(self) -> bool:
-        return bool(self.live or self.history or self.unreachable)
 
 
 @dataclass
@@ -115,19 +86,6 @@ class Erased:
     """Tags of those that were reading such rows, and did not end: they may write them again."""
     hours: list[Hours] = field(default_factory=list)
     """Hours of event time in which rows were erased."""
-
-
-def find(table: Table, rows: Rows) -> RowsToErase:
-    """Return where the rows are; nothing is changed."""
-    return _Erasure(table, rows).find()
-
-
-def data_files(table: Table) -> list[str]:
-    """Return the paths of all files with rows: those of all snapshots, and others in the folder."""
-    held = manifests(table.refresh().io, table.metadata.snapshots)
-    named = {place_of(file.file_path): file.file_path for file in all_files(table, held.values())}
-    listed = {place_of(path): path for path, _ in listing(table)}
-    return [path for path in (named | listed).values() if is_data(path)]
 
 
 def erase(
@@ -153,125 +111,20 @@ def erase(
 
 
 class _Erasure:
+    """The four steps, each of which is repeated when another writer's commit came first."""
+
     def __init__(
-        self,
-        table: Table,
-        rows: Rows,
-        time_column: str | None = None,
-        note: Note = lambda rows: {},
-        patience: float = 0,
+        self, table: Table, rows: Rows, time_column: str | None, note: Note, patience: float
     ) -> None:
-        self.table, self.rows = table, rows
+        self.table, self.locations = table, RowLocations(table, rows)
         self.time_column, self.note, self.patience = time_column, note, patience
         self.name = ".".join(table.name())
         self.done = Erased()
-        self._positions: dict[str, NDArray[np.int64] | None] = {}  # files never change
         self._written: dict[tuple[str, bytes], DataFile | None] = {}
-        self._named_by: dict[str, list[str]] = {}  # manifests never change
-
-    # --- finding ---
-
-    def find(self) -> RowsToErase:
-        self.table.refresh()
-        head = list(live_files(self.table)) if self.table.current_snapshot() else []
-        self._check(head)
-        named = self._named()
-        live = [file.file_path for file in head if self._holds(file.file_path)]
-        history = [path for path in named if path not in set(live) and self._holds(path)]
-        outside = [path for path in self._unreachable() if self._holds(path)]
-        to_erase = RowsToErase(live=len(live), history=len(history), unreachable=len(outside))
-        if not to_erase:
-            return to_erase
-        deleted = self._deleted(head)
-        for path in live:
-            to_erase.rows += len(np.setdiff1d(self._at(path), deleted.get(path, _NOTHING)))
-        expired = self._expirable()
-        to_erase.snapshots = len(expired.snapshots) + self._is_head_tainted()
-        to_erase.refs = tuple(sorted(expired.refs))
-        return to_erase
-
-    def _at(self, path: str) -> NDArray[np.int64]:
-        found = self._positions.get(path)
-        return _NOTHING if found is None else found
-
-    def _holds(self, path: str) -> bool:
-        self._read([path])
-        return len(self._at(path)) > 0
-
-    def _read(self, paths: Iterable[str]) -> None:
-        """Read the files that are not known yet."""
-        unknown = [p for p in dict.fromkeys(paths) if p not in self._positions and is_data(p)]
-        found = in_parallel(lambda path: self.rows.in_file(self.table.io, path), unknown)
-        self._positions |= zip(unknown, found, strict=True)
-
-    def _check(self, files: Iterable[DataFile]) -> None:
-        """:raises TopicbergError: the table has files that cannot be rewritten"""
-        for file in files:
-            check_format(self.table, file)
-            if file.content == DataFileContent.EQUALITY_DELETES:
-                raise TopicbergError(
-                    f"table {self.name}: {file.file_path} is an equality delete, and rows cannot "
-                    "be erased from files that have some",
-                    hint="rewrite the table's files without deletes (rewrite_data_files with "
-                    "delete-file-threshold 1), and run the command again",
-                )
-
-    def _named(self) -> list[str]:
-        """Return the paths of the files that manifests of any snapshot name."""
-        held = manifests(self.table.io, self.table.metadata.snapshots)
-        named = dict.fromkeys(path for paths in self._paths(held).values() for path in paths)
-        self._read(named)
-        return list(named)
-
-    def _paths(self, held: Mapping[str, ManifestFile]) -> dict[str, list[str]]:
-        """Return manifest → path of each file that it names, also of removed ones."""
-        new = [manifest for path, manifest in held.items() if path not in self._named_by]
-        for path, entries in entries_by_manifest(self.table.io, new, discard_deleted=False):
-            self._named_by[path] = [entry.data_file.file_path for entry in entries]
-        return {path: self._named_by[path] for path in held}
-
-    def _deleted(self, files: Iterable[DataFile]) -> dict[str, NDArray[np.uint32]]:
-        """Return data file → its deleted positions, of files that have rows to erase."""
-        paths = {path for path, at in self._positions.items() if at is not None and len(at)}
-        return deleted_positions(self.table.io, Deletes.of(files), paths)
-
-    def _tainted(self) -> set[int]:
-        """Return the snapshots that name a file with rows to erase, or one that is deleted."""
-        bad: dict[str, bool] = {}
-        tainted = set()
-        for snapshot in self.table.metadata.snapshots:
-            manifest_files = {
-                each.manifest_path: each for each in snapshot.manifests(self.table.io)
-            }
-            for path, named in self._paths(manifest_files).items():
-                if path not in bad:
-                    self._read(named)
-                    bad[path] = any(self._is_bad(each) for each in named)
-                if bad[path]:
-                    tainted.add(snapshot.snapshot_id)
-        return tainted
-
-    def _is_head_tainted(self) -> bool:
-        head = self.table.current_snapshot()
-        return head is not None and head.snapshot_id in self._tainted()
-
-    def _is_bad(self, path: str) -> bool:
-        at = self._positions.get(path, _NOTHING)
-        return is_data(path) and (at is None or len(at) > 0)
-
-    def _expirable(self) -> Expirable:
-        """Return all tainted snapshots but the head, and the refs that lead to them."""
-        tainted = self._tainted()
-        refs = self.table.metadata.refs
-        gone = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
-        head = self.table.current_snapshot()
-        kept = {head.snapshot_id} if head else set()
-        return Expirable(frozenset(tainted - kept), frozenset(gone))
-
-    # --- erasing ---
+        """Path of a replaced file and the positions that were dropped → the new file."""
 
     def erase(self, before_expiry: Callable[[], None]) -> Erased:
-        if not self.find():
+        if not self.locations.find():
             return self.done
         for _ in range(ROUNDS):
             while self._retried(self._replace):
@@ -302,22 +155,22 @@ class _Erasure:
         if self.table.refresh().current_snapshot() is None:
             return False
         head = list(live_files(self.table))
-        self._check(head)
-        self._read(file.file_path for file in head)
-        files = [file for file in head if len(self._at(file.file_path))]
+        check_rewritable(self.table, head)
+        self.locations.read(file.file_path for file in head)
+        files = [file for file in head if self.locations.has_rows(file.file_path)]
         if not files:
             return False
-        deleted, until = self._deleted(head), time.monotonic() + COMMIT_SECONDS
+        deleted, until = self.locations.deleted(head), time.monotonic() + COMMIT_SECONDS
         replaced: dict[str, DataFile | None] = {}
         rows = 0
         for file in files:
-            path, before = file.file_path, deleted.get(file.file_path, _NOTHING)
-            dropped = np.union1d(self._at(path), before)
+            path, positions = file.file_path, self.locations.positions(file.file_path)
+            dropped = np.union1d(positions, deleted[path])
             known = path, dropped.tobytes()
             if known not in self._written:
                 self._written[known] = rewritten(self.table, file, dropped)
             replaced[path] = self._written[known]
-            rows += len(np.setdiff1d(self._at(path), before))
+            rows += len(np.setdiff1d(positions, deleted[path]))
             if time.monotonic() > until:
                 break
         # Without a row that readers see, nothing changes for what is derived from the table.
@@ -338,7 +191,7 @@ class _Erasure:
         head = self.table.refresh().current_snapshot()
         if head is None:
             return
-        tainted, carried = self._tainted(), self._carried()
+        tainted, carried = self.locations.tainted_snapshots(), self._carried()
         if head.snapshot_id not in tainted and not carried.keys() & tainted:
             return
         properties = {
@@ -369,7 +222,7 @@ class _Erasure:
     def _expire(self) -> bool:
         """Expire what names erased files; return False if the head does."""
         expired = self._without_readers()
-        if self._is_head_tainted():
+        if self.locations.is_head_tainted():
             return False
         if not expired:
             return True
@@ -380,15 +233,10 @@ class _Erasure:
                 "that has rows to erase",
                 hint=f"materialize kafka/{topics[0]}, and run the command again",
             )
-        gone = {
-            path
-            for path, positions in self._positions.items()
-            if positions is None or len(positions)
-        }
         self.done.files_deleted += remove(self.table, expired, self.time_column, self.note(0))
         self.done.snapshots_expired += len(expired.snapshots)
         self.done.refs += sorted(expired.refs)
-        self.done.replaced |= gone
+        self.done.replaced |= self.locations.tainted_files()
         return True
 
     def _without_readers(self) -> Expirable:
@@ -396,7 +244,7 @@ class _Erasure:
         deadline = time.monotonic() + self.patience
         while True:
             self.table.refresh()
-            expired = self._expirable()
+            expired = self.locations.expirable()
             stale = read_tags.stale_tags(self.table, int(time.time() * 1000))
             readers = [r for r in expired.refs if r.startswith(read_tags.PREFIX) and r not in stale]
             if not readers:
@@ -406,28 +254,18 @@ class _Erasure:
                 return expired
             time.sleep(1)
 
-    # --- files that no metadata leads to ---
-
-    def _unreachable(self) -> list[str]:
-        """Return the Parquet files and manifests of the folder that no metadata leads to."""
-        listed = {place_of(path): path for path, _ in listing(self.table)}
-        known = {place_of(path) for path in known_files(self.table.refresh())}
-        found = [path for place, path in listed.items() if place not in known]
-        self._read(path for path in found if is_data(path))
-        return found
-
     def _sweep(self) -> None:
         """Delete unreachable files with rows to erase, and manifests that name such files."""
-        unreachable = self._unreachable()
-        data = {path for path in unreachable if self._holds(path)}
+        unreachable = self.locations.unreachable()
+        data = {path for path in unreachable if self.locations.has_rows(path)}
         content = {path: _avro(self.table, path) for path in unreachable if path.endswith(".avro")}
         named = {
             path: [record["data_file"]["file_path"] for record in records]
             for path, records in content.items()
             if records and "data_file" in records[0]
         }
-        self._read(each for files in named.values() for each in files)
-        bad = {path for path, files in named.items() if any(map(self._is_bad, files))}
+        self.locations.read(each for files in named.values() for each in files)
+        bad = {path for path, files in named.items() if any(map(self.locations.is_tainted, files))}
         lists = {
             path
             for path, records in content.items()
@@ -437,9 +275,6 @@ class _Erasure:
         for paths in (lists, bad, data):
             self.done.files_deleted += delete_files(self.table.io, paths)
         self.done.replaced |= data
-
-
-_NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 def _avro(table: Table, path: str) -> list[dict[str, Any]]:

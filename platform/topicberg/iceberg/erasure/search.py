@@ -11,8 +11,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import IcebergType, NestedField, StructType
 
+from topicberg.iceberg.erasure.locations import data_files
 from topicberg.iceberg.erasure.matching import ColumnPath, Rows, columns
-from topicberg.iceberg.erasure.run import data_files
 
 
 @dataclass
