@@ -28,13 +28,21 @@ from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg import delta, erasure
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka.consumer import messages
 from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session, quote
 from topicberg.tableflow import commit, control
-from topicberg.tableflow.forgetting import FORGOTTEN, Forgetting
-from topicberg.tableflow.forgetting import run as forgetting_run
+from topicberg.tableflow.forgetting import (
+    FORGOTTEN,
+    CatchUp,
+    Forgetting,
+    KeyRows,
+    catch_up,
+    topic_targets,
+    write_tombstones,
+)
 from topicberg.tableflow.history import history_table, ingest_history
 from topicberg.tableflow.wait import wait_for
 from topicberg.testing import spark_session
@@ -73,24 +81,29 @@ def files_with(table: Table, text: str, endpoints: Endpoints) -> list[str]:
 
 def forget(topic: Topic, key: str, where: str | None = None) -> Forgetting:
     """Forget a key as the command does, without a running engine."""
-    job = Forgetting(topic.spec, key, topic.endpoints, topic.config, "a letter", where=where)
-    assert job.drain(enabled=True, patience=0) == []
+    spec, endpoints, config = topic.spec, topic.endpoints, topic.config
+    key_rows = KeyRows.parse(spec, key, endpoints, config, where)
+    targets = topic_targets(spec, config, key_rows.key, where)
+    reader = CatchUp(spec, targets, endpoints, config)
+    job = Forgetting(key_rows, targets, endpoints, config, "a letter")
+    assert reader.drain(enabled=True, patience=0) == []
     records = job.records()
-    for target in job.targets:
+    for target in targets:
         job.find(target)
     for each in (records, job.dead_letters()):
         if each is not None:
-            job.write_tombstones(each)
-    assert job.drain(enabled=True, patience=0) == []
-    for target in job.targets:
+            write_tombstones(endpoints, each)
+    assert reader.drain(enabled=True, patience=0) == []
+    for target in targets:
         job.erase(target)
-    for target in job.targets:
+    for target in targets:
         assert (proof := job.prove(target)) is None or proof.files >= 0
     return job
 
 
 def tables(job: Forgetting) -> list[Table]:
-    return [table for target in job.targets if (table := job.table(target)) is not None]
+    found = (find_table(job.key_rows.catalog, target.identifier) for target in job.targets)
+    return [table for table in found if table is not None]
 
 
 def orders(topic: Topic, *keys: str, note: str = "n") -> None:
@@ -258,7 +271,7 @@ def test_forget_value_deletes_only_keys_whose_newest_row_has_it(make_topic: Make
     assert deleted == {b"k1", b"k4"}
     assert job.records().pending == []
     with pytest.raises(SpecError, match="has no column persn"):
-        Forgetting(topic.spec, SECRET, topic.endpoints, topic.config, where="persn")
+        KeyRows.parse(topic.spec, SECRET, topic.endpoints, topic.config, "persn")
 
 
 PIPELINE = """
@@ -324,7 +337,7 @@ def test_forget_command_erases_views_and_derived_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also dead letters in a compacted topic; no file of any table has the key afterwards."""
-    monkeypatch.setattr(forgetting_run, "PATIENCE_SECONDS", 0.0)  # no engine runs for the topic
+    monkeypatch.setattr(catch_up, "PATIENCE_SECONDS", 0.0)  # no engine runs for the topic
     config, mark = own_project, uuid.uuid4().hex[:8]
     log = f"dead_{mark}"
     topic = make_topic(

@@ -61,7 +61,13 @@ from topicberg.orchestration.jobs.pipelines import EVERYTHING
 from topicberg.settings import settings
 from topicberg.tableflow import commit
 from topicberg.tableflow.control import enabled_topics
-from topicberg.tableflow.forgetting import Forgetting
+from topicberg.tableflow.forgetting import (
+    CatchUp,
+    Forgetting,
+    KeyRows,
+    topic_targets,
+    write_tombstones,
+)
 from topicberg.tableflow.history import ingest_history
 from topicberg.tableflow.identity import engine_group
 from topicberg.tableflow.status import TopicStatus, read_status
@@ -266,12 +272,15 @@ def test_history_is_continued(continued: Upgraded) -> None:
 
 def test_erasure_that_was_killed_is_completed(continued: Upgraded) -> None:
     name, key = "accounts_string_3", f"user {FORGETTING}"
-    job = Forgetting(enabled_topics(settings())[name], key, continued.endpoints, settings())
-    assert job.drain(enabled=True) == []
-    assert job.write_tombstones(job.records()) == 0
-    erased = [job.erase(target).rows for target in job.targets]
+    spec, endpoints, config = enabled_topics(settings())[name], continued.endpoints, settings()
+    key_rows = KeyRows.parse(spec, key, endpoints, config)
+    targets = topic_targets(spec, config, key_rows.key)
+    job = Forgetting(key_rows, targets, endpoints, config)
+    assert CatchUp(spec, targets, endpoints, config).drain(enabled=True) == []
+    assert write_tombstones(endpoints, job.records()) == 0
+    erased = [job.erase(target).rows for target in targets]
     assert sum(erased) > 0
-    for target in job.targets:
+    for target in targets:
         job.prove(target)
     assert key.encode() not in {row["key"] for row in continued.rows(name, "key")}
 

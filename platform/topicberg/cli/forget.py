@@ -22,8 +22,13 @@ if TYPE_CHECKING:
     from topicberg.orchestration.assets.derived import DerivedTable
     from topicberg.orchestration.assets.tables import LakeTable
     from topicberg.settings import Settings
-    from topicberg.tableflow.forgetting import ErasureTarget, Forgetting, KeyRecords, Uncovered
-    from topicberg.topics import TopicSpec
+    from topicberg.tableflow.forgetting import (
+        ErasureTarget,
+        Forgetting,
+        KeyRecords,
+        KeyRows,
+        Uncovered,
+    )
 
 NOT_FOUND = 1
 """The exit code if nothing holds the key."""
@@ -66,19 +71,28 @@ def forget(
     is 1 if nothing holds the key.
     """
     from topicberg.tableflow.control import enabled_topics, find_topic
-    from topicberg.tableflow.forgetting import Forgetting
+    from topicberg.tableflow.forgetting import (
+        CatchUp,
+        Forgetting,
+        KeyRows,
+        topic_targets,
+        write_tombstones,
+    )
 
     require_own_engine()
     config = settings()
     where_column, text = _wanted(key, where)
     spec = find_topic(config, topic)
-    job = Forgetting(spec, text, load_endpoints(config), config, reason, where=where_column)
-    derived = _Derived(job, spec, config, column or ())
-    job.targets += derived.targets
+    endpoints = load_endpoints(config)
+    key_rows = KeyRows.parse(spec, text, endpoints, config, where_column)
+    derived = _Derived(key_rows, config, column or ())
+    targets = [*topic_targets(spec, config, key_rows.key, where_column), *derived.targets]
+    catch_up = CatchUp(spec, targets, endpoints, config)
+    job = Forgetting(key_rows, targets, endpoints, config, reason)
     enabled = topic in enabled_topics(config)
-    left = job.unread() if dry_run else job.drain(enabled=enabled)
+    left = catch_up.unread() if dry_run else catch_up.drain(enabled=enabled)
     records = job.records()
-    rows_to_erase = {target.name: job.find(target) for target in job.targets}
+    rows_to_erase = {target.name: job.find(target) for target in targets}
     if not any(rows_to_erase.values()) and not records.pending:
         derived.report()
         if left and not dry_run:
@@ -87,11 +101,11 @@ def forget(
             _warn(uncovered)
         echo(f"{topic}: no table holds the key, and Kafka needs no tombstone for it")
         raise typer.Exit(NOT_FOUND)
-    has_dead = any(t.is_dead_letters and rows_to_erase[t.name] for t in job.targets)
+    has_dead = any(t.is_dead_letters and rows_to_erase[t.name] for t in targets)
     dead = job.dead_letters() if has_dead else None
-    for target in job.targets:
+    for target in targets:
         if rows_to_erase[target.name]:
-            echo(f"{target.name} ({target.what}): {_shown(rows_to_erase[target.name])}")
+            echo(f"{target.name} ({target.description}): {_shown(rows_to_erase[target.name])}")
     if records.compacted:
         echo(
             f"Kafka topic {topic}, compacted: {count(records.count, 'record')} of the key, "
@@ -109,15 +123,15 @@ def forget(
         derived.report()
         typer.confirm("Erase all of this? It cannot be undone", abort=True)
     for each in (records, dead):
-        if each is not None and (written := job.write_tombstones(each)):
+        if each is not None and (written := write_tombstones(endpoints, each)):
             echo(f"Kafka topic {each.topic}: {count(written, 'tombstone')} written")
-    left = job.drain(enabled=enabled)
+    left = catch_up.drain(enabled=enabled)
     done: dict[str, Erased] = {}
-    for target in job.targets:
+    for target in targets:
         done[target.name] = erased = job.erase(target)
         if erased.replaced or erased.snapshots_expired:
             echo(f"{target.name}: {_done(erased)}")
-    for target in job.targets:
+    for target in targets:
         if (proof := job.prove(target)) is not None:
             echo(
                 f"{target.name}: proof: none of {count(proof.files, 'file')} holds the key; read "
@@ -163,38 +177,37 @@ def _stays(job: Forgetting, *of_topics: KeyRecords | None) -> Iterator[str]:
     """Yield what Kafka keeps, and what a value that is not the key does not find."""
     for records in of_topics:
         yield from _kept(records)
-    if job.where is None:
+    name, where = job.key_rows.spec.name, job.key_rows.where
+    if where is None:
         return
     yield (
-        f"not covered: records whose value could not be decoded, and so have no {job.where}: run "
-        f"`topicberg forget {job.spec.name} KEY` with the keys of the person for dead letters"
+        f"not covered: records whose value could not be decoded, and so have no {where}: run "
+        f"`topicberg forget {name} KEY` with the keys of the person for dead letters"
     )
     if job.lacks_keys:
         yield (
-            f"not covered: Kafka topic {job.spec.name}: the table does not hold the keys of its "
+            f"not covered: Kafka topic {name}: the table does not hold the keys of its "
             "records, so no tombstone is written: delete the rows at their source, or run "
-            f"`topicberg forget {job.spec.name} KEY` with their keys"
+            f"`topicberg forget {name} KEY` with their keys"
         )
 
 
 class _Derived:
     """The tables that are derived from a topic: those with the key's columns, and the others."""
 
-    def __init__(
-        self, job: Forgetting, spec: TopicSpec, config: Settings, options: Sequence[str]
-    ) -> None:
+    def __init__(self, key_rows: KeyRows, config: Settings, options: Sequence[str]) -> None:
         """:param options: columns that the user says hold the key
 
         :raises SpecError: there is no such column, or it cannot hold the key
         """
         from topicberg.tableflow.forgetting import ErasureTarget, chosen_columns
 
-        self._job, self._lake = job, load_lake(config)
+        self._key_rows, self._lake = key_rows, load_lake(config)
         self.targets: list[ErasureTarget] = []
         self._others: list[str] = []
-        self._searched: dict[str, tuple[ErasureTarget, Callable[[str], bool]]] = {}
-        own = {each.name: each.name for each in job.key.fields}
-        of_topic = [table for table in self._lake.tables if table.root.name == spec.name]
+        self._searched: dict[str, tuple[tuple[str, str], Callable[[str], bool]]] = {}
+        own = {each.name: each.name for each in key_rows.key.fields}
+        of_topic = [table for table in self._lake.tables if table.root.name == key_rows.spec.name]
         known: dict[str, tuple[Mapping[str, str], ...]] = {}
         for table in of_topic:
             if table.source is None:
@@ -209,7 +222,7 @@ class _Derived:
             for name in TopologicalSorter(parents).static_order()
             if name in parents and self._follows(name, parents, {*known})
         ]
-        chosen = chosen_columns(options, following, job.key)
+        chosen = chosen_columns(options, following, key_rows.key)
         for name in following:
             derived = self._lake.derived_by_name[name]
             table = self._lake.table(derived)
@@ -221,7 +234,7 @@ class _Derived:
                         "hold the value",
                         hint="write one of its columns, of a type that can have the value",
                     )
-            fits = [*self._by_lineage(known, parents[name], derived, table, spec)]
+            fits = [*self._by_lineage(known, parents[name], derived, table)]
             if not fits and not ways:
                 self._others.append(name)
             if fits or ways:
@@ -248,18 +261,17 @@ class _Derived:
         parents: Sequence[str],
         derived: DerivedTable,
         table: LakeTable,
-        spec: TopicSpec,
     ) -> Iterator[Mapping[str, str]]:
         """Yield column of the key → column of a derived table, as it has them."""
+        value_field = self._key_rows.spec.key.field if self._key_rows.where is None else None
         fits: list[Mapping[str, str]] = []
         for source in parents:
             for number, names in enumerate(known.get(source, ())):
                 if fits and number == 0:
                     continue
                 carried = [_carried(names, source, derived.lineage)]
-                is_field = spec.key.field is not None and self._job.where is None
-                if is_field and len(names) == 1:  # a field of the value
-                    field = dict.fromkeys(names, str(spec.key.field))
+                if value_field is not None and len(names) == 1:
+                    field = dict.fromkeys(names, value_field)
                     carried.append(_carried(field, source, derived.lineage))
                 for fit in carried:
                     if fit is not None and self._fits(table.identifier, fit):
@@ -269,12 +281,12 @@ class _Derived:
 
     def _fits(self, identifier: tuple[str, str], names: Mapping[str, str]) -> bool:
         """Return whether a table has the columns of the key, or no rows yet."""
-        from topicberg.tableflow.forgetting import ErasureTarget
+        from topicberg.iceberg.tables import find_table
 
-        if (table := self._job.table(ErasureTarget(identifier, "", None))) is None:
+        if (table := find_table(self._key_rows.catalog, identifier)) is None:
             return True
         try:
-            return self._job.condition(table.schema(), names) is not None
+            return self._key_rows.condition(table.schema(), names) is not None
         except SpecError:
             return False
 
@@ -288,10 +300,9 @@ class _Derived:
         erased: Collection[str],
     ) -> None:
         """Note the columns to search for the value, of which the lineage says nothing else."""
-        from topicberg.tableflow.forgetting import ErasureTarget
+        from topicberg.iceberg.tables import find_table
 
-        target = ErasureTarget(identifier, "derived table", None)
-        if (table := self._job.table(target)) is None:
+        if (table := find_table(self._key_rows.catalog, identifier)) is None:
             return
 
         def is_searched(column: str) -> bool:
@@ -299,16 +310,17 @@ class _Derived:
             return not is_erased and not _is_of_others(column, derived.lineage, known, parents)
 
         if any(is_searched(field.name) for field in table.schema().fields):
-            self._searched[name] = target, is_searched
+            self._searched[name] = identifier, is_searched
 
     def report(self) -> None:
         """Print which columns hold the key now, and are not erased."""
+        from topicberg.iceberg.tables import find_table
         from topicberg.tableflow.forgetting import find_candidates
 
-        for name, (target, is_searched) in self._searched.items():
-            if (table := self._job.table(target)) is None:
+        for name, (identifier, is_searched) in self._searched.items():
+            if (table := find_table(self._key_rows.catalog, identifier)) is None:
                 continue
-            for each in find_candidates(name, table, self._job.key, is_searched):
+            for each in find_candidates(name, table, self._key_rows.key, is_searched):
                 echo(
                     f"{each.table}.{each.column} holds the value in {count(each.rows, 'row')} of "
                     f"{count(each.files, 'file')}, and is not erased: add `--column {each.option}` "

@@ -34,7 +34,7 @@ from pyiceberg.types import (
 
 from topicberg.errors import SpecError
 from topicberg.iceberg.erasure import Rows
-from topicberg.tableflow.forgetting import Forgetting, Key, KeyRecords, run
+from topicberg.tableflow.forgetting import ErasureTarget, Forgetting, Key, KeyRecords, run
 
 INSIDE = StructType(NestedField(9, "a", IntegerType()), NestedField(10, "b", StringType()))
 
@@ -147,18 +147,10 @@ def test_dead_letters_in_deleted_files_are_skipped(
     )
     monkeypatch.setattr(run, "described_topic", lambda *_: KeyRecords("dead", compacted=True))
 
-    class OfTable(Forgetting):
-        def __init__(self) -> None:
-            self.spec: Any = None
-            self.endpoints: Any = None
-            self.targets = [
-                run.ErasureTarget(("shop", "dead"), "dead letters", None, is_dead_letters=True)
-            ]
-            self._catalog = catalog
-
-        def _rows(self, *_: Any) -> Rows:
-            return Rows(table.schema(), ({("partition",): [0, 1]},))
-
-    found = OfTable().dead_letters()
-    assert found is not None
-    assert found.newest == {(b"k", 1): False}
+    target = ErasureTarget(("shop", "dead"), "dead letters", None, is_dead_letters=True)
+    rows = Rows(table.schema(), ({("partition",): [0, 1]},))
+    key_rows: Any = SimpleNamespace(spec=None, of_table=lambda _: (table, rows))
+    nothing: Any = None
+    records = Forgetting(key_rows, [target], nothing, nothing).dead_letters()
+    assert records is not None
+    assert records.newest == {(b"k", 1): False}

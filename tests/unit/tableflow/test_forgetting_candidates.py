@@ -38,6 +38,7 @@ from topicberg.tableflow.forgetting import (
     ErasureTarget,
     Forgetting,
     Key,
+    KeyRows,
     chosen_columns,
     find_candidates,
 )
@@ -193,22 +194,21 @@ def derived(
     return SimpleNamespace(name=name, sources=sources, lookups=(), lineage=lineage or {})
 
 
-def job_of(catalog: SqlCatalog, key: Key) -> Forgetting:
-    job = Forgetting.__new__(Forgetting)
+def rows_of(catalog: SqlCatalog, key: Key) -> KeyRows:
     fields = {"name": "orders", "pipeline": "shop", "schema": {"format": "none"}}
-    job.spec, job.key, job.where = TopicSpec.model_validate(fields), key, None
-    job._catalog, job._raws, job._is_raw, job._shadowed = catalog, set(), False, False
-    return job
+    return KeyRows(TopicSpec.model_validate(fields), key, catalog)
 
 
 def plan(
     monkeypatch: pytest.MonkeyPatch,
-    job: Forgetting,
+    key_rows: KeyRows,
     tables: list[SimpleNamespace],
     *options: str,
 ) -> command._Derived:
     """Return what the command would do to derived tables of the topic ``orders``."""
-    topic = SimpleNamespace(root=job.spec, name="orders", source="orders", identifier=("t", "o"))
+    topic = SimpleNamespace(
+        root=key_rows.spec, name="orders", source="orders", identifier=("t", "o")
+    )
     lake = SimpleNamespace(
         tables=[topic],
         derived=tables,
@@ -216,7 +216,7 @@ def plan(
         table=lambda one: SimpleNamespace(identifier=("shop", one.name), time="at"),
     )
     monkeypatch.setattr("topicberg.cli.forget.load_lake", lambda _: lake)
-    return command._Derived(job, job.spec, cast("Settings", None), options)
+    return command._Derived(key_rows, cast("Settings", None), options)
 
 
 def test_table_without_lineage_is_a_candidate_and_not_erased(
@@ -224,8 +224,8 @@ def test_table_without_lineage_is_a_candidate_and_not_erased(
 ) -> None:
     """A key 3 is also a quantity of 3: the row of quantity 3 stays, and is named."""
     table = written(catalog, "sales")
-    job = job_of(catalog, key_of("3", "id"))
-    found = plan(monkeypatch, job, [derived("sales", "orders"), derived("elsewhere", "users")])
+    key_rows = rows_of(catalog, key_of("3", "id"))
+    found = plan(monkeypatch, key_rows, [derived("sales", "orders"), derived("elsewhere", "users")])
     assert found.targets == []
     found.report()
     errors = capsys.readouterr().err
@@ -241,18 +241,20 @@ def test_chosen_columns_are_erased_and_proved_and_no_other(
 ) -> None:
     table = written(catalog, "sales")
     below = written(catalog, "below")
-    job = job_of(catalog, key_of("3", "id"))
+    key_rows = rows_of(catalog, key_of("3", "id"))
     tables = [
         derived("sales", "orders"),
         derived("below", "sales", lineage={"customer": ("person.id",), "quantity": ("quantity",)}),
     ]
     options = ("sales.customer", "sales.person.id")
-    found = plan(monkeypatch, job, tables, *options)
+    found = plan(monkeypatch, key_rows, tables, *options)
     assert [target.name for target in found.targets] == ["shop.sales", "shop.below"]
+    nothing: Any = None
+    job = Forgetting(key_rows, found.targets, nothing, nothing)
     for target in found.targets:
-        rows = job._rows(target, cast("Table", job.table(target)))
-        assert rows is not None
-        erasure.erase(cast("Table", job.table(target)), rows)
+        table_and_rows = key_rows.of_table(target)
+        assert table_and_rows is not None
+        erasure.erase(*table_and_rows)
         proof = job.prove(target)
         assert proof is not None
         assert proof.holders == ()
@@ -272,8 +274,8 @@ def test_lineage_from_other_columns_answers(
     """Nothing is searched where every column is declared to come from others than the key."""
     written(catalog, "sales")
     lineage = {field.name: ("amount",) for field in SCHEMA.fields}
-    job = job_of(catalog, key_of("3", "id"))
-    found = plan(monkeypatch, job, [derived("sales", "orders", lineage=lineage)])
+    key_rows = rows_of(catalog, key_of("3", "id"))
+    found = plan(monkeypatch, key_rows, [derived("sales", "orders", lineage=lineage)])
     assert (found.targets, [*found.uncovered()]) == ([], [])
 
 
@@ -281,22 +283,22 @@ def test_chosen_column_of_another_type_is_refused(
     catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(catalog, "sales")
-    job = job_of(catalog, key_of("alice", "id", kind=StringType()))
+    key_rows = rows_of(catalog, key_of("alice", "id", kind=StringType()))
     for column in ("quantity", "nothing"):
         with pytest.raises(SpecError, match=f"table sales has no column {column} that can hold"):
-            plan(monkeypatch, job, [derived("sales", "orders")], f"sales.{column}")
+            plan(monkeypatch, key_rows, [derived("sales", "orders")], f"sales.{column}")
 
 
 def test_value_of_a_column_is_forgotten_in_structs_too(catalog: SqlCatalog) -> None:
     """As ``--where person.name=x3`` does in the topic's own table."""
     table = written(catalog, "own")
-    job = job_of(catalog, key_of("x3", "person.name", kind=StringType()))
+    key_rows = rows_of(catalog, key_of("x3", "person.name", kind=StringType()))
     target = ErasureTarget(
         ("shop", "own"), "the topic's table", None, {"person.name": "person.name"}
     )
-    rows = job._rows(target, table)
-    assert rows is not None
-    erasure.erase(table, rows)
+    table_and_rows = key_rows.of_table(target)
+    assert table_and_rows is not None
+    erasure.erase(*table_and_rows)
     assert [row["customer"] for row in table.refresh().scan().to_arrow().to_pylist()][-1] != "33"
     assert search(table, {("person", "name"): ["x3"]}) == {}
 

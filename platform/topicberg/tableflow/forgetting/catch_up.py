@@ -1,0 +1,128 @@
+"""Let the tables of a topic read what Kafka holds now: then no later batch brings a row back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyiceberg.table import Table
+
+from topicberg import kafka
+from topicberg.endpoints import Endpoints
+from topicberg.errors import TopicbergError
+from topicberg.iceberg import erasure
+from topicberg.iceberg.tables import find_table
+from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
+from topicberg.tableflow.engine import run_once
+from topicberg.tableflow.forgetting.targets import ErasureTarget
+from topicberg.tableflow.history import history_table, ingest_history
+from topicberg.tableflow.turns import wait_for_turns
+from topicberg.tableflow.wait import POLL_SECONDS, noted_offsets, wait_for
+from topicberg.topics import TopicSpec
+from topicberg.topics.deadletters import dead_letter_spec
+
+PATIENCE_SECONDS = 30.0
+"""How much longer than its commit interval the engine may be silent."""
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Records that no table holds yet: if the key is among them, it comes back."""
+
+    topic: str
+    table: str
+    first: Offsets
+    """By partition: the first offset that the table does not hold."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class CatchUp:
+    """Tables that read topics, by the running engine or by one in this process."""
+
+    spec: TopicSpec
+    targets: Sequence[ErasureTarget]
+    endpoints: Endpoints
+    config: Settings
+
+    def unread(self) -> list[Uncovered]:
+        """Return the records that the tables do not hold yet."""
+        return [
+            Uncovered(target.topic, target.name, first, "they are not read yet")
+            for target in self.targets
+            if target.topic is not None and (first := self._unread(target, target.topic))
+        ]
+
+    def drain(self, *, enabled: bool, patience: float | None = None) -> list[Uncovered]:
+        """Let the tables read what their topics hold now; return what they cannot read.
+
+        :param enabled: whether the engine materializes the topic
+        :param patience: seconds without progress of a running engine after which this process
+            reads; default: by the commit interval
+        :raises TopicbergError: a batch that began earlier does not end
+        """
+        uncovered = []
+        for target in self.targets:
+            topic = target.topic
+            if topic is None or not (first := self._unread(target, topic)):
+                continue
+            if not enabled:
+                uncovered.append(Uncovered(topic, target.name, first, "Tableflow is disabled"))
+                continue
+            try:
+                self._read(target, patience)
+            except TopicbergError as error:
+                if first := self._unread(target, topic):
+                    uncovered.append(Uncovered(topic, target.name, first, error.message))
+        for target in self.targets:
+            self._wait_for_turns(target)
+        return uncovered
+
+    def _table(self, target: ErasureTarget) -> Table | None:
+        return find_table(self.endpoints.catalog(self.config), target.identifier)
+
+    def _unread(self, target: ErasureTarget, topic: str) -> Offsets:
+        """Return partition → the first offset that the table does not hold, of those it lacks."""
+        table = self._table(target)
+        noted = noted_offsets(table) if table is not None else {}
+        try:
+            log = kafka.topic_log(self.endpoints, topic)
+        except kafka.NoSuchTopicError:
+            return {}
+        first = {p: noted.get(p, log.beginning.get(p, 0)) for p in log.end}
+        return {p: offset for p, offset in first.items() if offset < log.end[p]}
+
+    def _read(self, target: ErasureTarget, patience: float | None) -> None:
+        if target.identifier == history_table(self.spec):
+            ingest_history(self.spec, self.endpoints, self.config)
+            return
+        spec = dead_letter_spec(self.spec) if target.is_dead_letters else self.spec
+        if patience is None:
+            patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
+        end = kafka.end_offsets(self.endpoints, spec.name)
+        table = self._created(target, patience)
+        if table is None or not wait_for(table, end, patience):
+            run_once(spec, self.endpoints, self.config)
+
+    def _created(self, target: ErasureTarget, patience: float) -> Table | None:
+        """Return a table, which the running engine may be about to create."""
+        deadline = time.monotonic() + patience
+        while (table := self._table(target)) is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        return table
+
+    def _wait_for_turns(self, target: ErasureTarget) -> None:
+        """Wait for batches with records that the table has by now: their files are deleted then.
+
+        :raises TopicbergError: one is still running
+        """
+        patience = erasure.READERS_SECONDS
+        if target.topic is not None and not wait_for_turns(self.config, target.name, patience):
+            raise TopicbergError(
+                f"table {target.name}: an engine has been writing a batch for {patience:.0f} s, "
+                "and its files may hold the key",
+                hint=f"run `topicberg tableflow status {target.topic}` to see what it does, and "
+                "run the command again",
+            )

@@ -1,0 +1,170 @@
+"""The rows of a key: how to recognize them in each table that may hold some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import BinaryType, IcebergType, NestedField, StructType
+
+from topicberg.endpoints import Endpoints
+from topicberg.endpoints.schemas import schema_readers
+from topicberg.errors import SpecError
+from topicberg.formats.framing import header_of
+from topicberg.iceberg import erasure
+from topicberg.iceberg.erasure import Condition, Rows
+from topicberg.iceberg.erasure.matching import ColumnPath, columns
+from topicberg.iceberg.tables import find_table
+from topicberg.settings import Settings
+from topicberg.tableflow.forgetting.key import Key, described
+from topicberg.tableflow.forgetting.records import KafkaKey, Matching, matching_keys
+from topicberg.tableflow.forgetting.targets import ErasureTarget
+from topicberg.tableflow.layout import KEY, read_layout, table_schema
+from topicberg.tableflow.upsert_key import held_key
+from topicberg.topics import TopicSpec
+from topicberg.topics.spec import RAW_KEY
+from topicberg.wording import suggestion
+
+_SOURCE = "source_record"
+_DEAD_TOPIC, _DEAD_KEY = (_SOURCE, "topic"), (_SOURCE, KEY)
+
+
+@dataclass
+class KeyRows:
+    """A key of a topic, or a value of a column of its table, and how tables hold it."""
+
+    spec: TopicSpec
+    key: Key
+    catalog: Catalog
+    where: str | None = None
+    """The column of the topic's table whose value ``key`` is; None: it is the topic's key."""
+    is_raw: bool = False
+    """Whether the key has no schema, so that it is the raw key."""
+    is_shadowed: bool = False
+    """Whether a field of the value has the name of the column with the keys."""
+    matching: Matching = lambda _: set()
+    """Returns which of some keys in Kafka are the key; none, for a value of a column."""
+    raw_keys: set[bytes] = field(default_factory=set)
+    """Raw keys that were found to be the key: in Kafka, and in dead letters."""
+
+    @classmethod
+    def parse(
+        cls,
+        spec: TopicSpec,
+        text: str,
+        endpoints: Endpoints,
+        config: Settings,
+        where: str | None = None,
+    ) -> KeyRows:
+        """Return the rows of the key that a text means.
+
+        :param spec: with the settings of later requests, as the engine uses it
+        :param text: the key, as a user writes it; or the value of ``where``
+        :param where: a column of the topic's table, by whose value rows are forgotten
+        :raises SpecError: the text is not a key of the topic, or no column has the keys
+        """
+        catalog = endpoints.catalog(config)
+        layout = read_layout(spec, schema_readers(endpoints, config), config)
+        if where is not None:
+            table = find_table(catalog, spec.table_identifier(config))
+            schema = table_schema(spec, layout) if table is None else table.schema()
+            return cls(spec, _value_of(where, spec, schema, text), catalog, where)
+        key = Key.parse(spec.name, layout.key.fields(), text)
+        is_raw = layout.key.subject is None
+        is_shadowed = is_raw and KEY in {each.name for each in layout.value.fields()}
+        matching = matching_keys(spec, layout, key, endpoints)
+        return cls(spec, key, catalog, None, is_raw, is_shadowed, matching)
+
+    def of_table(self, target: ErasureTarget) -> tuple[Table, Rows] | None:
+        """Return a table and its rows of the key; None: it does not exist, or cannot hold it.
+
+        :raises SpecError: nothing says which of its columns has the keys
+        """
+        if (table := find_table(self.catalog, target.identifier)) is None:
+            return None
+        schema = table.schema()
+        if target.is_dead_letters:
+            conditions = self._in_dead_letters(table)
+        else:
+            conditions = self._in_columns(target, schema)
+        return (table, Rows(schema, conditions)) if conditions else None
+
+    def condition(self, schema: Schema, names: Mapping[str, str]) -> Condition | None:
+        """Return which rows of a table have the key in some columns; None: it lacks one of them.
+
+        :param names: column of the key → column of the table
+        :raises SpecError: a column is of a type that the key's value is not
+        """
+        condition: dict[ColumnPath, tuple[Any]] = {}
+        for name, text in names.items():
+            if (column := erasure.find_column(schema, text)) is None:
+                return None
+            path, kind = column
+            condition[path] = (self.key.value(name, kind),)
+        return condition or None
+
+    def _in_columns(self, target: ErasureTarget, schema: Schema) -> tuple[Condition, ...]:
+        conditions = [self.condition(schema, names) for names in target.chosen]
+        raws = self.raw_keys | ({self.key.raw()} if self.is_raw else set())
+        raw_key = self.spec.metadata_column(RAW_KEY)
+        if raws and raw_key in schema.column_names:
+            # Keys with a schema are held whole; earlier versions held the digest of a long one.
+            stored_keys = {*raws, *map(held_key, raws)}
+            conditions.append({(raw_key,): sorted(stored_keys)})
+        if not self.is_shadowed:
+            conditions.append(self.condition(schema, target.names))
+        if not any(conditions):
+            raise SpecError(
+                f"table {target.name} has no column with the keys of topic {self.spec.name}: "
+                f"{described(self.key.fields)}",
+                hint="the value has a field of that name, so rows of a key cannot be found",
+            )
+        return tuple(filter(None, conditions))
+
+    def _in_dead_letters(self, table: Table) -> tuple[Condition, ...]:
+        """Return which dead letters are records of the key; nothing if there are none."""
+        fields = {each.name: each.field_type for each in table.schema().fields}
+        if not _has(fields.get(_SOURCE), KEY):
+            return ()  # another writer's table
+        known: set[KafkaKey] = set()
+        for path in erasure.data_files(table):
+            try:
+                for batch, _ in columns(table.io, path, table.schema(), [_SOURCE]):
+                    if _SOURCE in batch.schema.names:
+                        known |= {
+                            KafkaKey(bytes(source[KEY]), header_of(KEY, source["headers"] or ()))
+                            for source in batch.column(_SOURCE).to_pylist()
+                            if source
+                            and source["topic"] == self.spec.name
+                            and source[KEY] is not None
+                        }
+            except FileNotFoundError:
+                continue
+        # They are kept: the proof looks for them after the erasure.
+        self.raw_keys |= {key.raw for key in self.matching(known)}
+        if not self.raw_keys:
+            return ()
+        return ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(self.raw_keys)},)
+
+
+def _value_of(column: str, spec: TopicSpec, schema: Schema, text: str) -> Key:
+    """Return the value of a column of the topic's table, as a key of one column."""
+    path_and_type = erasure.find_column(schema, column)
+    if path_and_type is None:
+        raise SpecError(
+            f"the table of topic {spec.name} has no column {column}"
+            f"{suggestion(column, schema.column_names)}",
+            hint=f"write --where COLUMN=VALUE with one of {', '.join(schema.column_names)}",
+        )
+    field = NestedField(1, column, path_and_type[1], required=False)
+    return Key.parse(spec.name, [field], text, "--where")
+
+
+def _has(kind: IcebergType | None, name: str) -> bool:
+    return isinstance(kind, StructType) and any(
+        each.name == name and isinstance(each.field_type, BinaryType) for each in kind.fields
+    )
