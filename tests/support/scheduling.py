@@ -11,7 +11,6 @@ from xdist.workermanage import WorkerController
 LONGEST = (
     "tests/integration/test_upsert_decoded_keys.py",
     "tests/e2e/test_demo.py",
-    "tests/integration/test_stack.py",
     "tests/integration/test_graph.py",
     "tests/integration/test_upsert.py",
     "tests/integration/test_columnar.py",
@@ -28,6 +27,10 @@ LONGEST = (
     "tests/component/transforms/test_code_version.py",
 )
 """Files that take long. They begin first, so no worker ends long after the others."""
+RESTARTING = ("tests/integration/test_exactly_once.py", "tests/integration/test_stack.py")
+"""Files that kill services of the stack. They begin late: a new JVM is slow for minutes."""
+_LATE = 10
+"""How many files that need a stack are left when those that kill services may begin."""
 
 
 class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
@@ -46,7 +49,9 @@ class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no
             scopes = stackless
         else:
             scopes = [scope for scope in self.workqueue if scope not in stackless] or stackless
-        first = next((scope for scope in LONGEST if scope in scopes), scopes[0])
+        late = RESTARTING if len(scopes) > _LATE else ()
+        first = next((scope for scope in LONGEST if scope in scopes), None)
+        first = first or next(scope for scope in scopes if scope not in late)
         self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)
 
