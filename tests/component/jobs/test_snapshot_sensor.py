@@ -23,13 +23,13 @@ from topicberg.orchestration.assets.tables import LakeTable
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.sensors import (
     AT_ONCE,
-    CHECK_SECONDS,
     INTERVAL_SECONDS,
     LOOKING_BACK_SECONDS,
     MAX_SILENT,
     snapshot_sensor,
 )
 from topicberg.orchestration.jobs.snapshot_store import SENSOR
+from topicberg.orchestration.jobs.tick_registrations import CHECK_SECONDS
 from topicberg.orchestration.jobs.watches import TABLES, listed_tables, watches
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.orchestration.resources.lakehouse import Lakehouse
@@ -374,7 +374,7 @@ def test_tick_of_which_nothing_is_kept_is_repeated(fleet: Fleet) -> None:
 def test_tables_of_a_large_fleet_are_registered_in_turn(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topicberg.orchestration.jobs.sensors.REGISTERED_AT_ONCE", 5)
+    monkeypatch.setattr("topicberg.orchestration.jobs.tick_registrations.REGISTERED_AT_ONCE", 5)
     fleet.commit(*range(TOPICS))
     runs = fleet.live(5)
     assert [len(each) for each in runs] == [5, 5, 2]

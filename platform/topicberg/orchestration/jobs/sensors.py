@@ -10,36 +10,38 @@ of the same partitions is one run, unless the last one failed.
 
 A tick costs what changed. It loads tables whose writer reports another snapshot than at the last
 look, those whose runs have ended, and a few others in turn: no writer reports maintenance, or an
-operator's rollback. :mod:`.jobs.watches` has what is watched, :mod:`.jobs.changes` what changed.
+operator's rollback.
+
+===============================  ==================================================
+:mod:`.jobs.watches`             what is watched
+:mod:`.jobs.changes`             what changed in a table
+:mod:`.jobs.requested_runs`      how the runs are that earlier ticks requested
+:mod:`.jobs.tick_computations`   the runs that compute partitions
+:mod:`.jobs.tick_registrations`  what a tick registers, and the runs for the others
+===============================  ==================================================
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import repeat
 
 import dagster as dg
-from dagster import AssetMaterialization, AssetObservation, DagsterRunStatus
+from dagster import AssetMaterialization, AssetObservation
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table as IcebergTable
 
 from topicberg import kafka
-from topicberg.dagster import BACKGROUND
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import (
-    RANGE_END,
-    RANGE_START,
     Span,
-    described_range,
 )
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.assets.topics import (
@@ -47,29 +49,22 @@ from topicberg.orchestration.assets.topics import (
     kafka_data_version,
     kafka_metadata,
 )
-from topicberg.orchestration.checks.adapter import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.jobs.changes import BATCH_SECONDS, Tick, advance
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
-from topicberg.orchestration.jobs.schedules import run_with_key, skip_if_unavailable
+from topicberg.orchestration.jobs.requested_runs import RequestedRuns
+from topicberg.orchestration.jobs.schedules import skip_if_unavailable
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_ATTEMPTS,
     RunState,
     TableCursor,
-    is_moved,
-    move,
-    register,
     settle_registration,
-    share,
-    wants_move,
-    wants_registration,
 )
-from topicberg.orchestration.jobs.snapshot_store import SENSOR, Position, begin, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, begin, load
+from topicberg.orchestration.jobs.tick_computations import Computations
+from topicberg.orchestration.jobs.tick_registrations import Registrations
 from topicberg.orchestration.jobs.watches import (
-    HOURS,
-    TABLES,
     TableWatch,
-    listed_tables,
     watches,
 )
 from topicberg.orchestration.resources import Lakehouse
@@ -89,19 +84,6 @@ SWEEP = 20
 """Tables that a tick loads in turn, whether or not anything says that they changed."""
 MAX_SILENT = 3
 """After so many tables whose services did not answer, a tick asks for no further ones."""
-REGISTERED_AT_ONCE = 100
-"""Tables that one run registers at most; what changes meanwhile is registered by the next run."""
-REGISTRATION_SECONDS = 900
-"""A run that registers for longer is ended: the tables that it left are registered by the next."""
-CHECK_SECONDS, CHECK_SHARE = 60, 10
-"""Between two runs that check the tables that ticks registered; and if they take long, they take at
-most a tenth of the time."""
-_FINISHED: dict[DagsterRunStatus, RunState] = {
-    DagsterRunStatus.SUCCESS: "succeeded",
-    DagsterRunStatus.FAILURE: "failed",
-    DagsterRunStatus.CANCELED: "failed",
-    DagsterRunStatus.NOT_STARTED: "missing",
-}
 
 
 def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.SensorDefinition:
@@ -171,21 +153,16 @@ class _Evaluation:
         registrar: Registrar,
     ) -> None:
         self.registrar = registrar
-        self.context, self.instance = context, context.instance
+        self.context = context
         self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
         self.watched, self.signals = watched, signals
         location = location_of_sensor(context)
         self.position = Position.parse(context.cursor) or begin()
-        self.cursors = load(self.instance, self.position, watched, location)
-        self.runs: dict[str, dg.DagsterRun | None] = {}
-        self.changed: dict[str, TableCursor] = {}
+        self.cursors = Cursors(load(context.instance, self.position, watched, location))
+        self.runs = RequestedRuns(context.instance)
+        self.computations = Computations()
         self.events: list[AssetMaterialization | AssetObservation] = []
-        self.requests: list[dg.RunRequest] = []
-        self.computations: list[tuple[TableWatch, str, Span]] = []
-        """What tables want to have computed, and by which runs: watch, run key, partitions."""
         self.problems: dict[str, Exception] = {}
-        self.postponed: set[str] = set()
-        """What this tick had no time to register, and the next one registers."""
 
     def run(self) -> dg.SensorResult | dg.SkipReason:
         """:raises Exception: a table could not be inspected, and nothing happened to the others"""
@@ -193,31 +170,34 @@ class _Evaluation:
         looks_back = now - self.position.looked_back_at >= LOOKING_BACK_SECONDS
         due = [*self._due(now, looks_back)]
         self._look_at(due, now, began)
-        self._look_at([*self._joining(due)], now, began, self._requested_spans())
-        self._request_computations()
-        self._move_pointers(now)
-        registrations = self.position.registrations + self._register()
-        position = self._check(now)
+        looked_at = {watch.name for watch in due}
+        joining = self.computations.joining(self.watched.values())
+        others = [watch for watch in joining if watch.name not in looked_at]
+        self._look_at(others, now, began, self.computations.spans())
+        requests = self.computations.requests(self.cursors)
+        registrations = Registrations(self.watched, self.cursors, self.position, self.runs)
+        self.events += registrations.move_pointers(self.registrar, self.context.log, now)
+        runs = registrations.registration_run(), registrations.check_run(now)
+        requests += [run for run in runs if run]
         for name, error in self.problems.items():
             self.context.log.error(f"{name}: {safe(error)}")
-        idle = not (self.changed or self.events or self.requests)
+        idle = not (self.cursors.changed or self.events or requests)
         if idle and self.problems:
             raise next(iter(self.problems.values()))
         stored = not self.position.changed  # else the next tick's cursor is small again
         if idle and stored and not looks_back and self.context.cursor:
-            return dg.SkipReason(self._idle())
-        position = position.model_copy(
+            return dg.SkipReason(_idle_reason(self.cursors))
+        position = registrations.position.model_copy(
             update={
-                "changed": self.changed,
-                "looked_back_at": now if looks_back else position.looked_back_at,
-                "registrations": registrations,
+                "changed": self.cursors.changed,
+                "looked_back_at": now if looks_back else self.position.looked_back_at,
             }
         )
         return dg.SensorResult(
-            run_requests=self.requests,
+            run_requests=requests,
             asset_events=self.events,
             cursor=position.model_dump_json(exclude_defaults=True),
-            skip_reason=self._idle() if idle else None,
+            skip_reason=_idle_reason(self.cursors) if idle else None,
         )
 
     def _look_at(
@@ -243,46 +223,26 @@ class _Evaluation:
                 if silent >= MAX_SILENT or time.monotonic() - began > BATCH_SECONDS:
                     break
 
-    def _requested_spans(self) -> dict[str, set[Span]]:
-        """Return the partitions that this tick has requested so far, by job."""
-        requested: dict[str, set[Span]] = {}
-        for watch, _, span in self.computations:
-            requested.setdefault(watch.job, set()).add(span)
-        return requested
-
-    def _joining(self, due: Iterable[TableWatch]) -> Iterator[TableWatch]:
-        """Yield what else follows from the tables for which this tick requests runs.
-
-        :param due: at which it has looked
-        """
-        requested = {(watch.job, watch.origin.name) for watch, _, _ in self.computations}
-        looked_at = {watch.name for watch in due}
-        for watch in self.watched.values():
-            if (watch.job, watch.origin.name) in requested and watch.name not in looked_at:
-                yield watch
-
     def _due(self, now: float, looks_back: bool) -> Iterator[TableWatch]:
         """Yield the tables to load, beginning with another one in each tick."""
         due = [each for each in self.watched.values() if each.reported or looks_back]
         first = int(now // INTERVAL_SECONDS) * SWEEP % max(len(due), 1)
         for place, watch in enumerate([*due[first:], *due[:first]]):
-            cursor = self.cursors.get(watch.name)
-            signal = self._signal(watch)
-            moved = signal is not None and (cursor is None or cursor.signal != signal)
-            if place < SWEEP or moved or self._ended(watch, cursor):
+            cursor, signal = self._cursor(watch), self._signal(watch)
+            moved = signal is not None and cursor.signal != signal
+            if place < SWEEP or moved or self.runs.any_ended(watch, cursor):
                 yield watch
 
-    def _ended(self, watch: TableWatch, cursor: TableCursor | None) -> bool:
-        keys = _keys(cursor) if cursor else []
-        return any(self._state(watch, key) != "active" for key in keys)
+    def _cursor(self, watch: TableWatch) -> TableCursor:
+        return self.cursors.get(watch.name) or TableCursor(life=self.position.life)
 
     def _signal(self, watch: TableWatch) -> str | None:
         return self.signals.get(watch.origin.root.name) if watch.origin.reported else None
 
     def _before(self, watch: TableWatch) -> tuple[TableCursor, dict[str, RunState]]:
         """Return the cursor of a table, and how the runs are that were requested for it."""
-        cursor = self.cursors.get(watch.name) or TableCursor(life=self.position.life)
-        return cursor, {key: self._state(watch, key) for key in _keys(cursor)}
+        cursor = self._cursor(watch)
+        return cursor, self.runs.states(watch, cursor)
 
     def _look(
         self,
@@ -322,10 +282,8 @@ class _Evaluation:
         """Take note of it; what is wrong with a table stops no other."""
         if isinstance(look, Tick):
             self.events += look.events
-            if look.computation:
-                keys = look.computation.ranges
-                self.computations += zip(repeat(watch), keys, look.runs)
-            self._note(watch.name, look.cursor)
+            self.computations.add(watch, look)
+            self.cursors.note(watch.name, look.cursor)
             return
         cursor = settle_registration(*before)
         if look is None:
@@ -333,193 +291,30 @@ class _Evaluation:
         else:
             self.problems[watch.name] = look
         if watch.name in self.cursors:
-            self._note(watch.name, cursor)
+            self.cursors.note(watch.name, cursor)
 
-    def _note(self, name: str, cursor: TableCursor) -> None:
-        if cursor != self.cursors.get(name):
-            self.cursors[name] = self.changed[name] = cursor
 
-    def _request_computations(self) -> None:
-        """Request a run for each range of partitions, for all tables that want it."""
-        shared: dict[tuple[str, Span, str], list[tuple[TableWatch, str]]] = {}
-        for watch, key, span in self.computations:
-            alone = watch.name if self.cursors[watch.name].failures else ""
-            shared.setdefault((watch.job, span, alone), []).append((watch, key))
-        for (_, span, _), members in shared.items():
-            run_key = members[0][1]
-            for watch, key in members[1:]:
-                self._note(watch.name, share(self.cursors[watch.name], key, run_key))
-            self.requests.append(_computation(run_key, span, [watch for watch, _ in members]))
-
-    def _wanting(self, wants: Callable[[TableCursor], bool]) -> list[TableWatch]:
-        """Return the tables with registrations, the one first whose last one is the longest ago."""
-        found = [
-            (cursor.moved_at, name)
-            for name, watch in self.watched.items()
-            if watch.registrations and (cursor := self.cursors.get(name)) and wants(cursor)
-        ]
-        return [self.watched[name] for _, name in sorted(found)]
-
-    def _move_pointers(self, now: float) -> None:
-        """Register tables within this tick, as far as that only moves pointers."""
-        watched = [watch for watch in self._wanting(wants_move) if watch.pointers]
-        registered = self.registrar.register([table for each in watched for table in each.pointers])
-        for name, error in registered.failed.items():
-            self.context.log.warning(f"{name}: a run registers it, as this failed: {safe(error)}")
-        for watch in watched:
-            moved = {table.name for table in watch.pointers}
-            if moved <= registered.events.keys():
-                self.events += [
-                    event for name in sorted(moved) for event in registered.events[name]
-                ]
-                cursor = self.cursors[watch.name]
-                is_all = not watch.computed_registrations
-                self._note(watch.name, move(cursor, now, is_all=is_all))
-            elif not moved & registered.failed.keys():
-                self.postponed.add(watch.name)
-
-    def _register(self) -> int:
-        """Request a run that registers what this tick could not; return how many were requested."""
-        if any(cursor.registration for cursor in self.cursors.values()):
-            return 0
-        wanting = self._wanting(wants_registration)
-        chosen = [w for w in wanting if w.name not in self.postponed][:REGISTERED_AT_ONCE]
-        if not chosen:
-            return 0
-        keys: list[dg.AssetKey] = []
-        for watch in chosen:
-            done = watch.pointers and is_moved(self.cursors[watch.name])
-            keys += watch.computed_registrations if done else watch.registrations
-        run_key = self._run_key(REGISTRATION, self.position.registrations, chosen)
-        for watch in chosen:
-            self._note(watch.name, register(self.cursors[watch.name], run_key))
-        self._request(run_key, chosen, keys, {"dagster/priority": "2"})
-        return 1
-
-    def _check(self, now: float) -> Position:
-        """Request a run that checks what ticks registered; return the position with its number."""
-        unchecked = self._wanting(lambda cursor: cursor.unchecked)
-        before = self.position
-        if not unchecked or now - before.checked_at < CHECK_SECONDS:
-            return before
-        if before.checks_key:
-            if self._run_state(before.checks_key) == "active":
-                return before
-            took = self._seconds(before.checks_key)
-            if now - before.checked_at < CHECK_SHARE * took:
-                return before
-        run_key = self._run_key("checks", int(now), unchecked)
-        for watch in unchecked:
-            self._note(watch.name, self.cursors[watch.name].replace(unchecked=False))
-        self._request(run_key, unchecked, [], {BACKGROUND: "true"})
-        return before.model_copy(update={"checks_key": run_key, "checked_at": now})
-
-    def _run_key(self, kind: str, number: int, chosen: Iterable[TableWatch]) -> str:
-        """Return a key that no other selection of tables has.
-
-        Dagster launches no key twice: after a tick of which nothing was kept, another selection
-        needs another key.
-        """
-        selection = [(watch.name, self.cursors[watch.name].snapshot) for watch in chosen]
-        digest = hashlib.sha256(json.dumps(selection).encode()).hexdigest()[:12]
-        return f"{kind}:{self.position.life}-{number}-{digest}"
-
-    def _request(
-        self,
-        run_key: str,
-        chosen: Sequence[TableWatch],
-        keys: list[dg.AssetKey],
-        tags: Mapping[str, str],
-    ) -> None:
-        self.requests.append(
-            dg.RunRequest(
-                run_key=run_key,
-                job_name=REGISTER,
-                asset_selection=keys,
-                asset_check_keys=[key for watch in chosen for key in watch.registration_checks],
-                tags={
-                    KIND: REGISTRATION,
-                    TABLES: listed_tables([watch.origin.key("iceberg") for watch in chosen]),
-                    "dagster/max_runtime": str(REGISTRATION_SECONDS),
-                    **tags,
-                },
-            )
+def _idle_reason(cursors: Cursors) -> str:
+    """Return why a tick that did nothing did nothing."""
+    given_up = [
+        name
+        for name, cursor in cursors.items()
+        if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS
+    ]
+    if given_up:
+        shown, more = ", ".join(given_up[:5]), len(given_up) - 5
+        shown += f" and {more} more" if more > 0 else ""
+        return (
+            f"{MAX_ATTEMPTS} runs failed for {shown}; fix the cause, the next snapshot or a "
+            "manual materialization resumes it"
         )
-
-    def _state(self, watch: TableWatch, key: str) -> RunState:
-        """Return how a run is; of one that failed, whether it registered this table."""
-        state, run = self._run_state(key), self.runs[key]
-        if run and state == "failed" and key.startswith(f"{REGISTRATION}:"):
-            return "succeeded" if self._registered(watch, run) else "failed"
-        return state
-
-    def _run_state(self, key: str) -> RunState:
-        if key not in self.runs:
-            self.runs[key] = run_with_key(self.instance, key)
-        run = self.runs[key]
-        return _FINISHED.get(run.status, "active") if run else "missing"
-
-    def _seconds(self, key: str) -> float:
-        """Return how long a run took that has ended; 0: it never began."""
-        run = self.runs[key]
-        record = self.instance.get_run_record_by_id(run.run_id) if run else None
-        began, ended = (record.start_time, record.end_time) if record else (None, None)
-        return ended - began if began and ended else 0.0
-
-    def _registered(self, watch: TableWatch, run: dg.DagsterRun) -> bool:
-        selected = run.asset_selection  # None: the whole job
-        keys = [key for key in watch.registrations if selected is None or key in selected]
-        last = [self.instance.get_latest_materialization_event(key) for key in keys]
-        return all(event is not None and event.run_id == run.run_id for event in last)
-
-    def _idle(self) -> str:
-        given_up = [
-            name
-            for name, cursor in self.cursors.items()
-            if max(cursor.failures, cursor.registration_failures) >= MAX_ATTEMPTS
-        ]
-        if given_up:
-            shown, more = ", ".join(given_up[:5]), len(given_up) - 5
-            shown += f" and {more} more" if more > 0 else ""
-            return (
-                f"{MAX_ATTEMPTS} runs failed for {shown}; fix the cause, the next snapshot or a "
-                "manual materialization resumes it"
-            )
-        if any(cursor.request or cursor.registration for cursor in self.cursors.values()):
-            return "a run is under way"
-        return "no new snapshot"
+    if any(cursor.request or cursor.registration for cursor in cursors.values()):
+        return "a run is under way"
+    return "no new snapshot"
 
 
 def _now() -> float:
     return time.time()
-
-
-def _keys(cursor: TableCursor) -> list[str]:
-    """Return the keys of the runs that were requested."""
-    return [
-        key for wanted in (cursor.request, cursor.registration) if wanted for key in wanted.ranges
-    ]
-
-
-def _computation(run_key: str, span: Span, watched: Sequence[TableWatch]) -> dg.RunRequest:
-    """Return a run that computes a range of partitions of what follows from some tables."""
-    derived = list(dict.fromkeys(key for watch in watched for key in watch.derived))
-    return dg.RunRequest(
-        run_key=run_key,
-        job_name=watched[0].job,
-        asset_selection=derived,
-        asset_check_keys=list(
-            dict.fromkeys(key for watch in watched for key in watch.derived_checks)
-        ),
-        tags={
-            KIND: COMPUTATION,
-            TABLES: listed_tables(derived),
-            HOURS: described_range(span.first, span.last),
-            "dagster/priority": "1" if any(watch.reported for watch in watched) else "0",
-            RANGE_START: span.first,
-            RANGE_END: span.last,
-        },
-    )
 
 
 def _kafka_observation(

@@ -9,7 +9,7 @@ for the one before is ignored.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
@@ -39,6 +39,19 @@ class Position(BaseModel):
             return Position.model_validate_json(text) if text else None
         except ValidationError:
             return None
+
+
+class Cursors(dict[str, TableCursor]):
+    """The cursors of the tables by name, and those of them that a tick has changed."""
+
+    def __init__(self, cursors: Mapping[str, TableCursor]) -> None:
+        super().__init__(cursors)
+        self.changed: dict[str, TableCursor] = {}
+
+    def note(self, name: str, cursor: TableCursor) -> None:
+        """Replace the cursor of a table."""
+        if cursor != self.get(name):
+            self[name] = self.changed[name] = cursor
 
 
 def begin() -> Position:
