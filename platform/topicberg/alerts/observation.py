@@ -1,4 +1,4 @@
-"""What the evaluation of alerts gets to see. ``jobs/alerts.py`` reads it from Dagster."""
+"""What the evaluation of alerts gets to see. ``jobs/observation/`` reads it from Dagster."""
 
 from __future__ import annotations
 

@@ -51,12 +51,9 @@ from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
-from topicberg.orchestration.jobs.alerts import (
-    REST_SECONDS,
-    ObservationReader,
-    alert_sensor,
-)
+from topicberg.orchestration.jobs.alerts import REST_SECONDS, alert_sensor
 from topicberg.orchestration.jobs.checks import CHECK, check_schedule
+from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.status import TopicStatus, note_observation, write_status
@@ -502,7 +499,7 @@ def test_failed_run_of_deleted_assets_is_resolved(desk: Desk) -> None:
 def faults(
     desk: Desk, defs: dg.Definitions, state: AlertState
 ) -> tuple[AlertState, dict[str, Alert]]:
-    seen = ObservationReader(desk.instance, defs.get_repository_def()).observe(state)
+    seen = observe(desk.instance, defs.get_repository_def(), state)
     return evaluate(state, seen, "http://ui")
 
 
@@ -622,7 +619,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Write the status of the topic ``orders``, as the engine does."""
     spec = load_topic("stock_trades").model_copy(update={"name": "orders"})
     monkeypatch.setattr(
-        "topicberg.orchestration.jobs.alerts.specs_in_use", lambda _config: ([spec], None)
+        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: ([spec], None)
     )
 
     def write(error: str | None = None, seconds: float = 0.0) -> None:
@@ -675,7 +672,7 @@ def test_lag_is_sent_before_the_checks_run_and_resolved_by_the_status(
     limits = spec.checks.model_copy(update={"max_lag_records": 10})
     spec = spec.model_copy(update={"checks": limits, "freshness": None})
     monkeypatch.setattr(
-        "topicberg.orchestration.jobs.alerts.specs_in_use", lambda _config: ([spec], None)
+        "topicberg.orchestration.jobs.observation.specs_in_use", lambda _config: ([spec], None)
     )
     now = int(time.time() * 1000)
     status = TopicStatus(topic="orders", phase="RUNNING", committed_at_ms=now, lag={0: 30, 1: 2})

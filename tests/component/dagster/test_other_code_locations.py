@@ -29,8 +29,8 @@ from definitions import defs
 from topicberg.alerts.alert import AlertState
 from topicberg.alerts.evaluation import evaluate
 from topicberg.orchestration import Lakehouse, Spark, alert_sensor
-from topicberg.orchestration.jobs.alerts import ObservationReader
 from topicberg.orchestration.jobs.checks import CHECK
+from topicberg.orchestration.jobs.observation import observe
 from topicberg.orchestration.jobs.retention import retention_job
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.jobs.snapshot_cursor import TableCursor
@@ -195,7 +195,7 @@ def test_forgetting_leaves_events_of_other_assets(
 
 def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) -> None:
     shop = dg.Definitions(assets=[orders], jobs=[look], sensors=[alert_sensor()])
-    reader = ObservationReader(instance, shop.get_repository_def(), None, label(HERE))
+    repository = shop.get_repository_def()
     state = AlertState(runs_until=1.0)
     failed, queued = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.QUEUED
     run_in(instance, OTHER, failed)
@@ -204,7 +204,7 @@ def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) ->
     dg.materialize([stock], instance=instance)
     run_in(instance, OTHER)
     _sensor_state(instance, OTHER, "alerts")
-    seen = reader.observe(state)
+    seen = observe(instance, repository, state, location=label(HERE))
     assert seen.runs == []
     assert seen.queued is None
     assert seen.check_runs.ended_at is None
@@ -212,7 +212,7 @@ def test_alerts_tell_of_their_own_code_location(instance: dg.DagsterInstance) ->
     own = [run_in(instance, HERE, failed), run_in(instance, HERE, queued), run_in(instance, HERE)]
     by_command = dg.materialize([orders], instance=instance).run_id
     _sensor_state(instance, HERE, "alerts")
-    seen = reader.observe(state)
+    seen = observe(instance, repository, state, location=label(HERE))
     assert [run.id for run in seen.runs] == [own[0], own[2], by_command]
     assert seen.queued
     assert (seen.queued.count, seen.queued.oldest) == (1, own[1])
@@ -232,10 +232,11 @@ def test_tables_that_another_project_has_as_well_are_an_alert(
     instance: dg.DagsterInstance,
 ) -> None:
     shop = dg.Definitions(assets=[orders, stock], sensors=[alert_sensor()])
-    reader = ObservationReader(instance, shop.get_repository_def(), None, label(HERE))
+    repository, first = shop.get_repository_def(), AlertState()
 
     def shared() -> dict[str, str]:
-        _, faults = evaluate(AlertState(), reader.observe(AlertState()), "http://ui")
+        seen = observe(instance, repository, first, location=label(HERE))
+        _, faults = evaluate(first, seen, "http://ui")
         return {key: alert.what for key, alert in faults.items() if key.startswith("shared")}
 
     for location in (HERE, OTHER):

@@ -15,7 +15,7 @@ from memory_instance import memory_instance
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.evaluation import evaluate
 from topicberg.errors import SpecError
-from topicberg.orchestration.jobs.alerts import ObservationReader
+from topicberg.orchestration.jobs.observation import observe
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.topics.kept import KnownSpecs, build_with_kept, specs_in_use
@@ -117,27 +117,30 @@ def test_specs_that_do_not_fit_keep_all_the_last(config: Settings) -> None:
     assert build_with_kept(config, build) == ([1, 1], "parameters.totals: unknown field")
 
 
-def alerts(reader: ObservationReader) -> list[Alert]:
+def alerts(
+    instance: dg.DagsterInstance, repository: dg.RepositoryDefinition, wrong: str | None = None
+) -> list[Alert]:
     state = AlertState()
-    return list(evaluate(state, reader.observe(state), "http://ui")[1].values())
+    seen = observe(instance, repository, state, wrong)
+    return list(evaluate(state, seen, "http://ui")[1].values())
 
 
 def test_invalid_spec_is_one_alert_that_quotes_it(
     config: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topicberg.orchestration.jobs.alerts.settings", lambda: config)
+    monkeypatch.setattr("topicberg.orchestration.jobs.observation.settings", lambda: config)
     repository = dg.Definitions().get_repository_def()
     with memory_instance() as instance:
-        assert not alerts(ObservationReader(instance, repository))
+        assert not alerts(instance, repository)
         write(config, "orders", "many")
         write(config, "clicks", "few")
-        (alert,) = alerts(ObservationReader(instance, repository))
+        (alert,) = alerts(instance, repository)
         assert "orders.yaml: partitions: must be a valid integer" in alert.what
         assert "clicks.yaml" in alert.what
         assert "`topicberg topics validate`" in (alert.remediation or "")
         for name in ("orders", "clicks"):
             write(config, name, 1)
-        (alert,) = alerts(ObservationReader(instance, repository, "orders.yaml: it was wrong"))
+        (alert,) = alerts(instance, repository, "orders.yaml: it was wrong")
         assert "reload the code location" in (alert.remediation or "")
 
 

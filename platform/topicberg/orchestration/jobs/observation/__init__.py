@@ -1,0 +1,65 @@
+"""Reads an :class:`topicberg.alerts.observation.Observation` from a Dagster instance, the specs and
+the engine's statuses.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from topicberg.alerts.observation import Observation
+from topicberg.orchestration.jobs.observation.automations import automations, shared_tables
+from topicberg.orchestration.jobs.observation.checks import failed_checks, stale_assets
+from topicberg.orchestration.jobs.observation.runs import (
+    active_runs,
+    check_runs,
+    ended_runs,
+    materialized_at,
+    queued_runs,
+)
+from topicberg.settings import settings
+from topicberg.topics.kept import specs_in_use
+
+if TYPE_CHECKING:
+    from topicberg.alerts.alert import AlertState
+
+
+def observe(
+    instance: dg.DagsterInstance,
+    repository: dg.RepositoryDefinition,
+    state: AlertState,
+    wrong: str | None = None,
+    location: str | None = None,
+) -> Observation:
+    """Read what is there now.
+
+    :param state: that of the last evaluation: until when ended runs were read
+    :param wrong: the mistakes in the topic specs when the code location was loaded
+    :param location: the code location, whose runs are read; None: those of the instance
+    """
+    now, config, graph = datetime.now(UTC), settings(), repository.asset_graph
+    runs, until = ended_runs(instance, repository, location, state, now)
+    specs, spec_errors = specs_in_use(config)
+    return Observation(
+        at=now,
+        check_runs=check_runs(instance, repository, config, location),
+        assets=frozenset(key.to_user_string() for key in graph.get_all_asset_keys()),
+        owners={
+            key.to_user_string(): tuple(owners)
+            for key in graph.get_all_asset_keys()
+            if (owners := graph.get(key).owners)
+        },
+        failed_checks=[*failed_checks(instance, repository, config, specs, now)],
+        stale_assets=[*stale_assets(instance, repository)],
+        runs=runs,
+        materialized=materialized_at(instance, state),
+        runs_until=until,
+        queued=queued_runs(instance, location),
+        active=[*active_runs(instance)],
+        automations=[*automations(instance, repository, location)],
+        shared=[*shared_tables(instance, repository, location, now)],
+        spec_errors=spec_errors,
+        spec_errors_at_load=wrong,
+    )

@@ -1,0 +1,152 @@
+"""The checks that fail, and the assets that are stale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import dagster as dg
+
+from topicberg.alerts.observation import FailedCheck, StaleAsset
+from topicberg.checks.finding import Finding
+from topicberg.checks.topic import ENGINE_CHECK, check_engine, status_findings
+from topicberg.orchestration.checks.evaluations import Evaluation, last_evaluations
+from topicberg.settings import Settings
+from topicberg.tableflow.status import TopicStatus, observed_at, read_status, status_file
+from topicberg.topics import TopicSpec
+
+OBSERVED_SECONDS = 30.0
+"""The statuses of an engine that has not read the ends of the logs for longer are not judged."""
+_EXPLAINING = ("freshness", "up_to_date")
+"""Names of checks that say why their asset is stale."""
+
+
+def failed_checks(
+    instance: dg.DagsterInstance,
+    repository: dg.RepositoryDefinition,
+    config: Settings,
+    specs: Iterable[TopicSpec],
+    now: datetime,
+) -> Iterator[FailedCheck]:
+    """Yield the checks whose last evaluation failed, or that fail by the engine's statuses."""
+    keys = repository.asset_graph.asset_check_keys
+    statuses = _statuses(config, specs)
+    current = _engine_findings(keys, statuses, now)
+    stored = last_evaluations(instance, keys)
+    outdated = {
+        f"{key.asset_key.to_user_string()}:{key.name}"
+        for key, finding in current.items()
+        if finding.passed and key in stored and not stored[key].finding.passed
+    }
+    for key, finding in current.items():
+        if not finding.passed:
+            yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
+    early = _early_findings(keys, config, statuses, stored, now)
+    for key, finding in early.items():
+        if not finding.passed:
+            yield FailedCheck(key.asset_key.to_user_string(), key.name, finding, is_early=True)
+    for key, evaluation in stored.items():
+        finding = evaluation.finding
+        if key in early and (finding.passed or early[key].passed):
+            continue  # the status is newer
+        # The next run of the checks says whether what followed from the engine's failure is
+        # resolved as well.
+        if finding.passed or key in current or finding.cause in outdated:
+            continue
+        if finding.since is None and (of := evaluation.event.target_materialization_data):
+            finding = replace(finding, since=datetime.fromtimestamp(of.timestamp, UTC))
+        yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
+
+
+def stale_assets(
+    instance: dg.DagsterInstance, repository: dg.RepositoryDefinition
+) -> Iterator[StaleAsset]:
+    """Yield the assets past their freshness policies."""
+    graph = repository.asset_graph
+    keys = [key for key in graph.get_all_asset_keys() if graph.get(key).freshness_policy]
+    stale = {
+        key: record
+        for key, record in instance.get_freshness_state_records(keys).items()
+        if record.freshness_state.value in ("WARN", "FAIL")
+    }
+    checks = {
+        key: [
+            check
+            for name in _EXPLAINING
+            if (check := dg.AssetCheckKey(key, name)) in graph.asset_check_keys
+        ]
+        for key in stale
+    }
+    every = {check for of_asset in checks.values() for check in of_asset}
+    evaluated = last_evaluations(instance, every)
+    for key, record in stale.items():
+        yield StaleAsset(
+            asset=key.to_user_string(),
+            severity="error" if record.freshness_state.value == "FAIL" else "warning",
+            since=record.updated_at,
+            checks=tuple(
+                evaluated[check].at if check in evaluated else None for check in checks[key]
+            ),
+        )
+
+
+def _statuses(config: Settings, specs: Iterable[TopicSpec]) -> list[tuple[TopicSpec, TopicStatus]]:
+    """Return the topics of which an engine on this machine reports something, and what."""
+    if not config.own_engine:
+        return []
+    return [
+        (spec, read_status(config, spec.name))
+        for spec in specs
+        if status_file(config, spec.name).exists()
+    ]
+
+
+def _engine_findings(
+    keys: Set[dg.AssetCheckKey],
+    statuses: Iterable[tuple[TopicSpec, TopicStatus]],
+    now: datetime,
+) -> dict[dg.AssetCheckKey, Finding]:
+    """Return what the engine reports now, of the topics that have a check of it.
+
+    The stored results of that check are as old as the last run of the checks.
+    """
+    findings: dict[dg.AssetCheckKey, Finding] = {}
+    for spec, status in statuses:
+        key = _check_key(spec, ENGINE_CHECK)
+        if key in keys:
+            findings[key] = check_engine(spec, status, now)
+    return findings
+
+
+def _early_findings(
+    keys: Set[dg.AssetCheckKey],
+    config: Settings,
+    statuses: Iterable[tuple[TopicSpec, TopicStatus]],
+    stored: Mapping[dg.AssetCheckKey, Evaluation],
+    now: datetime,
+) -> dict[dg.AssetCheckKey, Finding]:
+    """Return what the engine's statuses say of other checks, where that differs from the last
+    evaluation and is newer: the checks run every five minutes.
+    """
+    findings: dict[dg.AssetCheckKey, Finding] = {}
+    observed = observed_at(config) or 0.0
+    if now.timestamp() - observed > OBSERVED_SECONDS:
+        return findings
+    for spec, status in statuses:
+        for name, finding in status_findings(spec, status, now):
+            key = _check_key(spec, name)
+            if key not in keys:
+                continue
+            last = stored.get(key)
+            if last is None or last.finding.passed:
+                if not finding.passed:
+                    findings[key] = finding
+            elif finding.passed and observed > last.at.timestamp():
+                findings[key] = finding
+    return findings
+
+
+def _check_key(spec: TopicSpec, name: str) -> dg.AssetCheckKey:
+    """Return the key of a check of a topic's table."""
+    return dg.AssetCheckKey(dg.AssetKey(["iceberg", spec.table_name]), name)
