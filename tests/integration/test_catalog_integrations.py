@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from snowflake.connector.errors import ProgrammingError
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.catalogs.snowflake.statements import create_table
-from topicberg.deploy.context import CLUSTER, DeployContext, open_context
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext, open_context
 from topicberg.deploy.resource import Live, Resource, compare
 from topicberg.deploy.snowflake.integrations import (
     INTEGRATOR,
@@ -44,8 +46,7 @@ def make_context(stack: Endpoints) -> Iterator[MakeContext]:
     def make(catalog: str) -> DeployContext:
         update: dict[str, Any] = {"prefix": "kinds", "snowflake_catalog": catalog}
         config = Settings.model_validate(settings().model_dump() | update)
-        context = open_context(config, LOGIN)
-        context.sleep = lambda _: None
+        context = replace(open_context(config, LOGIN), sleep=lambda _: None)
         context.remember(CLUSTER, Live("lkc-kinds"))
         made.append(context)
         return context
@@ -96,7 +97,7 @@ def test_glues_rest_api_is_verified(make_context: MakeContext) -> None:
     created(Integration("snowflake/integration", name), context)
     with pytest.raises(TopicbergError, match="lkc-kinds"):  # no such database yet
         _verify_at_once(context, name)
-    glue = context.aws("glue")
+    glue = context.aws.client("glue")
     glue.create_database(DatabaseInput={"Name": "lkc-kinds"})
     try:
         _verify_at_once(context, name)

@@ -149,7 +149,7 @@ def _kill_create(after: int) -> None:
 
 
 def _ours(context: DeployContext) -> list[dict[str, object]]:
-    keys = context.cloud.pages("/iam/v2/api-keys")
+    keys = context.confluent.cloud.pages("/iam/v2/api-keys")
     return [key for key in keys if key["spec"]["display_name"].endswith("(topicberg)")]
 
 
@@ -173,7 +173,7 @@ def test_create_through_faults_and_kills_leaves_no_difference(
 
     context, graph = platform.open()
     for path in ("/org/v2/environments", "/iam/v2/service-accounts"):
-        names = [one["display_name"] for one in context.cloud.pages(path)]
+        names = [one["display_name"] for one in context.confluent.cloud.pages(path)]
         assert len(names) == len(set(names)), "a duplicate"
     assert len(_ours(context)) == sum(isinstance(one, RotatingKey) for one in graph)
 
@@ -202,25 +202,25 @@ def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None
     context, graph = deployed.open()
     engine.plan(graph, context)
     account = context.need("confluent/service_account/app_consumer").id
-    context.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
+    context.confluent.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
     binding = "confluent/role_binding/stock_trades_connector_subject"
-    context.cloud.delete(f"/iam/v2/role-bindings/{context.need(binding).id}")
+    context.confluent.cloud.delete(f"/iam/v2/role-bindings/{context.need(binding).id}")
     access = next(one for one in graph if one.key == "confluent/acl/stock_trades_app_producer")
     access.delete(context, context.need(access.key))
     connector = context.need("confluent/connector/stock_trades")
-    context.cloud.put(
+    context.confluent.cloud.put(
         f"/connect/v1/environments/{context.environment}/clusters/{context.cluster}"
         "/connectors/SampleSourceConnector/pause"
     )
     assert connector.fields["state"] == "RUNNING"
-    dead = context.active_key("key/kafka_app_consumer").id
-    context.cloud.delete(f"/iam/v2/api-keys/{dead}")
+    dead = context.confluent.active_key("key/kafka_app_consumer").id
+    context.confluent.cloud.delete(f"/iam/v2/api-keys/{dead}")
     by_hand = {
         "Effect": "Allow",
         "Principal": {"Service": "glue.amazonaws.com"},
         "Action": "sts:AssumeRole",
     }
-    context.aws("iam").update_assume_role_policy(
+    context.aws.client("iam").update_assume_role_policy(
         RoleName=context.names.tableflow_role, PolicyDocument=json.dumps(document(by_hand))
     )
     warehouse = context.config.snowflake_name("warehouse")
@@ -245,7 +245,7 @@ def test_drift_at_each_vendor_is_planned_and_removed(deployed: Platform) -> None
 def test_rotate_three_times_keeps_each_key_working(deployed: Platform) -> None:
     context, graph = deployed.open()
     engine.plan(graph, context)
-    before: list[ApiKey] = [context.active_key("key/cloud")]
+    before: list[ApiKey] = [context.confluent.active_key("key/cloud")]
     slots = [_active_slot(context)]
     for _ in range(3):
         context, _ = deployed.open()
@@ -254,11 +254,11 @@ def test_rotate_three_times_keeps_each_key_working(deployed: Platform) -> None:
             assert rotate(graph, context, reported.append, force=True) == 7
         assert not any(key.secret.get_secret_value() in "".join(reported) for key in before)
         engine.plan(graph, context)
-        before.append(context.active_key("key/cloud"))
+        before.append(context.confluent.active_key("key/cloud"))
         slots.append(_active_slot(context))
     assert len({key.id for key in before}) == 4
     for key in before:  # none is older than a period, so each still works
-        Api(context.cloud.url, key.id, key.secret).get("/org/v2/environments")
+        Api(context.confluent.cloud.url, key.id, key.secret).get("/org/v2/environments")
     assert slots in (["1", "2", "1", "2"], ["2", "1", "2", "1"])
     current = context.secrets.read(context.names.confluent_secret("cloud"))
     assert current == {
@@ -320,7 +320,7 @@ def _exposed(path: Path, folder: Path) -> bytes | None:
 def _secret_values(context: DeployContext) -> set[str]:
     """Return every secret of the deployment, of active keys and of earlier ones."""
     found: set[str] = set()
-    for one in context.aws("secretsmanager").list_secrets()["SecretList"]:
+    for one in context.aws.client("secretsmanager").list_secrets()["SecretList"]:
         for version in context.secrets.versions(one["Name"]):
             values = context.secrets.read(one["Name"], version.id) or {}
             for name, value in values.items():
@@ -355,9 +355,9 @@ def test_delete_without_confirmation_deletes_nothing(deployed: Platform) -> None
 def test_delete_after_a_lost_key_leaves_nothing(deployed: Platform) -> None:
     context, graph = deployed.open()
     engine.plan(graph, context)
-    for key in context.cloud.pages("/iam/v2/api-keys"):
+    for key in context.confluent.cloud.pages("/iam/v2/api-keys"):
         if "tableflow (topicberg)" in key["spec"]["display_name"]:
-            context.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
+            context.confluent.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
     with context.snowflake() as session:  # as derived assets do
         session.run(_foreign_table(context), "SYSADMIN")
     with deployed.failing():
@@ -366,5 +366,5 @@ def test_delete_after_a_lost_key_leaves_nothing(deployed: Platform) -> None:
     context, graph = deployed.open()
     assert engine.existing(graph, context, lambda *_: None) == []
     assert _ours(context) == []
-    secrets = context.aws("secretsmanager").list_secrets()["SecretList"]
+    secrets = context.aws.client("secretsmanager").list_secrets()["SecretList"]
     assert [one["Name"] for one in secrets if context.names.prefix in one["Name"]] == []

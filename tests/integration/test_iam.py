@@ -94,9 +94,13 @@ def job_role(enforced: Account) -> Any:
     """S3 with the keys of a job run of EMR Serverless, as the policy of its role allows it."""
     names = SimpleNamespace(namespace=str)
     no_keys = dict.fromkeys(("bucket_kms_key_arn", "glue_kms_key_arn", "secrets_kms_key_arn"))
-    config = SimpleNamespace(**no_keys)
-    place = {"region": REGION, "account": ACCOUNT, "namespace": "lkc-1", "specs": []}
-    context: Any = SimpleNamespace(**BUCKETS, **place, names=names, config=config)
+    context: Any = SimpleNamespace(
+        aws=SimpleNamespace(**BUCKETS, account=ACCOUNT),
+        config=SimpleNamespace(**no_keys, aws_region=REGION),
+        names=names,
+        namespace="lkc-1",
+        specs=[],
+    )
     iam, s3 = enforced.client("iam"), enforced.client("s3")
     root = f"arn:aws:iam::{ACCOUNT}:user/root"
     iam.create_role(RoleName="job", AssumeRolePolicyDocument=trust(root))

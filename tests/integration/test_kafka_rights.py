@@ -25,7 +25,8 @@ from waiting import wait_until
 from topicberg import kafka
 from topicberg.deploy import engine
 from topicberg.deploy.confluent.kafka import Acl
-from topicberg.deploy.context import CLUSTER, ENVIRONMENT, REGISTRY, DeployContext, open_context
+from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, REGISTRY
+from topicberg.deploy.context import DeployContext, open_context
 from topicberg.deploy.platform import CONNECTOR_ACL, binding, resources
 from topicberg.deploy.resource import Resource
 from topicberg.endpoints import Endpoints
@@ -64,7 +65,7 @@ class Deployment:
         engine.create(self.graph, self.context, lambda *_: None)
         login = KafkaLogin(auth="plain", security_protocol="SASL_PLAINTEXT")
         keys = {
-            role: self.context.active_key(f"key/kafka_{role}")
+            role: self.context.confluent.active_key(f"key/kafka_{role}")
             for role in ("app_consumer", "app_producer", "app_manager")
         }
         logins = {

@@ -197,7 +197,7 @@ def test_deploy_sets_the_level_and_explains_a_refusal(topic: Topic) -> None:
             return super().request(method, f"/apis/{prefix}{path}", **options)
 
     api = Registry(root, "none", SecretStr("none"))
-    context = cast("DeployContext", SimpleNamespace(registry=api))
+    context = cast("DeployContext", SimpleNamespace(confluent=SimpleNamespace(registry=api)))
 
     def subject(level: str | None) -> RegistrySubject:
         name = topic.spec.value_subject

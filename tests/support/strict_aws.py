@@ -90,24 +90,25 @@ class Account:
     def context(self, role: str, **changes: Any) -> DeployContext:
         """Return the part of a deploy context that reads AWS."""
         session = self.session(role)
-        given = {"deployment": "cloud", "prefix": "demo", **changes}
+        given = {"deployment": "cloud", "prefix": "demo", "aws_region": REGION, **changes}
         config = Settings.model_validate(given)
         specs = [one for one in load_topics(config) if one.name == "stock_trades"]
-        context = SimpleNamespace(
-            aws=lambda service: session.client(service, endpoint_url=self.url),
-            config=config,
-            specs=specs,
-            names=Names("demo"),
-            tags={"topicberg": "demo"},
-            live={},
+        aws = SimpleNamespace(
+            client=lambda service: session.client(service, endpoint_url=self.url),
             account=ACCOUNT,
-            region=REGION,
-            deploy=SimpleNamespace(admin_user_secrets_root_path=None, profile=None),
-            deploy_on_aws=True,
-            namespace="lkc-1",
+            tags={"topicberg": "demo"},
             bucket="lake",
             derived_bucket="lake-derived",
             role_arn=lambda name: f"arn:aws:iam::{ACCOUNT}:role/{name}",
+        )
+        context = SimpleNamespace(
+            aws=aws,
+            config=config,
+            specs=specs,
+            names=Names("demo"),
+            live={},
+            deploy=SimpleNamespace(admin_user_secrets_root_path=None, profile=None),
+            namespace="lkc-1",
         )
         return cast(DeployContext, context)
 

@@ -142,7 +142,7 @@ class Vendors:
             config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, 0.1))
         )
         if self.deployer is not None:
-            context.__dict__["_aws_session"] = self.deployer
+            context.aws.session = self.deployer
         return context, resources(config, specs)
 
     def create(self, *topics: str, **changes: Any) -> DeployContext:

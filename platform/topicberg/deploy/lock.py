@@ -230,9 +230,8 @@ def exclusive(context: DeployContext, wait_seconds: float = 0.0) -> Iterator[Non
     me = uuid.uuid4().hex
     folder = context.config.state_dir / "deploy-locks"
     with _alive(folder / me):
-        lease = Lease(
-            context.new_client("ssm"), context.names.lock, me, lambda holder: _ended(folder, holder)
-        )
+        client = context.aws.new_client("ssm")
+        lease = Lease(client, context.names.lock, me, lambda holder: _ended(folder, holder))
         deadline = time.monotonic() + wait_seconds
         while not lease.acquire():
             if time.monotonic() >= deadline:

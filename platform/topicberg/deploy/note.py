@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from topicberg.deploy.aws.emr import runtime_settings
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.files import replace_file
 from topicberg.settings import (
     DEPLOYED_EMR,

@@ -59,12 +59,12 @@ def manual_steps(context: DeployContext) -> list[str]:
     derived = deploy.catalog_derived_name
     of_derived = [
         f"create an internal catalog {derived}: storage provider S3, default base location "
-        f"s3://{context.derived_bucket}/, the same S3 role ARN and external ID"
+        f"s3://{context.aws.derived_bucket}/, the same S3 role ARN and external ID"
     ]
     catalogs = f"{name} and of {derived}" if derived else name
     return [
         f"create an external catalog {name}: storage provider S3, default base location "
-        f"s3://{context.bucket}/, S3 role ARN {context.role_arn(role)}, "
+        f"s3://{context.aws.bucket}/, S3 role ARN {context.aws.role_arn(role)}, "
         "external ID of your choice",
         *(vending if config.snowflake_vended_credentials else ()),
         *(of_derived if derived else ()),

@@ -27,7 +27,7 @@ from topicberg.deploy.confluent.kafka import Acl, KafkaTopic, RegistrySubject
 from topicberg.deploy.confluent.keys import KeyKind, RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, Environment, SchemaRegistry
 from topicberg.deploy.confluent.tableflow import TableflowTopic
-from topicberg.deploy.context import CLUSTER, ENVIRONMENT, REGISTRY
+from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, REGISTRY
 from topicberg.deploy.resource import Resource
 from topicberg.deploy.snowflake.integrations import (
     Integration,

@@ -27,14 +27,14 @@ Command = Literal["plan", "create"]
 
 def check_confluent(context: DeployContext, before: Command | None) -> None:
     """:raises TopicbergError: the key is refused, or what has to exist does not"""
-    organization(context.cloud)
+    organization(context.confluent.cloud)
     if before:  # to delete the rest, it need not exist any more
         check_given(context)
 
 
 def check_aws(context: DeployContext) -> None:
     """:raises TopicbergError: the account is of another partition"""
-    arn = str(context.aws("sts").get_caller_identity()["Arn"])
+    arn = str(context.aws.client("sts").get_caller_identity()["Arn"])
     partition = arn.split(":")[1]
     if partition != PARTITION:
         raise TopicbergError(
@@ -60,7 +60,7 @@ def check(context: DeployContext, before: Command | None = None) -> None:
         requests.append(
             ("Clients of catalogs", lambda: check_secrets(context.config, context.deploy))
         )
-    if before == "create" and context.deploy_on_aws:  # who plans may only read
+    if before == "create" and context.config.deployment == "cloud":  # who plans may only read
         requests += [
             ("AWS Lake Formation", lambda: check_deployer(context)),
             ("AWS IAM", lambda: check_permissions(context)),

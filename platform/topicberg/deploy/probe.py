@@ -52,7 +52,7 @@ class _Integration(SqlObject):
     owner = OWNER
 
     def definition(self, context: DeployContext) -> str:
-        region = context.region
+        region = context.config.aws_region
         return (
             "CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG CATALOG_NAMESPACE = 'probe' "
             f"REST_CONFIG = (CATALOG_URI = 'https://glue.{region}.amazonaws.com/iceberg' "

@@ -23,7 +23,7 @@ def manual_steps(context: DeployContext) -> list[str]:
     if live is not None and live.facts["phase"] == "CONNECTED":
         return []
     client, catalog = deploy.unity_client_id, deploy.unity_catalog
-    bucket = f"s3://{context.bucket}/"
+    bucket = f"s3://{context.aws.bucket}/"
     return [
         "enable external data access in the details of the metastore",
         f"create a storage credential and an external location for {bucket}, with an IAM role that "

@@ -30,7 +30,7 @@ def vendors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Vendors]:
 
 def terraform(vendors: Vendors) -> None:
     """Create what its configuration creates and `deploy` has too."""
-    cloud = vendors.open(prefix=USER)[0].cloud
+    cloud = vendors.open(prefix=USER)[0].confluent.cloud
     governance = {"package": "ESSENTIALS"}
     environment = cloud.post(
         "/org/v2/environments", {"display_name": USER, "stream_governance_config": governance}
@@ -111,7 +111,7 @@ def check_plan(vendors: Vendors) -> None:
 def check_create(vendors: Vendors) -> None:
     """It adopts, and keeps what others use."""
     context = vendors.create(*TOPICS, prefix=USER)
-    cloud = context.cloud
+    cloud = context.confluent.cloud
     assert len([*cloud.pages("/org/v2/environments")]) == 1
     (cluster,) = cloud.pages("/cmk/v2/clusters", environment=context.environment)
     assert cluster["spec"]["config"]["kind"] == "Basic"

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from pydantic import SecretStr
 from stackless import MALFORMED, NO_DELAYS, NOWHERE, Stackless
 
 from topicberg.clients.confluent import ApiError
-from topicberg.deploy import context as contexts
-from topicberg.deploy import engine
+from topicberg.deploy import confluent_apis, engine
 from topicberg.deploy.confluent import keys
 from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent.keys import RotatingKey
-from topicberg.deploy.context import ENVIRONMENT, DeployContext
+from topicberg.deploy.confluent_apis import ENVIRONMENT
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Action, Live, Resource
 from topicberg.deploy.rotate import rotate
@@ -144,7 +145,7 @@ def with_tableflow(
     context, graph = opened(server, catalog)
     context.config.tableflow_namespace = namespace
     account = "confluent/service_account/app_manager"
-    made = (ENVIRONMENT, contexts.CLUSTER, account, ADMIN, "key/tableflow")
+    made = (ENVIRONMENT, confluent_apis.CLUSTER, account, ADMIN, "key/tableflow")
     engine.create([one for one in graph if one.key in made], context, quiet)
     context.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
     return context, graph
@@ -163,7 +164,7 @@ def drift(server: Stackless) -> None:
     context, graph = opened(server)
     engine.plan(graph, context)
     account = context.need("confluent/service_account/app_consumer").id
-    context.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
+    context.confluent.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
     server.topics["stock_trades"]["partitions_count"] = 3
     server.topics["stock_trades"]["configs"] |= {"cleanup.policy": "compact", "retention.ms": "1"}
     server.connectors["SampleSourceConnector"]["state"] = "PAUSED"
@@ -301,7 +302,7 @@ def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
     assert catalogs["tci-1"]["spec"]["config"][field] == "a new one"
     again = opened(server, catalog)[0]  # another process
     again.deploy = context.deploy
-    for needed in (ENVIRONMENT, contexts.CLUSTER, "key/tableflow"):
+    for needed in (ENVIRONMENT, confluent_apis.CLUSTER, "key/tableflow"):
         again.remember(needed, context.need(needed))
     again.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
     assert engine.examine(integration, again).action is Action.KEEP
@@ -388,7 +389,7 @@ def test_catalog_integration_that_the_api_does_not_have_is_refused(
     context, _ = with_tableflow(server, "unity")
     spec = {"display_name": "x", **context.place, "config": config}
     with pytest.raises(ApiError, match=pointer):
-        context.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
+        context.confluent.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
 
 
 def test_second_integration_of_a_kind_and_another_kind_are_refused(server: Stackless) -> None:
@@ -397,13 +398,13 @@ def test_second_integration_of_a_kind_and_another_kind_are_refused(server: Stack
     secret = {"client_id": "i", "client_secret": "s"}
     unity = {"kind": "Unity", "workspace_endpoint": WORKSPACE, "catalog_name": "c", **secret}
     spec = {"display_name": "x", **context.place, "config": unity}
-    created = context.tableflow.post(path, {"spec": spec})
+    created = context.confluent.tableflow.post(path, {"spec": spec})
     assert "client_secret" not in created["spec"]["config"]
     with pytest.raises(ApiError, match="of kind Unity already"):
-        context.tableflow.post(path, {"spec": spec})
+        context.confluent.tableflow.post(path, {"spec": spec})
     change = {**context.place, "config": {"kind": "AwsGlue"}}
     with pytest.raises(ApiError, match="of kind Unity, which cannot change"):
-        context.tableflow.patch(f"{path}/{created['id']}", {"spec": change})
+        context.confluent.tableflow.patch(f"{path}/{created['id']}", {"spec": change})
 
 
 def test_delta_table_in_confluents_storage_is_refused(server: Stackless) -> None:
@@ -411,7 +412,7 @@ def test_delta_table_in_confluents_storage_is_refused(server: Stackless) -> None
     storage = {"storage": {"kind": "Managed"}, "table_formats": ["DELTA"]}
     spec = {"display_name": "stock_trades", **context.place, **storage}
     with pytest.raises(ApiError, match="Managed Storage"):
-        context.tableflow.post("/tableflow/v1/tableflow-topics", {"spec": spec})
+        context.confluent.tableflow.post("/tableflow/v1/tableflow-topics", {"spec": spec})
 
 
 CATALOG_INTEGRATION = "/tableflow/v1/catalog-integrations/{id}"
@@ -558,7 +559,7 @@ def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
     assert actions(deployed) == {}
     context, graph = opened(deployed)
     engine.plan(graph, context)
-    published = context.active_key("key/cloud").id
+    published = context.confluent.active_key("key/cloud").id
     assert published in key_ids(deployed) - before
     assert rotate(graph, context, quiet) == 0
     assert published in key_ids(deployed)
@@ -574,7 +575,7 @@ def test_new_keys_of_clusters_are_tried_again_after_a_minute(
     def long_pauses(change: Callable[[DeployContext, list[Resource]], Any]) -> list[float]:
         context, graph = opened(deployed)
         pauses.clear()
-        context.sleep = pauses.append
+        context = replace(context, sleep=pauses.append)
         change(context, graph)
         return [pause for pause in pauses if pause >= keys.SPREAD_SECONDS]
 
@@ -594,7 +595,7 @@ def test_an_orphan_is_deleted_once_no_list_can_lag(
     engine.plan(graph, context)
     key = next(one for one in graph if one.key == "key/cloud")
     assert isinstance(key, RotatingKey)
-    orphan = context.cloud.post("/iam/v2/api-keys", {"spec": key._spec(context)})["id"]
+    orphan = context.confluent.cloud.post("/iam/v2/api-keys", {"spec": key._spec(context)})["id"]
     assert actions(deployed) == {}
     monkeypatch.setattr(keys, "YOUNG", timedelta(0))
     assert actions(deployed) == {"key/cloud": "change"}
@@ -615,7 +616,7 @@ def test_the_judge_judges(server: Stackless, path: str, body: Any) -> None:
     """A request that is wrong in one thing is refused, whoever is behind it."""
     context, _ = opened(server)
     with pytest.raises(ApiError):
-        context.cloud.post(path, body)
+        context.confluent.cloud.post(path, body)
     assert server.asked[0].status in MALFORMED
 
 

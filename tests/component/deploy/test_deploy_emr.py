@@ -26,7 +26,8 @@ from python_project import write_project
 from topicberg.deploy import engine
 from topicberg.deploy.aws import archive, emr
 from topicberg.deploy.aws.bucket import LOG_DAYS
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.note import note
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource, Step
@@ -74,8 +75,13 @@ def opened(
         config = Settings.model_validate(given | changes)
         deploy = DeploySettings(confluent_api_key="K", confluent_api_secret=SecretStr("S"))
         specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
-        context = DeployContext(config, deploy, specs, live=dict(FACTS))
-        context.sleep = lambda seconds: time.sleep(min(seconds, 0.05))
+        context = DeployContext(
+            config,
+            deploy,
+            specs,
+            sleep=lambda seconds: time.sleep(min(seconds, 0.05)),
+            live=dict(FACTS),
+        )
         return context, [one for one in resources(config, specs) if one.key in KEYS]
 
     return opened
@@ -120,16 +126,16 @@ def test_create_makes_an_application_that_costs_nothing_idle(service: Any, opene
     assert "initialCapacity" not in found
     assert application.tags == {"topicberg": "demo"}
     assert planned(opened) == {}
-    rules = context.aws("s3").get_bucket_lifecycle_configuration(Bucket=context.compute_bucket)[
-        "Rules"
-    ]
+    rules = context.aws.client("s3").get_bucket_lifecycle_configuration(
+        Bucket=context.aws.compute_bucket
+    )["Rules"]
     expired = {one["Filter"]["Prefix"]: one["Expiration"] for one in rules if "Expiration" in one}
     assert expired == {folder: {"Days": LOG_DAYS} for folder in ("jobs/", "athena/")}
 
 
 def test_drift_of_the_workgroup_is_changed_in_place(service: Any, opened: Any) -> None:
     context = created(opened)
-    athena = context.aws("athena")
+    athena = context.aws.client("athena")
     updates = {"ResultConfigurationUpdates": {"OutputLocation": "s3://other/"}}
     athena.update_work_group(
         WorkGroup="demo_athena", ConfigurationUpdates=updates, State="DISABLED"
@@ -145,7 +151,7 @@ def test_drift_of_the_workgroup_is_changed_in_place(service: Any, opened: Any) -
 def test_capacity_and_release_change_in_place(service: Any, opened: Any) -> None:
     context = created(opened)
     identity = context.need(emr.APPLICATION).id
-    context.aws("emr-serverless").start_application(applicationId=identity)
+    context.aws.client("emr-serverless").start_application(applicationId=identity)
     changes = {"emr_max_vcpu": 32, "emr_release": "emr-spark-8.2.0"}
     step = planned(opened, **changes)[emr.APPLICATION]
     assert (step.action, set(step.changes)) == ("change", {"maximum_capacity", "release"})
@@ -165,19 +171,19 @@ def test_an_application_with_job_runs_is_not_changed(service: Any, opened: Any) 
 def test_delete_cancels_stops_and_leaves_nothing(service: Any, opened: Any) -> None:
     context = created(opened)
     (application,) = service.applications.values()
-    context.aws("emr-serverless").start_application(applicationId=application.id)
+    context.aws.client("emr-serverless").start_application(applicationId=application.id)
     application.jobs |= {"00done": "SUCCESS", "00job": "RUNNING"}
     assert deleted(opened) == {}
     assert application.jobs == {"00done": "SUCCESS", "00job": "CANCELLED"}
     assert states(service) == ["TERMINATED"]
-    assert context.aws("s3").list_buckets()["Buckets"] == []
-    assert context.aws("iam").list_roles()["Roles"] == []
-    assert context.aws("iam").list_policies(Scope="Local")["Policies"] == []
+    assert context.aws.client("s3").list_buckets()["Buckets"] == []
+    assert context.aws.client("iam").list_roles()["Roles"] == []
+    assert context.aws.client("iam").list_policies(Scope="Local")["Policies"] == []
 
 
 def test_a_second_one_of_ours_is_deleted_anothers_stays(service: Any, opened: Any) -> None:
     context = created(opened)
-    client = context.aws("emr-serverless")
+    client = context.aws.client("emr-serverless")
     more = {"releaseLabel": "emr-spark-8.0.0", "type": "SPARK", "name": "demo_spark"}
     client.create_application(**more, tags={"topicberg": "demo"})
     client.create_application(**more, tags={"team": "data"})
@@ -235,7 +241,7 @@ def test_dagster_finds_the_application(
 
 def test_only_job_runs_of_the_application_get_the_role(service: Any, opened: Any) -> None:
     context = created(opened)
-    role = context.aws("iam").get_role(RoleName="demo_spark_job_role")["Role"]
+    role = context.aws.client("iam").get_role(RoleName="demo_spark_job_role")["Role"]
     (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
     arn = context.need(emr.APPLICATION).facts["arn"]
     assert statement["Principal"] == {"Service": "emr-serverless.amazonaws.com"}
@@ -267,9 +273,9 @@ def test_the_role_writes_derived_tables_and_logs_only(service: Any, opened: Any)
 
 def test_role_may_do_all_that_a_job_run_requests(service: Any, opened: Any) -> None:
     context = created(opened)
-    role = context.aws("iam").get_role(RoleName="demo_spark_job_role")["Role"]
+    role = context.aws.client("iam").get_role(RoleName="demo_spark_job_role")["Role"]
     needs = arns(context.namespace, context.names.namespace("stock_trades"))
-    assert denial(context.aws("iam"), context.aws("s3"), role, *needs) is None
+    assert denial(context.aws.client("iam"), context.aws.client("s3"), role, *needs) is None
 
 
 def test_policy_of_the_role_lacks_no_action_and_has_none_too_many(

@@ -364,7 +364,7 @@ def context(monkeypatch: pytest.MonkeyPatch) -> DeployContext:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr("topicberg.deploy.context.AWS_ATTEMPTS", 1)
+    monkeypatch.setattr("topicberg.deploy.aws_account.ATTEMPTS", 1)
     deploy = DeploySettings(
         confluent_api_key="k",
         confluent_api_secret=SecretStr("s"),
@@ -390,25 +390,25 @@ def test_aws_change_without_lease_is_not_sent(
     context: DeployContext, service: str, action: str, arguments: dict[str, Any]
 ) -> None:
     with pytest.raises(LockLostError):
-        getattr(context.aws(service), action)(**arguments)
+        getattr(context.aws.client(service), action)(**arguments)
     context.lease = None
     with pytest.raises(EndpointConnectionError):
-        getattr(context.aws(service), action)(**arguments)
+        getattr(context.aws.client(service), action)(**arguments)
 
 
 def test_aws_read_without_lease_is_sent(context: DeployContext) -> None:
     with pytest.raises(EndpointConnectionError):
-        context.aws("iam").get_role(RoleName="r")
+        context.aws.client("iam").get_role(RoleName="r")
     with pytest.raises(EndpointConnectionError):
-        context.new_client("ssm").put_parameter(Name="lock", Value="v")
+        context.aws.new_client("ssm").put_parameter(Name="lock", Value="v")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 def test_confluent_change_without_lease_is_not_sent(context: DeployContext, method: str) -> None:
     with pytest.raises(LockLostError):
-        context.cloud.request(method, "/org/v2/environments")
+        context.confluent.cloud.request(method, "/org/v2/environments")
     with pytest.raises(ApiError):
-        context.cloud.request("GET", "/org/v2/environments")
+        context.confluent.cloud.request("GET", "/org/v2/environments")
 
 
 @pytest.mark.parametrize("statement", ["CREATE ROLE R", "alter user U", "  DROP DATABASE D"])

@@ -150,7 +150,7 @@ def deployed(complete: Deployment) -> DeployContext:
 @pytest.fixture
 def derived(deployed: DeployContext, deployment: Deployment) -> Iterator[str]:
     """The folder of a derived table in Glue, which Snowflake does not have."""
-    folder = f"s3://{deployed.derived_bucket}/{'/'.join(DERIVED)}"
+    folder = f"s3://{deployed.aws.derived_bucket}/{'/'.join(DERIVED)}"
     deployment.vendors.table(DERIVED, folder)
     yield folder
     with logged_in(deployed) as connection:
@@ -173,7 +173,7 @@ def logged_in(context: DeployContext) -> Iterator[SnowflakeConnection]:
 
 def stock_trades(context: DeployContext) -> tuple[tuple[str, str], str]:
     """Return the name in Glue and the folder of a topic's table."""
-    return (context.cluster, "stock_trades"), f"s3://{context.bucket}/10011010/stock_trades"
+    return (context.cluster, "stock_trades"), f"s3://{context.aws.bucket}/10011010/stock_trades"
 
 
 def test_admin_without_roles_touches_nothing(deleted: Deployment) -> None:
@@ -247,7 +247,9 @@ def test_debug_shows_requests_without_secrets(
     for begin in ("Confluent: GET http", "AWS: IAM GetRole: 200", "Snowflake as SYSADMIN: SHOW"):
         assert any(line.startswith(begin) for line in lines), begin
     values = context.need("snowflake/user_keys").facts["values"]
-    secrets = {context.active_key(f"key/{name}").secret.get_secret_value() for name in KEYS_SEEN}
+    secrets = {
+        context.confluent.active_key(f"key/{name}").secret.get_secret_value() for name in KEYS_SEEN
+    }
     secrets |= {value for name, value in values.items() if "private_key" in name}
     assert not [line for line in lines for secret in secrets if secret in line]
 
@@ -255,7 +257,7 @@ def test_debug_shows_requests_without_secrets(
 def test_tables_are_found_as_tableflow_writes_them(deployed: DeployContext) -> None:
     """Glue says where the metadata file is, and columns have names that begin with $$."""
     (database, name), folder = stock_trades(deployed)
-    table = deployed.aws("glue").get_table(DatabaseName=database, Name=name)["Table"]
+    table = deployed.aws.client("glue").get_table(DatabaseName=database, Name=name)["Table"]
     assert table["StorageDescriptor"]["Location"].startswith(f"{folder}/metadata/")
     path = SnowflakeNames.of(deployed.config).table("STOCK_TRADES")
     with logged_in(deployed) as connection:
@@ -321,8 +323,8 @@ def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
     assert complete.plan() == {}
     assert complete.context
     context = complete.context
-    cloud = context.active_key("key/cloud")
-    Api(context.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
+    cloud = context.confluent.active_key("key/cloud")
+    Api(context.confluent.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
     with logged_in(context) as connection:
         assert ask(connection, "SELECT 1")[1] == [(1,)]
 
@@ -332,8 +334,8 @@ def test_policies_of_ci_allow_every_request(
 ) -> None:
     """With its resource: on another deployment's resources they allow nothing."""
     context, _ = complete.vendors.open(*TOPICS)
-    of = Deployed(context.config, context.account, tuple(context.specs), (ADMIN_SECRET,))
-    watch = Watch(context.account, context.region)
+    of = Deployed(context.config, context.aws.account, tuple(context.specs), (ADMIN_SECRET,))
+    watch = Watch(context.aws.account, context.config.aws_region)
     monkeypatch.setattr(trace, "aws", watch.client)
 
     def check_allowed(purpose: Purpose) -> None:
@@ -391,7 +393,7 @@ def test_upgrade_adds_and_loses_nothing(complete: Deployment) -> None:
     context = complete.context
     assert context
     with logged_in(context) as connection:
-        folder = f"s3://{context.bucket}/demo_stock_trades/older"
+        folder = f"s3://{context.aws.bucket}/demo_stock_trades/older"
         assert sync(connection, context.seen, "OLDER", OLD_TABLE, folder).rows == 1
 
 
@@ -400,7 +402,7 @@ def older(deployment: Deployment) -> None:
     deployment.changed()
     context, graph = deployment.vendors.open(*TOPICS)
     engine.plan(graph, context)
-    folder = f"s3://{context.bucket}/demo_stock_trades/older"
+    folder = f"s3://{context.aws.bucket}/demo_stock_trades/older"
     deployment.vendors.table(OLD_TABLE, folder)
     with logged_in(context) as connection:
         sync(connection, context.seen, "OLDER", OLD_TABLE, folder)
@@ -409,8 +411,8 @@ def older(deployment: Deployment) -> None:
             engine.remove(one, context, context.need(one.key))
         elif isinstance(one, Policy):
             document = one.grants(context)
-            text = json.dumps(document).replace(context.derived_bucket, "x").replace(":*", ":x")
-            context.aws("iam").create_policy_version(
+            text = json.dumps(document).replace(context.aws.derived_bucket, "x").replace(":*", ":x")
+            context.aws.client("iam").create_policy_version(
                 PolicyArn=context.need(one.key).id, PolicyDocument=text, SetAsDefault=True
             )
 
@@ -501,7 +503,7 @@ def test_delete_leaves_nothing(linked: Deployment) -> None:
     """Also a table of the service user, which the admin does not own."""
     context = linked.context
     assert context
-    folder = f"s3://{context.derived_bucket}/{'/'.join(DERIVED)}"
+    folder = f"s3://{context.aws.derived_bucket}/{'/'.join(DERIVED)}"
     linked.vendors.table(DERIVED, folder)
     with logged_in(context) as connection:
         assert sync(connection, context.seen, "TOTALS", DERIVED, folder).rows == 1

@@ -16,7 +16,8 @@ from vendors import in_this_process
 from topicberg.deploy import engine
 from topicberg.deploy.aws import emr, iam
 from topicberg.deploy.aws.bucket import Bucket
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource
 from topicberg.deploy.settings import DeploySettings
@@ -53,7 +54,7 @@ def _step(resource: Resource, context: DeployContext) -> Any:
 
 def _create_role(context: DeployContext, *statements: Any, path: str = "/data/") -> None:
     trust = json.dumps({"Version": "2012-10-17", "Statement": list(statements)})
-    context.aws("iam").create_role(
+    context.aws.client("iam").create_role(
         RoleName="lake-writer", Path=path, AssumeRolePolicyDocument=trust
     )
 
@@ -107,12 +108,12 @@ def test_role_with_a_trust_that_suffices_is_kept(
     context: DeployContext, statements: list[Any]
 ) -> None:
     _create_role(context, *statements)
-    before = context.aws("iam").get_role(RoleName="lake-writer")["Role"]
+    before = context.aws.client("iam").get_role(RoleName="lake-writer")["Role"]
     assert _step(ROLE, context).action == "keep"
     engine.create([ROLE], context, lambda *_: None)
     assert context.need(ROLE.key).id == ARN
-    assert context.aws("iam").get_role(RoleName="lake-writer")["Role"] == before
-    attached = context.aws("iam").list_attached_role_policies(RoleName="lake-writer")
+    assert context.aws.client("iam").get_role(RoleName="lake-writer")["Role"] == before
+    attached = context.aws.client("iam").list_attached_role_policies(RoleName="lake-writer")
     assert not attached["AttachedPolicies"]
     assert not engine.existing([ROLE], context, lambda *_: None)
 
@@ -146,19 +147,19 @@ def test_existing_bucket_is_neither_changed_nor_deleted(context: DeployContext) 
     assert "TOPICBERG_EXISTING_BUCKETS" in step.reason
     s3 = boto3.client("s3", region_name="eu-west-1")
     where = cast(Any, {"LocationConstraint": "eu-west-1"})
-    s3.create_bucket(Bucket=context.bucket, CreateBucketConfiguration=where)
-    s3.put_object(Bucket=context.bucket, Key="theirs", Body=b"x")
+    s3.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
+    s3.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")
     assert _step(BUCKET, context).action == "keep"
     engine.create([BUCKET], context, lambda *_: None)
     with pytest.raises(s3.exceptions.ClientError, match="NoSuchTagSet"):
-        s3.get_bucket_tagging(Bucket=context.bucket)
+        s3.get_bucket_tagging(Bucket=context.aws.bucket)
     assert not engine.existing([BUCKET], context, lambda *_: None)
 
 
 def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> None:
-    client = context.aws("s3")
+    client = context.aws.client("s3")
     where = {"LocationConstraint": "eu-west-1"}
-    client.create_bucket(Bucket=context.bucket, CreateBucketConfiguration=where)
+    client.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
     requests: list[str] = []
     client.meta.events.register("before-call.s3", lambda model, **_: requests.append(model.name))
     assert _step(BUCKET, context).action == "keep"
@@ -168,7 +169,7 @@ def test_settings_of_an_existing_bucket_are_not_read(context: DeployContext) -> 
 def test_existing_bucket_elsewhere_is_refused(context: DeployContext) -> None:
     s3 = boto3.client("s3", region_name="us-west-2")
     where = cast(Any, {"LocationConstraint": "us-west-2"})
-    s3.create_bucket(Bucket=context.bucket, CreateBucketConfiguration=where)
+    s3.create_bucket(Bucket=context.aws.bucket, CreateBucketConfiguration=where)
     with pytest.raises(engine.DeployError, match="differs in region"):
         engine.create([BUCKET], context, lambda *_: None)
 
@@ -211,7 +212,7 @@ def test_all_that_needs_given_roles_and_buckets_waits_for_them(tmp_path: Path) -
             *("confluent/tableflow/stock_trades", "snowflake/table/stock_trades"),
         }
         client, s3 = vendors.client("iam"), vendors.client("s3")
-        for bucket in (context.bucket, context.derived_bucket):
+        for bucket in (context.aws.bucket, context.aws.derived_bucket):
             s3.create_bucket(Bucket=bucket)
         for name, (trust, policy) in POLICIES.items():
             text = json.dumps(trust(context))

@@ -14,7 +14,8 @@ from test_confluent_requests import quiet, served
 
 from topicberg.deploy import engine, preflight
 from topicberg.deploy.confluent.organization import Cluster, check_given
-from topicberg.deploy.context import CLUSTER, ENVIRONMENT, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import costs
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Resource
@@ -45,7 +46,7 @@ def opened(server: Stackless, **changes: Any) -> tuple[DeployContext, list[Resou
 
 def theirs(server: Stackless, kind: str, **changes: Any) -> dict[str, str]:
     """Make an environment and a cluster as another team has them; return the settings."""
-    cloud = opened(server)[0].cloud
+    cloud = opened(server)[0].confluent.cloud
     environment = cloud.create("/org/v2/environments", {"display_name": "platform-team"})["id"]
     config = {"kind": kind, **({"cku": 2} if kind == "Dedicated" else {})}
     spec = {
@@ -91,19 +92,19 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     """
     given = theirs(server, "Dedicated")
     context, graph = opened(server, **given)
-    cloud, names, s3 = context.cloud, context.names, context.aws("s3")
+    cloud, names, s3 = context.confluent.cloud, context.names, context.aws.client("s3")
     cluster = given["existing_cluster"]
     configs = {"cleanup.policy": "delete", "retention.ms": "-1"}
     server.topics["stock_trades"] = {"partitions_count": 6, "configs": configs}
     user = {"display_name": names.service_account("app_consumer"), "description": "theirs"}
     cloud.create("/iam/v2/service-accounts", user)
     role = {"RoleName": names.tableflow_role, "AssumeRolePolicyDocument": "{}"}
-    context.aws("iam").create_role(**role)
-    s3.create_bucket(Bucket=context.bucket)
-    s3.put_object(Bucket=context.bucket, Key="theirs", Body=b"x")
-    context.aws("glue").create_database(DatabaseInput={"Name": cluster})
+    context.aws.client("iam").create_role(**role)
+    s3.create_bucket(Bucket=context.aws.bucket)
+    s3.put_object(Bucket=context.aws.bucket, Key="theirs", Body=b"x")
+    context.aws.client("glue").create_database(DatabaseInput={"Name": cluster})
     secret = names.confluent_secret("cloud")
-    context.aws("secretsmanager").create_secret(Name=secret, SecretString="{}")
+    context.aws.client("secretsmanager").create_secret(Name=secret, SecretString="{}")
     engine.create(graph, context, quiet)
     assert server.enabled
     context, graph = opened(server, **given)
@@ -115,16 +116,16 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     assert not server.enabled
     users = server.account.store.all("service account")
     assert [one.properties["display_name"] for one in users] == [user["display_name"]]
-    (left,) = context.aws("iam").list_roles()["Roles"]
+    (left,) = context.aws.client("iam").list_roles()["Roles"]
     assert left["RoleName"] == names.tableflow_role
-    assert [one["Name"] for one in s3.list_buckets()["Buckets"]] == [context.bucket]
-    s3.delete_bucket_policy(Bucket=context.bucket)  # moto evaluates none of its conditions
-    assert s3.get_object(Bucket=context.bucket, Key="theirs")["Body"].read() == b"x"
-    (database,) = context.aws("glue").get_databases()["DatabaseList"]
+    assert [one["Name"] for one in s3.list_buckets()["Buckets"]] == [context.aws.bucket]
+    s3.delete_bucket_policy(Bucket=context.aws.bucket)  # moto evaluates none of its conditions
+    assert s3.get_object(Bucket=context.aws.bucket, Key="theirs")["Body"].read() == b"x"
+    (database,) = context.aws.client("glue").get_databases()["DatabaseList"]
     assert database["Name"] == cluster
-    (kept,) = context.aws("secretsmanager").list_secrets()["SecretList"]
+    (kept,) = context.aws.client("secretsmanager").list_secrets()["SecretList"]
     assert kept["Name"] == secret
-    assert context.aws("ssm").describe_parameters()["Parameters"] == []
+    assert context.aws.client("ssm").describe_parameters()["Parameters"] == []
     assert set(context.kept) == {
         *("confluent/topic/stock_trades", "confluent/service_account/app_consumer"),
         *("aws/role/tableflow", "aws/bucket", "aws/glue_database", "key/cloud"),

@@ -16,7 +16,8 @@ from topicberg.deploy import engine
 from topicberg.deploy.aws import iam
 from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.aws.parameters import CONSUMER, Parameters
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Live, Resource
 from topicberg.deploy.settings import DeploySettings
 from topicberg.settings import Settings
@@ -73,7 +74,7 @@ def opened(
     deploy = deploy.model_copy(update={"aws_endpoint_url": account.url})
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
     context = DeployContext(config, deploy, [], sleep=lambda _: time.sleep(0.01))
-    context.__dict__["_aws_session"] = session
+    context.aws.session = session
     context.live[CLUSTER] = Live("lkc-1")
     return context
 

@@ -136,7 +136,7 @@ def test_table_that_is_missing_is_not_denied(account: Account) -> None:
     )
     account.run(grant.command())
     DATABASE.create(context)
-    glue = context.aws("glue")
+    glue = context.aws.client("glue")
     with pytest.raises(glue.exceptions.AccessDeniedException):
         glue.get_table(DatabaseName="lkc-1", Name="none")
     assert get_table(glue, "lkc-1", "none") is None

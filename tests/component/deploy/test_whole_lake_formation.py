@@ -71,7 +71,7 @@ def test_governed_account_is_created_rotated_and_deleted_with_the_printed_grants
             account.run(command)
         assert manual_steps(context) == []
         # Snowflake's emulator reads Glue as the account's root.
-        root = f"arn:aws:iam::{context.account}:root"
+        root = f"arn:aws:iam::{context.aws.account}:root"
         every = {"Table": {"DatabaseName": context.namespace, "TableWildcard": {}}}
         database = {"Database": {"Name": context.namespace}}
         for resource in (every, database):

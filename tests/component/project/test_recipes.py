@@ -209,7 +209,7 @@ GROUP = '''
         quota = Quota("IAM groups", 300, "account", "docs.aws.amazon.com/IAM")
 
         def find(self, context):
-            iam = context.aws("iam")
+            iam = context.aws.client("iam")
             try:
                 group = iam.get_group(GroupName=self.name)["Group"]
             except iam.exceptions.NoSuchEntityException:
@@ -217,10 +217,11 @@ GROUP = '''
             return Live(group["Arn"])
 
         def create(self, context):
-            context.aws("iam").create_group(GroupName=self.name, Path=context.config.iam_path)
+            iam, path = context.aws.client("iam"), context.config.iam_path
+            iam.create_group(GroupName=self.name, Path=path)
 
         def delete(self, context, live):
-            context.aws("iam").delete_group(GroupName=self.name)
+            context.aws.client("iam").delete_group(GroupName=self.name)
 
         def cost(self, config, live):
             return Cost(self, 1.0, "a group")

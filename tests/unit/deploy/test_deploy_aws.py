@@ -23,7 +23,8 @@ from topicberg.deploy.aws.glue import GlueDatabase
 from topicberg.deploy.aws.parameters import Parameters
 from topicberg.deploy.aws.permissions import Deployed
 from topicberg.deploy.aws.permissions import policy as permissions
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.note import noting
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live
@@ -70,13 +71,14 @@ def test_address_of_aws_in_the_file_of_settings_is_used(
     context: DeployContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    context.deploy = context.deploy.model_copy(update={"aws_endpoint_url": "https://vpce.example"})
-    assert context.new_client("iam").meta.endpoint_url == "https://vpce.example"
+    deploy = context.deploy.model_copy(update={"aws_endpoint_url": "https://vpce.example"})
+    context = replace(context, deploy=deploy)
+    assert context.aws.new_client("iam").meta.endpoint_url == "https://vpce.example"
 
 
 def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(context: DeployContext) -> None:
     make(context, BUCKET)
-    name, s3 = "demo-123456789012", context.aws("s3")
+    name, s3 = "demo-123456789012", context.aws.client("s3")
     assert s3.get_bucket_location(Bucket=name)["LocationConstraint"] == REGION
     (rule,) = s3.get_bucket_encryption(Bucket=name)["ServerSideEncryptionConfiguration"]["Rules"]
     assert rule["ApplyServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
@@ -95,7 +97,7 @@ def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(context: Deploy
 
 def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(context: DeployContext) -> None:
     make(context, BUCKET)
-    name, s3 = context.bucket, context.aws("s3")
+    name, s3 = context.aws.bucket, context.aws.client("s3")
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     s3.delete_public_access_block(Bucket=name)
     foreign = {"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": "x/"}}
@@ -124,7 +126,7 @@ def test_bucket_with_a_key_and_versions(context: DeployContext) -> None:
     """Both are options, can be changed later, and a key that an operator chose stays."""
     key = f"arn:aws:kms:{REGION}:123456789012:key/0a1b"
     make(context, BUCKET)
-    name, s3 = context.bucket, context.aws("s3")
+    name, s3 = context.aws.bucket, context.aws.client("s3")
     context.config = context.config.model_copy(
         update={"bucket_kms_key_arn": key, "bucket_versioning": True}
     )
@@ -167,7 +169,7 @@ def test_bucket_with_a_key_and_versions(context: DeployContext) -> None:
 def test_keys_of_the_catalog_and_of_secrets_are_used_by_way_of_their_services(
     context: DeployContext,
 ) -> None:
-    key = context.aws("kms").create_key()["KeyMetadata"]["Arn"]
+    key = context.aws.client("kms").create_key()["KeyMetadata"]["Arn"]
     found = {"glue_kms_key_arn": key, "secrets_kms_key_arn": key}
     keyed = replace(context, config=context.config.model_copy(update=found))
     for policy, actions in (
@@ -180,9 +182,9 @@ def test_keys_of_the_catalog_and_of_secrets_are_used_by_way_of_their_services(
         by_glue = {"kms:ViaService": f"glue.{REGION}.amazonaws.com"}
         assert used["Condition"] == {"StringEquals": by_glue}
     keyed.secrets.add("/c/demo/key", {"a": "b"}, "one")
-    secret = context.aws("secretsmanager").describe_secret(SecretId="/c/demo/key")
+    secret = context.aws.client("secretsmanager").describe_secret(SecretId="/c/demo/key")
     assert secret["KmsKeyId"] == key
-    of = Deployed(keyed.config, keyed.account, ())
+    of = Deployed(keyed.config, keyed.aws.account, ())
     expected = {"plan": {"glue", "secretsmanager"}, "rotate": {"secretsmanager"}}
     expected["deploy"] = expected["plan"]
     for purpose, services in expected.items():
@@ -197,7 +199,7 @@ def test_keys_of_the_catalog_and_of_secrets_are_used_by_way_of_their_services(
 
 def test_deleting_a_bucket_takes_versions_markers_and_uploads(context: DeployContext) -> None:
     make(context, BUCKET)
-    name, s3 = context.bucket, context.aws("s3")
+    name, s3 = context.aws.bucket, context.aws.client("s3")
     s3.delete_bucket_policy(Bucket=name)  # moto evaluates none of its conditions
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     for content in (b"1", b"2"):
@@ -212,7 +214,7 @@ def test_deleting_a_bucket_takes_versions_markers_and_uploads(context: DeployCon
 def test_a_glue_database_goes_with_more_tables_than_a_page_has(context: DeployContext) -> None:
     database = GlueDatabase("aws/pipeline_database/p", "demo_p", database="demo_p")
     make(context, database)
-    glue = context.aws("glue")
+    glue = context.aws.client("glue")
     for number in range(120):
         glue.create_table(DatabaseName="demo_p", TableInput={"Name": f"t{number}"})
     assert len(database.contents(context)) == 120
@@ -227,7 +229,7 @@ OF_TOPICS = GlueDatabase("aws/glue_database", "of the cluster")
 def _topics_database(context: DeployContext, name: str) -> Any:
     """A database with the table of a topic, and one of another team."""
     context.specs = [spec for spec in load_topics() if spec.name == "stock_trades"]
-    glue = context.aws("glue")
+    glue = context.aws.client("glue")
     make(context, OF_TOPICS)
     for table in ("stock_trades", "ledger"):
         glue.create_table(DatabaseName=name, TableInput={"Name": table})
@@ -288,12 +290,12 @@ def test_role_has_the_path_the_boundary_and_the_tags_of_the_settings(
     )
     guarded = replace(context, config=config)
     make(guarded, POLICY, ROLE)
-    client = context.aws("iam")
+    client = context.aws.client("iam")
     role = client.get_role(RoleName="demo_role")["Role"]
-    assert role["Arn"] == guarded.role_arn("demo_role")
+    assert role["Arn"] == guarded.aws.role_arn("demo_role")
     assert role["Arn"].endswith(":role/data/lake/demo_role")
     assert role["PermissionsBoundary"]["PermissionsBoundaryArn"] == BOUNDARY
-    assert {one["Key"]: one["Value"] for one in role["Tags"]} == guarded.tags
+    assert {one["Key"]: one["Value"] for one in role["Tags"]} == guarded.aws.tags
     assert guarded.need(POLICY.key).id.endswith(":policy/data/lake/demo_policy")
     assert {step.action for step in engine.plan([POLICY, ROLE], guarded)} == {"keep"}
     client.delete_role_permissions_boundary(RoleName="demo_role")
@@ -316,15 +318,15 @@ def test_every_resource_that_can_have_tags_has_those_of_the_settings(
     make(tagged, BUCKET, database, parameters)
     tagged.secrets.add("/c/demo/key", {"a": "b"}, "one")
     wanted = {"team": "data", "topicberg": "demo"}
-    found = context.aws("s3").get_bucket_tagging(Bucket=tagged.bucket)["TagSet"]
+    found = context.aws.client("s3").get_bucket_tagging(Bucket=tagged.aws.bucket)["TagSet"]
     assert {one["Key"]: one["Value"] for one in found} == wanted
-    arn = f"arn:aws:glue:{tagged.region}:{tagged.account}:database/demo_p"
-    assert context.aws("glue").get_tags(ResourceArn=arn)["Tags"] == wanted
-    listed = context.aws("ssm").list_tags_for_resource(
+    arn = f"arn:aws:glue:{tagged.config.aws_region}:{tagged.aws.account}:database/demo_p"
+    assert context.aws.client("glue").get_tags(ResourceArn=arn)["Tags"] == wanted
+    listed = context.aws.client("ssm").list_tags_for_resource(
         ResourceType="Parameter", ResourceId="/c/demo/consumer/acks"
     )
     assert {one["Key"]: one["Value"] for one in listed["TagList"]} == wanted
-    secret = context.aws("secretsmanager").describe_secret(SecretId="/c/demo/key")
+    secret = context.aws.client("secretsmanager").describe_secret(SecretId="/c/demo/key")
     assert {one["Key"]: one["Value"] for one in secret["Tags"]} == wanted
 
 
@@ -337,14 +339,14 @@ def test_path_that_iam_refuses_is_refused_early(path: str) -> None:
 def test_account_of_another_partition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     arn = "arn:aws-us-gov:iam::123456789012:user/deployer"
     sts = SimpleNamespace(get_caller_identity=lambda: {"Arn": arn})
-    context = cast(DeployContext, SimpleNamespace(aws=lambda _: sts))
+    context = cast(DeployContext, SimpleNamespace(aws=SimpleNamespace(client=lambda _: sts)))
     with pytest.raises(TopicbergError, match="of the partition aws-us-gov; topicberg supports aws"):
         preflight.check_aws(context)
 
 
 def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:
     make(context, POLICY, ROLE)
-    client = context.aws("iam")
+    client = context.aws.client("iam")
     client.put_role_policy(
         RoleName="demo_role",
         PolicyName="by_hand",
@@ -368,7 +370,7 @@ def test_a_role_is_made_mended_and_deleted(context: DeployContext) -> None:
 
 def test_a_role_that_was_made_by_an_unanswered_request_is_taken(context: DeployContext) -> None:
     make(context, POLICY)
-    context.aws("iam").create_role(RoleName="demo_role", AssumeRolePolicyDocument="{}")
+    context.aws.client("iam").create_role(RoleName="demo_role", AssumeRolePolicyDocument="{}")
     ROLE.find(context)
     make(context, ROLE)
     assert engine.plan([POLICY, ROLE], context)[1].action == "keep"
@@ -393,7 +395,7 @@ def _pipelines(context: DeployContext, number: int) -> None:
 def test_a_policy_of_many_pipelines_is_split(context: DeployContext) -> None:
     _pipelines(context, 40)
     make(context, READS, READER)
-    client = context.aws("iam")
+    client = context.aws.client("iam")
     policies = client.list_attached_role_policies(RoleName="demo_reader")["AttachedPolicies"]
     assert {one["PolicyName"] for one in policies} == {"demo_reads", "demo_reads_2"}
     texts = []
@@ -450,9 +452,9 @@ def _try(s3: Any, action: str, bucket: str) -> str:
 def test_what_a_policy_does_not_name_is_denied(context: DeployContext, who: str) -> None:
     policy = {"tableflow": POLICY, "snowflake": READS}[who]
     make(context, BUCKET, policy)
-    client, s3 = context.aws("iam"), context.aws("s3")
-    s3.delete_bucket_policy(Bucket=context.bucket)  # moto evaluates none of its conditions
-    s3.put_object(Bucket=context.bucket, Key="table/data", Body=b"x")
+    client, s3 = context.aws.client("iam"), context.aws.client("s3")
+    s3.delete_bucket_policy(Bucket=context.aws.bucket)  # moto evaluates none of its conditions
+    s3.put_object(Bucket=context.aws.bucket, Key="table/data", Body=b"x")
     s3.create_bucket(Bucket="another", CreateBucketConfiguration={"LocationConstraint": REGION})
     client.create_user(UserName="visitor")
     client.attach_user_policy(UserName="visitor", PolicyArn=context.need(policy.key).id)
@@ -468,8 +470,8 @@ def test_what_a_policy_does_not_name_is_denied(context: DeployContext, who: str)
     def attempts(actions: tuple[str, ...], bucket: str) -> dict[str, str]:
         return {action: _try(visitor, action, bucket) for action in actions}
 
-    allowed = attempts(ALLOWED[who], context.bucket)
-    denied = attempts(DENIED[who], context.bucket)
+    allowed = attempts(ALLOWED[who], context.aws.bucket)
+    denied = attempts(DENIED[who], context.aws.bucket)
     elsewhere = attempts(ALLOWED[who], "another")
     assert set(allowed.values()) == {""}, allowed
     assert set(denied.values()) == {"AccessDenied"}, denied

@@ -9,7 +9,7 @@ import pytest
 from topicberg.deploy.aws.emr import Application
 from topicberg.deploy.confluent.organization import Cluster
 from topicberg.deploy.confluent.tableflow import TableflowTopic
-from topicberg.deploy.context import CLUSTER
+from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.costs import HOURS, PRICES, QUOTAS, costs, usage
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Live, Resource

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -35,12 +36,14 @@ CONFIG = Settings(prefix="demo")
 class Facts:
     """The part of a deploy context that documents are created from."""
 
-    bucket = "demo-bucket"
-    derived_bucket = "demo-bucket-derived"
-    region = "us-east-1"
-    account = "123456789012"
+    aws: ClassVar[Any] = SimpleNamespace(
+        bucket="demo-bucket",
+        derived_bucket="demo-bucket-derived",
+        account="123456789012",
+        role_arn=lambda name: f"arn:aws:iam::123456789012:role/{name}",
+    )
     cluster = namespace = "lkc-1"
-    config = Settings(prefix="demo")
+    config = Settings(prefix="demo", aws_region="us-east-1")
     names = Names("demo")
     specs: ClassVar[list[TopicSpec]] = [SPEC]
     live: ClassVar[dict[str, Live]] = {
@@ -69,7 +72,6 @@ def test_open_catalog_is_trusted_once_its_user_is_known() -> None:
     context.config = Settings(deployment="cloud", prefix="demo", snowflake_catalog="open_catalog")
     given = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s"), "catalog_name": "c"}
     context.deploy = DeploySettings.model_validate(given)
-    context.role_arn = lambda name: f"arn:aws:iam::{Facts.account}:role/{name}"
     before = iam.snowflake_trust(context)["Statement"]
     steps = manual_steps(context)
     assert "s3://demo-bucket/" in steps[0]

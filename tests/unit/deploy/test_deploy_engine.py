@@ -19,7 +19,8 @@ from topicberg.clients.confluent import ApiError, ConflictError, GoneError, Unce
 from topicberg.deploy import engine, polling
 from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
 from topicberg.deploy.confluent.iam import RoleBinding
-from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER, REGISTRY
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.lock import LockLostError
 from topicberg.deploy.platform import resources
 from topicberg.deploy.record import PAGE_CHARACTERS, CreationRecord

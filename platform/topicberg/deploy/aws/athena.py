@@ -25,7 +25,7 @@ class Workgroup(Resource):
         return Cost(self, 0.0, f"${PRICES['athena'].usd:.0f} a TB read")
 
     def find(self, context: DeployContext) -> Live | None:
-        athena = context.aws("athena")
+        athena = context.aws.client("athena")
         try:
             workgroup = athena.get_work_group(WorkGroup=self.name)["WorkGroup"]
         except athena.exceptions.InvalidRequestException as error:
@@ -46,16 +46,16 @@ class Workgroup(Resource):
 
     def desired(self, context: DeployContext) -> Fields:
         return {
-            "results": f"s3://{context.compute_bucket}/{RESULTS}",
+            "results": f"s3://{context.aws.compute_bucket}/{RESULTS}",
             "enforced": True,
             "scan_limit": SCAN_LIMIT,
             "state": "ENABLED",
-            "tags": context.tags,
+            "tags": context.aws.tags,
         }
 
     def create(self, context: DeployContext) -> None:
         wanted = self.desired(context)
-        context.aws("athena").create_work_group(
+        context.aws.client("athena").create_work_group(
             Name=self.name,
             Description="Queries of topicberg's tables",
             Configuration={
@@ -68,7 +68,7 @@ class Workgroup(Resource):
         )
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        athena, wanted = context.aws("athena"), self.desired(context)
+        athena, wanted = context.aws.client("athena"), self.desired(context)
         if "tags" in changes:
             athena.tag_resource(ResourceARN=self._arn(context), Tags=tags(context))
         if changes.keys() - {"tags"}:
@@ -83,7 +83,10 @@ class Workgroup(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         """With its history of queries; their results are in the bucket, which is emptied."""
-        context.aws("athena").delete_work_group(WorkGroup=live.id, RecursiveDeleteOption=True)
+        context.aws.client("athena").delete_work_group(
+            WorkGroup=live.id, RecursiveDeleteOption=True
+        )
 
     def _arn(self, context: DeployContext) -> str:
-        return f"arn:aws:athena:{context.region}:{context.account}:workgroup/{self.name}"
+        region, account = context.config.aws_region, context.aws.account
+        return f"arn:aws:athena:{region}:{account}:workgroup/{self.name}"

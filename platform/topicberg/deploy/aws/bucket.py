@@ -76,13 +76,13 @@ class Bucket(Resource):
 
     def bucket(self, context: DeployContext) -> str:
         """Return its name, which may carry the account's number."""
-        return context.bucket
+        return context.aws.bucket
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         return Cost(self, 0.0, f"${PRICES['s3'].usd} a GB, and requests")
 
     def find(self, context: DeployContext) -> Live | None:
-        s3 = context.aws("s3")
+        s3 = context.aws.client("s3")
         try:
             s3.head_bucket(Bucket=self.bucket(context))
         except ClientError as error:
@@ -108,23 +108,23 @@ class Bucket(Resource):
         return Live(self.bucket(context), fields)
 
     def desired(self, context: DeployContext) -> Fields:
-        if not context.deploy_on_aws:
-            return {}
+        if context.config.deployment == "local":
+            return {}  # its object store has no settings of buckets
         if self.given:
-            return {"region": context.region}
+            return {"region": context.config.aws_region}
         return {
-            "region": context.region,
+            "region": context.config.aws_region,
             "encryption": context.config.bucket_kms_key_arn or "AES256",
             "public_access": "blocked",
             "policy": "TLS only",
             "versioning": "On" if context.config.bucket_versioning else "Off",
             **{name: _days(rule) for name, rule in self.rules(context).items()},
-            "tags": context.tags,
+            "tags": context.aws.tags,
         }
 
     def is_ours(self, context: DeployContext) -> bool:
         """The local stack's bucket holds the tables of its catalog, and goes with `reset`."""
-        return context.deploy_on_aws and not self.given
+        return context.config.deployment == "cloud" and not self.given
 
     def waits(self, context: DeployContext) -> str:
         if not self.given:
@@ -133,10 +133,10 @@ class Bucket(Resource):
         return f"bucket {name} does not exist, and TOPICBERG_EXISTING_BUCKETS is set: create it"
 
     def create(self, context: DeployContext) -> None:
-        s3 = context.aws("s3")
+        s3 = context.aws.client("s3")
         where: dict[str, Any] = {}
-        if context.region != "us-east-1" and context.deploy_on_aws:
-            where["CreateBucketConfiguration"] = {"LocationConstraint": context.region}
+        if context.config.aws_region != "us-east-1" and context.config.deployment == "cloud":
+            where["CreateBucketConfiguration"] = {"LocationConstraint": context.config.aws_region}
         with suppress(s3.exceptions.BucketAlreadyOwnedByYou):
             s3.create_bucket(Bucket=self.bucket(context), **where)
 
@@ -146,7 +146,7 @@ class Bucket(Resource):
             self.update(context, live, changes)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        s3, bucket = context.aws("s3"), self.bucket(context)
+        s3, bucket = context.aws.client("s3"), self.bucket(context)
         if "encryption" in changes:
             rule: dict[str, Any] = {
                 "ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}
@@ -173,7 +173,7 @@ class Bucket(Resource):
             s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": status})
         if "tags" in changes:  # a call that replaces all of them
             tag_set = _read(lambda: s3.get_bucket_tagging(Bucket=bucket)["TagSet"]) or []
-            kept_tags = [tag for tag in tag_set if tag["Key"] not in context.tags]
+            kept_tags = [tag for tag in tag_set if tag["Key"] not in context.aws.tags]
             s3.put_bucket_tagging(Bucket=bucket, Tagging={"TagSet": [*kept_tags, *tags(context)]})
         own = self.rules(context)
         if changes.keys() & own.keys():  # a call that replaces all of them
@@ -188,7 +188,7 @@ class Bucket(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         """With every object, version and upload in it."""
-        s3, bucket = context.aws("s3"), self.bucket(context)
+        s3, bucket = context.aws.client("s3"), self.bucket(context)
         _empty(s3, bucket)
         s3.delete_bucket(Bucket=bucket)
 
@@ -200,7 +200,7 @@ class DerivedBucket(Bucket):
     """
 
     def bucket(self, context: DeployContext) -> str:
-        return context.derived_bucket
+        return context.aws.derived_bucket
 
 
 class ComputeBucket(Bucket):
@@ -214,7 +214,7 @@ class ComputeBucket(Bucket):
     }
 
     def bucket(self, context: DeployContext) -> str:
-        return context.compute_bucket
+        return context.aws.compute_bucket
 
 
 def _read(ask: Callable[[], Any]) -> Any:

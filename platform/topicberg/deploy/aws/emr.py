@@ -58,7 +58,7 @@ def emr_trust(context: DeployContext) -> Document:
             "Principal": {"Service": "emr-serverless.amazonaws.com"},
             "Action": "sts:AssumeRole",
             "Condition": {
-                "StringEquals": {"aws:SourceAccount": context.account},
+                "StringEquals": {"aws:SourceAccount": context.aws.account},
                 "ArnLike": {"aws:SourceArn": [arn, f"{arn}/*"]},
             },
         }
@@ -69,7 +69,7 @@ def emr_policy(context: DeployContext) -> Document:
     """Read the topics' tables, write the derived ones in S3 and Glue, and write logs."""
     topics, derived, compute = (
         f"arn:aws:s3:::{name}"
-        for name in (context.bucket, context.derived_bucket, context.compute_bucket)
+        for name in (context.aws.bucket, context.aws.derived_bucket, context.aws.compute_bucket)
     )
     databases = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
     writes = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
@@ -107,7 +107,7 @@ def runtime_settings(context: DeployContext) -> dict[str, str] | None:
     if code is None:
         entry, place = f"local://{archive.IN_IMAGE}/{archive.ENTRY_POINT}", archive.IN_IMAGE
     else:
-        folder, place = f"s3://{context.compute_bucket}/{CODE}{code.fields['version']}", "."
+        folder, place = f"s3://{context.aws.compute_bucket}/{CODE}{code.fields['version']}", "."
         entry = f"{folder}/{archive.ENTRY_POINT}"
         properties["spark.archives"] = f"{folder}/{archive.ARCHIVE}#{archive.UNPACKED}"
     workers = {"PYSPARK_PYTHON": PYTHON, "PYTHONPATH": archive.python_path(place)}
@@ -117,7 +117,7 @@ def runtime_settings(context: DeployContext) -> dict[str, str] | None:
         "application_id": context.need(APPLICATION).id,
         "execution_role_arn": context.need(ROLE).id,
         "entry_point": entry,
-        "log_uri": f"s3://{context.compute_bucket}/{JOBS}",
+        "log_uri": f"s3://{context.aws.compute_bucket}/{JOBS}",
         "spark_submit_parameters": " ".join(
             f"--conf {name}={text}" for name, text in properties.items()
         ),
@@ -140,10 +140,10 @@ class UploadedCode(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         """Return the newest one that is complete: the entry point is uploaded last."""
-        s3 = context.aws("s3")
+        s3 = context.aws.client("s3")
         uploads = [
             (s3_object["LastModified"], s3_object["Key"].split("/")[1])
-            for some in pages(s3, context.compute_bucket, CODE)
+            for some in pages(s3, context.aws.compute_bucket, CODE)
             for s3_object in some
             if s3_object["Key"].endswith(f"/{archive.ENTRY_POINT}")
         ]
@@ -152,7 +152,7 @@ class UploadedCode(Resource):
         versions = {version for _, version in uploads}
         wanted = archive.version(context.config.project_root)
         newest = wanted if wanted in versions else max(uploads)[1]
-        return Live(f"s3://{context.compute_bucket}/{CODE}{newest}/", {"version": newest})
+        return Live(f"s3://{context.aws.compute_bucket}/{CODE}{newest}/", {"version": newest})
 
     def desired(self, context: DeployContext) -> Fields:
         return {"version": archive.version(context.config.project_root)}
@@ -160,20 +160,20 @@ class UploadedCode(Resource):
     def create(self, context: DeployContext) -> None:
         """Upload it. Earlier versions stay, since a job run may use one."""
         folder = f"{CODE}{archive.version(context.config.project_root)}"
-        s3 = context.aws("s3")
+        s3 = context.aws.client("s3")
         with archive.built(context.config.project_root) as path, path.open("rb") as file:
             key = f"{folder}/{archive.ARCHIVE}"
-            s3.put_object(Bucket=context.compute_bucket, Key=key, Body=file)
+            s3.put_object(Bucket=context.aws.compute_bucket, Key=key, Body=file)
         key, script = f"{folder}/{archive.ENTRY_POINT}", archive.entry_point().encode()
-        s3.put_object(Bucket=context.compute_bucket, Key=key, Body=script)
+        s3.put_object(Bucket=context.aws.compute_bucket, Key=key, Body=script)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         self.create(context)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        s3 = context.aws("s3")
-        for some in pages(s3, context.compute_bucket, CODE):
-            drop(s3, context.compute_bucket, some)
+        s3 = context.aws.client("s3")
+        for some in pages(s3, context.aws.compute_bucket, CODE):
+            drop(s3, context.aws.compute_bucket, some)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ class Application(Resource):
             "image": part("imageConfiguration").get("imageUri"),
             "network": _network(part("networkConfiguration")),
             "log_uri": monitoring.get("s3MonitoringConfiguration", {}).get("logUri"),
-            "tags": {key: text for key, text in part("tags").items() if key in context.tags},
+            "tags": {key: text for key, text in part("tags").items() if key in context.aws.tags},
         }
         facts = {
             "arn": application["arn"],
@@ -238,7 +238,7 @@ class Application(Resource):
 
     def _all(self, context: DeployContext) -> list[dict[str, Any]]:
         """Return the applications of this name that are not deleted."""
-        emr = context.aws("emr-serverless")
+        emr = context.aws.client("emr-serverless")
         return [
             emr.get_application(applicationId=one["id"])["application"]
             for one in every(emr, "list_applications", "applications")
@@ -254,8 +254,8 @@ class Application(Resource):
             "maximum_capacity": {"cpu": f"{vcpu} vCPU", "memory": f"{vcpu * GB_PER_VCPU} GB"},
             "auto_start": True,
             "auto_stop_minutes": IDLE_MINUTES,
-            "log_uri": f"s3://{context.compute_bucket}/{JOBS}",
-            "tags": context.tags,
+            "log_uri": f"s3://{context.aws.compute_bucket}/{JOBS}",
+            "tags": context.aws.tags,
             # Neither can be taken away from an application, so none is not compared.
             **({"image": image} if image else {}),
             **({"network": network} if network else {}),
@@ -276,8 +276,8 @@ class Application(Resource):
         }
 
     def create(self, context: DeployContext) -> None:
-        context.aws("emr-serverless").create_application(
-            name=self.name, type="SPARK", tags=context.tags, **self._request(context)
+        context.aws.client("emr-serverless").create_application(
+            name=self.name, type="SPARK", tags=context.aws.tags, **self._request(context)
         )
 
     def settle(self, context: DeployContext, live: Live) -> None:
@@ -288,9 +288,9 @@ class Application(Resource):
         return list(live.facts["others"])
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        emr = context.aws("emr-serverless")
+        emr = context.aws.client("emr-serverless")
         if "tags" in changes:
-            emr.tag_resource(resourceArn=live.facts["arn"], tags=context.tags)
+            emr.tag_resource(resourceArn=live.facts["arn"], tags=context.aws.tags)
         for other in live.facts["others"] if "unused" in changes else []:
             self._end(context, other)
         if not changes.keys() - {"tags", "unused"}:
@@ -310,7 +310,7 @@ class Application(Resource):
 
     def _end(self, context: DeployContext, identity: str) -> None:
         """Delete an application; AWS demands that it is stopped, and stops none with job runs."""
-        emr = context.aws("emr-serverless")
+        emr = context.aws.client("emr-serverless")
         for run in _job_runs(context, identity):
             emr.cancel_job_run(applicationId=identity, jobRunId=run)
         what = f"{self.title} has no job runs"
@@ -319,14 +319,14 @@ class Application(Resource):
         emr.delete_application(applicationId=identity)
 
     def _stop(self, context: DeployContext, identity: str) -> None:
-        emr = context.aws("emr-serverless")
+        emr = context.aws.client("emr-serverless")
         state = self._wait(context, identity, "CREATED", "STARTED", "STOPPED", "STOPPING")
         if state == "STARTED":
             emr.stop_application(applicationId=identity)
         self._wait(context, identity, "CREATED", "STOPPED")
 
     def _wait(self, context: DeployContext, identity: str, *states: str) -> str:
-        emr = context.aws("emr-serverless")
+        emr = context.aws.client("emr-serverless")
 
         def reached() -> str | None:
             application = emr.get_application(applicationId=identity)["application"]
@@ -359,6 +359,6 @@ def _network(answered: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 def _job_runs(context: DeployContext, identity: str) -> list[str]:
     """Return the ids of the job runs that have not ended."""
-    emr = context.aws("emr-serverless")
+    emr = context.aws.client("emr-serverless")
     found = every(emr, "list_job_runs", "jobRuns", applicationId=identity, states=ACTIVE)
     return [one["id"] for one in found]

@@ -36,7 +36,7 @@ class GlueDatabase(Resource):
     kind = "Glue database"
 
     def find(self, context: DeployContext) -> Live | None:
-        glue, name = context.aws("glue"), self.database or context.namespace
+        glue, name = context.aws.client("glue"), self.database or context.namespace
         try:
             glue.get_database(Name=name)
         except glue.exceptions.EntityNotFoundException:
@@ -50,10 +50,10 @@ class GlueDatabase(Resource):
         return Live(name)
 
     def create(self, context: DeployContext) -> None:
-        glue, name = context.aws("glue"), self.database or context.namespace
+        glue, name = context.aws.client("glue"), self.database or context.namespace
         try:
             database = {"Name": name, "Description": self.description}
-            glue.create_database(DatabaseInput=database, Tags=context.tags)
+            glue.create_database(DatabaseInput=database, Tags=context.aws.tags)
         except glue.exceptions.AlreadyExistsException:
             if self.find(context) is None:
                 raise TopicbergError(
@@ -74,7 +74,7 @@ class GlueDatabase(Resource):
 
         :raises TopicbergError: a namespace of the user's choice has other tables than the topics'
         """
-        glue, names, others = context.aws("glue"), tables(context, live.id), []
+        glue, names, others = context.aws.client("glue"), tables(context, live.id), []
         if self._is_shared(context):
             topics = self._topics(context)
             others = [name for name in names if name not in topics]
@@ -122,5 +122,5 @@ def _check_deleted(database: str, errors: list[Any]) -> None:
 
 def tables(context: DeployContext, database: str) -> list[str]:
     """Return the names of the tables in a Glue database."""
-    found = every(context.aws("glue"), "get_tables", "TableList", DatabaseName=database)
+    found = every(context.aws.client("glue"), "get_tables", "TableList", DatabaseName=database)
     return [table["Name"] for table in found]

@@ -59,13 +59,13 @@ def document(*statements: Document) -> Document:
 
 
 def tags(context: DeployContext) -> list[dict[str, str]]:
-    return [{"Key": name, "Value": value} for name, value in context.tags.items()]
+    return [{"Key": name, "Value": value} for name, value in context.aws.tags.items()]
 
 
 def tags_of(tag_set: list[dict[str, str]] | None, context: DeployContext) -> dict[str, str]:
     """Return those tags of a resource that topicberg sets; others are the operator's."""
     held = {one["Key"]: one["Value"] for one in tag_set or []}
-    return {name: held[name] for name in context.tags if name in held}
+    return {name: held[name] for name in context.aws.tags if name in held}
 
 
 def confluent_trust(context: DeployContext) -> Document:
@@ -99,7 +99,7 @@ def snowflake_trust(context: DeployContext) -> Document:
 
 def allow_glue(context: DeployContext, actions: Iterable[str], *databases: str) -> list[Document]:
     """Return statements about databases and all of their tables."""
-    begin = f"arn:aws:glue:{context.region}:{context.account}"
+    begin = f"arn:aws:glue:{context.config.aws_region}:{context.aws.account}"
     arns = [[f"{begin}:database/{name}", f"{begin}:table/{name}/*"] for name in databases]
     return [
         allow(actions, [f"{begin}:catalog", *chain.from_iterable(arns[start : start + DATABASES])])
@@ -139,7 +139,7 @@ def tableflow_policy(context: DeployContext) -> Document:
     In all of Glue, as in Confluent's own example: Glue's list calls are refused as a whole when one
     database is not permitted, and a refused catalog integration does not try again.
     """
-    bucket = f"arn:aws:s3:::{context.bucket}"
+    bucket = f"arn:aws:s3:::{context.aws.bucket}"
     on_bucket = ["s3:GetBucketLocation", "s3:ListBucketMultipartUploads", "s3:ListBucket"]
     on_objects = [
         *("s3:PutObject", "s3:PutObjectTagging", "s3:GetObject", "s3:DeleteObject"),
@@ -154,7 +154,7 @@ def tableflow_policy(context: DeployContext) -> Document:
     return document(
         allow(on_bucket, bucket),
         allow(on_objects, f"{bucket}/*"),
-        allow(in_glue, f"arn:aws:glue:{context.region}:{context.account}:*"),
+        allow(in_glue, f"arn:aws:glue:{context.config.aws_region}:{context.aws.account}:*"),
         *key_use(context.config, WRITES_KEY),
     )
 
@@ -166,7 +166,7 @@ def snowflake_policy(context: DeployContext) -> Document:
     Credentials that Glue vends are those of Lake Formation.
     https://docs.snowflake.com/en/user-guide/tables-iceberg-configure-catalog-integration-rest-glue
     """
-    buckets = [f"arn:aws:s3:::{name}" for name in (context.bucket, context.derived_bucket)]
+    buckets = [f"arn:aws:s3:::{name}" for name in (context.aws.bucket, context.aws.derived_bucket)]
     derived = [context.names.namespace(pipeline) for pipeline in pipelines(context.specs)]
     config = context.config
     vends = config.snowflake_linked_database and config.snowflake_vended_credentials
@@ -211,13 +211,14 @@ class Policy(Resource):
     quota = QUOTAS["IAM policies"]
 
     def _arn(self, context: DeployContext, number: int) -> str:
-        return f"arn:aws:iam::{context.account}:policy{context.config.iam_path}{self._name(number)}"
+        account, path = context.aws.account, context.config.iam_path
+        return f"arn:aws:iam::{account}:policy{path}{self._name(number)}"
 
     def _name(self, number: int) -> str:
         return self.name if number == 1 else f"{self.name}_{number}"
 
     def find(self, context: DeployContext) -> Live | None:
-        iam, fields, arns, tagged = context.aws("iam"), {}, [], True
+        iam, fields, arns, tagged = context.aws.client("iam"), {}, [], True
         for number in count(1):
             arn = self._arn(context, number)
             try:
@@ -226,11 +227,11 @@ class Policy(Resource):
                 break
             version = iam.get_policy_version(PolicyArn=arn, VersionId=policy["DefaultVersionId"])
             fields[_field(number)] = _parsed(version["PolicyVersion"]["Document"])
-            tagged = tagged and tags_of(policy.get("Tags"), context) == context.tags
+            tagged = tagged and tags_of(policy.get("Tags"), context) == context.aws.tags
             arns.append(arn)
         if not arns:
             return None
-        fields["tags"] = context.tags if tagged else {}
+        fields["tags"] = context.aws.tags if tagged else {}
         return Live(arns[0], fields, {"arns": arns})
 
     def _documents(self, context: DeployContext) -> list[Document]:
@@ -248,7 +249,7 @@ class Policy(Resource):
     def desired(self, context: DeployContext) -> Fields:
         documents = enumerate(self._documents(context), 1)
         fields = {_field(number): one for number, one in documents}
-        return {**fields, "tags": context.tags}
+        return {**fields, "tags": context.aws.tags}
 
     def waits(self, context: DeployContext) -> str:
         self._documents(context)  # a plan shows already that it cannot be created
@@ -259,7 +260,7 @@ class Policy(Resource):
             self._create(context, number, one)
 
     def _create(self, context: DeployContext, number: int, one: Document) -> None:
-        context.aws("iam").create_policy(
+        context.aws.client("iam").create_policy(
             PolicyName=self._name(number),
             Path=context.config.iam_path,
             PolicyDocument=_text(one),
@@ -270,7 +271,7 @@ class Policy(Resource):
         return list(live.facts["arns"][len(self._documents(context)) :])
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        iam, arns = context.aws("iam"), live.facts["arns"]
+        iam, arns = context.aws.client("iam"), live.facts["arns"]
         for arn in arns if "tags" in changes else ():
             iam.tag_policy(PolicyArn=arn, Tags=tags(context))
         for arn in reversed(changes.get("unused", ([], []))[0]):
@@ -288,7 +289,7 @@ class Policy(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         """The first one last: by it the others are found."""
         for arn in reversed(live.facts["arns"]):
-            _delete_policy(context.aws("iam"), arn)
+            _delete_policy(context.aws.client("iam"), arn)
 
 
 def _field(number: int) -> str:
@@ -363,7 +364,7 @@ class Role(Resource):
         return [one for one in wanted if not any(_covers(other, one) for other in held)]
 
     def _live(self, context: DeployContext) -> Live | None:
-        iam = context.aws("iam")
+        iam = context.aws.client("iam")
         try:
             role = iam.get_role(RoleName=self.name)["Role"]
         except iam.exceptions.NoSuchEntityException:
@@ -385,13 +386,13 @@ class Role(Resource):
             "trust": self.trust(context),
             "policies": self._policies(context),
             "inline_policies": [],
-            "tags": context.tags,
+            "tags": context.aws.tags,
             "path": context.config.iam_path,
             "boundary": context.config.iam_permissions_boundary_arn,
         }
 
     def create(self, context: DeployContext) -> None:
-        iam, boundary = context.aws("iam"), context.config.iam_permissions_boundary_arn
+        iam, boundary = context.aws.client("iam"), context.config.iam_permissions_boundary_arn
         iam.create_role(
             RoleName=self.name,
             Path=context.config.iam_path,
@@ -406,7 +407,7 @@ class Role(Resource):
         return sorted(context.need(self.policy).facts["arns"])
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        iam = context.aws("iam")
+        iam = context.aws.client("iam")
         if "trust" in changes:
             trust = json.dumps(changes["trust"][1])
             iam.update_assume_role_policy(RoleName=self.name, PolicyDocument=trust)
@@ -425,7 +426,7 @@ class Role(Resource):
             iam.delete_role_policy(RoleName=self.name, PolicyName=name)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        iam = context.aws("iam")
+        iam = context.aws.client("iam")
         for arn in _attached(iam, self.name):
             iam.detach_role_policy(RoleName=self.name, PolicyArn=arn)
         for name in _inline(iam, self.name):
@@ -435,11 +436,11 @@ class Role(Resource):
 
 def caller(context: DeployContext) -> str:
     """Return the user or role that deploys; a session is one of its role."""
-    arn = str(context.aws("sts").get_caller_identity()["Arn"])
+    arn = str(context.aws.client("sts").get_caller_identity()["Arn"])
     if ":assumed-role/" not in arn:
         return arn
     name = arn.split("/")[1]
-    return str(context.aws("iam").get_role(RoleName=name)["Role"]["Arn"])
+    return str(context.aws.client("iam").get_role(RoleName=name)["Role"]["Arn"])
 
 
 def listed(value: Any) -> list[Any]:

@@ -21,7 +21,8 @@ from botocore.exceptions import ClientError
 
 from topicberg.deploy.aws.glue import pipelines
 from topicberg.deploy.aws.iam import Document, caller
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.transient import code
 from topicberg.errors import TopicbergError
 
@@ -82,7 +83,7 @@ class DataLake:
 
 def read_data_lake(context: DeployContext) -> DataLake:
     """Return the settings; an account whose settings may not be read counts as not governed."""
-    client = context.aws("lakeformation")
+    client = context.aws.client("lakeformation")
     try:
         settings = client.get_data_lake_settings()["DataLakeSettings"]
         if not _governs(settings):
@@ -176,7 +177,7 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
     derived = [name for key, name in pipeline_keys.items() if key in context.live]
     topics = [context.namespace] if {"aws/glue_database", CLUSTER} <= context.live.keys() else []
     roles = {
-        kind: context.role_arn(given or own)
+        kind: context.aws.role_arn(given or own)
         for kind, given, own in (
             ("tableflow", config.tableflow_role_arn, names.tableflow_role),
             ("snowflake", config.snowflake_role_arn, names.snowflake_role),
@@ -200,7 +201,7 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
         if role := roles.get("emr"):
             yield LakeGrant(role, ("CREATE_TABLE", "DESCRIBE"), _database(database))
             yield LakeGrant(role, ("ALL",), _tables(database))
-    for kind, bucket in (("tableflow", context.bucket), ("emr", context.derived_bucket)):
+    for kind, bucket in (("tableflow", context.aws.bucket), ("emr", context.aws.derived_bucket)):
         # A table in a registered location needs a grant on it, besides the policy on S3.
         for location in sorted(lake.locations):
             name = location.removeprefix("arn:aws:s3:::").partition("/")[0]

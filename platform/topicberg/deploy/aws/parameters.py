@@ -47,7 +47,9 @@ class Parameters(Resource):
         return len(self.values)
 
     def find(self, context: DeployContext) -> Live | None:
-        listed = every(context.aws("ssm"), "get_parameters_by_path", "Parameters", Path=self.name)
+        listed = every(
+            context.aws.client("ssm"), "get_parameters_by_path", "Parameters", Path=self.name
+        )
         found = {one["Name"].removeprefix(f"{self.name}/"): one["Value"] for one in listed}
         return Live(self.name, found) if found else None
 
@@ -57,7 +59,7 @@ class Parameters(Resource):
     def create(self, context: DeployContext) -> None:
         self._put(context, self.values)
         for name in self.values:  # a request that overwrites takes no tags
-            context.aws("ssm").add_tags_to_resource(
+            context.aws.client("ssm").add_tags_to_resource(
                 ResourceType="Parameter", ResourceId=f"{self.name}/{name}", Tags=tags(context)
             )
 
@@ -66,11 +68,11 @@ class Parameters(Resource):
 
     def _put(self, context: DeployContext, values: dict[str, str]) -> None:
         for name, value in values.items():
-            context.aws("ssm").put_parameter(
+            context.aws.client("ssm").put_parameter(
                 Name=f"{self.name}/{name}", Value=value, Type="String", Overwrite=True
             )
 
     def delete(self, context: DeployContext, live: Live) -> None:
         names = [f"{self.name}/{name}" for name in live.fields]
         for start in range(0, len(names), 10):
-            context.aws("ssm").delete_parameters(Names=names[start : start + 10])
+            context.aws.client("ssm").delete_parameters(Names=names[start : start + 10])

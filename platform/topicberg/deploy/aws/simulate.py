@@ -72,9 +72,9 @@ Denied = tuple[str, list[str]]
 
 def _denied(context: DeployContext, principal: str) -> Iterator[Denied]:
     """Yield each action that is denied."""
-    iam, config = context.aws("iam"), context.config
+    iam, config = context.aws.client("iam"), context.config
     secrets = tuple(filter(None, (context.deploy.admin_user_secrets_root_path,)))
-    of = Deployed(config, context.account, tuple(context.specs), secrets)
+    of = Deployed(config, context.aws.account, tuple(context.specs), secrets)
     unused = (
         *_OPTIONAL,
         *(() if config.on_emr else _OF_EMR),
@@ -111,9 +111,9 @@ def _example(arn: str) -> str:
 def _entries(context: DeployContext, statement: Document) -> list[dict[str, Any]]:
     """Return what is known of the requests."""
     known = {
-        "aws:RequestedRegion": context.region,
+        "aws:RequestedRegion": context.config.aws_region,
         "aws:SecureTransport": "true",
-        **{f"aws:RequestTag/{name}": value for name, value in context.tags.items()},
+        **{f"aws:RequestTag/{name}": value for name, value in context.aws.tags.items()},
     }
     if boundary := context.config.iam_permissions_boundary_arn:
         known["iam:PermissionsBoundary"] = boundary

@@ -7,7 +7,8 @@ from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
@@ -73,7 +74,9 @@ class Connector(Resource):
         return Cost(self, self.tasks * PRICES["task"].usd * HOURS, "by task, and traffic")
 
     def find(self, context: DeployContext) -> Live | None:
-        listed = context.cloud.get(self._path(context, "/connectors"), expand="info,status,id")
+        listed = context.confluent.cloud.get(
+            self._path(context, "/connectors"), expand="info,status,id"
+        )
         connector = (listed or {}).get(self.name)
         if connector is None:
             return None
@@ -91,16 +94,16 @@ class Connector(Resource):
     def create(self, context: DeployContext) -> None:
         config = self._config(context)
         validate = self._path(context, f"/connector-plugins/{PLUGIN}/config/validate")
-        if problems := _problems(context.cloud.put(validate, config) or {}):
+        if problems := _problems(context.confluent.cloud.put(validate, config) or {}):
             raise ApiError(f"{self.title}: its configuration is wrong: {'; '.join(problems)}")
         body = {"name": self.name, "config": config}
-        context.cloud.post(self._path(context, "/connectors"), body)
+        context.confluent.cloud.post(self._path(context, "/connectors"), body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         if set(changes) != {"state"} or live.facts["state"] == "FAILED":
-            context.cloud.put(self._named(context, "/config"), self._config(context))
+            context.confluent.cloud.put(self._named(context, "/config"), self._config(context))
         if live.facts["state"] == "PAUSED":
-            context.cloud.put(self._named(context, "/resume"))
+            context.confluent.cloud.put(self._named(context, "/resume"))
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """It runs. One that failed is given its configuration again: see :mod:`transient`."""
@@ -108,7 +111,7 @@ class Connector(Resource):
 
         def running() -> bool:
             nonlocal failures
-            status = context.cloud.get(self._named(context, "/status"))["connector"]
+            status = context.confluent.cloud.get(self._named(context, "/status"))["connector"]
             state, trace = status["state"], status.get("trace") or "no reason is given"
             failures = failures + 1 if state == "FAILED" else 0
             if state == "RUNNING":
@@ -123,7 +126,7 @@ class Connector(Resource):
         poll(running, f"{self.title} runs", RUNNING_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        answer = context.cloud.delete(self._named(context))
+        answer = context.confluent.cloud.delete(self._named(context))
         if problem := (answer or {}).get("error"):
             raise ApiError(f"{self.title}: {problem}")
 

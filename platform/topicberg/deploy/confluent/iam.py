@@ -18,7 +18,7 @@ class ServiceAccount(Resource):
     quota = QUOTAS["service accounts"]
 
     def find(self, context: DeployContext) -> Live | None:
-        pages = context.cloud.pages("/iam/v2/service-accounts")
+        pages = context.confluent.cloud.pages("/iam/v2/service-accounts")
         named = [one for one in pages if one["display_name"] == self.name]
         found = only(named, f"service accounts named {self.name}")
         if found is None:
@@ -30,13 +30,13 @@ class ServiceAccount(Resource):
 
     def create(self, context: DeployContext) -> None:
         body = {"display_name": self.name, **self.desired(context)}
-        context.cloud.post("/iam/v2/service-accounts", body)
+        context.confluent.cloud.post("/iam/v2/service-accounts", body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
-        context.cloud.patch(f"/iam/v2/service-accounts/{live.id}", self.desired(context))
+        context.confluent.cloud.patch(f"/iam/v2/service-accounts/{live.id}", self.desired(context))
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.cloud.delete(f"/iam/v2/service-accounts/{live.id}")
+        context.confluent.cloud.delete(f"/iam/v2/service-accounts/{live.id}")
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class RoleBinding(Resource):
     def find(self, context: DeployContext) -> Live | None:
         wanted = self._body(context)
         # The filter is a partial search; what is not exactly ours is another binding.
-        for found in context.cloud.pages("/iam/v2/role-bindings", **wanted):
+        for found in context.confluent.cloud.pages("/iam/v2/role-bindings", **wanted):
             if all(found.get(name) == value for name, value in wanted.items()):
                 return Live(found["id"])
         return None
 
     def create(self, context: DeployContext) -> None:
-        context.cloud.post("/iam/v2/role-bindings", self._body(context))
+        context.confluent.cloud.post("/iam/v2/role-bindings", self._body(context))
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.cloud.delete(f"/iam/v2/role-bindings/{live.id}")
+        context.confluent.cloud.delete(f"/iam/v2/role-bindings/{live.id}")

@@ -8,7 +8,8 @@ from typing import Any
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.catalogs import CatalogKind
 from topicberg.deploy.confluent.organization import only
-from topicberg.deploy.context import CLUSTER, ENVIRONMENT, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.logins import CURRENT, note_sent, state
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
@@ -37,7 +38,9 @@ class ProviderIntegration(Resource):
         return (ENVIRONMENT,)
 
     def find(self, context: DeployContext) -> Live | None:
-        pages = context.cloud.pages("/pim/v1/integrations", environment=context.environment)
+        pages = context.confluent.cloud.pages(
+            "/pim/v1/integrations", environment=context.environment
+        )
         named = [candidate for candidate in pages if candidate.get("display_name") == self.name]
         integration = only(named, f"provider integrations named {self.name}")
         if integration is None:
@@ -52,20 +55,22 @@ class ProviderIntegration(Resource):
         return Live(integration["id"], {"role": config.get("customer_iam_role_arn")}, facts)
 
     def desired(self, context: DeployContext) -> Fields:
-        return {"role": context.role_arn(self.role)}
+        return {"role": context.aws.role_arn(self.role)}
 
     def create(self, context: DeployContext) -> None:
-        role = context.role_arn(self.role)
+        role = context.aws.role_arn(self.role)
         body = {
             "display_name": self.name,
             "provider": "AWS",
             "config": {"kind": "AwsIntegrationConfig", "customer_iam_role_arn": role},
             "environment": {"id": context.environment},
         }
-        context.cloud.post("/pim/v1/integrations", body)
+        context.confluent.cloud.post("/pim/v1/integrations", body)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.cloud.delete(f"/pim/v1/integrations/{live.id}", environment=context.environment)
+        context.confluent.cloud.delete(
+            f"/pim/v1/integrations/{live.id}", environment=context.environment
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,9 @@ class CatalogIntegration(Resource):
         return (CLUSTER,)
 
     def find(self, context: DeployContext) -> Live | None:
-        pages = context.tableflow.pages(CATALOGS, **where(context.environment, context.cluster))
+        pages = context.confluent.tableflow.pages(
+            CATALOGS, **where(context.environment, context.cluster)
+        )
         named = [
             candidate for candidate in pages if candidate["spec"].get("display_name") == self.name
         ]
@@ -132,7 +139,7 @@ class CatalogIntegration(Resource):
         if context.config.tableflow_namespace:
             config[self.catalog.namespace] = context.namespace
         spec = {"display_name": self.name, **context.place, "config": config}
-        context.tableflow.post(CATALOGS, {"spec": spec})
+        context.confluent.tableflow.post(CATALOGS, {"spec": spec})
         self._note_login(context)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
@@ -146,7 +153,7 @@ class CatalogIntegration(Resource):
             # Stated also if it is the default, the cluster's id, to which it may return.
             if "namespace" in changes or context.config.tableflow_namespace:
                 spec["config"][self.catalog.namespace] = context.namespace
-        context.tableflow.patch(f"{CATALOGS}/{live.id}", {"spec": spec})
+        context.confluent.tableflow.patch(f"{CATALOGS}/{live.id}", {"spec": spec})
         if "config" in spec:
             self._note_login(context)
 
@@ -182,4 +189,4 @@ class CatalogIntegration(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         place = where(context.environment, context.cluster)
-        context.tableflow.delete(f"{CATALOGS}/{live.id}", **place)
+        context.confluent.tableflow.delete(f"{CATALOGS}/{live.id}", **place)

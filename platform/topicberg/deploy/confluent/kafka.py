@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ConflictError, if_found
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.formats.table import FORMATS
@@ -39,10 +40,10 @@ class KafkaTopic(Resource):
         return self.spec.partitions
 
     def find(self, context: DeployContext) -> Live | None:
-        topic = if_found(context.kafka.get, self._path(context))
+        topic = if_found(context.confluent.kafka.get, self._path(context))
         if topic is None:
             return None
-        configs = context.kafka.get(self._path(context, "/configs"))["data"]
+        configs = context.confluent.kafka.get(self._path(context, "/configs"))["data"]
         values = {one["name"]: one.get("value") for one in configs}
         return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
@@ -55,7 +56,7 @@ class KafkaTopic(Resource):
             "partitions_count": self.spec.partitions,
             "configs": [{"name": k, "value": v} for k, v in self.spec.kafka_config.items()],
         }
-        context.kafka.post(f"/kafka/v3/clusters/{context.cluster}/topics", body)
+        context.confluent.kafka.post(f"/kafka/v3/clusters/{context.cluster}/topics", body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         if "partitions" in changes:
@@ -66,15 +67,15 @@ class KafkaTopic(Resource):
                     hint="Kafka cannot take partitions away, and more would scatter the keys of "
                     f"an upsert topic: set `partitions: {has}`",
                 )
-            context.kafka.patch(self._path(context), {"partitions_count": wanted})
+            context.confluent.kafka.patch(self._path(context), {"partitions_count": wanted})
         configs = {name: wanted for name, (_, wanted) in changes.items() if name != "partitions"}
         if configs:
             data = [{"name": k, "value": v, "operation": "SET"} for k, v in configs.items()]
             path = self._path(context, "/configs:alter")
-            context.kafka.post(path, {"data": data}, repeatable=True)
+            context.confluent.kafka.post(path, {"data": data}, repeatable=True)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.kafka.delete(self._path(context))
+        context.confluent.kafka.delete(self._path(context))
 
 
 @dataclass(frozen=True)
@@ -117,14 +118,14 @@ class Acl(Resource):
         return self.within
 
     def find(self, context: DeployContext) -> Live | None:
-        found = context.kafka.get(self._path(context), **self._body(context))["data"]
+        found = context.confluent.kafka.get(self._path(context), **self._body(context))["data"]
         return Live(f"{self.operation} {context.need(self.account).id}") if found else None
 
     def create(self, context: DeployContext) -> None:
-        context.kafka.post(self._path(context), self._body(context), repeatable=True)
+        context.confluent.kafka.post(self._path(context), self._body(context), repeatable=True)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.kafka.delete(self._path(context), **self._body(context))
+        context.confluent.kafka.delete(self._path(context), **self._body(context))
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class RegistrySubject(Resource):
         return {"schema": text, "schemaType": FORMATS[self.format].schema_type}
 
     def find(self, context: DeployContext) -> Live | None:
-        registry = context.registry
+        registry = context.confluent.registry
         versions = if_found(registry.listed, self._path(end="/versions"))
         if versions is None:
             return None
@@ -177,11 +178,15 @@ class RegistrySubject(Resource):
 
     def _set_level(self, context: DeployContext) -> None:
         if self.compatibility:
-            context.registry.put(self._path("/config"), {"compatibility": self.compatibility})
+            context.confluent.registry.put(
+                self._path("/config"), {"compatibility": self.compatibility}
+            )
 
     def _register(self, context: DeployContext) -> None:
         try:
-            context.registry.post(self._path(end="/versions"), self._body(), repeatable=True)
+            context.confluent.registry.post(
+                self._path(end="/versions"), self._body(), repeatable=True
+            )
         except ConflictError as error:
             what, hint = refusal(error.message, self.compatibility)
             raise CannotChangeError(

@@ -19,7 +19,8 @@ from pydantic import SecretStr
 
 from topicberg.clients.confluent import CredentialsError, GoneError
 from topicberg.clients.secrets import ApiKey, Version
-from topicberg.deploy.context import CLUSTER, REGISTRY, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER, REGISTRY
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
@@ -95,7 +96,9 @@ class RotatingKey(Resource):
         display_name = self._display_name(context)
         listed = {
             api_key["id"]: datetime.fromisoformat(api_key["metadata"]["created_at"])
-            for api_key in context.cloud.pages("/iam/v2/api-keys", **{"spec.owner": owner.id})
+            for api_key in context.confluent.cloud.pages(
+                "/iam/v2/api-keys", **{"spec.owner": owner.id}
+            )
             if api_key["spec"].get("display_name") == display_name
             and (api_key["spec"].get("owner") or {}).get("id", owner.id) == owner.id
         }
@@ -129,7 +132,7 @@ class RotatingKey(Resource):
     def settle(self, context: DeployContext, live: Live) -> None:
         """The newest key works everywhere, and is the one that consumers read."""
         newest: Version = live.facts["versions"][-1]
-        key, in_a_row = context.active_key(self.key), 0
+        key, in_a_row = context.confluent.active_key(self.key), 0
         young = newest.created > datetime.now(UTC) - YOUNG
         of_cluster = self.of in ("kafka", "schema_registry")
         spread = young and of_cluster and context.config.deployment == "cloud"
@@ -156,7 +159,7 @@ class RotatingKey(Resource):
 
     def add(self, context: DeployContext) -> ApiKey:
         """A new key, stored but not published."""
-        made = context.cloud.create("/iam/v2/api-keys", {"spec": self._spec(context)})
+        made = context.confluent.cloud.create("/iam/v2/api-keys", {"spec": self._spec(context)})
         key = ApiKey(made["id"], SecretStr(made["spec"]["secret"]))
         context.made[self.key][key.id] = datetime.now(UTC)
         context.secrets.add(self.name, _values(self.of, key, self._public(context)), key.id)
@@ -165,7 +168,7 @@ class RotatingKey(Resource):
     def revoke(self, context: DeployContext, key: str) -> None:
         """:raises GoneError: Confluent refuses, and still has the key"""
         try:
-            context.cloud.delete(f"/iam/v2/api-keys/{key}")
+            context.confluent.cloud.delete(f"/iam/v2/api-keys/{key}")
         except GoneError:
             if _exists(context, key):
                 raise
@@ -176,12 +179,12 @@ class RotatingKey(Resource):
     def _use(self, context: DeployContext, key: ApiKey) -> None:
         """:raises ApiError: the key does not work"""
         if self.of == "kafka":
-            context.kafka_as(key).get(f"/kafka/v3/clusters/{context.cluster}/topics")
+            context.confluent.kafka_as(key).get(f"/kafka/v3/clusters/{context.cluster}/topics")
         elif self.of == "schema_registry":
-            context.registry_as(key).listed("/subjects")
+            context.confluent.registry_as(key).listed("/subjects")
         else:
             what = "/tableflow/v1/regions" if self.of == "tableflow" else "/org/v2/environments"
-            context.cloud_as(key).get(what)
+            context.confluent.cloud_as(key).get(what)
 
     def _spec(self, context: DeployContext) -> dict[str, Any]:
         """With the fields that Confluent's own Terraform provider sends, and no others."""
@@ -213,7 +216,7 @@ class RotatingKey(Resource):
         if self.of == "schema_registry":
             return {
                 "schema.registry.basic.auth.credentials.source": "USER_INFO",
-                "schema.registry.url": context.registry_url,
+                "schema.registry.url": context.confluent.registry_url,
             }
         if self.of == "tableflow":
             return {"environment.id": context.environment, "kafka.cluster.id": context.cluster}
@@ -223,7 +226,7 @@ class RotatingKey(Resource):
 def _exists(context: DeployContext, key: str) -> bool:
     """Whether there is such a key: of one that is deleted Confluent says 403 or 404."""
     try:
-        context.cloud.get(f"/iam/v2/api-keys/{key}")
+        context.confluent.cloud.get(f"/iam/v2/api-keys/{key}")
     except GoneError:
         return False
     return True

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
-from topicberg.deploy.context import ENVIRONMENT, DeployContext
+from topicberg.deploy.confluent_apis import ENVIRONMENT
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
@@ -57,7 +58,7 @@ def check_given(context: DeployContext) -> None:
 
     :raises TopicbergError: one of them is not there, or the cluster is elsewhere than the bucket
     """
-    config, cloud = context.config, context.cloud
+    config, cloud = context.config, context.confluent.cloud
     environment, cluster = config.existing_environment, config.existing_cluster
     if environment is None:
         return
@@ -76,10 +77,10 @@ def check_given(context: DeployContext) -> None:
         )
     spec, phase = existing["spec"], (existing.get("status") or {}).get("phase")
     place = (str(spec.get("cloud")).upper(), spec.get("region"))
-    if place != ("AWS", context.region):
+    if place != ("AWS", context.config.aws_region):
         raise TopicbergError(
             f"TOPICBERG_EXISTING_CLUSTER: {cluster} is in {' '.join(map(str, place))}, expected "
-            f"AWS {context.region}: Tableflow writes to buckets of the cluster's region",
+            f"AWS {context.config.aws_region}: Tableflow writes to buckets of the cluster's region",
             hint="set TOPICBERG_AWS_REGION to the cluster's region, or choose another cluster",
         )
     if phase != "PROVISIONED":
@@ -100,15 +101,15 @@ class Environment(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         if self.given:
-            environment = _given(context.cloud, f"/org/v2/environments/{self.given}")
+            environment = _given(context.confluent.cloud, f"/org/v2/environments/{self.given}")
         else:
-            pages = context.cloud.pages("/org/v2/environments")
+            pages = context.confluent.cloud.pages("/org/v2/environments")
             named = [candidate for candidate in pages if candidate["display_name"] == self.name]
             environment = only(named, f"environments named {self.name}")
         if environment is None:
             return None
         package = (environment.get("stream_governance_config") or {}).get("package")
-        within = f"crn://confluent.cloud/organization={organization(context.cloud)}"
+        within = f"crn://confluent.cloud/organization={organization(context.confluent.cloud)}"
         crn = f"{within}/environment={environment['id']}"
         return Live(environment["id"], {"stream_governance": package}, {"crn": crn})
 
@@ -127,14 +128,14 @@ class Environment(Resource):
 
     def create(self, context: DeployContext) -> None:
         body = {"display_name": self.name, "stream_governance_config": {"package": PACKAGE}}
-        context.cloud.post("/org/v2/environments", body)
+        context.confluent.cloud.post("/org/v2/environments", body)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         body = {"stream_governance_config": {"package": changes["stream_governance"][1]}}
-        context.cloud.patch(f"/org/v2/environments/{live.id}", body)
+        context.confluent.cloud.patch(f"/org/v2/environments/{live.id}", body)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.cloud.delete(f"/org/v2/environments/{live.id}")
+        context.confluent.cloud.delete(f"/org/v2/environments/{live.id}")
 
 
 @dataclass(frozen=True)
@@ -169,9 +170,11 @@ class Cluster(Resource):
     def find(self, context: DeployContext) -> Live | None:
         if self.given:
             path = f"/cmk/v2/clusters/{self.given}"
-            cluster = _given(context.cloud, path, environment=context.environment)
+            cluster = _given(context.confluent.cloud, path, environment=context.environment)
         else:
-            pages = context.cloud.pages("/cmk/v2/clusters", environment=context.environment)
+            pages = context.confluent.cloud.pages(
+                "/cmk/v2/clusters", environment=context.environment
+            )
             named = [
                 candidate
                 for candidate in pages
@@ -209,7 +212,7 @@ class Cluster(Resource):
         live = context.live.get(self.key)
         return {
             "cloud": "AWS",
-            "region": context.region,
+            "region": context.config.aws_region,
             "type": self.type or (live.fields["type"] if live else CLUSTER_TYPE),
             "availability": AVAILABILITY["SINGLE_ZONE"],
         }
@@ -219,11 +222,11 @@ class Cluster(Resource):
             "display_name": self.name,
             "availability": "SINGLE_ZONE",
             "cloud": "AWS",
-            "region": context.region,
+            "region": context.config.aws_region,
             "config": {"kind": self.type or CLUSTER_TYPE},
             "environment": {"id": context.environment},
         }
-        context.cloud.post("/cmk/v2/clusters", {"spec": spec})
+        context.confluent.cloud.post("/cmk/v2/clusters", {"spec": spec})
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         has, wanted = changes["type"]
@@ -234,7 +237,7 @@ class Cluster(Resource):
                 hint=f"set TOPICBERG_CLUSTER_TYPE={has}, or leave it out",
             )
         spec = {"config": {"kind": wanted}, "environment": {"id": context.environment}}
-        context.cloud.patch(f"/cmk/v2/clusters/{live.id}", {"spec": spec})
+        context.confluent.cloud.patch(f"/cmk/v2/clusters/{live.id}", {"spec": spec})
 
     def settle(self, context: DeployContext, live: Live) -> None:
         def provisioned() -> bool:
@@ -247,7 +250,9 @@ class Cluster(Resource):
         poll(provisioned, f"{self.title} is provisioned", CLUSTER_SECONDS, sleep=context.sleep)
 
     def delete(self, context: DeployContext, live: Live) -> None:
-        context.cloud.delete(f"/cmk/v2/clusters/{live.id}", environment=context.environment)
+        context.confluent.cloud.delete(
+            f"/cmk/v2/clusters/{live.id}", environment=context.environment
+        )
 
 
 def _bootstrap(spec: dict[str, Any]) -> str | None:
@@ -265,7 +270,7 @@ class SchemaRegistry(Resource):
     built_in = True
 
     def find(self, context: DeployContext) -> Live | None:
-        pages = context.cloud.pages("/srcm/v3/clusters", environment=context.environment)
+        pages = context.confluent.cloud.pages("/srcm/v3/clusters", environment=context.environment)
         registry = next(pages, None)
         if registry is None:
             return None

@@ -7,7 +7,8 @@ from typing import Any
 
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.catalogs import PROVIDER_INTEGRATION
-from topicberg.deploy.context import CLUSTER, DeployContext
+from topicberg.deploy.confluent_apis import CLUSTER
+from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource, compare
@@ -68,7 +69,9 @@ class TableflowTopic(Resource):
         return Cost(self, PRICES["tableflow"].usd * HOURS, "and by GB processed")
 
     def find(self, context: DeployContext) -> Live | None:
-        topic = read_topic(context.tableflow, self.name, context.environment, context.cluster)
+        topic = read_topic(
+            context.confluent.tableflow, self.name, context.environment, context.cluster
+        )
         if topic is None:
             return None
         spec, status = topic["spec"], topic.get("status") or {}
@@ -109,7 +112,7 @@ class TableflowTopic(Resource):
             return {"kind": "Managed"}
         return {
             "kind": "ByobAws",
-            "bucket_name": context.bucket,
+            "bucket_name": context.aws.bucket,
             "provider_integration_id": context.need(PROVIDER_INTEGRATION).id,
         }
 
@@ -137,7 +140,7 @@ class TableflowTopic(Resource):
             "table_formats": list(self.spec.tableflow.table_formats),
             "config": config_of(self.spec),
         }
-        context.tableflow.post(TOPICS, {"spec": spec})
+        context.confluent.tableflow.post(TOPICS, {"spec": spec})
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         spec: dict[str, Any] = dict(context.place)
@@ -147,7 +150,7 @@ class TableflowTopic(Resource):
             spec["table_formats"] = list(self.spec.tableflow.table_formats)
         if "suspended" in changes:
             spec["suspended"] = False
-        context.tableflow.patch(topic_path(self.name), {"spec": spec})
+        context.confluent.tableflow.patch(topic_path(self.name), {"spec": spec})
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """It runs and writes every format; without a source it may wait for the first record.
@@ -178,7 +181,7 @@ class TableflowTopic(Resource):
 
     def delete(self, context: DeployContext, live: Live) -> None:
         place = where(context.environment, context.cluster)
-        context.tableflow.delete(topic_path(self.name), **place)
+        context.confluent.tableflow.delete(topic_path(self.name), **place)
 
 
 def _handling(config: dict[str, Any]) -> dict[str, Any]:

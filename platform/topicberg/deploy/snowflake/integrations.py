@@ -217,8 +217,8 @@ class Integration(_CatalogIntegration):
             "source": glue_rest_uri(context.seen) if rest else "GLUE",
             "api": glue_api(context.config) if rest else None,
             "role": role_arn(context.seen),
-            "catalog": context.account,
-            "region": context.region,
+            "catalog": context.aws.account,
+            "region": context.config.aws_region,
         }
 
     def create(self, context: DeployContext) -> None:

@@ -195,7 +195,9 @@ class IcebergTable(Resource):
 
     def _status(self, context: DeployContext) -> dict[str, Any]:
         """What Tableflow says of the topic."""
-        found = read_topic(context.tableflow, self.spec.name, context.environment, context.cluster)
+        found = read_topic(
+            context.confluent.tableflow, self.spec.name, context.environment, context.cluster
+        )
         return (found or {}).get("status") or {}
 
     def _in_catalog(self, context: DeployContext) -> bool:
@@ -203,7 +205,7 @@ class IcebergTable(Resource):
         if topic_integration(context.config) != SnowflakeNames.of(context.config).integration:
             states = syncs(self._status(context), of_delta=False)
             return {one.get("sync_status") for one in states} == {"SYNCED"}
-        table = glue.get_table(context.aws("glue"), context.namespace, self.spec.glue_name)
+        table = glue.get_table(context.aws.client("glue"), context.namespace, self.spec.glue_name)
         return table is not None and glue.metadata_location(table) is not None
 
     def _wait_for_catalog(self, context: DeployContext) -> None:
