@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
 # Each new session of botocore, and moto makes many, would read AWS's descriptions again.
 _read_description = cache(JSONFileLoader().load_file)
-JSONFileLoader.load_file = lambda _, path: _read_description(path)  # type: ignore[method-assign]
+JSONFileLoader.load_file = lambda _, path: _read_description(path)  # type: ignore[assignment,method-assign]
 # What pytest and Dagster import stays: looking for garbage in it is a sixth of the tests' time.
 gc.set_threshold(50_000, 20, 100)
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
