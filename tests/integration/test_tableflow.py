@@ -34,7 +34,7 @@ from topicberg.iceberg import summaries
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import settings
 from topicberg.spark import new_session
-from topicberg.tableflow import commit, ingestion
+from topicberg.tableflow import commit, log_watch
 from topicberg.tableflow.engine import Ingestor, run_once
 from topicberg.tableflow.metrics import StatusCollector
 from topicberg.tableflow.pool import Pool
@@ -279,7 +279,7 @@ def test_a_rollback_while_a_batch_is_written_stays(
 def test_lag_counts_what_an_open_transaction_holds(
     make_topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingestion, "OPEN_SECONDS", 1.0)
+    monkeypatch.setattr(log_watch, "OPEN_SECONDS", 1.0)
     topic = make_topic(checks={"max_lag_records": 1}, tableflow={"commit_interval_seconds": 0.5})
     topic.send(ORDER, [{"id": 1, "note": "a"}], partition=0)
     config = {**topic.endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex}
@@ -295,19 +295,19 @@ def test_lag_counts_what_an_open_transaction_holds(
     worker = pool.topics[topic.spec.name]
     pool.start()
     try:
-        wait_until(lambda: bool(worker.status.open_transactions), 60)
-        assert worker.status.lag[0] == 3
-        transaction = worker.status.open_transactions[0]
+        wait_until(lambda: bool(worker.report.status.open_transactions), 60)
+        assert worker.report.status.lag[0] == 3
+        transaction = worker.report.status.open_transactions[0]
         assert transaction.offset == 1
         assert abs(transaction.since_ms - begun_ms) < 10_000
         late = check_lag(topic.spec, topic.table(), topic.endpoints, None)
         assert "3 of them wait for the end of an open transaction: partition 0" in late.what
         collected = CollectorRegistry()
-        collected.register(StatusCollector(lambda: [worker.status]))
+        collected.register(StatusCollector(lambda: [worker.report.status]))
         assert b"open_transaction_seconds" in generate_latest(collected)
         producer.abort_transaction(30)
-        wait_until(lambda: not any(worker.status.lag.values()), 60)
-        assert worker.status.open_transactions == {}
+        wait_until(lambda: not any(worker.report.status.lag.values()), 60)
+        assert worker.report.status.open_transactions == {}
     finally:
         pool.stop(60)
         remove_status(topic.config, topic.spec.name)

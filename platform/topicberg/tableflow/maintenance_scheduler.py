@@ -73,7 +73,7 @@ class MaintenanceScheduler(threading.Thread):
         if self._stop_requested.is_set():
             return
         name, now = topic.spec.name, time.monotonic()
-        state = topic.spec, topic.status.snapshot_id
+        state = topic.spec, topic.report.status.snapshot_id
         before = self._kept.get(name)
         if before is not None and not before.is_due(state, now):
             return

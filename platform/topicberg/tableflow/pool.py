@@ -122,14 +122,14 @@ class Pool:
         with self._changed:
             topics = [self._topics.pop(name) for name in names if name in self._topics]
             for topic in topics:
-                topic.is_stopped = True
+                topic.report.is_stopped = True
             self._changed.wait_for(lambda: not any(t.is_running for t in topics), seconds)
             running = [topic for topic in topics if topic.is_running]
         self._abandon(running)
         with self._changed:
             self._changed.wait_for(lambda: not any(t.is_running for t in running), ABANDON_SECONDS)
         for topic in topics:
-            topic.give_up()
+            topic.report.give_up()
 
     @staticmethod
     def _abandon(topics: Iterable[Ingestion]) -> None:
@@ -142,13 +142,13 @@ class Pool:
         """Ingest a topic by a spec from now on; the counters of an earlier spec continue."""
         with self._changed:
             if (before := self._topics.get(spec.name)) is not None:
-                before.is_stopped = True
-            counters = before.status.counters() if before is not None else None
+                before.report.is_stopped = True
+            counters = before.report.status.counters() if before is not None else None
             shared = self._endpoints, self._config, self._sessions, self._registry
             topic = Ingestion(spec, *shared, counters, self._engine)
             self._topics[spec.name] = topic
             if any(self._missing):
-                topic.miss(*self._missing)
+                topic.report.miss(*self._missing)
             self._changed.notify()
 
     def remove(self, name: str, seconds: float) -> None:
@@ -156,14 +156,14 @@ class Pool:
         with self._changed:
             if (topic := self._topics.pop(name, None)) is None:
                 return  # it was given up meanwhile
-            topic.is_stopped = True
+            topic.report.is_stopped = True
             self._changed.wait_for(lambda: not topic.is_running, seconds)
 
     def wake(self, name: str) -> None:
         """Let a topic have a turn now."""
         with self._changed:
             if name in self._topics:
-                self._topics[name].wake()
+                self._topics[name].schedule.is_woken = True
                 self._changed.notify()
 
     @property
@@ -179,7 +179,7 @@ class Pool:
             self._missing = service, spark
             topics = list(self._topics.values())
         for topic in topics:
-            topic.miss(service, spark)
+            topic.report.miss(service, spark)
 
     # --- the poll ---
 
@@ -250,7 +250,7 @@ class Pool:
             with self._changed:
                 topic.is_running = False
                 self._long_turns -= not is_small
-                if topic.is_stopped:
+                if topic.report.is_stopped:
                     self._changed.notify_all()
 
     def _take(self) -> tuple[Ingestion, bool] | None:

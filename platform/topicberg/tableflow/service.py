@@ -26,7 +26,6 @@ from topicberg.security.logs import log_to_stderr
 from topicberg.settings import Settings, settings
 from topicberg.tableflow import control
 from topicberg.tableflow.identity import ENGINES_TOPIC, Identity, engine_group
-from topicberg.tableflow.ingestion import has_failed
 from topicberg.tableflow.maintenance_scheduler import MaintenanceScheduler
 from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
@@ -37,6 +36,7 @@ from topicberg.tableflow.status import (
     remove_status,
     write_status,
 )
+from topicberg.tableflow.status_report import has_failed
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -236,7 +236,7 @@ def serve(
     if metrics_port is not None:  # an engine that cannot listen must not take topics from others
         serve_metrics(
             metrics_port,
-            lambda: [topic.shown for topic in pool.topics.values()],
+            lambda: [topic.report.shown for topic in pool.topics.values()],
             host=metrics_host,
             engine=share.engine,
             is_healthy=engine.is_healthy,

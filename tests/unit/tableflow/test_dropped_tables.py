@@ -53,7 +53,7 @@ def test_table_that_cannot_come_back_whole_suspends_its_topic(
     one = started(topic) if restarts else one
     one.turn()
     one.turn()
-    status = one.status
+    status = one.report.status
     assert status.suspended
     assert "does not exist or is empty, and topicberg did not drop it" in str(status.error_message)
     assert "before offset 1 of partition 0" in str(status.error_message)
@@ -68,7 +68,7 @@ def test_an_empty_table_in_its_place_is_not_filled(
     drop(topic)
     topic.ingestor().table()  # as Dagster's asset does
     delete_records(topic, monkeypatch, 1)
-    assert started(topic).status.suspended
+    assert started(topic).report.status.suspended
 
 
 def test_idle_topic_whose_records_are_gone_goes_on(
@@ -78,13 +78,13 @@ def test_idle_topic_whose_records_are_gone_goes_on(
     idle = memory_topic(tmp_path, monkeypatch, schema={"format": "text"})
     monkeypatch.setattr(kafka, "topic_log", lambda *_: kafka.TopicLog("memory", {0: 9}, {0: 9}))
     for _ in range(2):
-        assert started(idle).status.phase == "RUNNING"
+        assert started(idle).report.status.phase == "RUNNING"
 
 
 def test_table_is_made_again_while_kafka_has_everything(topic: MemoryTopic) -> None:
     started(topic)
     drop(topic)
-    assert started(topic).status.phase == "RUNNING"
+    assert started(topic).report.status.phase == "RUNNING"
     assert values(topic) == ["a", "b"]
 
 
@@ -100,9 +100,9 @@ def test_table_that_topicberg_dropped_begins_again(
     delete_records(topic, monkeypatch, 1)
     one.turn()  # the engine did not notice
     one.turn()
-    assert one.status.phase == "RUNNING"
+    assert one.report.status.phase == "RUNNING"
     assert values(topic) == ["b"]
     drop(topic)
     delete_records(topic, monkeypatch, 2)
     topic.produce(0, None, b"c")
-    assert started(topic).status.suspended, "later, by someone else"
+    assert started(topic).report.status.suspended, "later, by someone else"

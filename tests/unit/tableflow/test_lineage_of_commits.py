@@ -40,14 +40,14 @@ def ingest(topic: MemoryTopic) -> Ingestion:
 
 def test_commit_of_the_engine_is_reported(receiver: Receiver, topic: MemoryTopic) -> None:
     one = ingest(topic)
-    assert one.status.rows_committed == 2
+    assert one.report.status.rows_committed == 2
     lineage._sender().wait()
     started, completed = receiver.events
     assert (started["eventType"], completed["eventType"]) == ("START", "COMPLETE")
     assert completed["inputs"][0]["namespace"] == "kafka://broker:9092"
     (output,) = completed["outputs"]
     assert output["outputFacets"]["outputStatistics"]["rowCount"] == 2
-    assert output["facets"]["version"]["datasetVersion"] == str(one.status.snapshot_id)
+    assert output["facets"]["version"]["datasetVersion"] == str(one.report.status.snapshot_id)
     assert list(output["facets"]["columnLineage"]["fields"]) == ["key", "value"]
     names = [field["name"] for field in output["facets"]["schema"]["fields"]]
     assert {"value", "$$offset"} <= set(names)
@@ -62,6 +62,6 @@ def test_commit_succeeds_whatever_becomes_of_its_lineage(
         monkeypatch.setattr(lineage, "event", lambda *_: json.loads("{"))
     one = ingest(topic)
     lineage._sender().wait()
-    assert one.status.phase == "RUNNING"
-    assert one.status.error_message is None
+    assert one.report.status.phase == "RUNNING"
+    assert one.report.status.error_message is None
     assert len(topic.rows()) == 2

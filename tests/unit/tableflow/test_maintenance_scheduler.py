@@ -43,10 +43,10 @@ def test_keeper_inspects_tables_that_change_most_often(
         return [(at - began) / 60 for at in runs]
 
     assert minutes(40) == [1, 16, 31]
-    topic.status = topic.status.model_copy(update={"snapshot_id": 7})
+    topic.report.status = topic.report.status.model_copy(update={"snapshot_id": 7})
     assert minutes(200) == [1, 16, 31, 46, 106, 166]
     report.changed = True
-    topic.status = topic.status.model_copy(update={"snapshot_id": 8})
+    topic.report.status = topic.report.status.model_copy(update={"snapshot_id": 8})
     assert minutes(3) == [1, 2, 3]
     report.changed = False
     assert minutes(20) == [1, 16]

@@ -58,7 +58,7 @@ class Working(Ingestion):
         self.began.set()
         while not (self._abandoned.is_set() or self.may_end.is_set()):
             time.sleep(0.01)
-        self._retry_at, self._inspected_at = None, time.monotonic()
+        self.schedule.retry_at, self.schedule.inspected_at = None, time.monotonic()
 
 
 def working(config: Settings, spec: TopicSpec) -> tuple[Pool, Working]:
@@ -74,7 +74,7 @@ def test_topic_is_given_up_after_its_batch_ended(config: Settings, spec: TopicSp
     pool.start()
     try:
         assert topic.began.wait(10)
-        topic._report(phase="RUNNING", snapshot_id=7)
+        topic.report.update(phase="RUNNING", snapshot_id=7)
         threading.Timer(0.3, topic.may_end.set).start()
         pool.give_up([spec.name], 10)
         assert topic.may_end.is_set()
@@ -110,13 +110,15 @@ def test_abandoned_turn_is_not_a_failure(config: Settings, spec: TopicSpec) -> N
     topic = Ingestion(spec, NOTHING, config, NOTHING, engine="one")
 
     class Abandoned:
+        max_records = 1
+
         def step(self) -> None:
             raise AbandonedError("another engine takes the topic")
 
     topic._ingestor = cast("Any", Abandoned())
     topic.turn()
-    assert (topic.status.phase, topic.status.failures) == ("PENDING", 0)
-    assert topic.status.error_message is None
+    assert (topic.report.status.phase, topic.report.status.failures) == ("PENDING", 0)
+    assert topic.report.status.error_message is None
     assert topic.due_at(60.0) <= time.monotonic()
 
 

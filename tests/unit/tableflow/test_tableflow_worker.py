@@ -27,7 +27,8 @@ from topicberg.kafka.ends import Ends
 from topicberg.kafka.group import GroupMember
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control, ingestion, service
+from topicberg.tableflow import control, service, status_report
+from topicberg.tableflow.after_commit import sync_delta
 from topicberg.tableflow.batch_plan import Commit
 from topicberg.tableflow.ingestion import Ingestion
 from topicberg.tableflow.pool import Pool
@@ -62,6 +63,8 @@ class Steps:
         if isinstance(step, Exception):
             raise step
         return step
+
+    def table(self) -> None: ...
 
     def forget(self) -> None:
         self.forgot += 1
@@ -109,9 +112,9 @@ def test_status_that_cannot_be_written_is_written_later(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ingestion, "write_status", full)
+        patch.setattr(status_report, "write_status", full)
         one = topic(committed(3, 3))
-    assert one.status.phase == "RUNNING"
+    assert one.report.status.phase == "RUNNING"
     assert read_status(config, one.spec.name).phase == "PENDING"
     one.observe(ends(3))
     assert read_status(config, one.spec.name).phase == "RUNNING"
@@ -129,11 +132,11 @@ def test_records_wait_for_the_interval_or_a_full_batch(topic: Callable[..., Inge
     one = topic(committed(3, 3), max_records=100)
     one.observe(ends(50))
     assert not is_due(one)
-    assert one.status.lag == {0: 47}
+    assert one.report.status.lag == {0: 47}
     one.observe(ends(103))
     assert is_due(one)
     one.observe(ends(50))
-    one._committed_at -= one.spec.tableflow.commit_interval_seconds
+    one.schedule.committed_at -= one.spec.tableflow.commit_interval_seconds
     assert is_due(one)
 
 
@@ -141,7 +144,7 @@ def test_records_of_an_open_transaction_are_not_due(topic: Callable[..., Ingesti
     one = topic(committed(3, 3), max_records=1)
     one.observe(ends(9, stable=(3,)))
     assert not is_due(one)
-    assert one.status.lag == {0: 6}
+    assert one.report.status.lag == {0: 6}
     one.observe(ends(9, stable=(9,)))
     assert is_due(one)
 
@@ -169,9 +172,9 @@ def test_log_that_is_another_one_is_due(topic: Callable[..., Ingestion], found: 
     one.observe(found)
     assert is_due(one)
     one.turn()
-    assert one.status.suspended
+    assert one.report.status.suspended
     assert not is_due(one)
-    one.wake()
+    one.schedule.is_woken = True
     assert is_due(one)
 
 
@@ -184,17 +187,17 @@ def test_failure_is_tried_again_after_a_growing_wait(
     one = topic(*failures, committed(3, 3))
     waits = []
     for _ in failures[1:]:
-        assert one.status.phase == "PENDING"
+        assert one.report.status.phase == "PENDING"
         waits.append(round(one.due_at(0.0) - now))
         one.turn()
     assert waits == [1, 2, 4, 8, 15, 15, 15, 15]
-    since = one.status.failing_since_ms
+    since = one.report.status.failing_since_ms
     assert since is not None
-    assert one.status.failures == len(failures)
+    assert one.report.status.failures == len(failures)
     assert cast("Any", one._ingestor).forgot == len(failures)
     one.turn()
-    assert one.status.phase == "RUNNING"
-    assert one.status.failing_since_ms is None
+    assert one.report.status.phase == "RUNNING"
+    assert one.report.status.failing_since_ms is None
     assert not is_due(one)
 
 
@@ -218,7 +221,7 @@ def test_topic_without_an_answer_fails_since_it_waited(
     monkeypatch.setattr(time, "time", lambda: now)
     monkeypatch.setattr(one, "_step", wait)
     one.turn()
-    assert one.status.failing_since_ms == int((now + 30 - seconds) * 1000)
+    assert one.report.status.failing_since_ms == int((now + 30 - seconds) * 1000)
 
 
 def test_topic_that_was_deleted_says_what_becomes_of_its_table(
@@ -227,29 +230,29 @@ def test_topic_that_was_deleted_says_what_becomes_of_its_table(
     missing = NoSuchTopicError("describe topic: the topic does not exist", hint="check the name")
     one = topic(committed(3, 3), missing)
     one.turn()
-    message, hint = split_hint(one.status.error_message or "")
+    message, hint = split_hint(one.report.status.error_message or "")
     assert (
         message == "topic stock_trades was deleted; its table has the records that were committed"
     )
     assert hint is not None
     assert "`topicberg tableflow disable stock_trades`" in hint
-    assert one.status.phase == "PENDING"
+    assert one.report.status.phase == "PENDING"
 
 
 def test_topic_that_never_existed_keeps_the_hint_to_check_its_name(
     topic: Callable[..., Ingestion],
 ) -> None:
     one = topic(NoSuchTopicError("describe topic: the topic does not exist", hint="check the name"))
-    assert split_hint(one.status.error_message or "")[1] == "check the name"
+    assert split_hint(one.report.status.error_message or "")[1] == "check the name"
 
 
 def test_poll_without_an_answer_fails_topics_once(topic: Callable[..., Ingestion]) -> None:
     one = topic(committed(3, 3), committed(0, 3))
     for _ in range(3):
         one.observe(UnreachableError("Kafka does not answer"))
-    assert (one.status.phase, one.status.failures) == ("PENDING", 1)
+    assert (one.report.status.phase, one.report.status.failures) == ("PENDING", 1)
     one.turn()
-    assert one.status.phase == "RUNNING"
+    assert one.report.status.phase == "RUNNING"
 
 
 def test_turn_that_gets_no_records_shows_why_they_cannot_be_read(
@@ -260,13 +263,13 @@ def test_turn_that_gets_no_records_shows_why_they_cannot_be_read(
     one.take()
     refused = LoginError("the login to Kafka at a:1 failed", hint="check the key")
     one.observe(refused)
-    assert one.shown.error_message is None, "the next poll may succeed"
+    assert one.report.shown.error_message is None, "the next poll may succeed"
     one.observe(refused)
     shown = read_status(config, one.spec.name)
     assert split_hint(shown.error_message or "") == (refused.message, "check the key")
     assert shown.failing_since_ms is not None
     one.observe(ends(3))
-    assert one.shown.error_message is None
+    assert one.report.shown.error_message is None
 
 
 def test_changes_by_others_are_in_the_status(topic: Callable[..., Ingestion]) -> None:
@@ -274,11 +277,11 @@ def test_changes_by_others_are_in_the_status(topic: Callable[..., Ingestion]) ->
     one = topic(committed(3, 3), committed(0, 2), committed(0, 9))
     one.observe(ends(9))
     one.turn()
-    assert one.status.end_offsets == {0: 2}
-    assert one.status.lag == {0: 7}
+    assert one.report.status.end_offsets == {0: 2}
+    assert one.report.status.lag == {0: 7}
     one.turn()
-    assert one.status.lag == {0: 0}
-    assert one.status.commits == 1
+    assert one.report.status.lag == {0: 0}
+    assert one.report.status.commits == 1
 
 
 def test_rows_are_counted_and_not_offsets(topic: Callable[..., Ingestion]) -> None:
@@ -288,7 +291,7 @@ def test_rows_are_counted_and_not_offsets(topic: Callable[..., Ingestion]) -> No
     one.observe(ends(606))
     one.turn()
     one.turn()
-    status = one.status
+    status = one.report.status
     assert (status.rows_committed, status.rows_skipped, status.commits) == (136, 5, 2)
 
 
@@ -298,16 +301,16 @@ def test_topic_is_failed_while_a_service_does_not_answer(
     """A turn that waits for it, or is not due, reports nothing."""
     one, missing = topic(committed(3, 3)), Unavailable("s3 does not answer", 5_000)
     one.observe(ends(3))
-    one.miss(None, missing)
-    assert one.shown.phase == "RUNNING", "Spark is not needed while nothing waits"
-    one.miss(missing, None)
+    one.report.miss(None, missing)
+    assert one.report.shown.phase == "RUNNING", "Spark is not needed while nothing waits"
+    one.report.miss(missing, None)
     shown = read_status(config, one.spec.name)
     assert (shown.phase, shown.error_message) == ("FAILED", "s3 does not answer")
     assert (shown.suspended, shown.failing_since_ms) == (False, 5_000)
     one.observe(ends(4))
-    one.miss(None, missing)
+    one.report.miss(None, missing)
     assert read_status(config, one.spec.name).phase == "FAILED", "a record waits"
-    one.miss(None, None)
+    one.report.miss(None, None)
     shown = read_status(config, one.spec.name)
     assert (shown.phase, shown.error_message, shown.failing_since_ms) == ("RUNNING", None, None)
 
@@ -316,7 +319,7 @@ def test_suspended_topic_keeps_its_reason_while_a_service_does_not_answer(
     config: Settings, topic: Callable[..., Ingestion]
 ) -> None:
     one = topic(TableflowError("a malformed record"))
-    one.miss(Unavailable("kafka does not answer", 5_000), None)
+    one.report.miss(Unavailable("kafka does not answer", 5_000), None)
     shown = read_status(config, one.spec.name)
     assert (shown.shown_phase, shown.error_message) == ("SUSPENDED", "a malformed record")
 
@@ -326,15 +329,15 @@ def test_topic_that_keeps_failing_is_failed(
 ) -> None:
     failure = TopicbergError("Kafka does not answer")
     one = topic(failure, failure, failure, committed(1, 1))
-    assert one.status.phase == "PENDING"
+    assert one.report.status.phase == "PENDING"
     one.turn()
-    assert one.status.phase == "PENDING"
-    monkeypatch.setattr(ingestion, "PENDING_SECONDS", 0)
+    assert one.report.status.phase == "PENDING"
+    monkeypatch.setattr(status_report, "PENDING_SECONDS", 0)
     one.turn()
-    assert (one.status.phase, one.status.suspended) == ("FAILED", False)
+    assert (one.report.status.phase, one.report.status.suspended) == ("FAILED", False)
     assert one.due_at(60) < math.inf, "it is tried again"
     one.turn()
-    assert (one.status.phase, one.status.failing_since_ms) == ("RUNNING", None)
+    assert (one.report.status.phase, one.report.status.failing_since_ms) == ("RUNNING", None)
 
 
 def test_engine_is_healthy_while_its_threads_work(
@@ -351,7 +354,7 @@ def test_lag_is_written_at_most_so_often(config: Settings, topic: Callable[..., 
     one = topic(committed(3, 3))
     one.observe(ends(4), write_seconds=60)
     assert read_status(config, one.spec.name).lag == {}
-    assert one.status.lag == {0: 1}
+    assert one.report.status.lag == {0: 1}
     one.observe(ends(5))
     assert read_status(config, one.spec.name).lag == {0: 2}
 
@@ -375,7 +378,7 @@ class Slow(Ingestion):
     def turn(self) -> None:
         self.turns.append(self.spec.name)
         self.may_end.wait(10)
-        self._retry_at, self._inspected_at = None, time.monotonic()
+        self.schedule.retry_at, self.schedule.inspected_at = None, time.monotonic()
 
 
 def pool_of(
@@ -394,7 +397,7 @@ def pool_of(
 def test_turns_that_take_long_leave_a_worker(config: Settings, spec: TopicSpec) -> None:
     pool, turns, may_end = pool_of(config, spec, 4, [f"t{number}" for number in range(6)])
     small = pool._topics["t5"]
-    small._retry_at, small._is_woken = None, True
+    small.schedule.retry_at, small.schedule.is_woken = None, True
     cast("Any", small).may_end = threading.Event()
     pool.start()
     try:
@@ -413,8 +416,8 @@ def test_longest_due_topic_is_first(config: Settings, spec: TopicSpec) -> None:
     pool, _, _ = pool_of(config, spec, 1, ["new", "old", "running", "later"])
     now = time.monotonic()
     for name, due in (("new", now - 1), ("old", now - 5), ("running", now - 9)):
-        pool._topics[name]._retry_at = due
-    pool._topics["later"]._retry_at = now + 60
+        pool._topics[name].schedule.retry_at = due
+    pool._topics["later"].schedule.retry_at = now + 60
     pool._topics["running"].is_running = True
     found = pool._next()
     assert found is not None
@@ -434,12 +437,12 @@ def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec)
     share = sharing_all(config)
     share.converge({spec.name: spec})
     old = share.pool.topics[spec.name]
-    old._report(rows_committed=7, commits=2)
+    old.report.update(rows_committed=7, commits=2)
     share.converge({spec.name: spec})
     assert share.pool.topics[spec.name] is old
     changed = spec.model_copy(update={"owners": ()})
     share.converge({spec.name: changed})
-    status = share.pool.topics[spec.name].status
+    status = share.pool.topics[spec.name].report.status
     assert (status.rows_committed, status.commits) == (7, 2)
     assert status.error_handling == spec.tableflow.error_handling.mode
 
@@ -448,12 +451,12 @@ def test_disabled_topic_writes_no_status_any_more(config: Settings, spec: TopicS
     share = sharing_all(config)
     share.converge({spec.name: spec})
     topic = share.pool.topics[spec.name]
-    topic._report(phase="RUNNING")
+    topic.report.update(phase="RUNNING")
     assert read_status(config, spec.name).phase == "RUNNING"
     share.converge({})
-    topic._report(phase="FAILED")
+    topic.report.update(phase="FAILED")
     assert read_status(config, spec.name).phase == "PENDING"
-    write_status(config, topic.status)
+    write_status(config, topic.report.status)
 
 
 def test_unexpected_error_of_a_spec_keeps_the_topics(
@@ -481,7 +484,7 @@ def test_engine_that_cannot_listen_does_not_join_the_others(
     assert joined == []
 
 
-def test_unreadable_table_is_not_a_failure_of_delta(config: Settings, spec: TopicSpec) -> None:
+def test_unreadable_table_is_not_a_failure_of_delta(spec: TopicSpec) -> None:
     """And a topic without Delta looks at nothing."""
 
     class Silent:
@@ -491,13 +494,12 @@ def test_unreadable_table_is_not_a_failure_of_delta(config: Settings, spec: Topi
     silent = cast("Any", Silent())
     for formats in (("ICEBERG",), ("ICEBERG", "DELTA")):
         tableflow = spec.tableflow.model_copy(update={"table_formats": formats})
-        one = Ingestion(spec.model_copy(update={"tableflow": tableflow}), NOTHING, config, NOTHING)
+        given = spec.model_copy(update={"tableflow": tableflow})
         if "DELTA" in formats:
             with pytest.raises(UnreachableError):
-                one._sync_delta(silent)
+                sync_delta(given, silent.table)
         else:
-            one._sync_delta(silent)
-        assert not one.status.failing_table_formats
+            assert sync_delta(given, silent.table) == []
 
 
 def test_each_session_is_sent_topicberg_if_workers_lack_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -591,9 +593,9 @@ def test_commits_move_to_the_phase_of_their_topic(
     one = topic(committed(3, 3))
     interval = one.spec.tableflow.commit_interval_seconds
     for start in range(int(interval)):
-        one._committed_at = due = 1000.0 + start
+        one.schedule.committed_at = due = 1000.0 + start
         for _ in range(4):
-            due = one._next_commit()
-            assert interval / 2 <= due - one._committed_at <= interval
-            one._committed_at = due + takes
-        assert abs((due - one._phase + 1) % interval - 1) < 0.01
+            due = one.schedule._next_commit()
+            assert interval / 2 <= due - one.schedule.committed_at <= interval
+            one.schedule.committed_at = due + takes
+        assert abs((due - one.schedule._phase + 1) % interval - 1) < 0.01

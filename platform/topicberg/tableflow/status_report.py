@@ -1,0 +1,192 @@
+"""The status of one topic, as its turns and the polls of its log change it, and its file."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+
+from topicberg.errors import TopicbergError
+from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
+from topicberg.tableflow.batch_plan import Commit
+from topicberg.tableflow.status import (
+    OpenTransaction,
+    TopicStatus,
+    Unavailable,
+    give_up_status,
+    read_status,
+    write_status,
+)
+from topicberg.topics import TopicSpec
+
+logger = logging.getLogger(__name__)
+
+PENDING_SECONDS = 30.0
+"""A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
+
+
+def has_failed(since_ms: int, now_ms: int) -> bool:
+    """Return whether failures since a time make a topic FAILED."""
+    return now_ms - since_ms >= PENDING_SECONDS * 1000
+
+
+class StatusReport:
+    """Writes the status when it changes, until the topic is stopped. Safe to use from threads."""
+
+    def __init__(
+        self,
+        spec: TopicSpec,
+        config: Settings,
+        counters: dict[str, int] | None = None,
+        engine: str | None = None,
+    ) -> None:
+        """:param counters: of the report that this one replaces, by their names
+        :param engine: the name of this engine
+        """
+        self._config = config
+        self.lock = threading.RLock()
+        """Whoever derives a change from the status holds it until the change is reported."""
+        self.is_stopped = False
+        """Whether the topic is ingested no longer: its status is not written any more."""
+        self.status = TopicStatus(
+            topic=spec.name,
+            committed_at_ms=read_status(config, spec.name).committed_at_ms,
+            engine=engine,
+            write_mode=spec.write_mode.upper(),
+            error_handling=spec.tableflow.error_handling.mode,
+            **{"counting_since_ms": int(time.time() * 1000), **(counters or {})},
+        )
+        self._unavailable: Unavailable | None = None
+        self._unread_since_ms: int | None = None
+        self._unreadable: Unavailable | None = None
+        """Why the ends of the log cannot be read while a turn waits for records of it."""
+        self._written = self.status
+        self._written_at = -math.inf
+
+    @property
+    def shown(self) -> TopicStatus:
+        """The status, as users see it."""
+        missing = self._unavailable or self._unreadable
+        return self.status if missing is None else self.status.without(missing)
+
+    def miss(self, service: Unavailable | None, spark: Unavailable | None) -> None:
+        """Show that a service does not answer.
+
+        :param spark: Spark, which only topics that wait for a large batch may need
+        """
+        with self.lock:
+            self._unavailable = service or (spark if any(self.status.lag.values()) else None)
+            self._write()
+
+    def give_up(self) -> None:
+        """Write that this engine does not have the topic any more, unless another one took it."""
+        with self.lock:
+            self.is_stopped = True
+            give_up_status(self._config, self.status)
+
+    def note_unreadable(self, error: TopicbergError) -> None:
+        """Show, from the second poll that fails on, why the turn that runs gets no records.
+
+        It waits for a minute before it fails, and then says no more than that none came.
+        """
+        with self.lock:
+            if self._unread_since_ms is None:
+                self._unread_since_ms = int(time.time() * 1000)
+                return
+            self._unreadable = Unavailable(str(error), self._unread_since_ms)
+            self._write()
+
+    def note_readable(self) -> None:
+        """Note that the ends of the log were read; the next report shows it."""
+        with self.lock:
+            self._unread_since_ms = self._unreadable = None
+
+    def note_log(
+        self, lag: Offsets, transactions: dict[int, OpenTransaction], write_seconds: float
+    ) -> None:
+        """Report what the log has beyond the table.
+
+        :param write_seconds: the least time between two writes of a status whose lag changes
+        """
+        with self.lock:
+            if (lag, transactions) != (self.status.lag, self.status.open_transactions):
+                changes = {"lag": lag, "open_transactions": transactions}
+                self.status = self.status.model_copy(update=changes)
+            if self.status is self._written:
+                return
+            if transactions or time.monotonic() - self._written_at >= write_seconds:
+                self._write()
+
+    def differs(self, commit: Commit) -> bool:
+        """Return whether the table differs from the status although there are no new records."""
+        fields = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys")
+        return any(getattr(commit, name) != getattr(self.status, name) for name in fields)
+
+    def note_commit(self, commit: Commit, lag: Offsets) -> None:
+        """Report a turn that succeeded, with or without records.
+
+        :param lag: what the log has beyond the commit
+        """
+        now_ms = int(time.time() * 1000)
+        with self.lock:
+            status = self.status
+            self.update(
+                phase="RUNNING",
+                suspended=False,
+                error_message=None,
+                failing_since_ms=None,
+                snapshot_id=commit.snapshot_id,
+                end_offsets=commit.end_offsets,
+                lag=lag,
+                rows_committed=status.rows_committed + commit.rows,
+                rows_skipped=commit.rows_skipped,
+                records_read=status.records_read + commit.records_read,
+                records_skipped=status.records_skipped + commit.records_skipped,
+                records_dead_lettered=status.records_dead_lettered + commit.records_dead_lettered,
+                skip_requests=commit.skip_requests,
+                missed_deletes=commit.missed_deletes,
+                keys=commit.keys,
+                reader=commit.reader or status.reader,
+                bytes_committed=status.bytes_committed + commit.bytes,
+                data_files=commit.data_files,
+                commits=status.commits + bool(commit.records),
+                committed_at_ms=now_ms if commit.records else status.committed_at_ms,
+            )
+
+    def note_failure(
+        self, error: Exception, *, suspended: bool, began_ms: int | None = None
+    ) -> None:
+        """Report a turn that failed.
+
+        :param suspended: whether the topic stops until the cause is fixed
+        :param began_ms: when the failure began; None: now
+        """
+        with self.lock:
+            now_ms = int(time.time() * 1000)
+            since_ms = self.status.failing_since_ms or began_ms or now_ms
+            self.update(
+                phase="FAILED" if suspended or has_failed(since_ms, now_ms) else "PENDING",
+                suspended=suspended,
+                error_message=str(error),
+                failures=self.status.failures + 1,
+                failing_since_ms=since_ms,
+            )
+
+    def update(self, **changes: object) -> None:
+        """Change fields of the status, and write it."""
+        with self.lock:
+            self.status = self.status.model_copy(update=changes)
+            self._write()
+
+    def _write(self) -> None:
+        shown = self.shown
+        if self.is_stopped or shown == self._written:
+            return
+        try:
+            write_status(self._config, shown)
+        except OSError as error:  # e.g. a full disk; the next report writes it
+            logger.warning("topic %s: the status cannot be written: %s", shown.topic, error)
+        else:
+            self._written, self._written_at = shown, time.monotonic()
