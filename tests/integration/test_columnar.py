@@ -25,7 +25,7 @@ from topicberg.iceberg import files, shared_keys
 from topicberg.iceberg.summaries import READER, summary
 from topicberg.kafka import fetch
 from topicberg.kafka.records import Records
-from topicberg.tableflow import engine, key_store, reading, tasks
+from topicberg.tableflow import batch_limits, engine, key_store, reading, tasks
 from topicberg.tableflow.columns import MAX_ROWS
 from topicberg.tableflow.engine import run_once
 from topicberg.tableflow.keys import KeyIndex
@@ -392,7 +392,7 @@ def test_key_files_are_shared_once_no_records_wait(
     topic = make_topic(KEPT, write_mode="upsert", partitions=1)
     prefix, parsed = wire_prefix(topic.register(NESTED)), fastavro.parse_schema(NESTED)
     monkeypatch.setattr(key_store, "SHARED_ROWS", 1)
-    monkeypatch.setattr(engine, "MAX_RECORDS", {"append": 10, "upsert": 10})
+    monkeypatch.setattr(batch_limits, "MAX_RECORDS", {"append": 10, "upsert": 10})
     producer, rng = Producer(topic.endpoints.kafka_config()), random.Random(4)
     for number in range(30):
         value = prefix + encode(parsed, make_row(rng, number))

@@ -35,6 +35,16 @@ def still_failing(
     }
 
 
+def check_recreated(spec: TopicSpec, committed: commit.Committed, log: kafka.TopicLog) -> None:
+    """:raises TableflowError: the topic is not the one whose records the table holds"""
+    if committed.topic_id is not None and committed.topic_id != log.topic_id:
+        raise TableflowError(
+            f"topic {spec.name} was deleted and recreated: the table holds topic id "
+            f"{committed.topic_id}, the broker has {log.topic_id}",
+            hint=start_again(spec.name),
+        )
+
+
 def check_suspended(
     spec: TopicSpec,
     batch: Batch,
@@ -123,8 +133,7 @@ def in_time_order(
     topic: str,
     endpoints: Endpoints,
     batch: Batch,
-    beginning: Offsets,
-    latest: Offsets,
+    log: kafka.TopicLog,
     skip: set[PartitionOffset],
     limit: int,
 ) -> Batch:
@@ -136,6 +145,7 @@ def in_time_order(
     :param limit: the most records of a batch
     :raises UnreachableError: the next record of a partition cannot be read now
     """
+    beginning, latest = log.beginning, log.end
     left = {p: end for p, end in batch.end.items() if end < latest[p]}
     if not left or len(latest) < 2:
         return batch

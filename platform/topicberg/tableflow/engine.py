@@ -11,9 +11,7 @@ record is left, see :mod:`topicberg.tableflow.isolation`.
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from threading import Event
 
@@ -24,18 +22,18 @@ from tenacity import wait_random
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
-from topicberg.errors import CommitConflictError, TableflowError, TopicbergError
+from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.files import discard
-from topicberg.iceberg.versions import require_written
-from topicberg.kafka.consumer import DamagedRecordsError, record_bytes
-from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
+from topicberg.kafka.consumer import DamagedRecordsError
+from topicberg.kafka.offsets import Offsets, Ranges
 from topicberg.retry import conflicts, retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import commit, failures, skips, tombstones
 from topicberg.tableflow.batch_commit import BatchCommitter, SchemasFoundError, result
+from topicberg.tableflow.batch_limits import BatchLimits
 from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.batch_start import (
-    check_kept,
+    check_recreated,
     check_suspended,
     first_offsets,
     in_time_order,
@@ -44,9 +42,9 @@ from topicberg.tableflow.batch_start import (
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.isolation import Isolation
-from topicberg.tableflow.layout import Layout, read_layout, table_schema
+from topicberg.tableflow.layout import read_layout
 from topicberg.tableflow.memory import ExhaustedError
-from topicberg.tableflow.offsets import Batch, plan_batch
+from topicberg.tableflow.offsets import Batch
 from topicberg.tableflow.old_values import BatchCutError
 from topicberg.tableflow.plan import Planner
 from topicberg.tableflow.processes import ProcessEndedError, shared
@@ -54,23 +52,16 @@ from topicberg.tableflow.reading import WrittenBatch
 from topicberg.tableflow.record_search import RecordSearch
 from topicberg.tableflow.rejections import Rejections
 from topicberg.tableflow.sessions import Sessions
-from topicberg.tableflow.sizing import SMALL_RECORDS, BatchSize, small, usual_tasks
+from topicberg.tableflow.sizing import small, usual_tasks
 from topicberg.tableflow.spark_turn import SparkTurn
-from topicberg.tableflow.table import ensure_table
+from topicberg.tableflow.table_loader import TableLoader
 from topicberg.tableflow.tasks import ingest_by_spark, split
 from topicberg.tableflow.topic_keys import TopicKeys
 from topicberg.tableflow.turns import turn
-from topicberg.tableflow.waiting import start_again
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-MAX_RECORDS: dict[str, int] = {"append": 5_000_000, "upsert": 3_000_000}
-"""The most records of a batch, by write mode: the keys of an upsert are held in memory."""
-SAMPLED_RECORDS = 1_000
-"""The size of larger batches is sampled before they are read."""
-PARTS = 16
-"""Parts of a batch that failed."""
 CONFLICT_ATTEMPTS = 5
 
 
@@ -107,61 +98,43 @@ class Ingestor:
         self.spec = spec
         self.endpoints = endpoints
         self.config = config
-        self._catalog = endpoints.catalog(config)
+        self.loader = TableLoader(spec, config, endpoints.catalog(config), held_ms)
+        self.limits = BatchLimits(spec, endpoints)
         registry = registry or endpoints.schema_registry_client()
         self._readers = schema_readers(endpoints, config, registry)
         self._framing = framing(spec, endpoints, registry)
         self._spark = SparkTurn(sessions or Sessions(endpoints, config), endpoints.spark_connect)
-        self.location: str | None = None
-        """Where the table was when it was loaded last."""
-        self._fitted: tuple[object, object] | None = None  # see Layout.fitted
         self._foreign = foreign_schemas(spec, self._readers)
         self._abandoned = abandoned or Event()
-        self._held_ms = held_ms
         self._keys = TopicKeys(spec, config, self._foreign)
         self._committer = BatchCommitter(
             *(spec, endpoints, config, self._keys, self._foreign, self._framing),
             self._check_abandoned,
         )
-        self._most = MAX_RECORDS[spec.write_mode]
-        self._size = BatchSize.of(self._most, spec.tableflow.commit_max_bytes)
-        self._knows_size = False
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
         self._planner = Planner(spec, endpoints)
         self._search = RecordSearch(spec, self._processes)
         self._stops_early = True
         """Whether a batch is begun again as soon as its first records name new schemas."""
-        self._ends: dict[int, int] = {}
-        """Where batches of an attempt have to end, by partition: see :class:`BatchCutError`; and
-        how far a search has read."""
         self.current_offsets: Offsets = {}
         self.current_ms: int | None = None
         """When the topic was last seen to have no record after ``current_offsets``."""
-
-    @property
-    def max_records(self) -> int:
-        """How many records suffice to start the next batch."""
-        return self._size.limit
 
     def close(self) -> None:
         """Discard the sessions that only this topic uses, and what is known of the table."""
         self._discard(others=True)
         self._keys.wait()
 
-    def forget(self) -> None:
-        """Read everything about the table and its schemas again in the next step."""
-        self._fitted = None
-
     def _discard(self, *, others: bool) -> None:
         """Discard the session of this step, and what is known of the table."""
-        self.forget()
+        self.loader.forget()
         self._spark.discard(others=others)
 
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
         with failures.explained(f"topic {self.spec.name}"):
-            return self._table(read_layout(self.spec, self._readers, self.config))
+            return self.loader.load(read_layout(self.spec, self._readers, self.config))
 
     def step(self) -> Commit:
         """Commit the next batch, if there is one.
@@ -199,12 +172,9 @@ class Ingestor:
         if self._framing is not None:
             self._framing.begin_batch()
 
-    def _end_at(self, ends: Mapping[int, int]) -> None:
-        """Let the batches of this attempt end earlier; each is smaller than the one before."""
-        self._ends |= {p: min(end, self._ends.get(p, end)) for p, end in ends.items()}
-
     def _attempt(self) -> Commit:
-        self._stops_early, self._ends = True, {}
+        self._stops_early = True
+        self.limits.begin_attempt()
         self._search.begin_attempt()
         self._committer.begin_attempt()
         while True:
@@ -215,7 +185,7 @@ class Ingestor:
                 logger.info("topic %s: %s", self.spec.name, found)
                 self._stops_early = False
             except BatchCutError as cut:
-                self._end_at(cut.ends)
+                self.limits.end_at(cut.ends)
                 self._committer.end_at(cut.ends)
             except BatchFailedError as failed:
                 logger.warning("%s; reading the batch in parts", failed.message)
@@ -227,60 +197,54 @@ class Ingestor:
         self._check_abandoned()
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
-        topic_id, beginning, latest = log.topic_id, log.beginning, log.end
         if self._framing is not None:
-            self._framing.learn_from(beginning, latest)
+            self._framing.learn_from(log.beginning, log.end)
         layout = read_layout(self.spec, self._readers, self.config)
-        table = self._table(layout, beginning)
+        table = self.loader.load(layout, log.beginning)
         head = table.current_snapshot()
         committed = commit.committed(table, head)
-        if committed.topic_id is not None and committed.topic_id != topic_id:
-            raise TableflowError(
-                f"topic {name} was deleted and recreated: the table holds topic id "
-                f"{committed.topic_id}, the broker has {topic_id}",
-                hint=start_again(name),
-            )
+        check_recreated(self.spec, committed, log)
         now_ms = int(time.time() * 1000)
         if committed.offsets:
-            self._held_ms = now_ms
-        first = {**beginning, **first_offsets(self.spec, self.endpoints, table, committed, log)}
-        start = {**beginning, **(committed.offsets or first)}
-        if not self._knows_size:
-            learnt, most = committed.batch_size, self.spec.tableflow.commit_max_bytes
-            self._size, self._knows_size = BatchSize.of(self._most, most, learnt), True
+            self.loader.held_ms = now_ms
+        first = first_offsets(self.spec, self.endpoints, table, committed, log)
+        offsets = committed.offsets or {**log.beginning, **first}
+        self.limits.learn(committed.batch_size)
+        start = {**log.beginning, **offsets}
         failing = still_failing(self.spec, self.config, table, start)
         requested = skips.requested(table).keys()
         skip = {*requested, *failing}
-        batch, size = self._plan(committed.offsets or first, beginning, latest, skip)
-        if self._search.active is not None and not batch.records:  # the log ends earlier
+        search = self._search.active
+        batch, size = self.limits.next_batch(offsets, log, skip, search)
+        if search is not None and not batch.records:  # the log ends earlier
             self._search.isolation = None
             raise PartReadError
-        if self._search.active is None:
+        if search is None:
             check_suspended(self.spec, batch, failing, requested)
             if self._keys.has_decoded(layout, table):
-                given = batch, beginning, latest, skip, self._size.limit
-                batch = in_time_order(name, self.endpoints, *given)
+                limit = self.limits.size.limit
+                batch = in_time_order(name, self.endpoints, batch, log, skip, limit)
         seen_ms = self.current_ms if committed.offsets == self.current_offsets else None
         missed = tombstones.DeleteWatch(
             self.spec, self.endpoints, table, committed, now_ms, seen_ms
         )
-        known = topic_id, latest, now_ms, self._size.dump(), missed, committed.key_definition
+        learnt = self.limits.size.dump()
+        known = log.topic_id, log.end, now_ms, learnt, missed, committed.key_definition
         reader = self._reader(batch, size)
         plan = BatchPlan(self.spec, table, head, layout, batch, size, *known, failing, reader)
         if not batch.records:
             missed.nothing_new()
             done = result(plan, head, {})
-            ends = committed.offsets or first
-            return replace(done, end_offsets=ends, backlog=False, rows=0, bytes=0)
+            return replace(done, end_offsets=offsets, backlog=False, rows=0, bytes=0)
         written = self._written(plan)
-        if (search := self._search.active) is not None:
+        if search is not None:
             discard(table.io, written.files)
             search.succeed(batch.end)
             self._end_search(search)
             raise PartReadError
         done = self._committer.commit(plan, written)
-        self._held_ms = now_ms
-        self._size = self._size.committed(batch.records, size, done.bytes)
+        self.loader.held_ms = now_ms
+        self.limits.size = self.limits.size.committed(batch.records, size, done.bytes)
         return done
 
     def _reader(self, batch: Batch, size: float | None) -> Reader:
@@ -331,7 +295,7 @@ class Ingestor:
             raise self._searched(plan, reason.message, is_certain=False) from error
         except OSError as error:
             if failures.is_full(error):
-                self._size = self._size.out_of_space(batch.records, plan.size)
+                self.limits.size = self.limits.size.out_of_space(batch.records, plan.size)
             raise
 
     def _read(self, plan: BatchPlan, ranges: Ranges) -> WrittenBatch:
@@ -359,47 +323,11 @@ class Ingestor:
         if search.rest:
             return
         self._begin_batch()
-        self._end_at(search.start)
+        self.limits.end_at(search.start)
         if search.blamed:
             self._search.isolation = None
         elif not search.of_spark:  # all of it at once is too much
-            self._size = self._size.exhausted(search.records)
-
-    def _plan(
-        self, offsets: Offsets, beginning: Offsets, latest: Offsets, skip: set[PartitionOffset]
-    ) -> tuple[Batch, float | None]:
-        """Return the next batch, and the average size of its records in Kafka, if known."""
-        name = self.spec.name
-        cut = self._ends
-        start = {p: offsets.get(p, beginning[p]) for p in latest}
-        latest = {p: min(end, max(start[p], cut.get(p, end))) for p, end in latest.items()}
-        if (search := self._search.active) is not None:
-            first = {**start, **search.start}
-            first = {p: min(first[p], latest[p]) for p in latest}
-            ends = {p: min(e, latest[p]) for p, e in search.next_ends(SMALL_RECORDS, PARTS).items()}
-            return plan_batch(name, first, beginning, {**first, **ends}, sys.maxsize, skip), None
-        batch = plan_batch(name, offsets, beginning, latest, self._size.limit, skip)
-        if batch.records <= SAMPLED_RECORDS:
-            return batch, None
-        sizes = record_bytes(self.endpoints, name, batch.ranges)
-        only_files = self.spec.changelog is None  # the keys of changes are read into this process
-        fitting, size = self._size.fit(sizes, batch.records, is_compressed=only_files)
-        return plan_batch(name, offsets, beginning, batch.end, fitting, skip), size
-
-    def _table(self, layout: Layout, beginning: Offsets | None = None) -> Table:
-        if layout.fitted == self._fitted:
-            table = self._catalog.load_table(self.spec.table_identifier(self.config))
-        else:
-            if beginning is not None and self._held_ms is not None:
-                kept = self._catalog, self.spec, self.config, beginning, self._held_ms
-                check_kept(*kept)
-            schema = table_schema(self.spec, layout)
-            table = ensure_table(self._catalog, self.spec, self.config, schema)
-            self._fitted = layout.fitted
-        if self.spec.write_mode == "upsert":  # position deletes are written by topicberg
-            require_written(table)
-        self.location = table.location()
-        return table
+            self.limits.size = self.limits.size.exhausted(search.records)
 
     def interrupt(self) -> None:
         """End the jobs of the running step; may be called by another thread."""

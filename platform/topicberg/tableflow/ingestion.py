@@ -98,7 +98,7 @@ class Ingestion:
 
         :param inspection_seconds: after which a topic without new records has a turn
         """
-        most = self._ingestor.max_records if self._ingestor is not None else None
+        most = self._ingestor.limits.size.limit if self._ingestor is not None else None
         return self.schedule.due_at(inspection_seconds, self.report.status.end_offsets, most)
 
     # --- what the service observes ---
@@ -179,7 +179,7 @@ class Ingestion:
                 error = self._missing_bucket() or error
             logger.warning("%s; trying again", error)
             if self._ingestor is not None:
-                self._ingestor.forget()
+                self._ingestor.loader.forget()
             # Who waited for an answer has committed nothing since the turn began.
             self._postpone(error, began_ms if is_unanswered else None)
         finally:
@@ -215,7 +215,7 @@ class Ingestion:
 
     def _missing_bucket(self) -> TopicbergError | None:
         """Return the error of a table's bucket that does not exist: who reads it may be silent."""
-        location = self._ingestor.location if self._ingestor is not None else None
+        location = self._ingestor.loader.location if self._ingestor is not None else None
         if location is None:
             return None
         subject = f"topic {self.spec.name}"

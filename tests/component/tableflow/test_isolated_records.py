@@ -23,7 +23,7 @@ from pyiceberg.io import FileIO
 from topicberg.errors import TopicbergError
 from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.offsets import PartitionOffset, Ranges
-from topicberg.tableflow import engine, reading, skips
+from topicberg.tableflow import batch_limits, engine, reading, skips
 from topicberg.tableflow.isolation import MOST_BLAMED
 from topicberg.tableflow.memory import ExhaustedError
 from topicberg.tableflow.plan import ReadPlan
@@ -126,7 +126,7 @@ def ingested(
     with pytest.MonkeyPatch.context() as patch:
         topic = item_topic(folder, patch, changes)
         patch.setattr(engine, "shared", lambda *_: process)
-        patch.setitem(engine.MAX_RECORDS, "upsert", most)
+        patch.setitem(batch_limits.MAX_RECORDS, "upsert", most)
         ingestor = topic.ingestor()
         for _ in range(1000):
             try:
@@ -180,7 +180,7 @@ def test_record_that_is_known_to_fail_is_not_read_again(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         topic = item_topic(tmp_path, patch, changes)
         patch.setattr(engine, "shared", lambda *_: process)
-        patch.setitem(engine.MAX_RECORDS, "upsert", 3)
+        patch.setitem(batch_limits.MAX_RECORDS, "upsert", 3)
         ingestor = topic.ingestor()
         skips.note_failing(ingestor.table(), (0, 0), "it takes too much memory")
         while (done := ingestor.step()).backlog:
@@ -198,7 +198,7 @@ def test_equal_times_are_read_by_partition(tmp_path: Path) -> None:
         topic = item_topic(tmp_path, patch, [])
         for number in range(12):
             topic.add(number % 3, number % 2, is_tombstone=number == 11, time_ms=1_790_000_000_000)
-        patch.setitem(engine.MAX_RECORDS, "upsert", 2)
+        patch.setitem(batch_limits.MAX_RECORDS, "upsert", 2)
         ingestor = topic.ingestor()
         while ingestor.step().backlog:
             pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -110,7 +111,7 @@ def test_abandoned_turn_is_not_a_failure(config: Settings, spec: TopicSpec) -> N
     topic = Ingestion(spec, NOTHING, config, NOTHING, engine="one")
 
     class Abandoned:
-        max_records = 1
+        limits = SimpleNamespace(size=SimpleNamespace(limit=1))
 
         def step(self) -> None:
             raise AbandonedError("another engine takes the topic")

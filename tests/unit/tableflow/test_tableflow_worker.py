@@ -49,11 +49,10 @@ class Endpoints:
 class Steps:
     """The engine of one topic, whose steps are given."""
 
-    location = None
-
     def __init__(self, *steps: Commit | Exception, max_records: int = 1_000) -> None:
         self.steps = list(steps)
-        self.max_records = max_records
+        self.limits = SimpleNamespace(size=SimpleNamespace(limit=max_records))
+        self.loader = SimpleNamespace(location=None, forget=self.forget)
         self.forgot = 0
         self.current_ms: int | None = None
         self.current_offsets: Offsets = {}

@@ -1,0 +1,52 @@
+"""The table of one topic, as its schemas want it."""
+
+from __future__ import annotations
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.table import Table
+
+from topicberg.iceberg.versions import require_written
+from topicberg.kafka.offsets import Offsets
+from topicberg.settings import Settings
+from topicberg.tableflow.batch_start import check_kept
+from topicberg.tableflow.layout import Layout, table_schema
+from topicberg.tableflow.table import ensure_table
+from topicberg.topics import TopicSpec
+
+
+class TableLoader:
+    """Loads the table; creates or evolves it when it is new or the schemas have changed."""
+
+    def __init__(
+        self, spec: TopicSpec, config: Settings, catalog: Catalog, held_ms: int | None
+    ) -> None:
+        """:param held_ms: when the topic was known to have a table with records; None: never"""
+        self._spec, self._config, self._catalog = spec, config, catalog
+        self.held_ms = held_ms
+        self.location: str | None = None
+        """Where the table was when it was loaded last."""
+        self._fitted: tuple[object, object] | None = None
+        """:attr:`.Layout.fitted` of the layout that it has; None: it is not known to have one."""
+
+    def forget(self) -> None:
+        """Read everything about the table and its schemas again in the next step."""
+        self._fitted = None
+
+    def load(self, layout: Layout, beginning: Offsets | None = None) -> Table:
+        """Return the table with the columns of a layout.
+
+        :param beginning: the first offsets that Kafka has; None: records are not read into it now
+        :raises TableflowError: the table is gone, and a new one would lack what it held
+        """
+        if layout.fitted == self._fitted:
+            table = self._catalog.load_table(self._spec.table_identifier(self._config))
+        else:
+            if beginning is not None and self.held_ms is not None:
+                check_kept(self._catalog, self._spec, self._config, beginning, self.held_ms)
+            schema = table_schema(self._spec, layout)
+            table = ensure_table(self._catalog, self._spec, self._config, schema)
+            self._fitted = layout.fitted
+        if self._spec.write_mode == "upsert":  # position deletes are written by topicberg
+            require_written(table)
+        self.location = table.location()
+        return table
