@@ -292,7 +292,7 @@ def test_lag_counts_what_an_open_transaction_holds(
     topic.send(ORDER, [{"id": 2, "note": "b"}, {"id": 3, "note": "c"}], partition=0)
     pool = Pool(topic.endpoints, topic.config)
     pool.add(topic.spec)
-    worker = pool.topics[topic.spec.name]
+    worker = pool.queue.topics[topic.spec.name]
     pool.start()
     try:
         wait_until(lambda: bool(worker.report.status.open_transactions), 60)

@@ -15,7 +15,7 @@ from topicberg.errors import TableFormatError
 from topicberg.iceberg.maintenance.run import maintain
 from topicberg.settings import Settings
 from topicberg.tableflow.ingestion import Ingestion
-from topicberg.tableflow.pool import Pool
+from topicberg.tableflow.turn_queue import TurnQueue
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,11 @@ class MaintenanceScheduler(threading.Thread):
     each.
     """
 
-    def __init__(self, endpoints: Endpoints, config: Settings, pool: Pool) -> None:
+    def __init__(self, endpoints: Endpoints, config: Settings, queue: TurnQueue) -> None:
         super().__init__(name="tableflow-maintenance", daemon=True)
         self._endpoints = endpoints
         self._config = config
-        self._pool = pool
+        self._queue = queue
         self._kept: dict[str, _Kept] = {}
         self._stop_requested = threading.Event()
 
@@ -62,7 +62,7 @@ class MaintenanceScheduler(threading.Thread):
 
     def run(self) -> None:
         while not self._stop_requested.wait(PAUSE_SECONDS):
-            topics = self._pool.topics
+            topics = self._queue.topics
             self._kept = {name: kept for name, kept in self._kept.items() if name in topics}
             workers = max(1, self._config.engine_workers // WORKERS_PER_TABLE)
             with ThreadPoolExecutor(workers) as pool:

@@ -117,7 +117,7 @@ class _Share:
             self.pool.pause()
             return
         if not self._is_stopping:
-            names = [name for name in self.pool.topics if not self.member.holds(name)]
+            names = [name for name in self.pool.queue.topics if not self.member.holds(name)]
             self.pool.give_up(names, GIVE_UP_SECONDS)
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ class _Share:
         if not self.member.is_known:
             self._report(specs)
             return
-        topics, holds = self.pool.topics, self.member.holds
+        topics, holds = self.pool.queue.topics, self.member.holds
         self.pool.give_up([n for n in topics if n in specs and not holds(n)], STOP_SECONDS)
         for name in topics.keys() - specs.keys():
             logger.info("topic %s: disabled", name)
@@ -145,7 +145,7 @@ class _Share:
                         self.pool.add(spec)
         with self.member.lock:
             if self.member.is_known:
-                self.pool.resume()
+                self.pool.queue.resume()
         others = {name for name in specs if not holds(name)}
         for name in others - self._settled:  # statuses of an earlier process of this engine
             give_up_status(self._config, TopicStatus(topic=name, engine=self.engine))
@@ -157,7 +157,7 @@ class _Share:
         if missing is None and error is None:
             return
         now = int(time.time() * 1000)
-        for name in specs.keys() - self.pool.topics.keys():
+        for name in specs.keys() - self.pool.queue.topics.keys():
             with suppress(OSError):
                 known = read_status(self._config, name)
                 if known.engine not in (None, self.engine):
@@ -236,7 +236,7 @@ def serve(
     if metrics_port is not None:  # an engine that cannot listen must not take topics from others
         serve_metrics(
             metrics_port,
-            lambda: [topic.report.shown for topic in pool.topics.values()],
+            lambda: [topic.report.shown for topic in pool.queue.topics.values()],
             host=metrics_host,
             engine=share.engine,
             is_healthy=engine.is_healthy,
@@ -248,7 +248,7 @@ def serve(
 
     # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
     calls._enable_debugging_cache = False  # type: ignore[assignment]
-    keeper = MaintenanceScheduler(endpoints, config, pool)
+    keeper = MaintenanceScheduler(endpoints, config, pool.queue)
     discoverer = Discoverer(endpoints, config)
     pool.start()
     keeper.start()
@@ -264,7 +264,7 @@ def serve(
     complaints: dict[str, str] = {}
     while not (stopping.is_set() or logins.are_replaced):
         engine.looped_at = time.monotonic()
-        known = {name: topic.spec for name, topic in pool.topics.items()}
+        known = {name: topic.spec for name, topic in pool.queue.topics.items()}
         specs, wrong = _usable(requested, known)
         for name, reason in wrong.items() - complaints.items():
             then = "the last valid one stays in use" if name in known else "it is not ingested"
@@ -272,11 +272,11 @@ def serve(
         complaints = wrong
         share.converge(specs)
         for name in requested.resumed():
-            pool.wake(name)
+            pool.queue.wake(name)
         until = time.monotonic() + SPECS_SECONDS
         while time.monotonic() < until and not share.changed.is_set():
-            for name in control.awaited(config, pool.topics):
-                pool.wake(name)
+            for name in control.awaited(config, pool.queue.topics):
+                pool.queue.wake(name)
             if stopping.wait(TICK_SECONDS):
                 break
         share.changed.clear()

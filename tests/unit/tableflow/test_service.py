@@ -101,7 +101,7 @@ def test_engine_that_has_no_topics_yet_says_what_does_not_answer(
     assert statuses(config, specs) == [("FAILED", "Kafka does not answer")] * 2
     share.member._set(frozenset(range(100)))
     share.converge(specs)  # Kafka answers the group, and nothing else yet
-    assert share.pool.topics.keys() == specs.keys()
+    assert share.pool.queue.topics.keys() == specs.keys()
     assert statuses(config, specs) == [("FAILED", "Kafka does not answer")] * 2
     share.pool.miss(None, None)
     assert statuses(config, specs) == [("PENDING", None)] * 2

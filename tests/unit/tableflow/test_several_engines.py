@@ -66,7 +66,7 @@ def working(config: Settings, spec: TopicSpec) -> tuple[Pool, Working]:
     pool = Pool(cast("Any", Endpoints()), config, "one")
     topic = Working(spec, NOTHING, config, NOTHING, engine="one")
     topic.began, topic.may_end = threading.Event(), threading.Event()
-    pool._topics[spec.name] = topic
+    pool.queue._topics[spec.name] = topic
     return pool, topic
 
 
@@ -80,7 +80,7 @@ def test_topic_is_given_up_after_its_batch_ended(config: Settings, spec: TopicSp
         pool.give_up([spec.name], 10)
         assert topic.may_end.is_set()
         assert not topic._abandoned.is_set()
-        assert pool.topics == {}
+        assert pool.queue.topics == {}
         status = read_status(config, spec.name)
         assert (status.engine, status.phase, status.snapshot_id) == (None, "PENDING", 7)
     finally:
@@ -102,9 +102,9 @@ def test_batch_that_takes_too_long_is_abandoned(config: Settings, spec: TopicSpe
 def test_paused_pool_begins_no_turn(config: Settings, spec: TopicSpec) -> None:
     pool, topic = working(config, spec)
     pool.pause()
-    assert pool._next() is None
-    pool.resume()
-    assert pool._next() is topic
+    assert pool.queue._next() is None
+    pool.queue.resume()
+    assert pool.queue._next() is topic
 
 
 def test_abandoned_turn_is_not_a_failure(config: Settings, spec: TopicSpec) -> None:
@@ -156,7 +156,7 @@ def test_engine_without_kafka_reports_it_for_its_topics(config: Settings, spec: 
     assert read_status(config, spec.name).error_message == "Kafka does not answer"
     assert read_status(config, spec.name).failing_since_ms is not None
     assert read_status(config, "other").phase == "RUNNING"
-    assert share.pool.topics == {}
+    assert share.pool.queue.topics == {}
 
 
 def test_engine_takes_only_the_topics_that_it_has(config: Settings, spec: TopicSpec) -> None:
@@ -165,14 +165,14 @@ def test_engine_takes_only_the_topics_that_it_has(config: Settings, spec: TopicS
     share.member.holds = lambda name: name != "b"  # type: ignore[method-assign]
     share.member._set(frozenset())
     share.converge(specs)
-    assert share.pool.topics.keys() == {"a", "c"}
+    assert share.pool.queue.topics.keys() == {"a", "c"}
     share.member.holds = lambda name: name != "c"  # type: ignore[method-assign]
     share.converge(specs)
-    assert share.pool.topics.keys() == {"a", "b"}
+    assert share.pool.queue.topics.keys() == {"a", "b"}
     share._give_up(is_lost=True)
-    assert share.pool._next() is None
+    assert share.pool.queue._next() is None
     share.converge(specs)
-    assert share.pool._next() is not None
+    assert share.pool.queue._next() is not None
 
 
 def test_topic_that_was_given_up_is_not_removed_again(config: Settings, spec: TopicSpec) -> None:
@@ -181,7 +181,7 @@ def test_topic_that_was_given_up_is_not_removed_again(config: Settings, spec: To
     pool.add(spec)
     pool.give_up([spec.name], 0.0)
     pool.remove(spec.name, 0.0)
-    assert pool.topics == {}
+    assert pool.queue.topics == {}
 
 
 def test_identity_outlives_a_restart(config: Settings) -> None:

@@ -389,13 +389,13 @@ def pool_of(
     for name in names:
         one = Slow(spec.model_copy(update={"name": name}), NOTHING, config, NOTHING)
         one.turns, one.may_end = turns, may_end
-        pool._topics[name] = one
+        pool.queue._topics[name] = one
     return pool, turns, may_end
 
 
 def test_turns_that_take_long_leave_a_worker(config: Settings, spec: TopicSpec) -> None:
     pool, turns, may_end = pool_of(config, spec, 4, [f"t{number}" for number in range(6)])
-    small = pool._topics["t5"]
+    small = pool.queue.topics["t5"]
     small.schedule.retry_at, small.schedule.is_woken = None, True
     cast("Any", small).may_end = threading.Event()
     pool.start()
@@ -415,10 +415,10 @@ def test_longest_due_topic_is_first(config: Settings, spec: TopicSpec) -> None:
     pool, _, _ = pool_of(config, spec, 1, ["new", "old", "running", "later"])
     now = time.monotonic()
     for name, due in (("new", now - 1), ("old", now - 5), ("running", now - 9)):
-        pool._topics[name].schedule.retry_at = due
-    pool._topics["later"].schedule.retry_at = now + 60
-    pool._topics["running"].is_running = True
-    found = pool._next()
+        pool.queue.topics[name].schedule.retry_at = due
+    pool.queue.topics["later"].schedule.retry_at = now + 60
+    pool.queue.topics["running"].is_running = True
+    found = pool.queue._next()
     assert found is not None
     assert found.spec.name == "old"
 
@@ -435,13 +435,13 @@ def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec)
     """`topicberg tableflow enable` of a topic that runs."""
     share = sharing_all(config)
     share.converge({spec.name: spec})
-    old = share.pool.topics[spec.name]
+    old = share.pool.queue.topics[spec.name]
     old.report.update(rows_committed=7, commits=2)
     share.converge({spec.name: spec})
-    assert share.pool.topics[spec.name] is old
+    assert share.pool.queue.topics[spec.name] is old
     changed = spec.model_copy(update={"owners": ()})
     share.converge({spec.name: changed})
-    status = share.pool.topics[spec.name].report.status
+    status = share.pool.queue.topics[spec.name].report.status
     assert (status.rows_committed, status.commits) == (7, 2)
     assert status.error_handling == spec.tableflow.error_handling.mode
 
@@ -449,7 +449,7 @@ def test_spec_that_changes_keeps_the_counters(config: Settings, spec: TopicSpec)
 def test_disabled_topic_writes_no_status_any_more(config: Settings, spec: TopicSpec) -> None:
     share = sharing_all(config)
     share.converge({spec.name: spec})
-    topic = share.pool.topics[spec.name]
+    topic = share.pool.queue.topics[spec.name]
     topic.report.update(phase="RUNNING")
     assert read_status(config, spec.name).phase == "RUNNING"
     share.converge({})
