@@ -27,10 +27,13 @@ $(VENV)/.installed: $(BIN)/uv requirements.lock pyproject.toml platform/local/py
 	$(BIN)/uv pip sync --quiet --python $(BIN)/python --require-hashes requirements.lock
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation \
 	  --editable . --editable platform/local
+	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.installed
 	$(BIN)/python -c "from topicberg.tableflow.compiling import wait_ready; wait_ready()"
 	@touch $@
 
-install: $(VENV)/.installed  ## create .venv with the locked dependencies
+install: $(VENV)/.compiled  ## create .venv with the locked dependencies
 
 demo: install  ## run the stock-trades pipeline end to end, then stop the stack
 	$(BIN)/python -m jobs.demo $(ARGS)
@@ -48,7 +51,7 @@ test-all: install  ## every test, also those that take minutes each
 unit: install  ## the fast tests only
 	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 1)) tests/unit $(ARGS)
 
-check: install  ## lint, format, layers and types
+check: $(VENV)/.installed  ## lint, format, layers and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports

@@ -31,7 +31,12 @@ os.environ |= {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    "PYTHONPATH": str(Path(__file__).parent / "support" / "python_start"),
+    "PYTHONPATH": os.pathsep.join(
+        [
+            str(Path(__file__).parent / "support" / "python_start"),
+            *filter(None, [os.environ.get("PYTHONPATH")]),
+        ]
+    ),
     # A stack that lives for minutes does not earn back what the optimizing compiler costs.
     # Without it, the JVM reserves too little memory for the code of Spark.
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",

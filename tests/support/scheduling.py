@@ -18,6 +18,7 @@ LONGEST = (
     "tests/integration/test_tableflow.py",
     "tests/integration/test_delta.py",
     "tests/component/deploy/test_deploy_whole.py",
+    "tests/e2e/test_installed_project.py",
     "tests/conformance/test_protobuf_programs.py",
     "tests/component/tableflow/test_upsert_keys.py",
     "tests/security/test_limits.py",
@@ -27,8 +28,8 @@ LONGEST = (
     "tests/component/transforms/test_code_version.py",
 )
 """Files that take long. They begin first, so no worker ends long after the others."""
-RESTARTING = ("tests/integration/test_exactly_once.py", "tests/integration/test_stack.py")
-"""Files that kill services of the stack. They begin late: a new JVM is slow for minutes."""
+RESTARTING = ("tests/integration/test_stack.py", "tests/integration/test_exactly_once.py")
+"""Files that kill services with a JVM. They begin late: a new JVM is slow for minutes."""
 _LATE = 10
 """How many files that need a stack are left when those that kill services may begin."""
 
@@ -49,9 +50,10 @@ class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no
             scopes = stackless
         else:
             scopes = [scope for scope in self.workqueue if scope not in stackless] or stackless
-        late = RESTARTING if len(scopes) > _LATE else ()
-        first = next((scope for scope in LONGEST if scope in scopes), None)
-        first = first or next(scope for scope in scopes if scope not in late)
+        is_late = len(scopes) <= _LATE
+        early = [scope for scope in scopes if scope not in RESTARTING]
+        order = (*LONGEST, *(RESTARTING if is_late else early))
+        first = next((scope for scope in order if scope in scopes), scopes[0])
         self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)
 
@@ -66,6 +68,5 @@ class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no
 
 @cache
 def _is_marked(file: Path) -> bool:
-    """Return whether the tests of a file are marked as those that need a stack, or start one."""
-    text = file.read_text()
-    return "mark.integration" in text or "mark.e2e" in text
+    """Return whether the tests of a file are marked as those that need a stack."""
+    return "mark.integration" in file.read_text()

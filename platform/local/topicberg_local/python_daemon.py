@@ -20,7 +20,7 @@ from types import FrameType
 
 import psutil
 
-from topicberg.processes import lasting
+from topicberg.garbage import no_search
 
 LOOK_SECONDS = 20.0
 LOOKS = 3
@@ -50,7 +50,7 @@ def limit_memory() -> None:
 
 def preload() -> None:
     """Import what tasks need, which each worker would do otherwise: workers are forks."""
-    with suppress(Exception), lasting():  # a worker reports it
+    with suppress(Exception), no_search():  # a worker reports it
         from topicberg.tableflow.compiling import compile_all
 
         compile_all()

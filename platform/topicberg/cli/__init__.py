@@ -20,7 +20,8 @@ from topicberg.cli.output import echo  # noqa: E402
 from topicberg.errors import TopicbergError  # noqa: E402
 
 # What a command imports stays: looking for garbage in it is a quarter of the time of importing
-# Dagster and Spark, and half a second when the process ends.
+# Dagster and Spark, and half a second when the process ends. (Python does not promise either that
+# what only a cycle of references holds is finalized then.)
 gc.set_threshold(50_000, 20, 100)
 atexit.register(gc.freeze)
 

@@ -46,7 +46,8 @@ def open_context(config: Settings, flags: dict[str, Any] | None = None) -> Deplo
 class DeployContext:
     """What the resources of one deployment share: clients, and what is known of each other by key.
 
-    The clients are created with the settings: :func:`dataclasses.replace` changes both.
+    The clients of AWS and Confluent are created with the settings: assigning others later does not
+    reach them.
     """
 
     config: Settings

@@ -186,12 +186,16 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
         context.fresh.add(resource.key)
     if resource.settles:
         resource.settle(context, live)
-        settled = look(resource, context)
-        if settled is None:
-            raise TopicbergError(f"{resource.title} existed and is now missing")
-        live = settled
+        live = _look_again(resource, context)
     if remark := resource.remark(context, live):
         report(resource, remark)
+    return live
+
+
+def _look_again(resource: Resource, context: DeployContext) -> Live:
+    live = look(resource, context)
+    if live is None:
+        raise TopicbergError(f"{resource.title} existed and is now missing")
     return live
 
 
@@ -257,7 +261,7 @@ def _correct(
         report(resource, f"changing {', '.join(changes)}")
         _update(resource, context, live, changes)
         report(resource, "changed")
-        return look(resource, context) or live
+        return _look_again(resource, context)
     if resource.holds_data:
         fields = ", ".join(sorted(set(changes) & resource.replaced_for))
         raise CannotChangeError(

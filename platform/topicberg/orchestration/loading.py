@@ -9,6 +9,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from topicberg.garbage import no_search
 from topicberg.orchestration.assets import alerts_asset, lake_assets
 from topicberg.orchestration.assets.lake import Lake, lake_of
 from topicberg.orchestration.assets.platform import platform_assets
@@ -27,7 +28,6 @@ from topicberg.orchestration.jobs import (
     snapshot_sensor,
 )
 from topicberg.orchestration.resources import RESOURCES
-from topicberg.processes import lasting
 from topicberg.project import VARIABLE
 from topicberg.settings import settings
 from topicberg.settings.emr import emr_settings
@@ -58,7 +58,7 @@ def build(
     :param project: as of :func:`definitions`
     :raises TopicbergError: as of :func:`definitions`
     """
-    with lasting():
+    with no_search():
         made = _made(make, project)
         made.get_repository_def()  # which Dagster needs in every process, and which it keeps
     return made

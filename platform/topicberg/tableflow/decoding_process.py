@@ -10,9 +10,9 @@ import signal
 import socket
 import sys
 
-from topicberg.processes import lasting
+from topicberg.garbage import no_search
 
-with lasting():
+with no_search():
     from topicberg.tableflow.compiling import wait_ready
     from topicberg.tableflow.processes import serve
 

@@ -57,7 +57,7 @@ class Ingestion:
         """
         self.spec = spec
         self.is_running = False
-        """Whether a worker has the topic; only the service changes it."""
+        """Whether a worker has the topic; only the queue of turns changes it."""
         self.report = StatusReport(spec, config, counters, engine)
         self.log = LogWatch()
         self.schedule = TurnSchedule(spec, self.log)
@@ -98,8 +98,8 @@ class Ingestion:
 
         :param inspection_seconds: after which a topic without new records has a turn
         """
-        most = self._ingestor.limits.size.limit if self._ingestor is not None else None
-        return self.schedule.due_at(inspection_seconds, self.report.status.end_offsets, most)
+        full = self._ingestor.limits.size.limit if self._ingestor is not None else None
+        return self.schedule.due_at(inspection_seconds, self.report.status.end_offsets, full)
 
     # --- what the service observes ---
 
@@ -197,12 +197,12 @@ class Ingestion:
             self._ingestor = ingestor
         commit = ingestor.step()
         if commit.records or self.report.status.phase != "RUNNING" or self.report.differs(commit):
-            self._note_commit(commit, ingestor)
+            self._after_commit(commit, ingestor)
         if commit.records:
             self.schedule.committed_at = time.monotonic()
         return commit
 
-    def _note_commit(self, commit: Commit, ingestor: Ingestor) -> None:
+    def _after_commit(self, commit: Commit, ingestor: Ingestor) -> None:
         if commit.records:
             logger.info(
                 "topic %s: committed %d rows in snapshot %s",

@@ -13,7 +13,11 @@ OPEN_SECONDS = 10.0
 
 
 class LogWatch:
-    """In its methods, ``offsets`` are the first that the table lacks, by partition."""
+    """In its methods, ``offsets`` are the first that the table lacks, by partition.
+
+    What changes it is called with the lock of the topic's :class:`.StatusReport`; all else may be
+    called without.
+    """
 
     def __init__(self) -> None:
         self.ends: Ends | None = None

@@ -41,22 +41,22 @@ class TurnSchedule:
         self.retry_at = time.monotonic() + self._backoff
         self._backoff = min(self._backoff * 2, MAX_BACKOFF_SECONDS)
 
-    def due_at(self, inspection_seconds: float, offsets: Offsets, most: int | None) -> float:
+    def due_at(self, inspection_seconds: float, offsets: Offsets, full: int | None) -> float:
         """Return the time from which a turn is due.
 
         :param inspection_seconds: after which a topic without new records has a turn
         :param offsets: the first that the table lacks, by partition
-        :param most: how many records are a full batch; None: not known before the first turn
+        :param full: how many records are a full batch; None: not known before the first turn
         """
         if self.is_woken:
             return 0.0
         if self.retry_at is not None:
             return self.retry_at
-        if most is None or self._log.has_changed(offsets):
+        if full is None or self._log.has_changed(offsets):
             return self.inspected_at
         if not (readable := self._log.readable(offsets)):
             return self.inspected_at + inspection_seconds
-        if readable >= most:
+        if readable >= full:
             return self.inspected_at
         return max(self._next_commit(), self.inspected_at)
 

@@ -732,3 +732,40 @@ def test_long_step_tells_how_long_it_takes(
     ended = len(reported)
     time.sleep(0.1)
     assert len(reported) == ended
+
+
+@dataclass(frozen=True)
+class Vanishing(Thing):
+    """Whoever changes it deletes it."""
+
+    def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
+        del _there(context)[self.key]
+
+
+def test_resource_that_is_deleted_while_it_is_changed_is_missing(
+    context: DeployContext,
+) -> None:
+    _there(context)["a"] = {"size": 2, "color": "blue"}
+    with pytest.raises(engine.DeployError, match="existed and is now missing"):
+        engine.create([Vanishing("a", "a")], context, lambda *_: None)
+
+
+@dataclass(frozen=True)
+class Looked(Thing):
+    def find(self, context: DeployContext) -> Live | None:
+        _log(context).append(f"find {self.key}")
+        return super().find(context)
+
+
+@dataclass(frozen=True)
+class Settling(Looked):
+    def settle(self, context: DeployContext, live: Live) -> None:
+        _there(context)[self.key]["state"] = "ready"
+
+
+def test_what_settles_is_looked_at_again_and_nothing_else(context: DeployContext) -> None:
+    for key in ("plain", "slow"):
+        _there(context)[key] = {"size": 1, "color": "blue"}
+    engine.create([Looked("plain", "p"), Settling("slow", "s")], context, lambda *_: None)
+    assert sorted(_log(context)) == ["find plain", "find slow", "find slow"]
+    assert context.live["slow"].fields["state"] == "ready"

@@ -23,7 +23,7 @@ from topicberg_local.emulators.policies import (
 def find(client: Any, arn: str) -> Document | None:
     """Return the role of this ARN; None: there is none.
 
-    :raises ClientError: IAM refuses to tell
+    :raises ClientError: another error of IAM
     """
     try:
         role: Document = client.get_role(RoleName=arn.rpartition("/")[2])["Role"]
@@ -53,8 +53,10 @@ def problem(
                 f" {external_id}"
             )
         return denial(client, s3, role, *needs)
-    except (BotoCoreError, ClientError) as error:
+    except BotoCoreError as error:
         return f"AWS does not answer: {error}"
+    except ClientError as error:
+        return f"the role {arn} cannot be read: {error}"
 
 
 def denial(client: Any, s3: Any, role: Document, *needs: tuple[str, str]) -> str | None:

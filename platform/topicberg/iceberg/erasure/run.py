@@ -35,10 +35,7 @@ from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.erasure.locations import RowLocations
 from topicberg.iceberg.erasure.matching import Rows
 from topicberg.iceberg.erasure.rewriting import check_rewritable, rewritten
-from topicberg.iceberg.files import (
-    delete_files,
-    live_files,
-)
+from topicberg.iceberg.files import delete_files, live_files
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.maintenance.expiry import Expirable, remove
 from topicberg.iceberg.position_deletes import trim_deletes

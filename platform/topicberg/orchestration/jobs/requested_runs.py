@@ -52,7 +52,7 @@ class RequestedRuns:
         """Return how long a run took that has ended; 0: it never began."""
         run = self._run(run_key)
         record = self._instance.get_run_record_by_id(run.run_id) if run else None
-        return duration(record).total_seconds() if record else 0.0
+        return max(0.0, duration(record).total_seconds()) if record else 0.0
 
     def _run(self, run_key: str) -> dg.DagsterRun | None:
         if run_key not in self._runs:

@@ -40,9 +40,7 @@ from topicberg.dagster.locations import location_of_sensor
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.assets.lake import Lake
-from topicberg.orchestration.assets.partitions import (
-    Span,
-)
+from topicberg.orchestration.assets.partitions import Span
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.assets.topics import (
     consumer_lag_metadata,
@@ -63,10 +61,7 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
 from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, begin, load
 from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.tick_registrations import Registrations
-from topicberg.orchestration.jobs.watches import (
-    TableWatch,
-    watches,
-)
+from topicberg.orchestration.jobs.watches import TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.retry import classify, is_refused, with_service
 from topicberg.settings import Settings
@@ -177,8 +172,8 @@ class _Evaluation:
         requests = self.computations.requests(self.cursors)
         registrations = Registrations(self.watched, self.cursors, self.position, self.runs)
         self.events += registrations.move_pointers(self.registrar, self.context.log, now)
-        runs = registrations.registration_run(), registrations.check_run(now)
-        requests += [run for run in runs if run]
+        for run in (registrations.registration_run(), registrations.check_run(now)):
+            requests += [run] if run else []
         for name, error in self.problems.items():
             self.context.log.error(f"{name}: {safe(error)}")
         idle = not (self.cursors.changed or self.events or requests)

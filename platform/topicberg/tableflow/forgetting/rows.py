@@ -77,7 +77,7 @@ class KeyRows:
         is_raw = layout.key.subject is None
         is_shadowed = is_raw and KEY in {each.name for each in layout.value.fields()}
         matching = matching_keys(spec, layout, key, endpoints)
-        return cls(spec, key, catalog, None, is_raw, is_shadowed, matching)
+        return cls(spec, key, catalog, is_raw=is_raw, is_shadowed=is_shadowed, matching=matching)
 
     def of_table(self, target: ErasureTarget) -> tuple[Table, Rows] | None:
         """Return a table and its rows of the key; None: it does not exist, or cannot hold it.

@@ -146,8 +146,10 @@ class Sources:
         try:
             if iam.find(client, arn) is None:
                 return None
-        except (BotoCoreError, ClientError) as error:
+        except BotoCoreError as error:
             return f"IAM does not answer: {error}"
+        except ClientError as error:
+            return f"the role {arn} cannot be read: {error}"
         return iam.problem(client, arn, principal, external_id, *needs, s3=self._client("s3"))
 
     def check(self, base_url: str) -> dict[str, str]:
