@@ -16,7 +16,7 @@ from topicberg_local.service import SNOWFLAKE_USER, Context, Service
 
 
 def aws(context: Context) -> Service:
-    """Return the emulator of Glue, IAM, STS, Secrets Manager and SSM."""
+    """Return the emulator of Glue, IAM, Secrets Manager and the other services of AWS."""
     return Service(
         name="aws",
         command=_module(context, "topicberg_local.emulators.aws", "aws"),

@@ -1,7 +1,7 @@
 """How to log in to a catalog, to Kafka and to a schema registry: one model each.
 
 A model holds the settings, reports at once what is wrong with them, and renders them for every
-client: PyIceberg, Spark and DuckDB; librdkafka and Spark's Kafka source; the registry's client.
+client: PyIceberg, Spark and DuckDB; librdkafka; the registry's client.
 Nothing else knows the clients' names of a setting. Secrets are redacted from every message of the
 process.
 """

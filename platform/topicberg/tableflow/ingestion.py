@@ -1,4 +1,4 @@
-"""One topic in the engine's service: when its next turn is due, what a turn does, and its status.
+"""One topic in the engine's service: what the service observes of it, and what a turn does.
 
 The service observes the ends of all topics together (:meth:`Ingestion.observe`). A topic gets a
 turn when it has records and its interval has passed or a batch is full, when something about the

@@ -1,7 +1,7 @@
-"""The workers of the engine's service, and the poll that finds which topics they have to work on.
+"""The threads of the engine's service: a few workers, and one that polls.
 
-However many topics there are, one thread polls the ends of all logs, and a few workers commit
-batches. A topic gives up its worker after each batch.
+However many topics there are, one thread polls the ends of all logs (:mod:`.log_poll`), and a few
+workers commit batches. A topic gives up its worker after each batch (:mod:`.turn_queue`).
 """
 
 from __future__ import annotations
