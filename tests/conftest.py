@@ -85,8 +85,8 @@ for _name in ("load_der_private_key", "load_pem_private_key"):
     setattr(serialization, _name, cache(getattr(serialization, _name)))
 rsa.BITS = 2048
 RECOVERY_SECONDS = 90.0
-STACKLESS_NICENESS = 5
-"""Of a worker without a stack: those with one take longest, and often wait."""
+STACKLESS_NICENESS = 10
+"""Of a worker without a stack: those with one often wait, and help it when they have no more."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
