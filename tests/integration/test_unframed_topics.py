@@ -66,7 +66,9 @@ def make(own_project: Settings, make_topic: Make) -> Make:
     (own_project.schemas_dir / "key.json").write_text(json.dumps(KEY))
 
     def made(**fields: Any) -> Topic:
-        topic = make_topic(**{"schema": PLAIN, **fields})
+        # Some records are of years ago: Kafka would delete them at its next look.
+        keeps = {"retention.ms": "-1"}
+        topic = make_topic(**{"topic_config": keeps, "schema": PLAIN, **fields})
         document = topic.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         path = own_project.topics_dir / f"{topic.spec.name}.yaml"
         path.write_text(yaml.safe_dump(document))
