@@ -50,6 +50,7 @@ _TEMPORARY.mkdir(exist_ok=True)
 os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
 import hypothesis  # noqa: E402
+import python_start.sitecustomize  # noqa: E402, F401  for this process
 from botocore.loaders import JSONFileLoader  # noqa: E402
 from cryptography.hazmat.primitives import serialization  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
@@ -75,8 +76,6 @@ DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
 # Each new session of botocore, and moto makes many, would read AWS's descriptions again.
 _read_description = cache(JSONFileLoader().load_file)
 JSONFileLoader.load_file = lambda _, path: _read_description(path)  # type: ignore[assignment,method-assign]
-# What pytest and Dagster import stays: looking for garbage in it is a sixth of the tests' time.
-gc.set_threshold(50_000, 20, 100)
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 hypothesis.settings.register_profile("topicberg", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("topicberg")

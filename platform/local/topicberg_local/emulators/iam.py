@@ -20,7 +20,7 @@ from topicberg_local.emulators.policies import (
 )
 
 
-def find(client: Any, arn: str) -> Document | None:
+def _role(client: Any, arn: str) -> Document | None:
     """Return the role of this ARN; None: there is none.
 
     :raises ClientError: another error of IAM
@@ -35,18 +35,25 @@ def find(client: Any, arn: str) -> Document | None:
 
 
 def problem(
-    client: Any, arn: str, principal: str, external_id: str, *needs: tuple[str, str], s3: Any
+    client: Any,
+    arn: str,
+    principal: str,
+    external_id: str,
+    *needs: tuple[str, str],
+    s3: Any,
+    may_be_missing: bool = False,
 ) -> str | None:
     """Return why the principal cannot do what it needs with the role; None: it can.
 
     :param client: of IAM
     :param needs: action and resource, e.g. ``("s3:GetObject", "arn:aws:s3:::bucket/*")``
     :param s3: a client of S3, which has the policies of buckets
+    :param may_be_missing: whether a role that does not exist is no problem
     """
     try:
-        role = find(client, arn)
+        role = _role(client, arn)
         if role is None:
-            return f"the role {arn} does not exist"
+            return None if may_be_missing else f"the role {arn} does not exist"
         if not _trusts(role, principal, external_id):
             return (
                 f"the role {arn} does not let {principal} assume the role with the external id"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
 from topicberg import kafka
@@ -80,8 +82,12 @@ class CatchUp:
             self._wait_for_turns(target)
         return uncovered
 
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return self.endpoints.catalog(self.config)
+
     def _table(self, target: ErasureTarget) -> Table | None:
-        return find_table(self.endpoints.catalog(self.config), target.identifier)
+        return find_table(self._catalog, target.identifier)
 
     def _unread(self, target: ErasureTarget, topic: str) -> Offsets:
         """Return partition → the first offset that the table does not hold, of those it lacks."""

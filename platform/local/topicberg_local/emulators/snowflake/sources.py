@@ -142,15 +142,15 @@ class Sources:
 
         Also when there is no such role: without `topicberg deploy` the local stack has none.
         """
-        client = self._client("iam")
-        try:
-            if iam.find(client, arn) is None:
-                return None
-        except BotoCoreError as error:
-            return f"IAM does not answer: {error}"
-        except ClientError as error:
-            return f"the role {arn} cannot be read: {error}"
-        return iam.problem(client, arn, principal, external_id, *needs, s3=self._client("s3"))
+        return iam.problem(
+            self._client("iam"),
+            arn,
+            principal,
+            external_id,
+            *needs,
+            s3=self._client("s3"),
+            may_be_missing=True,
+        )
 
     def check(self, base_url: str) -> dict[str, str]:
         """Whether objects there can be listed, read, written and deleted, as ``PASSED`` or the
