@@ -196,7 +196,7 @@ def test_events_that_nobody_takes_are_lost_and_counted(
     with caplog.at_level(logging.WARNING):
         for _ in range(7):
             sender.put(lambda: sent)
-    lost = [record.message.rpartition(" ")[2] for record in caplog.records]
+    lost = [message.rpartition(" ")[2] for message in caplog.messages]
     assert lost == ["1", "2", "4"]
 
 
