@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -55,6 +55,7 @@ from botocore.loaders import JSONFileLoader  # noqa: E402
 from cryptography.hazmat.primitives import serialization  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402
+from shared_stack import SharedStack  # noqa: E402
 
 from topicberg.deploy import rsa  # noqa: E402
 from topicberg.endpoints import Endpoints  # noqa: E402
@@ -135,28 +136,54 @@ def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
     catalog.close()
 
 
+@cache
+def _shared_stack(config: pytest.Config) -> SharedStack:
+    """The stack of this run, or the one that ``TOPICBERG_TEST_STATE_DIR`` keeps."""
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    run = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        run = run.parent
+    kept = os.environ.get("TOPICBERG_TEST_STATE_DIR")
+    return SharedStack(Path(kept).resolve() if kept else run / "stack", locks=run / "stack-locks")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time limit of a test begins
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    names = getattr(item, "fixturenames", ())
+    if "stack" not in names:
+        return (yield)
+    alone = "kill_service" in names or item.get_closest_marker("alone") is not None
+    with _shared_stack(item.config).turn(alone=alone):
+        return (yield)
+
+
 @pytest.fixture(scope="session")
 def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endpoints]:
     """Endpoints of a running local stack; :func:`settings` is the stack's."""
-    kept = os.environ.get("TOPICBERG_TEST_STATE_DIR")
-    factory: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
-    folder = Path(kept).resolve() if kept else factory.mktemp("stack")
+    shared = _shared_stack(request.config)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: fixtures are torn down
-    with _state_dir(folder):
-        ours = not any(service.running for service in local_stack.status(settings()))
+    with _state_dir(shared.folder):
         try:
-            endpoints = local_stack.up(settings())
-            wait_ready()
+            with shared.starting():
+                if not any(service.running for service in local_stack.status(settings())):
+                    shared.note_that_we_started()
+                endpoints = local_stack.up(settings())
+                wait_ready()
             yield endpoints
         finally:
-            if ours and kept:
-                local_stack.down(settings())
-            elif ours:
-                # A JVM that ends by itself writes its class archive: a minute on two cores.
-                supervisor.end(supervisor.stack_processes(folder), patience=0)
-                assert supervisor.stack_processes(folder) == []
-                if not request.session.testsfailed:
-                    shutil.rmtree(folder)
+            if shared.is_ours_to_end():
+                _end(shared.folder, keep=request.session.testsfailed > 0)
+
+
+def _end(folder: Path, *, keep: bool) -> None:
+    if "TOPICBERG_TEST_STATE_DIR" in os.environ:
+        local_stack.down(settings())
+        return
+    # A JVM that ends by itself writes its class archive: a minute on two cores.
+    supervisor.end(supervisor.stack_processes(folder), patience=0)
+    assert supervisor.stack_processes(folder) == []
+    if not keep:
+        shutil.rmtree(folder)
 
 
 class KillService(Protocol):

@@ -18,7 +18,12 @@ from topicberg.endpoints import Endpoints
 from topicberg.query import QueryError, run_query
 from topicberg.settings import settings
 
-pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.integration,
+    pytest.mark.project,
+    pytest.mark.timeout(900),
+]
 
 TOTALS = "stock_trades_with_totals"
 

@@ -32,7 +32,7 @@ from topicberg.tableflow import control
 from topicberg.tableflow.identity import engine_group
 from topicberg.tableflow.status import read_status
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.project]
 logger = logging.getLogger(__name__)
 PATIENCE_SECONDS = 180
 TAKE_OVER_SECONDS = 30

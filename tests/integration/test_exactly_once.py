@@ -22,7 +22,7 @@ from topicberg.tableflow.commit import committed
 from topicberg.topics import load_topic
 from topicberg_local import stack as local_stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.timeout(400)]
 
 RECORDS = int(os.environ.get("TOPICBERG_TEST_RECORDS", 60_000))
 """The whole million takes two minutes; it is run with TOPICBERG_TEST_RECORDS=1000000.

@@ -27,7 +27,7 @@ from topicberg.settings import settings
 from topicberg.tableflow.engine import Ingestor, run_once
 from topicberg.topics import load_topic, load_topics
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.timeout(400)]
 
 TOPIC, TOTALS = "stock_trades", "stock_trades_with_totals"
 DERIVED = tuple(

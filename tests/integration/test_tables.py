@@ -23,7 +23,7 @@ from topicberg.orchestration.resources import RESOURCES
 from topicberg.query import QueryError
 from topicberg.settings import settings
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.project]
 
 ROWS = pa.table({"id": [1, 2], "amount": [5.0, -1.0]})
 

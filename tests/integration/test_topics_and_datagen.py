@@ -29,7 +29,7 @@ from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, load_topic, requests
 from topicberg.topics.new import new_topic
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.project]
 
 RECORDS = 5_000
 

@@ -28,45 +28,47 @@ LONGEST = (
     "tests/component/transforms/test_code_version.py",
 )
 """Files that take long. They begin first, so no worker ends long after the others."""
-RESTARTING = ("tests/integration/test_stack.py", "tests/integration/test_exactly_once.py")
-"""Files that kill services with a JVM. They begin late: a new JVM is slow for minutes."""
-_LATE = 10
-"""How many files that need a stack are left when those that kill services may begin."""
+RESTARTING = ("tests/integration/test_exactly_once.py", "tests/integration/test_stack.py")
+"""Files that kill services with a JVM. They begin last: a new JVM is slow for minutes."""
 
 
 class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """A whole file for a worker; only the first ``--stacks`` workers have files that need a stack.
+    """A whole file for a worker; the first ``--stacks`` workers have those that need the stack.
 
-    A test with a stack often waits, for a service or a commit. A worker without one, which costs
-    neither memory nor a start, uses that time for the other tests.
+    They share it; the first has all files that use the reference project's names, one at a time.
+    A test with a stack often waits, for a service or a commit. The workers without use that time
+    for the other tests.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        stackless = [scope for scope in self.workqueue if not self._needs_stack(scope)]
-        if self._is_stackless(node):
-            if not stackless:
-                node.shutdown()
-                return
-            scopes = stackless
+        number = int(node.gateway.id.removeprefix("gw"))
+        has_stack = number < self.config.getoption("stacks")
+        replaces_one = number >= self.numnodes  # that has crashed
+        stackless = [scope for scope in self.workqueue if not self._has(scope, "integration")]
+        restarting = [scope for scope in RESTARTING if scope in self.workqueue]
+        stacked = [
+            scope
+            for scope in self.workqueue
+            if self._has(scope, "integration") and scope not in restarting
+        ]
+        project = [scope for scope in stacked if self._has(scope, "project")]
+        if number == 0 or replaces_one:
+            scopes = project or stacked or restarting or stackless
+        elif has_stack:
+            scopes = [scope for scope in stacked if scope not in project] or stackless
         else:
-            scopes = [scope for scope in self.workqueue if scope not in stackless] or stackless
-        is_late = len(scopes) <= _LATE
-        early = [scope for scope in scopes if scope not in RESTARTING]
-        order = (*LONGEST, *(RESTARTING if is_late else early))
-        first = next((scope for scope in order if scope in scopes), scopes[0])
+            scopes = stackless
+        if not scopes:
+            node.shutdown()
+            return
+        first = next(scope for scope in (*LONGEST, *scopes) if scope in scopes)
         self.workqueue.move_to_end(first, last=False)
         super()._assign_work_unit(node)
 
-    def _is_stackless(self, node: WorkerController) -> bool:
-        """Tell by the number of the worker; one that replaces a crashed worker may have a stack."""
-        number = int(node.gateway.id.removeprefix("gw"))
-        return self.config.getoption("stacks") <= number < self.numnodes
-
-    def _needs_stack(self, scope: str) -> bool:
-        return _is_marked(self.config.rootpath / scope)
+    def _has(self, scope: str, mark: str) -> bool:
+        return f"mark.{mark}" in _text(self.config.rootpath / scope)
 
 
 @cache
-def _is_marked(file: Path) -> bool:
-    """Return whether the tests of a file are marked as those that need a stack."""
-    return "mark.integration" in file.read_text()
+def _text(file: Path) -> str:
+    return file.read_text()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import os
-from functools import cache, lru_cache
+from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -346,8 +346,7 @@ class Endpoints(LakeEndpoints):
             url, *keys = self.s3, self.s3_access_key, self.s3_secret_key
         with _CREATING:
             return _client(
-                frozenset(item for item in os.environ.items() if item[0].startswith("AWS_")),
-                _aws_session(),
+                _aws_session(_aws_variables()),
                 service,
                 (config or settings()).aws_region,
                 url,
@@ -368,7 +367,7 @@ def _profile_keys() -> dict[str, str]:
     """
     if "AWS_ACCESS_KEY_ID" in os.environ:
         return {}
-    credentials = _aws_session().get_credentials()
+    credentials = _aws_session(_aws_variables()).get_credentials()
     if credentials is None or credentials.method in (*_SHARED, *_OF_MACHINES):
         return {}
     keys = credentials.get_frozen_credentials()
@@ -380,9 +379,16 @@ def _profile_keys() -> dict[str, str]:
     return {name: value for name, value in named.items() if value}
 
 
-@cache
-def _aws_session() -> boto3.Session:
-    """Return one session for all clients: it has read the descriptions of AWS's services."""
+def _aws_variables() -> frozenset[tuple[str, str]]:
+    return frozenset(item for item in os.environ.items() if item[0].startswith("AWS_"))
+
+
+@lru_cache(maxsize=2)
+def _aws_session(variables: frozenset[tuple[str, str]]) -> boto3.Session:
+    """Return one session for all clients: it has read the descriptions of AWS's services.
+
+    :param variables: of the environment; a session keeps the credentials that it found in them
+    """
     from topicberg.clients.aws import aws_session
 
     return aws_session()
@@ -390,7 +396,6 @@ def _aws_session() -> boto3.Session:
 
 @lru_cache(maxsize=16)
 def _client(
-    environment: frozenset[tuple[str, str]],
     session: boto3.Session,
     service: str,
     region: str,
@@ -399,10 +404,7 @@ def _client(
     secret_key: str | None,
     options: Any,
 ) -> Any:
-    """Return a client, which all threads share: creating one takes longer than most calls.
-
-    :param environment: what boto3 reads of it, for example the addresses of services
-    """
+    """Return a client, which all threads share: creating one takes longer than most calls."""
     return session.client(
         service,
         region_name=region,

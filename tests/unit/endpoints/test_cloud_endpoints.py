@@ -12,6 +12,7 @@ from typing import Any, cast
 import boto3
 import pytest
 from moto import mock_aws
+from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from topicberg.cli import app
@@ -64,9 +65,24 @@ def test_pyarrow_gets_the_keys_of_a_profile_that_it_cannot_read(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)  # it would count, not the profile
     for profile, expected in (("work", {"AK", "SK", "T"}), ("plain", set())):
         monkeypatch.setenv("AWS_PROFILE", profile)
-        model._aws_session.cache_clear()
         assert set(model._profile_keys().values()) == expected
-    model._aws_session.cache_clear()
+
+
+def test_clients_sign_by_what_the_environment_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    snowflake = SnowflakeEndpoint(account="", user="", password=SecretStr(""))
+    endpoints = Endpoints(
+        kafka_bootstrap="kafka",
+        schema_registry="http://registry",
+        iceberg_rest="http://rest",
+        spark_connect="",
+        snowflake=snowflake,
+    )
+    for key in ("A", "B"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        client = endpoints.boto3("iam", Settings(aws_region="us-east-1"))
+        assert client._request_signer._credentials.access_key == key
+        assert endpoints.boto3("iam", Settings(aws_region="us-east-1")) is client
 
 
 def _store(client: Any, name: str, values: dict[str, str]) -> None:

@@ -37,7 +37,8 @@ class Sources:
                 from botocore.config import Config
 
                 variable = "TOPICBERG_S3_ENDPOINT" if service == "s3" else "TOPICBERG_AWS_ENDPOINT"
-                make: Any = boto3.client
+                # Boto's default session keeps the credentials of whoever used it first.
+                make: Any = boto3.Session().client
                 self._clients[service] = make(
                     service,
                     region_name=region(),

@@ -1,0 +1,62 @@
+"""One local stack for the workers of a run: who starts it, who ends it, and whose turn it is."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+class SharedStack:
+    """The folder of a stack that pytest's workers share, and locks beside it.
+
+    Tests use the stack at the same time, but for those that kill or restart its services.
+    """
+
+    def __init__(self, folder: Path, locks: Path) -> None:
+        self.folder = folder
+        self._locks = locks
+        locks.mkdir(parents=True, exist_ok=True)
+        self._started = locks / "started"
+        self._users: IO[bytes] | None = None
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """One worker starts, the others wait; from then on this one is a user."""
+        with self._locked("start", fcntl.LOCK_EX):
+            self._users = (self._locks / "users").open("ab")
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+            yield
+
+    def note_that_we_started(self) -> None:
+        self._started.touch()
+
+    def is_ours_to_end(self) -> bool:
+        """Return whether this run started the stack and no other worker uses it any more."""
+        assert self._users is not None
+        try:
+            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            self._users.close()
+        return self._started.exists()
+
+    @contextmanager
+    def turn(self, *, alone: bool) -> Iterator[None]:
+        """A test's turn: beside others, or alone. Who waits to be alone comes before new others."""
+        kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        with self._locked("next", fcntl.LOCK_EX) as following, self._locked("turn", kind):
+            fcntl.flock(following, fcntl.LOCK_UN)
+            yield
+
+    @contextmanager
+    def _locked(self, name: str, kind: int) -> Iterator[IO[bytes]]:
+        with (self._locks / name).open("ab") as file:
+            fcntl.flock(file, kind)
+            try:
+                yield file
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have the file open, too
