@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import uuid
@@ -20,6 +21,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from fastavro import parse_schema, schemaless_reader
 from pyiceberg.table import Table
+from pyiceberg.types import StringType
 from pyspark.sql import SparkSession
 
 from topicberg import kafka
@@ -31,7 +33,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow.engine import run_once
 from topicberg.testing import spark_session
 from topicberg.topics import TopicSpec, load_topic
-from topicberg.topics.spec import TableflowSpec
+from topicberg.topics.spec import KeySpec, TableflowSpec
 from topicberg.transforms import publish as publishing
 from topicberg.transforms.publish import STATE_TOPIC, Published, PublishError, publish
 
@@ -80,6 +82,8 @@ class Published_:
     format: Literal["avro", "json"] = "avro"
     root: Path | None = None
     """Of other schemas than the project's."""
+    key_field: str | None = None
+    """The only column of the key, as text."""
 
     @property
     def config(self) -> Settings:
@@ -97,6 +101,8 @@ class Published_:
                 for part, schema in (("value_schema", like.value_schema), ("key", like.key))
                 if schema.file
             }
+        if self.key_field:
+            changed["key"] = KeySpec(format="string", field=self.key_field)
         return like.model_copy(update=changed)
 
     @property
@@ -155,7 +161,7 @@ class Published_:
                 assert message.error().code() == KafkaError._PARTITION_EOF
                 ended += 1
                 continue
-            key: Any = message.key()
+            key: Any = message.key().decode() if self.key_field else message.key()
             value = message.value()
             if spec.key_schema_path():
                 key = tuple(read(key).values())
@@ -270,6 +276,65 @@ def test_a_key_of_two_rows_is_refused(topic: Published_, spark: SparkSession) ->
     topic.write([stats(1)], f"window_start >= '{START.isoformat()}'")
     # The refused snapshot was never begun, so the corrected one is published in its place.
     assert topic.publish(spark).records == 1
+
+
+@pytest.mark.parametrize("topic", ["airline.flyer_stats"], indirect=True)
+def test_a_key_without_the_event_time_is_looked_up_in_every_hour(
+    topic: Published_, spark: SparkSession
+) -> None:
+    topic.key_field = "email_address"
+    hours = [f"window_start < '{SECOND_HOUR}'", f"window_start >= '{SECOND_HOUR}'"]
+    topic.write([stats(1), stats(2)])
+    topic.publish(spark)
+    topic.write([stats(1, hour=1, duration=2)])
+    with pytest.raises(PublishError, match="several rows"):
+        topic.publish(spark)
+    topic.write([stats(2)], hours[0])  # so the key is in the second hour only
+    topic.publish(spark)
+    topic.write([stats(1, hour=1, duration=2), stats(2, hour=1, duration=3)], hours[1])
+    with pytest.raises(PublishError, match="several rows"):  # one of them did not change
+        topic.publish(spark)
+    topic.write([stats(3)], hours[0])
+    assert topic.publish(spark).tombstones == 0
+    state = {key: value for key, value, _ in topic.records()}
+    rows = topic.table().scan().to_arrow().to_pylist()
+    assert state == {row["email_address"]: row for row in rows}
+    topic.write([stats(2, hour=1, duration=3)], hours[1])
+    assert topic.publish(spark).tombstones == 1
+
+
+@pytest.mark.parametrize(
+    "topic", [pytest.param("airline.flyer_stats", marks=SLOW), "airline.flight"], indirect=True
+)
+def test_a_renamed_and_a_new_field_are_published(
+    topic: Published_, spark: SparkSession, tmp_path: Path
+) -> None:
+    row = stats if topic.like == "airline.flyer_stats" else booked
+    topic.write([row(1), row(2)])
+    topic.publish(spark)
+    renamed = "number_of_flights" if topic.like == "airline.flyer_stats" else "airline"
+    with topic.table().update_schema() as update:
+        update.add_column("note", StringType())
+        update.rename_column(renamed, "renamed")
+    name = topic.spec.value_schema.file or ""
+    schema = json.loads((settings().schemas_dir / name).read_text())
+    for field in schema["fields"]:
+        if field["name"] == renamed:
+            field |= {"name": "renamed", "aliases": [renamed]}
+    schema["fields"].append({"name": "note", "type": ["null", "string"], "default": None})
+    topic.root = tmp_path
+    shutil.copytree(settings().schemas_dir, topic.config.schemas_dir)
+    (topic.config.schemas_dir / name).write_text(json.dumps(schema))
+    new = row(3)
+    new = {**{key: value for key, value in new.items() if key != renamed}, "note": "x"}
+    new["renamed"] = row(3)[renamed]
+    table = topic.table()
+    table.append(pa.Table.from_pylist([new], table.schema().as_arrow()))
+    published = topic.publish(spark)
+    assert (published.records, published.tombstones, published.not_taken_back) == (1, 0, 0)
+    values = [value for _, value, _ in topic.records() if value]
+    assert [value["note"] for value in values if "note" in value] == ["x"]
+    assert len(values) == 3
 
 
 @pytest.mark.parametrize("topic", ["airline.flyer_stats json"], indirect=True)

@@ -10,7 +10,7 @@ table, the spec and the registry do not matter. (Spark's own Kafka sink has no t
 that is repeated would send everything twice.)
 
 * A topic in write mode upsert gets the new value of every key that changed, and a tombstone for
-  every key that was deleted.
+  every key that no row has any more. A key that several rows have is an error, wherever they are.
 * A topic in write mode append gets the new rows. A deleted row stays in the topic, because an
   append log cannot remove it. The number of such rows is reported.
 
@@ -227,18 +227,6 @@ def _ordered(spec: TopicSpec, changes: DataFrame, progress: PublishProgress) -> 
     """Return the records that are left to send, in the order of their event times."""
     if spec.write_mode == "append":
         changes = changes.filter("copies > 0")
-    else:
-        several = F.sum(F.when(F.col("copies") > 0, F.col("copies")))
-        changes = (
-            changes.groupBy("key")
-            .agg(
-                F.max_by("value", "copies").alias("value"),
-                F.max_by("time", "copies").alias("time"),
-                F.max("copies").alias("copies"),
-                F.coalesce(several, F.lit(0)).alias("rows"),
-            )
-            .withColumn("value", F.when(F.col("copies") > 0, F.col("value")))
-        )
     if progress.until is not None:
         changes = changes.filter(F.col("time") > progress.until)
     return changes.orderBy("time", "key", "value")
@@ -266,26 +254,29 @@ def _json(schema: str) -> Column:
 def _changes(
     spark: SparkSession, table: Table, spec: TopicSpec, progress: PublishProgress, time: str
 ) -> DataFrame:
-    """Return rows as records: ``key``, ``value``, ``time`` (ms) and ``copies``; negative: deleted.
+    """Return what changed, as records: ``key``, ``value`` and ``time`` (ms).
 
-    Only files of the partitions that snapshots in between affected are read.
+    Of an append topic, ``copies``: negative, that many rows were deleted. Of an upsert topic, each
+    key with a change, its value (null: no row has it any more), and ``rows``: how many have it.
+    Only files of the partitions that snapshots in between affected are read, and, of an upsert
+    topic whose keys do not have the event time, all of them for the keys with a change.
     """
     assert progress.target is not None  # noqa: S101  see publish()
     assert progress.attempt is not None  # noqa: S101  see publish()
-    base, attempt = progress.snapshot, progress.attempt
+    base, target, attempt = progress.snapshot, progress.target, progress.attempt
     # The topic's records have the keys that were sent: if they changed, all of them are replaced.
     keys_of_base = (progress.encoding or attempt).key
-    if any(table.snapshot_by_id(s) is None for s in (base, progress.target) if s is not None):
+    if any(table.snapshot_by_id(s) is None for s in (base, target) if s is not None):
         message = f"topic {spec.name}: the snapshot of its table that it holds is expired"
         raise _unclear(spec.name, message)
 
-    namespace, name = table.name()
-
-    def rows(snapshot: int, key: PublishedField, copies: int) -> DataFrame:
-        frame = spark.read.option("versionAsOf", str(snapshot)).table(spark_name((namespace, name)))
+    def rows(
+        snapshot: int, key: PublishedField, copies: int, condition: Column | None
+    ) -> DataFrame:
+        frame = _read(spark, table, snapshot, target)
         columns = set(frame.columns)
-        if affected is not None:
-            frame = frame.filter(affected)
+        if condition is not None:
+            frame = frame.filter(condition)
         time_ms = F.unix_millis(F.col(quote(time)).cast("timestamp"))
         return frame.select(
             _encoded(spec.name, key, columns).alias("key"),
@@ -296,16 +287,68 @@ def _changes(
 
     affected = None
     if keys_of_base == attempt.key:
-        affected = _affected(table, base, progress.target, time)
-    changes = rows(progress.target, attempt.key, 1)
-    if base is None:
-        return changes
-    return (
-        changes.unionByName(rows(base, keys_of_base, -1))
-        .groupBy("key", "value", "time")
-        .agg(F.sum("copies").alias("copies"))
-        .filter("copies != 0")
+        affected = _affected(table, base, target, time)
+    changes = rows(target, attempt.key, 1, affected)
+    if base is not None:
+        changes = changes.unionByName(rows(base, keys_of_base, -1, affected))
+    changes = changes.groupBy("key", "value", "time").agg(
+        F.sum("copies").alias("copies"),
+        F.sum(F.greatest("copies", F.lit(0))).alias("rows"),
     )
+    if spec.write_mode == "append":
+        return changes.filter("copies != 0").drop("rows")
+    changed = _newest(changes.withColumn("changed", F.col("copies") != 0)).filter("changed")
+    if affected is not None and time not in _key_columns(spec.name, attempt.key):
+        others = rows(target, attempt.key, 1, ~F.coalesce(affected, F.lit(False)))
+        others = others.join(changed.select("key"), "key", "left_semi")
+        others = others.withColumns({"rows": F.lit(1), "changed": F.lit(True)})
+        changed = _newest(changed.unionByName(others.drop("copies")))
+    return changed.withColumn("value", F.when(F.col("rows") > 0, F.col("value"))).drop("changed")
+
+
+def _newest(changes: DataFrame) -> DataFrame:
+    """Return a row a key: the value and time of a row that is there, and how many are."""
+    return changes.groupBy("key").agg(
+        F.max_by("value", "rows").alias("value"),
+        F.max_by("time", "rows").alias("time"),
+        F.sum("rows").alias("rows"),
+        F.bool_or("changed").alias("changed"),
+    )
+
+
+def _key_columns(topic: str, key: PublishedField) -> Iterable[str]:
+    if key.format in ("avro", "json"):
+        return file_columns(topic, key.text, key.format)
+    return [key.field or ""]
+
+
+def _read(spark: SparkSession, table: Table, snapshot: int, target: int) -> DataFrame:
+    """Return the rows of a snapshot with the columns that the target has.
+
+    A column that was renamed or widened since has its new name and type, one that was added since
+    is null.
+    """
+
+    def names(number: int) -> dict[int, str]:
+        schema = table.scan(snapshot_id=number).projection()
+        return {field.field_id: field.name for field in schema.fields}
+
+    namespace, table_name = table.name()
+
+    def frame(number: int) -> DataFrame:
+        named = spark_name((namespace, table_name))
+        return spark.read.option("versionAsOf", str(number)).table(named)
+
+    rows = frame(snapshot)
+    if snapshot == target:
+        return rows
+    then, now = names(snapshot), names(target)
+    types = {field.name: field.dataType for field in frame(target).schema}
+    columns = {
+        name: F.col(quote(then[number])) if number in then else F.lit(None)
+        for number, name in now.items()
+    }
+    return rows.select(*(column.cast(types[name]).alias(name) for name, column in columns.items()))
 
 
 def _affected(table: Table, base: int | None, target: int | None, time: str) -> Column | None:
