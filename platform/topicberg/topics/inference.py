@@ -17,7 +17,7 @@ from typing import Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats.json.scalars import date_time_micros
-from topicberg.formats.json.syntax import parsed, type_of
+from topicberg.formats.json.syntax import Number, parsed, type_of
 from topicberg.formats.limits import check_name
 from topicberg.formats.reasons import MalformedError
 from topicberg.topics.event_time import EPOCHS
@@ -216,12 +216,19 @@ def _number(values: Sequence[Any], kinds: set[str]) -> dict[str, Any] | str:
         if all(-_LONG <= value < _LONG for value in whole):
             return {"type": "integer"}
         return "integers of more than 64 bits"
-    is_rounded = any(abs(value) > _EXACT for value in whole)
-    if is_rounded or any(len(value.parts()[0]) > _DIGITS for value in fractions):
-        return "numbers that a double rounds"
     if any(abs(float(value)) == inf for value in fractions):
         return "numbers that no double holds"
+    if any(abs(value) > _EXACT for value in whole) or any(map(_is_rounded, fractions)):
+        return "numbers that a double rounds"
     return {"type": "number"}
+
+
+def _is_rounded(value: Number) -> bool:
+    """Return whether a double does not give back the digits that the record has."""
+    digits = value.parts()[0]
+    if len(digits) > _DIGITS:
+        return True
+    return Number(f"{float(value):.{max(1, len(digits))}g}").parts() != value.parts()
 
 
 def _is_date_time(text: str) -> bool:

@@ -119,6 +119,20 @@ def test_refused(schema: str, reason: str) -> None:
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "kind", ['"bytes"', '{"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}']
+)
+def test_key_that_serializers_write_in_two_ways_is_refused(kind: str) -> None:
+    """Confluent's for Java writes no length before it: the bytes 02 64 could be two, or one."""
+    key = avro.as_record(registered(kind), "key")
+    with pytest.raises(TableflowError, match="with or without their length") as told:
+        avro.fields("the key", key, itertools.count(1))
+    assert "`key: {format: bytes}`" in str(told.value.hint)
+    nullable = avro.as_record(registered('["null", "bytes"]'), "key")
+    with pytest.raises(TableflowError, match="not a record"):
+        avro.fields("the key", nullable, itertools.count(1))
+
+
 def test_columns_of_a_table() -> None:
     schema = table_schema(topic(), layout(record({"name": "side", "type": "string"})))
     assert schema.column_names[:2] == ["key", "side"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -111,6 +112,11 @@ def test_sampled_records_become_rows_with_their_values(records: list[dict[str, A
         (["1", f"{2**63}"], {}, "v (integers of more than 64 bits)"),
         (["0.5", f"{2**53 + 1}"], {}, "v (numbers that a double rounds)"),
         (["0.1234567890123456789"], {}, "v (numbers that a double rounds)"),
+        (["90071992547409.93"], {}, "v (numbers that a double rounds)"),
+        (["1.5", f"{2**53 + 1}.0"], {}, "v (numbers that a double rounds)"),
+        (["1e-400"], {}, "v (numbers that a double rounds)"),
+        (["0.10000000000000001", "5e-324", "-0.0"], {"type": "number"}, ""),
+        (["1e400"], {}, "v (numbers that no double holds)"),
         (["1", "null"], {"type": ["integer", "null"]}, "missing or null in some of them: v"),
         (["null"], {}, "v (always null)"),
         (['"a"', "1"], {}, "v (integer or string)"),
@@ -128,6 +134,14 @@ def test_field_has_the_type_that_all_records_have(
     found = infer([f'{{"v": {text}}}'.encode() for text in texts], "t")
     assert found.schema["properties"]["v"] == schema
     assert note in "\n".join(found.notes())
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False))
+def test_number_has_the_type_only_if_its_digits_come_back(value: Decimal) -> None:
+    text = f"{value:E}"
+    field = infer([f'{{"v": {text}}}'.encode()], "t").schema["properties"]["v"]
+    digits = max(1, len(value.as_tuple().digits))
+    assert not field or Decimal(f"{float(text):.{digits}g}") == value
 
 
 def test_object_with_names_of_its_own_in_each_record_is_a_map() -> None:

@@ -55,10 +55,12 @@ def is_union(schema: RegisteredSchema) -> bool:
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
     """Return a key's schema as a record; see :class:`topicberg.formats.contract.Format`.
 
-    A value has the same bytes as a record of one field.
+    A value has the same bytes as a record of one field, but for ``bytes``: Confluent's serializer
+    for Java writes them without their length, those for other languages with it.
     """
     parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
-    if isinstance(parsed, list) or (isinstance(parsed, dict) and parsed.get("type") == "record"):
+    kind = parsed.get("type") if isinstance(parsed, dict) else parsed
+    if isinstance(parsed, list) or kind in ("record", "bytes"):
         return schema
     record = {"type": "record", "name": "key", "fields": [{"name": name, "type": parsed}]}
     return replace(schema, text=json.dumps(record))

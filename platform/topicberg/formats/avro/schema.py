@@ -157,6 +157,12 @@ def parse_record(where: str, schema: RegisteredSchema) -> Type:
     :raises TableflowError: it is not a record, not Avro, or refers to a name that is not defined
     """
     kind = parse(where, schema)
+    if kind.kind == "bytes":
+        raise TableflowError(
+            f"{where}: Avro's bytes outside a record are not decoded, as serializers write them "
+            "with or without their length",
+            hint="of a key: `key: {format: bytes}` keeps its bytes as they are",
+        )
     if kind.kind != "record":
         raise TableflowError(
             f"{where}: the schema is not a record but {kind}",
