@@ -20,11 +20,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.types import (
     IcebergType,
+    IntegerType,
+    LongType,
     NestedField,
+    PrimitiveType,
     StringType,
     StructType,
 )
 
+from topicberg.errors import TableflowError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.reasons import shown
 from topicberg.tableflow.arrays import flags
@@ -61,8 +65,12 @@ _SOURCE_FIELDS = (
     *("ts_ms", "ts_us", "snapshot", "txId", "lsn", "file", "pos", "row", "gtid"),
     *("commit_lsn", "change_lsn", "event_serial_no", "scn", "commit_scn"),
 )
+_WHOLE = ("ts_ms", "ts_us", "lsn")
+"""Of these, those that are whole numbers; the others are numbers or text."""
 _DIGITS = 20
 """Of a number in a position."""
+_FILE_DIGITS = 6
+"""At least, of the number of a file of MySQL's log."""
 
 
 def row_columns(spec: TopicSpec, fields: Sequence[NestedField]) -> list[NestedField]:
@@ -80,7 +88,10 @@ def key_names(layout: Layout) -> list[str]:
 
 
 def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> list[NestedField]:
-    """Return the parts of the envelope that are decoded, as columns; ``fields``: of the table."""
+    """Return the parts of the envelope that are decoded, as columns; ``fields``: of the table.
+
+    :raises TableflowError: a field of the source has another type than Debezium gives it
+    """
     ids = itertools.count(1_000_000)
     own = row_columns(spec, fields)
     columns = []
@@ -90,6 +101,14 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
         columns += [field for field in own if field.name in (BEFORE, AFTER)]
     source = layout.value.source_fields()
     parts = [_optional(ids, name, source[name]) for name in _SOURCE_FIELDS if name in source]
+    for part in parts:
+        kind, is_whole = part.field_type, part.name in _WHOLE
+        if not isinstance(kind, (IntegerType, LongType) if is_whole else PrimitiveType):
+            raise TableflowError(
+                f"field source.{part.name} is {kind}; Debezium writes "
+                + ("a whole number" if is_whole else "a number or text"),
+                hint="`changelog` is for changes as Debezium writes them: remove it for others",
+            )
     columns.append(_optional(ids, SOURCE, StructType(*parts)))
     columns.append(_optional(ids, OPERATION, StringType()))
     if TRANSACTION in layout.value.envelope():
@@ -264,6 +283,22 @@ def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np
     return micros, wrong
 
 
+def _log_files(files: pa.Array) -> pa.Array:
+    """Return names of MySQL's log that sort by their numbers: after 999999 comes 1000000.
+
+    https://dev.mysql.com/doc/refman/8.4/en/binary-log.html
+    """
+
+    def sortable(name: str) -> str:
+        base, _, number = name.rpartition(".")
+        longer = len(number) - _FILE_DIGITS
+        is_longer = base and number.isdecimal() and longer > 0
+        return f"{base}.{'~' * longer}{number}" if is_longer else name
+
+    names = files.cast(pa.string()).dictionary_encode()
+    return pa.array(map(sortable, names.dictionary.to_pylist()), pa.string()).take(names.indices)
+
+
 def _position(source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count: int) -> pa.Array:
     """Return a number or text that grows along the source's log; null: the connector has none."""
 
@@ -277,7 +312,7 @@ def _position(source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count
     if "lsn" in kinds:  # PostgreSQL
         return source["lsn"].cast(pa.int64()) if "lsn" in source else pa.nulls(count, pa.int64())
     if {"file", "pos"} <= source.keys():  # MySQL: mysql-bin.000003, 154, and the row of the event
-        return joined(source["file"], padded("pos"), padded("row"))
+        return joined(_log_files(source["file"]), padded("pos"), padded("row"))
     if {"commit_lsn", "change_lsn"} <= source.keys():  # SQL Server: both of one length
         return joined(source["commit_lsn"], source["change_lsn"], padded("event_serial_no"))
     if "scn" in source:  # Oracle

@@ -1,0 +1,93 @@
+"""Where a change is in its source's log, and sources that are not as Debezium writes them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyiceberg import types as T
+
+from topicberg.errors import TableflowError
+from topicberg.tableflow.changes import ChangePlan, envelope, read_envelopes
+from topicberg.topics import TopicSpec
+
+SPEC = TopicSpec.model_validate(
+    {
+        "name": "t",
+        "pipeline": "p",
+        "schema": {"format": "avro"},
+        "key": {"format": "avro"},
+        "changelog": {"format": "debezium"},
+        "write_mode": "upsert",
+        "external": True,
+    }
+)
+
+
+def positions(source: list[dict[str, Any]]) -> list[Any]:
+    plan = ChangePlan(True, (), (), {}, {}, "")
+    values = {
+        "source": pa.array(source),
+        "op": pa.array(["c"] * len(source)),
+        "after": pa.array([{"id": 1}] * len(source)),
+    }
+    every = np.ones(len(source), np.int64)
+    return cast(
+        "list[Any]", read_envelopes(plan, {}, values, every > 0, every).facts["p"].to_pylist()
+    )
+
+
+def test_files_of_mysqls_log_are_ordered_by_their_numbers() -> None:
+    rng = random.Random(1)
+    numbers = sorted(
+        {3, *range(999_998, 1_000_003), *(rng.randrange(1, 2**31) for _ in range(500))}
+    )
+    events = [
+        {"file": f"mysql-bin.{number:06}", "pos": pos, "row": row}
+        for number in numbers
+        for pos, row in ((4, 0), (99, 0), (99, 1))
+    ]
+    found = positions(events)
+    assert found == sorted(found)
+    assert found[0].startswith("mysql-bin.0"), "as in the tables of earlier versions"
+    assert (
+        positions([{"file": None, "pos": 4, "row": 0}, {"file": "7", "pos": 4, "row": 0}])[0]
+        is None
+    )
+
+
+def layout(**source: T.IcebergType) -> Any:
+    value = SimpleNamespace(changes="rows", envelope=dict, source_fields=lambda: source)
+    return SimpleNamespace(value=value)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ({"ts_ms": T.TimestamptzType()}, "source.ts_ms is timestamptz; Debezium writes a whole"),
+        ({"ts_us": T.DoubleType()}, "source.ts_us is double"),
+        ({"lsn": T.StringType()}, "source.lsn is string"),
+        ({"lsn": T.DecimalType(20, 0)}, "source.lsn is decimal"),
+        (
+            {"txId": T.ListType(1, T.LongType())},
+            "source.txId is list<long>; Debezium writes a number",
+        ),
+        ({"snapshot": T.StructType()}, "source.snapshot is struct"),
+    ],
+)
+def test_source_of_another_type_is_refused(source: dict[str, T.IcebergType], expected: str) -> None:
+    with pytest.raises(TableflowError) as told:
+        envelope(SPEC, layout(**source), [])
+    assert expected in told.value.message
+
+
+def test_source_with_numbers_or_text_is_read() -> None:
+    kinds = (T.IntegerType(), T.LongType(), T.StringType())
+    for ts_ms, txid in itertools.product(kinds[:2], kinds):
+        parts = envelope(SPEC, layout(ts_ms=ts_ms, txId=txid), [])
+        assert [part.name for part in parts] == ["after", "source", "op"]
