@@ -113,7 +113,7 @@ def first_offsets(
     # Earlier versions of topicberg noted no id.
     known_id = table.properties.get(summaries.FIRST_TOPIC_ID, log.topic_id)
     if known is not None and known_id == log.topic_id:
-        return {p: max(o, log.beginning.get(p, o)) for p, o in parse_offsets(known).items()}
+        return parse_offsets(known)
     if position == "latest":
         # All records of a topic that was created again are later than the start.
         first = log.end if known is None else log.beginning

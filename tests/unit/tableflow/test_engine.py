@@ -13,6 +13,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import IntegerType, NestedField
 
 from topicberg import kafka
+from topicberg.errors import TableflowError
 from topicberg.iceberg.summaries import FIRST_TOPIC_ID
 from topicberg.kafka import TopicLog
 from topicberg.kafka.offsets import Offsets
@@ -51,6 +52,9 @@ def test_start_at_the_latest_is_that_of_the_first_attempt(
     log = TopicLog("id", {0: 3}, {0: 9})
     given = ingestor.spec, ingestor.endpoints, ingestor.table(), Committed(), log
     assert first_offsets(*given) == {0: 7}
+    monkeypatch.setattr(kafka, "topic_log", lambda *_: TopicLog("id", {0: 8}, {0: 9}))
+    with pytest.raises(TableflowError, match="the next record is 7, the first one kept is 8"):
+        ingestor.step()
 
 
 @pytest.mark.parametrize(("position", "first"), [("latest", {0: 0}), (1_000, {0: 2})])
