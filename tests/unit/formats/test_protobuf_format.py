@@ -808,3 +808,17 @@ def test_message_indexes_may_be_longer_than_a_record() -> None:
     payloads = [prefix + b"\x08\x05", b"", b"\x00", prefix[:-1], prefix]
     name = ".".join(f"M{level}" for level in range(depth))
     assert decode(payloads, schema, message=name) == [{"a": 5}, None, None, None, {"a": 0}]
+
+
+def test_references_of_any_name_are_read() -> None:
+    """The schema has no name of its own: it is compiled under one that no reference has."""
+    names = ["schema.proto", "topicberg/schema.proto", "topicberg/topicberg/schema.proto"]
+    references = tuple(
+        (name, f'syntax = "proto3"; message M{number} {{ int32 v = 1; }}')
+        for number, name in enumerate(names)
+    )
+    imports = "".join(f'import "{name}"; ' for name in names)
+    text = f'syntax = "proto3"; {imports}message Order {{ M0 a = 1; M1 b = 2; M2 c = 3; }}'
+    schema = RegisteredSchema(1, "PROTOBUF", text, references)
+    found = protobuf.fields("s", schema, itertools.count(1))
+    assert [field.name for field in found] == ["a", "b", "c"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from topicberg.errors import TableflowError
@@ -15,7 +16,8 @@ _FILE = "schema.proto"
 def file_of(where: str, schema: RegisteredSchema) -> Any:
     limits.check_size(where, schema)
     names = {name for name, _ in schema.references}
-    file = next(name for name in (_FILE, f"topicberg/{_FILE}") if name not in names)
+    files = (f"{'topicberg/' * folders}{_FILE}" for folders in count())
+    file = next(name for name in files if name not in names)
     try:
         return protoc.compiled(file, schema.text, schema.references)
     except TableflowError as error:
