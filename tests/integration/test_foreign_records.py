@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import fastavro
 import pytest
 import requests
 from confluent_kafka.schema_registry import Schema
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
 from kafka_topics import ORDER, Topic, avro, encode
 
 from topicberg.errors import TableflowError
@@ -138,3 +145,41 @@ def test_renamed_case_suspends(make_topic: Callable[..., Topic]) -> None:
     with pytest.raises(TableflowError, match="and the column orderID differ only in case"):
         topic.ingest()
     assert topic.rows("orderID") == [{"orderID": 1}]
+
+
+def test_protobuf_as_confluents_client_for_python_writes_it(
+    make_topic: Callable[..., Topic],
+) -> None:
+    """It registers descriptors in Base64, and each import as a subject of its own."""
+    topic = make_topic(schema={"format": "protobuf"}, key={"format": "none"})
+    unique = f"m{uuid.uuid4().hex[:8]}"
+    common = FileDescriptorProto(name=f"{unique}.proto", package=unique, syntax="proto3")
+    common.message_type.add(name="Money").field.add(name="cents", number=1, type=3, label=1)
+    file = FileDescriptorProto(
+        name=f"{unique}/order.proto",
+        package="shop",
+        syntax="proto3",
+        dependency=[common.name, TIMESTAMP.name],
+    )
+    order = file.message_type.add(name="Order")
+    order.field.add(name="id", number=1, type=3, label=1)
+    for number, (name, kind) in enumerate(
+        [("paid", f".{unique}.Money"), ("at", ".google.protobuf.Timestamp")], 2
+    ):
+        order.field.add(name=name, number=number, type=11, type_name=kind, label=1)
+    pool = DescriptorPool()
+    pool.AddSerializedFile(TIMESTAMP.serialized_pb)
+    pool.Add(common)
+    pool.Add(file)
+    message = GetMessageClass(pool.FindMessageTypeByName("shop.Order"))
+    registry = topic.endpoints.schema_registry_client()
+    serialize = ProtobufSerializer(message, registry, {"use.deprecated.format": False})
+    record = message(id=7)
+    record.paid.cents = 995
+    record.at.FromSeconds(1_700_000_000)
+    context = SerializationContext(topic.spec.name, MessageField.VALUE)
+    topic.send_raw([serialize(record, context)])
+    topic.ingest()
+    (row,) = topic.rows("id", "paid", "at")
+    assert (row["id"], row["paid"]) == (7, {"cents": 995})
+    assert row["at"] == datetime.fromtimestamp(1_700_000_000, UTC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from decoders import Decoders
 from fuzz_protobuf import comparable, fill, row, schema_and_records, versions
-from google.protobuf import message_factory
+from google.protobuf import descriptor_pb2, message_factory
 from google.protobuf.message import DecodeError
 from reasons import reason
 
@@ -822,3 +823,36 @@ def test_references_of_any_name_are_read() -> None:
     schema = RegisteredSchema(1, "PROTOBUF", text, references)
     found = protobuf.fields("s", schema, itertools.count(1))
     assert [field.name for field in found] == ["a", "b", "c"]
+
+
+def test_descriptors_in_base64_are_read_as_text_is() -> None:
+    """As Confluent's client for Python registers schemas, if the registry keeps them so."""
+    common = 'syntax = "proto3"; package shop; message Money { string currency = 1; }'
+    text = (
+        'syntax = "proto3"; package shop; import "shop/common.proto"; '
+        'import "google/protobuf/timestamp.proto"; '
+        "message Order { optional int64 id = 1; Money paid = 2; map<string, int32> n = 3; "
+        "oneof how { google.protobuf.Timestamp at = 4; bool never = 5; } }"
+    )
+
+    def base64(name: str, text: str, *references: tuple[str, str]) -> str:
+        proto = descriptor_pb2.FileDescriptorProto()
+        protoc.compiled(name, text, references).CopyToProto(proto)
+        return b64encode(proto.SerializeToString()).decode()
+
+    reference = ("shop/common.proto", common)
+    encoded = (reference[0], base64(*reference))
+    written = RegisteredSchema(1, "PROTOBUF", text, (reference,))
+    expected = protobuf.fields("s", written, itertools.count(1))
+    for references in ((reference,), (encoded,)):
+        schema = RegisteredSchema(
+            1, "PROTOBUF", base64("shop/order.proto", text, reference), references
+        )
+        assert protobuf.fields("s", schema, itertools.count(1)) == expected
+        assert protobuf.identity(schema) == protobuf.identity(written) == "shop.Order"
+
+
+@pytest.mark.parametrize("text", ["aGVsbG8=", "AAAA", "message", "CgRhLnBy"])
+def test_text_that_only_looks_like_base64_is_refused(text: str) -> None:
+    with pytest.raises(TableflowError, match=r"is not Protobuf|defines no message"):
+        protobuf.fields("s", RegisteredSchema(1, "PROTOBUF", text), itertools.count(1))

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from base64 import b64decode
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 _MAX_REASON = 200
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{4,}={0,2}")
 _LOGGED = re.compile(r"[IWEF][0-9]{4} |WARNING: All log messages before ")
 """A line of protoc's log, such as that a file without ``syntax`` is read as proto2."""
 SECONDS, MEMORY = 10, 1024 * 1024 * 1024
@@ -58,8 +60,12 @@ def compiled(name: str, text: str, references: tuple[tuple[str, str], ...] = ())
 
 def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> bytes:
     """Return a FileDescriptorSet; protoc runs as a process, because it writes to its stderr."""
+    known = _confluent_files()
     with tempfile.TemporaryDirectory() as folder:
         for file, content in (*references, (name, text)):
+            if (descriptor := _descriptor(file, content)) is not None:
+                known += descriptor
+                continue
             path = PurePosixPath(file)
             if path.is_absolute() or ".." in path.parts or "\0" in file:
                 raise TableflowError(f"{file!r} is not the name of a file to import")
@@ -69,13 +75,13 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
                 source.write_text(content, encoding="utf-8")
             except (OSError, UnicodeEncodeError) as error:
                 raise TableflowError(f"{file!r} cannot be written as a file: {error}") from None
-        output, confluent = Path(folder) / ".descriptors", Path(folder) / ".confluent"
-        confluent.write_bytes(_confluent_files())
+        output, given = Path(folder) / ".descriptors", Path(folder) / ".given"
+        given.write_bytes(known)
         tools = Path(str(files("grpc_tools")))
         command = [
             *(sys.executable, "-I", "-S", "-c", _LIMITED, str(tools.parent), "--include_imports"),
             *(f"--proto_path={path}" for path in (folder, tools / "_proto", _google_types())),
-            f"--descriptor_set_in={confluent}",
+            f"--descriptor_set_in={given}",
             f"--descriptor_set_out={output}",
             name,
         ]
@@ -94,6 +100,28 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
             cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
             raise TableflowError(cut, hint="compile the schema with protoc to see the full message")
         return output.read_bytes()
+
+
+def _descriptor(name: str, text: str) -> bytes | None:
+    """Return the set of a file that is not text but its descriptor in Base64; None: it is text.
+
+    So does Confluent's client for Python register it, and a registry such as Apicurio returns what
+    it got. Text of Protobuf has characters that Base64 has not.
+
+    https://github.com/confluentinc/confluent-kafka-python/blob/master/src/confluent_kafka/schema_registry/common/protobuf.py
+    """
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
+    if not _BASE64.fullmatch(text):
+        return None
+    try:
+        file = FileDescriptorProto.FromString(b64decode(text, validate=True))
+    except (ValueError, DecodeError):
+        return None
+    file.name = name
+    # Sets one after the other are one set.
+    return bytes(FileDescriptorSet(file=[file]).SerializeToString())
 
 
 def _too_costly() -> TableflowError:
