@@ -16,6 +16,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import commit_update, set_ref
 from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, MAIN
 from topicberg.tableflow.commit import Committed, committed
+from topicberg.tableflow.fold_state import STATE, FoldState, Move
 
 Expire = Callable[[Table, int], None]
 UNKNOWN = "rolled back to a state whose offsets are not known"
@@ -109,6 +110,40 @@ def test_committed_after_a_rollback_to_before_the_first_batch_is_nothing(table: 
     commit_batch(table, 2)
     roll_back(table, first.snapshot_id)
     assert committed(table.refresh()) == Committed()
+
+
+def test_fold_state_of_an_earlier_version_is_the_property(table: Table) -> None:
+    state = FoldState(reached={0: (7, 7)}, partitions=3)
+    assert FoldState.of(table, None) == FoldState()
+    commit_batch(table, 2)
+    with table.transaction() as transaction:
+        transaction.set_properties({STATE: state.model_dump_json(exclude={"offsets"})})
+    assert FoldState.of(table, table.current_snapshot()) == state
+
+
+def test_fold_state_of_a_later_batch_lacks_what_the_head_does_not_have(table: Table) -> None:
+    first, second = commit_batch(table, 2), commit_batch(table, 5)
+    moves = [Move(micros=1, position=1, key="k", snapshot=s) for s in (first, second, None)]
+    state = FoldState(reached={0: (7, 7)}, partitions=3, moves=moves, offsets={0: 5})
+    with table.transaction() as transaction:
+        transaction.set_properties({STATE: state.model_dump_json()})
+    assert FoldState.of(table, table.current_snapshot()) == state
+    roll_back(table, first)
+    earlier = FoldState.of(table.refresh(), table.current_snapshot())
+    assert (earlier.reached, earlier.partitions, earlier.moves) == ({}, 3, moves[:1])
+
+
+def test_fold_state_of_a_batch_is_what_its_snapshot_notes(table: Table) -> None:
+    state = FoldState(reached={0: (7, 7)}, offsets={0: 2})
+    offsets = {END_OFFSETS: '{"0": 2}', **state.noted()}
+    table.append(pa.table({"id": [1]}), snapshot_properties=offsets)
+    later = FoldState(reached={0: (9, 9)}, offsets={0: 5})
+    with table.refresh().transaction() as transaction:
+        transaction.set_properties({STATE: later.model_dump_json()})
+    assert FoldState.of(table, table.current_snapshot()).reached == state.reached
+    assert (
+        FoldState(moves=[Move(micros=1, position=1, key="k" * 99, snapshot=1)] * 99).noted() == {}
+    )
 
 
 def test_committed_of_a_replaced_table_is_nothing(table: Table) -> None:
