@@ -15,7 +15,7 @@ from topicberg.checks.finding import Finding, Severity, age, from_ms, good, judg
 from topicberg.endpoints import Endpoints
 from topicberg.errors import split_hint
 from topicberg.iceberg.snapshots import report
-from topicberg.iceberg.summaries import ROWS_SKIPPED, ancestry
+from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED, ancestry, checkpoint, summary
 from topicberg.kafka.consumer import first_times
 from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
@@ -370,7 +370,10 @@ def check_history(
     """
     read = committed(history, history.current_snapshot()).offsets if history else {}
     missing: Snapshot | None = None
-    for snapshot in ancestry(topic):
+    newest = checkpoint(topic)
+    for snapshot in ancestry(topic, newest) if newest is not None else ():
+        if END_OFFSETS not in summary(snapshot):
+            continue
         offsets = committed(topic, snapshot).offsets
         if all(read.get(partition, 0) >= offset for partition, offset in offsets.items()):
             break

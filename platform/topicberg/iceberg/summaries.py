@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 
+from topicberg.errors import TableflowError
+
 WAP_ID = "wap.id"
 STAGING_PREFIX = "tableflow-staging-"
 """Prefix of branches on which a batch of several snapshots is staged."""
@@ -57,3 +59,47 @@ def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
         yield snapshot
         parent = snapshot.parent_snapshot_id
         snapshot = table.snapshot_by_id(parent) if parent is not None else None
+
+
+def checkpoint(table: Table, head: Snapshot | None = None) -> Snapshot | None:
+    """Return the newest snapshot with offsets in the ancestry of ``main`` (or of ``head``).
+
+    If another tool's snapshot expiry removed the ancestors in between, a tag that no expiry
+    removes still points to that snapshot. After a rollback the tag may point to a snapshot that is
+    not an ancestor, so it counts only if it is older than every ancestor that is left.
+
+    :returns: None: no ancestor has offsets
+    :raises TableflowError: an expired ancestor may have had offsets, and which is not known
+    """
+    oldest: Snapshot | None = None
+    for oldest in ancestry(table, head):
+        if END_OFFSETS in summary(oldest):
+            return oldest
+    tagged = table.snapshot_by_name(CHECKPOINT_TAG)
+    if oldest is None or tagged is None or _is_first(oldest):
+        return None
+    if (tagged.sequence_number or 0) < (oldest.sequence_number or 0):
+        return tagged
+    name = ".".join(table.name())
+    raise TableflowError(
+        f"table {name} was rolled back to a state whose offsets are not known: its snapshot "
+        f"{oldest.snapshot_id} has none, the snapshots before it have expired, and the batch "
+        f"{tagged.snapshot_id} came later",
+        hint="set `main` to a snapshot that has `topicberg.end-offsets` in its summary, such as "
+        f"that of the tag `{CHECKPOINT_TAG}`, or drop the table to read the topic again",
+    )
+
+
+def _is_first(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot has no parent, rather than one that has expired.
+
+    Some catalogs remove the id of an expired parent. Then the rows that the snapshot has from
+    before show that there was one; a table that another tool replaced begins again with an append.
+    """
+    if snapshot.parent_snapshot_id is not None:
+        return False
+    if snapshot.sequence_number == 1:
+        return True
+    rows = summary(snapshot)
+    is_append = operation_of(snapshot) == Operation.APPEND
+    return is_append and rows.get("total-records") == rows.get("added-records", "0")

@@ -24,7 +24,7 @@ from topicberg.tableflow.batch_plan import BatchPlan, Commit, Reader
 from topicberg.tableflow.change_batch import ChangeBatch
 from topicberg.tableflow.changes import key_names
 from topicberg.tableflow.current_rows import FoldTarget
-from topicberg.tableflow.fold_state import FoldState, Order
+from topicberg.tableflow.fold_state import STATE, FoldState, Order
 from topicberg.tableflow.folded_files import write_rows
 from topicberg.tableflow.folding import Folded, Folding
 from topicberg.tableflow.foreign import ForeignSchemas, named_schemas
@@ -109,12 +109,17 @@ class BatchCommitter:
                 known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
                 changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
             replaced = folded.replaced if folded else self._keys.replaced(plan, written)
-            changed |= self._keys.changed_properties(plan) | (folded.properties if folded else {})
+            changed |= self._keys.changed_properties(plan)
+            noted: dict[str, str] = {}
+            if self._spec.changelog is not None and self._spec.write_mode == "upsert":
+                state = folded.state if folded else FoldState.of(table, plan.head)
+                noted = state.noted()
+                changed |= {STATE: state.model_dump_json()} if folded else {}
             self._check()
         except BaseException:
             discard(table.io, written.files)
             raise
-        dropped, summary = skips.committed(table, batch.end), self._keys.summary(plan)
+        dropped, summary = skips.committed(table, batch.end), self._keys.summary(plan) | noted
         snapshot = commit.add_files(
             table, plan.planned_on, written.files, replaced, summary, changed, dropped
         )
@@ -149,7 +154,7 @@ class BatchCommitter:
         head, keys = table.current_snapshot(), key_names(plan.layout)
         subject = plan.layout.key.subject
         may_move = subject is not None and len(subject.schemas) > 1
-        may_move |= FoldState.load(table.properties).has_fewer_partitions(len(batch.end))
+        may_move |= FoldState.of(table, head).has_fewer_partitions(len(batch.end))
         target = FoldTarget(self._spec, table, head, self._keys.of_changes(table, keys), keys)
         self._progress = BatchProgress(batch, plan.latest, self._unread, may_move)
         changes, lost = ChangeBatch.joined(read.parts), pa.concat_tables(read.lost)

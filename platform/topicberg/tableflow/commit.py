@@ -23,7 +23,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.files import discard
 from topicberg.iceberg.position_deletes import FileRows, add_deletes
-from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, ancestry, summary
+from topicberg.iceberg.summaries import CHECKPOINT_TAG, END_OFFSETS, checkpoint, summary
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.offsets import Batch
 
@@ -45,17 +45,10 @@ class Committed:
 def committed(table: Table, head: Snapshot | None = None) -> Committed:
     """Return what the newest snapshot with offsets records; compaction and others have none.
 
-    If another tool's snapshot expiry removed the ancestors in between, a tag that no expiry
-    removes still points to that snapshot.
+    :raises TableflowError: the table was rolled back to a state whose offsets are not known
     """
-    snapshot: Snapshot | None = None
-    for snapshot in ancestry(table, head):
-        if END_OFFSETS in summary(snapshot):
-            return _offsets_of(snapshot)
-    tagged = table.snapshot_by_name(CHECKPOINT_TAG)
-    if tagged is not None and snapshot is not None and snapshot.parent_snapshot_id is not None:
-        return _offsets_of(tagged)
-    return Committed()
+    snapshot = checkpoint(table, head)
+    return Committed() if snapshot is None else _offsets_of(snapshot)
 
 
 def _offsets_of(snapshot: Snapshot) -> Committed:
@@ -119,9 +112,9 @@ def add_files(
     change.add(files)
     if replaced:
         add_deletes(change, replaced)
-    checkpoint = set_ref(CHECKPOINT_TAG, change.snapshot_id)
+    tag = set_ref(CHECKPOINT_TAG, change.snapshot_id)
     try:
-        return change.commit(changed, dropped, [checkpoint])
+        return change.commit(changed, dropped, [tag])
     except CommitConflictError:
         if change.is_refused:
             discard(table.io, files)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from topicberg.iceberg.summaries import END_OFFSETS, ancestry, checkpoint, summary
+from topicberg.kafka.offsets import Offsets, parse_offsets
 
 STATE = "topicberg.changelog"
-"""Table property: see :class:`FoldState`."""
+"""Table property, and property of a batch's snapshot: see :class:`FoldState`."""
+_MAX_NOTED = 3_000
+"""The most characters of what a snapshot has: every commit writes the summaries of all."""
 _MAX_LOST = 1_000
 """How many keys of changes that were left out are known; of others, only how far they may reach."""
 Order = tuple[int, Any]
@@ -74,7 +81,12 @@ class Move(_Change):
 
 
 class FoldState(BaseModel):
-    """What is known of the changes so far."""
+    """What is known of the changes so far.
+
+    The table's property has all of it, as of the newest batch. Each batch's snapshot has it too,
+    except for ``deletes`` and if it is not too large: after a rollback of ``main``, it is as of the
+    batch that the head has.
+    """
 
     truncates: list[Deletion] = []
     """The newest one of each partition."""
@@ -93,12 +105,50 @@ class FoldState(BaseModel):
     """Time and position of the newest change by partition: a connector that starts again repeats
     changes."""
 
+    offsets: Offsets = {}
+    """Up to where the topic was read by then. Earlier versions of topicberg noted none."""
+
     @classmethod
     def load(cls, properties: Mapping[str, str]) -> FoldState:
+        """Return what a table's properties, or a snapshot's, say."""
         try:
             return cls.model_validate_json(properties.get(STATE, "{}"))
         except ValidationError:  # written manually
             return cls()
+
+    @classmethod
+    def of(cls, table: Table, head: Snapshot | None) -> FoldState:
+        """Return what is known at the head of a table.
+
+        :raises TableflowError: the table was rolled back to a state whose offsets are not known
+        """
+        newest, latest = checkpoint(table, head), cls.load(table.properties)
+        if newest is None:
+            return cls()
+        properties = summary(newest)
+        if STATE in properties:
+            return cls.load(properties).model_copy(update={"deletes": latest.deletes})
+        ends = parse_offsets(properties[END_OFFSETS])
+        if any(offset > ends.get(partition, 0) for partition, offset in latest.offsets.items()):
+            return latest._rolled_back({each.snapshot_id for each in ancestry(table, head)})
+        return latest
+
+    def _rolled_back(self, line: Set[int]) -> FoldState:
+        """Return what of a state is still right at an earlier batch.
+
+        Truncates and deletions of keys are read again, and so is what they delete. A change that
+        was left out may be applied now, and until then its row counts as outdated.
+
+        :param line: the snapshots of the head's ancestry
+        """
+        moves = [move for move in self.moves if move.snapshot in line]
+        return self.model_copy(update={"moves": moves, "reached": {}})
+
+    def noted(self) -> dict[str, str]:
+        """Return what the summary of the batch's snapshot has of it."""
+        excluded = {"deletes", "offsets"}
+        text = self.model_dump_json(exclude=excluded, exclude_defaults=True)
+        return {STATE: text} if len(text) <= _MAX_NOTED else {}
 
     def has_fewer_partitions(self, number: int) -> bool:
         """Return whether the topic had fewer partitions at the first batch."""

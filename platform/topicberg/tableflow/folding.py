@@ -27,7 +27,6 @@ from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, newest_
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
 from topicberg.tableflow.fold_state import (
-    STATE,
     Deletion,
     FoldState,
     Lost,
@@ -53,13 +52,14 @@ class Folded:
     """What a batch changes.
 
     ``rows``: the rows to add. ``replaced``: the rows of the table that they replace, and those that
-    are deleted. ``refused``: changes that cannot be applied, and why. ``repeated``: changes that
-    were read before, of rows that are not there any more.
+    are deleted. ``state``: what is known of the changes after it. ``refused``: changes that cannot
+    be applied, and why. ``repeated``: changes that were read before, of rows that are not there any
+    more.
     """
 
     rows: NewRows
     replaced: list[FileRows]
-    properties: dict[str, str]
+    state: FoldState
     refused: dict[PartitionOffset, str]
     repeated: frozenset[PartitionOffset]
 
@@ -90,7 +90,7 @@ class Folding:
     are null if the key is malformed."""
 
     def __post_init__(self) -> None:
-        self.state = FoldState.load(self.target.table.properties)
+        self.state = FoldState.of(self.target.table, self.target.head)
         skipped = [Lost(partition=p, offset=at) for p, at in sorted(self.progress.batch.skipped)]
         self.lost = LostChanges([*self.state.lost, *skipped])
 
@@ -277,11 +277,12 @@ class Folding:
             moves=self.state.moves if moves is None else self._known_moves(moves, values, lost),
             reached=self._reached(places),
             lost=self.lost.after(lost),
+            offsets=dict(self.progress.batch.end),
         )
         return Folded(
             rows=new,
             replaced=together(replaced, truncated),
-            properties={STATE: state.model_dump_json()} if state != self.state else {},
+            state=state,
             refused=values.refused,
             repeated=frozenset(values.repeated),
         )

@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +17,12 @@ from debezium import UNAVAILABLE, Event, Source, SourceTopic
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_topic import MemoryTopic, memory_topic
+from pyiceberg.table import Table
+from pyiceberg.table.refs import SnapshotRefType
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow import folded_files, framing, old_values, tasks
+from topicberg.iceberg.commits import commit_update, set_ref
+from topicberg.tableflow import fold_state, folded_files, framing, old_values, tasks
 from topicberg.tableflow.change_batch import newest_by_partition
 from topicberg.tableflow.old_values import LaterRecordsError
 
@@ -115,6 +118,52 @@ def test_changes_that_are_left_out_leave_no_older_values(
     assert rows_of(topic) == rows
     malformed = sum(event.is_malformed for event in source.events)
     assert malformed <= last.rows_skipped <= left_out  # some are superseded in their batch
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+@pytest.mark.parametrize("seed", [31, 48, 72])
+def test_rollback_to_a_batch_leads_to_the_rows_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, is_noted: bool
+) -> None:
+    """If the state is too large for a snapshot's summary, the topic may stop, with a reason."""
+    monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
+    if not is_noted:
+        monkeypatch.setattr(fold_state, "_MAX_NOTED", 0)
+    rng = random.Random(seed)
+    source = Source(rng)
+    for number in range(CHANGES):
+        if number == CHANGES // 2 and seed % 2:
+            source.change_key_schema()
+        source.change()
+        if rng.random() < 0.05:
+            source.restart()
+    topic = changed_topic(tmp_path, monkeypatch)
+    connector = Connector(topic)
+    snapshots: list[int] = []
+
+    def table() -> Table:
+        return topic.catalog.load_table(topic.spec.table_identifier(topic.config))
+
+    def ingest() -> None:
+        ingestor = topic.ingestor()
+        with suppress(LaterRecordsError):
+            while (done := ingestor.step()).records:
+                assert done.snapshot_id is not None
+                snapshots.append(done.snapshot_id)
+        ingestor.close()
+
+    with monkeypatch.context() as waiting:
+        waiting.setattr(old_values, "CERTAIN_MS", 10**15)
+        for batch in source.batches(6):
+            connector.send(batch)
+            ingest()
+    ingest()
+    assert rows_of(topic) == source.rows
+    monkeypatch.setattr(old_values, "PATIENCE_MS", 150_000)
+    commit_update(table(), set_ref("main", rng.choice(snapshots[:-1]), SnapshotRefType.BRANCH))
+    with nullcontext() if is_noted else suppress(TableflowError):
+        ingest()
+        assert rows_of(topic) == source.rows
 
 
 @pytest.mark.parametrize("newest", [UNAVAILABLE, "new"])

@@ -138,6 +138,25 @@ def is_data(file: DataFile) -> bool:
     return file.content == DataFileContent.DATA
 
 
+def test_erase_after_a_rollback_to_unknown_offsets_changes_nothing(make: Make) -> None:
+    """The engine would read the topic again, or leave records out, behind a head without them."""
+    table = make()
+    append(table, SECRET, **{END_OFFSETS: '{"0": 1}'})
+    append(table, "bob")
+    line = [snapshot.snapshot_id for snapshot in table.refresh().metadata.snapshots]
+    table.manage_snapshots().create_tag(line[1], "good").commit()
+    append(table, "carol", **{END_OFFSETS: '{"0": 2}'})
+    head = table.refresh().current_snapshot()
+    assert head is not None
+    table.manage_snapshots().create_tag(head.snapshot_id, CHECKPOINT_TAG).commit()
+    table.manage_snapshots().rollback_to_snapshot(line[1]).commit()
+    table.refresh().maintenance.expire_snapshots().by_ids([line[0]]).commit()
+    before = table.refresh().metadata
+    with pytest.raises(TopicbergError, match="rolled back to a state whose offsets are not known"):
+        erase(table, secret(table))
+    assert table.refresh().metadata == before
+
+
 def test_erase_history_and_deleted_rows_leaves_no_file(make: Make) -> None:
     table = make()
     append(table, SECRET, "bob", **{END_OFFSETS: '{"0": 2}', "topicberg.topic-id": "t"})

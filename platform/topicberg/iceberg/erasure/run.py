@@ -46,6 +46,7 @@ from topicberg.iceberg.summaries import (
     SOURCE_SNAPSHOTS,
     START_OFFSETS,
     ancestry,
+    checkpoint,
     summary,
 )
 from topicberg.retry import conflicts, retry_conflicts
@@ -102,6 +103,7 @@ def erase(
     :param patience: seconds to wait for readers of snapshots that have to expire
     :raises PinnedError: the head is without the rows; a topic has to be published first
     :raises CommitConflictError: others kept committing to the table
+    :raises TableflowError: the table was rolled back to a state whose offsets are not known
     :raises TopicbergError: a file cannot be read or rewritten
     """
     return _Erasure(table, rows, time_column, note, patience).erase(before_expiry)
@@ -123,6 +125,7 @@ class _Erasure:
     def erase(self, before_expiry: Callable[[], None]) -> Erased:
         if not self.locations.find():
             return self.done
+        self._carried()  # may raise an error, before anything changes
         for _ in range(ROUNDS):
             while self._retried(self._replace):
                 pass
@@ -205,16 +208,14 @@ class _Erasure:
         change.commit(more=[set_ref(CHECKPOINT_TAG, change.snapshot_id)] if has_offsets else ())
 
     def _carried(self) -> dict[int, Any]:
-        """Return the snapshots that say where the engine, and what computes the table, resume."""
-        carried = {}
-        for key in (END_OFFSETS, SOURCE_SNAPSHOTS):
-            line = ancestry(self.table)
-            newest = next((each for each in line if key in summary(each)), None)
-            if newest is None and key == END_OFFSETS:
-                newest = self.table.snapshot_by_name(CHECKPOINT_TAG)
-            if newest is not None:
-                carried[newest.snapshot_id] = newest
-        return carried
+        """Return the snapshots that say where the engine, and what computes the table, resume.
+
+        :raises TableflowError: the table was rolled back to a state whose offsets are not known
+        """
+        line = ancestry(self.table)
+        computed = next((each for each in line if SOURCE_SNAPSHOTS in summary(each)), None)
+        newest = (checkpoint(self.table), computed)
+        return {each.snapshot_id: each for each in newest if each is not None}
 
     def _expire(self) -> bool:
         """Expire what names erased files; return False if the head does."""
