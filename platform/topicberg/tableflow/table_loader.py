@@ -11,6 +11,7 @@ from topicberg.iceberg.versions import require_written
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.batch_start import check_kept
+from topicberg.tableflow.identity_columns import identity_columns
 from topicberg.tableflow.layout import Layout, table_schema
 from topicberg.tableflow.table import ensure_table
 from topicberg.topics import TopicSpec
@@ -47,7 +48,8 @@ class TableLoader:
             if beginning is not None and self.held_ms is not None:
                 check_kept(self._catalog, self._spec, self._config, beginning, self.held_ms)
             schema = table_schema(self._spec, layout)
-            table = ensure_table(self._catalog, self._spec, self._config, schema)
+            identity = identity_columns(self._spec, layout)
+            table = ensure_table(self._catalog, self._spec, self._config, schema, identity)
             self._fitted = layout.fitted, *_columns(table)
         if self._spec.write_mode == "upsert":  # position deletes are written by topicberg
             require_written(table)
