@@ -24,7 +24,6 @@ from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
     StatisticsCollector,
     compute_statistics_plan,
-    data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
     schema_to_pyarrow,
 )
@@ -47,6 +46,7 @@ from topicberg.iceberg.file_columns import as_type
 from topicberg.iceberg.files import partition_key
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.names import schema_in_files
+from topicberg.iceberg.statistics import file_statistics
 
 MAX_OPEN = 64
 """Files that are open at once; rows of more partitions wait in memory for their file."""
@@ -444,7 +444,6 @@ def described(
     :param plan: field id → what is collected of a column
     :param paths: column of the file → field id
     """
-    statistics = data_file_statistics_from_parquet_metadata(metadata, plan, paths)
     return new_file(
         spec_id,
         content=DataFileContent.DATA,
@@ -453,7 +452,7 @@ def described(
         partition=partition,
         file_size_in_bytes=size,
         **more,
-        **statistics.to_serialized_dict(),
+        **file_statistics(metadata, plan, paths),
     )
 
 

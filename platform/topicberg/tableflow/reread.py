@@ -41,6 +41,7 @@ from topicberg.tableflow.layout import KEY, MessageField, read_layout
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert_key import UpsertKey, held_key, raw_key, upsert_key
+from topicberg.tableflow.waiting import check_identity
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -137,9 +138,11 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     """Delete the rows whose keys the topic does not have, in one commit.
 
     :raises SpecError: the table is not in write mode upsert, or was not written by this engine
+    :raises TableflowError: a column that identifies rows was dropped or renamed
     :raises CommitConflictError: others kept committing to the table
     """
     require_upsert(spec)
+    check_identity(table, spec)
     key, decode, half = _key(spec, table, endpoints)
     index = index_of(config, spec.name, table, key, decode)
     started_ms, records = int(time.time() * 1000), 0

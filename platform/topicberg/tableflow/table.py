@@ -34,6 +34,7 @@ from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
+from topicberg.tableflow.identity_columns import note_identity
 from topicberg.tableflow.layout import KEY, METADATA_COLUMNS, sameness, twins
 from topicberg.tableflow.waiting import (
     EVENT_TIME_RULE,
@@ -110,12 +111,19 @@ def partition_spec(schema: Schema, fields: Sequence[PartitionField]) -> Partitio
     return PartitionSpec(*partition_fields)
 
 
-def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Schema) -> Table:
+def ensure_table(
+    catalog: Catalog,
+    spec: TopicSpec,
+    config: Settings,
+    schema: Schema,
+    identity: Sequence[str] = (),
+) -> Table:
     """Return the topic's table, created or evolved so that it has the columns of ``schema``.
 
     Its location is new and unique, as Tableflow's ``table_path`` is: a table that was dropped and
     recreated never shares a location with the files of the old one.
 
+    :param identity: the columns that identify rows, see :func:`.identity_columns`
     :raises TableflowError: the spec or the schema changed in a way that a table cannot follow
     """
     identifier = spec.table_identifier(config)
@@ -131,12 +139,15 @@ def ensure_table(catalog: Catalog, spec: TopicSpec, config: Settings, schema: Sc
     try:
         table = catalog.load_table(identifier)
     except NoSuchTableError:
-        return _create(catalog, identifier, schema, spec, config)
+        table = _create(catalog, identifier, schema, spec, config)
+        note_identity(table, identity)
+        return table
     require_spark(table)
-    check_table(table, spec)
+    check_table(table, spec, identity)
     _evolve(table, _with_held_key(spec, schema, table.schema()))
     keep_bounds(table, _bounded_columns(spec))
     _keep_formats(table, spec)
+    note_identity(table, identity)
     for change in unapplied(table, spec):
         _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
     return table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
@@ -9,6 +11,7 @@ from topicberg.iceberg.versions import require_written
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.batch_start import check_kept
+from topicberg.tableflow.identity_columns import identity_columns
 from topicberg.tableflow.layout import Layout, table_schema
 from topicberg.tableflow.table import ensure_table
 from topicberg.topics import TopicSpec
@@ -25,8 +28,8 @@ class TableLoader:
         self.held_ms = held_ms
         self.location: str | None = None
         """Where the table was when it was loaded last."""
-        self._fitted: tuple[object, object] | None = None
-        """:attr:`.Layout.fitted` of the layout that it has; None: it is not known to have one."""
+        self._fitted: tuple[object, uuid.UUID, int] | None = None
+        """:attr:`.Layout.fitted` of a layout, and the columns that it has; None: not known."""
 
     def forget(self) -> None:
         """Read everything about the table and its schemas again in the next step."""
@@ -38,15 +41,22 @@ class TableLoader:
         :param beginning: the first offsets that Kafka has; None: records are not read into it now
         :raises TableflowError: the table is gone, and a new one would lack what it held
         """
-        if layout.fitted == self._fitted:
+        table = None
+        if self._fitted is not None and self._fitted[0] == layout.fitted:
             table = self._catalog.load_table(self._spec.table_identifier(self._config))
-        else:
+        if table is None or self._fitted != (layout.fitted, *_columns(table)):
             if beginning is not None and self.held_ms is not None:
                 check_kept(self._catalog, self._spec, self._config, beginning, self.held_ms)
             schema = table_schema(self._spec, layout)
-            table = ensure_table(self._catalog, self._spec, self._config, schema)
-            self._fitted = layout.fitted
+            identity = identity_columns(self._spec, layout)
+            table = ensure_table(self._catalog, self._spec, self._config, schema, identity)
+            self._fitted = layout.fitted, *_columns(table)
         if self._spec.write_mode == "upsert":  # position deletes are written by topicberg
             require_written(table)
         self.location = table.location()
         return table
+
+
+def _columns(table: Table) -> tuple[uuid.UUID, int]:
+    """Return which columns a table has: others may change them between two batches."""
+    return table.metadata.table_uuid, table.metadata.current_schema_id

@@ -6,7 +6,7 @@ They cannot be undone, such as more partitions of a topic, or need a new table. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from topicberg.iceberg.tables import find_table
 from topicberg.kafka import partition_drift
 from topicberg.kafka.discovery import list_topics
 from topicberg.settings import Settings
+from topicberg.tableflow.identity_columns import changed_identity
 from topicberg.tableflow.layout import KEY
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import PARTITION, partition_field_text
@@ -57,9 +58,11 @@ def start_again(topic: str) -> str:
     )
 
 
-def check_table(table: Table, spec: TopicSpec) -> None:
+def check_table(table: Table, spec: TopicSpec, identity: Collection[str] | None = None) -> None:
     """Check that the engine can go on with a table.
 
+    :param identity: the columns that identify rows, see :func:`.identity_columns`; None: those of
+        the last batch
     :raises TableflowError: the table is not one of this spec
     """
     table_value = table.properties.get(WRITE_MODE, "append")
@@ -85,11 +88,29 @@ def check_table(table: Table, spec: TopicSpec) -> None:
             hint=f"set event_time to the former value, or {start_again(spec.name)}: the rows have "
             "event times that were read otherwise",
         )
+    check_identity(table, spec, identity)
     if spec.metadata_column(PARTITION) not in table.schema().column_names:
         raise TableflowError(
             f"topic {spec.name}: its table has no column {spec.metadata_column(PARTITION)}: the "
             "spec has another tableflow.metadata_column_naming_scheme than the table",
             hint=f"{start_again(spec.name)}; the names of metadata columns cannot change",
+        )
+
+
+def check_identity(table: Table, spec: TopicSpec, columns: Collection[str] | None = None) -> None:
+    """Check that the engine finds the rows of a key in an upsert table.
+
+    :param columns: see :func:`identity_columns`; None: those of the last batch
+    :raises TableflowError: a column that identifies rows was dropped or renamed
+    """
+    if spec.write_mode != "upsert":
+        return
+    for name, new_name in changed_identity(table, columns):
+        change = "dropped" if new_name is None else f"renamed to {new_name}"
+        restart = f"{start_again(spec.name)}: without the column, no row of a key is found"
+        raise TableflowError(
+            f"topic {spec.name}: the column {name} of its table identifies rows, and was {change}",
+            hint=restart if new_name is None else f"rename the column {new_name} back to {name}",
         )
 
 

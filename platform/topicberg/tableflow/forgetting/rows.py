@@ -13,7 +13,7 @@ from pyiceberg.types import BinaryType, IcebergType, NestedField, StructType
 
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
-from topicberg.errors import SpecError
+from topicberg.errors import SpecError, TableflowError
 from topicberg.formats.framing import header_of
 from topicberg.iceberg import erasure
 from topicberg.iceberg.erasure import Condition, Rows
@@ -23,6 +23,7 @@ from topicberg.settings import Settings
 from topicberg.tableflow.forgetting.key import Key, described
 from topicberg.tableflow.forgetting.records import KafkaKey, Matching, matching_keys
 from topicberg.tableflow.forgetting.targets import ErasureTarget
+from topicberg.tableflow.identity_columns import changed_identity
 from topicberg.tableflow.layout import KEY, read_layout, table_schema
 from topicberg.tableflow.upsert_key import held_key
 from topicberg.topics import TopicSpec
@@ -83,6 +84,7 @@ class KeyRows:
         """Return a table and its rows of the key; None: it does not exist, or cannot hold it.
 
         :raises SpecError: nothing says which of its columns has the keys
+        :raises TableflowError: such a column was dropped or renamed
         """
         if (table := find_table(self.catalog, target.identifier)) is None:
             return None
@@ -90,6 +92,8 @@ class KeyRows:
         if target.is_dead_letters:
             conditions = self._in_dead_letters(table)
         else:
+            if target.spec is not None and self.where is None:
+                _check_columns(table, target, self.spec.metadata_column(RAW_KEY))
             conditions = self._in_columns(target, schema)
         return (table, Rows(schema, conditions)) if conditions else None
 
@@ -149,6 +153,18 @@ class KeyRows:
         if not self.raw_keys:
             return ()
         return ({_DEAD_TOPIC: (self.spec.name,), _DEAD_KEY: sorted(self.raw_keys)},)
+
+
+def _check_columns(table: Table, target: ErasureTarget, raw_key: str) -> None:
+    """:raises TableflowError: rows of before have the keys in other columns than later ones"""
+    for name, new_name in changed_identity(table, [*target.names.values(), raw_key]):
+        change = "dropped" if new_name is None else f"renamed to {new_name}"
+        other = "a column that the rows of before have" if new_name is None else f"also {new_name}"
+        raise TableflowError(
+            f"table {target.name}: its column {name}, which identifies rows, was {change}: the "
+            "rows of before would not be found by their key",
+            hint=f"erase by columns with `--where COLUMN=VALUE`: {name}, and {other}",
+        )
 
 
 def _value_of(column: str, spec: TopicSpec, schema: Schema, text: str) -> Key:
