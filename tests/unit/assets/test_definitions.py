@@ -339,13 +339,17 @@ def test_lookahead_reaches_into_earlier_partitions(
     ("hours", "arguments", "message"),
     [
         (24, {"lookahead": timedelta(hours=30)}, "a source keeps its rows for 1 day"),
-        (24, {"lookahead": FOREVER}, "may still change after any time"),
+        (24, {"lookahead": FOREVER}, "with its lookahead, a partition needs them for ever"),
         (24, {"lookahead": timedelta(hours=12), "lookback": timedelta(hours=12)}, "keeps its rows"),
+        (720, {"lookback": timedelta(days=30)}, "with its lookback, .* for 30 days, 2:00:00"),
+        (720, {"lookback": timedelta(days=29, hours=22)}, "needs them for 30 days"),
+        (720, {"lookback": timedelta(days=90)}, "keeps its rows for 30 days"),
+        (720, {"lookback": FOREVER}, "with its lookback, a partition needs them for ever"),
         (None, {"lookback": timedelta(hours=-1)}, "lookback is datetime.timedelta"),
         (None, {"lookahead": lambda _: 5}, "lookahead is 5"),
     ],
 )
-def test_lookahead_beyond_what_the_source_keeps_is_refused(
+def test_window_longer_than_what_the_source_keeps_is_refused(
     hours: int | None, arguments: dict[str, Any], message: str
 ) -> None:
     lake = with_large_trades(hours and hours * 3_600_000, **arguments)
@@ -353,6 +357,19 @@ def test_lookahead_beyond_what_the_source_keeps_is_refused(
         derivation(lake.derived[0], lake)
     allowed = with_large_trades(hours and hours * 3_600_000, lookahead=timedelta(hours=2))
     assert derivation(allowed.derived[0], allowed).lookahead == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    ("days", "arguments"),
+    [
+        (30, {"lookback": timedelta(days=29, hours=21)}),
+        (2**63 // 86_400_000, {"lookback": FOREVER, "lookahead": FOREVER}),
+        (30, {}),
+    ],
+)
+def test_window_that_the_source_keeps_is_allowed(days: int, arguments: dict[str, Any]) -> None:
+    lake = with_large_trades(days * 86_400_000, **arguments)
+    assert derivation(lake.derived[0], lake).lookback == arguments.get("lookback")
 
 
 @pytest.mark.parametrize(
