@@ -18,6 +18,7 @@ from definitions import defs
 from topicberg.deploy.platform import resources
 from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
+from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
 from topicberg.orchestration.assets.platform import platform_assets
@@ -333,6 +334,20 @@ def test_lookahead_reaches_into_earlier_partitions(
     hour = int(now.timestamp()) // 3600
     expected = range(hour - 9 - earlier, hour - 8 + later)
     assert watch.reached(range(hour - 9, hour - 8), now) == expected
+
+
+def test_table_that_is_source_and_lookup_reaches_as_both() -> None:
+    arguments: dict[str, Any] = {"lookups": ("stock_trades",), "lookahead": timedelta(hours=8)}
+    lake = with_large_trades(None, **arguments)
+    (watch,) = [watch for watch in watches(lake) if watch.name == "large_trades_lookup"]
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    hour = int(now.timestamp()) // 3600
+    expected = range(hour - 11, hour + 1)
+    assert watch.reached(range(hour - 3, hour - 2), now) == expected
+    table: Any = object()
+    (source,) = derivation(lake.derived[0], lake).source_tables(lambda _: table).values()
+    assert source.reached(Hours(hour - 3, hour - 2), now) == expected
+    assert not source.whole
 
 
 @pytest.mark.parametrize(
