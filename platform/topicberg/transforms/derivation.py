@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import ceil
 from typing import NamedTuple
@@ -137,18 +137,24 @@ class Derivation:
         return Window(start, partition.end + (timedelta() if back == FOREVER else back))
 
     def source_tables(self, find: Callable[[TableName], Table | None]) -> dict[str, SourceTable]:
-        """Return the sources that exist and have an event time, by their names."""
-        return {
-            each.name: SourceTable(
-                table,
-                each.time,
-                self.reach(each),
-                timedelta() if each.whole else self.ahead,
-                each.whole,
+        """Return the sources that exist and have an event time, by their names.
+
+        A table that is read both by windows and as a whole reaches as far as both together.
+        """
+        tables = dict[str, SourceTable]()
+        for each in self.sources:
+            if each.time is None or (table := find(each.table)) is None:
+                continue
+            ahead = timedelta() if each.whole else self.ahead
+            source = SourceTable(table, each.time, self.reach(each), ahead, each.whole)
+            other = tables.get(each.name, source)
+            tables[each.name] = replace(
+                source,
+                reach=max(source.reach, other.reach),
+                lookahead=max(source.lookahead, other.lookahead),
+                whole=source.whole and other.whole,
             )
-            for each in self.sources
-            if each.time is not None and (table := find(each.table)) is not None
-        }
+        return tables
 
     def first_hour(self, now: datetime, *, of_partitions: bool = False) -> int:
         """Return the first hour since 1970 that may be computed again without a request.

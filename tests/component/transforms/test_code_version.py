@@ -130,6 +130,126 @@ def test_code_version_with_a_changed_helper_is_another_one(
     assert project(file, old, new) != project()
 
 
+HEAD = "from topicberg import derived_table\n"
+TOTALS = """
+@derived_table(source="orders", time_column="at")
+def totals(rows):
+    return rows, X
+"""
+FACTORY = """
+def make(name, rates):
+    def totals_of(rows):
+        return rows, rates
+    totals_of.__name__ = name
+    return derived_table(source="orders", time_column="at")(totals_of)
+"""
+LOOP = (
+    HEAD
+    + FACTORY.replace("rates):", "rates=2):")
+    + "for rates in (1, 2):\n    globals()[f'n{rates}'] = make(f'n{rates}', rates)\n"
+    + "totals = make('totals')\n"
+)
+
+
+@pytest.fixture
+def version_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
+    """Returns the version of ``totals`` in a module of a text."""
+
+    def version(text: str) -> str:
+        folder = tmp_path / f"m{next(numbers)}"
+        folder.mkdir()
+        (folder / "pipes_alone.py").write_text(text)
+        sys.modules.pop("pipes_alone", None)
+        monkeypatch.syspath_prepend(folder)
+        importlib.invalidate_caches()
+        return code.code_version(importlib.import_module("pipes_alone").totals.transform, "")
+
+    yield version
+    sys.modules.pop("pipes_alone", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        ("N = False\nif N:\n    X = 2\nelse:\n    X = 1\n" + TOTALS, "= False", "= True"),
+        ("X = {}\nX['usd'] = 1.0\n" + TOTALS, "1.0", "2.0"),
+        ("X = {'a': 1, 'b': 2}\ndel X['a']\n" + TOTALS, "del X['a']", "del X['b']"),
+        ("X = ['a']\nX.append('b')\n" + TOTALS, "'b'", "'c'"),
+        ("X = {}\nX.setdefault('a', []).append('b')\n" + TOTALS, "'b'", "'c'"),
+        ("class X:\n    a = 1\nsetattr(X, 'a', 2)\n" + TOTALS, "2)", "3)"),
+        ("class C:\n    a = 1\nC.a = 2\nX = C\n" + TOTALS, "= 2", "= 3"),
+        ("X = {}\nfor n, r in [('u', 1.0)]:\n    X[n] = r\n" + TOTALS, "1.0", "2.0"),
+        ("for X in (1, 2):\n    pass\n" + TOTALS, "(1, 2)", "(1, 3)"),
+        ("X = 0\nwhile X < 3:\n    X += 1\n" + TOTALS, "< 3", "< 4"),
+        ("if (X := 1) > 2:\n    pass\n" + TOTALS, "X := 1", "X := 3"),
+        (
+            "X = 0\ndef put(n):\n    global X\n    X = n + 1\nput(2)\n" + TOTALS,
+            "n + 1",
+            "n + 2",
+        ),
+        (
+            "try:\n    X = int('1')\n    int('a')\nexcept ValueError:\n    X = 3\n" + TOTALS,
+            "'a'",
+            "'2'",
+        ),
+        (FACTORY + "totals = make('totals', {'usd': 1.0})\n", "1.0", "2.0"),
+        (FACTORY + "totals = make('totals', lambda x: x + 1)\n", "x + 1", "x + 2"),
+        (
+            FACTORY + "def add(x):\n    return x + 1\ntotals = make('totals', [add])\n",
+            "x + 1",
+            "x + 2",
+        ),
+        (
+            "from datetime import date\n" + FACTORY + "totals = make('totals', date(2026, 1, 1))\n",
+            "1, 1",
+            "2, 1",
+        ),
+        (FACTORY + "totals = make('totals', {1, 2})\n", "{1, 2}", "{1, 3}"),
+        (
+            FACTORY.replace("totals_of(rows)", "totals_of(rows, rates=rates)")
+            + "totals = make('totals', 1)\n",
+            "'totals', 1",
+            "'totals', 2",
+        ),
+    ],
+)
+def test_code_version_with_a_changed_value_is_another_one(
+    version_of: Callable[[str], str], text: str, old: str, new: str
+) -> None:
+    assert old in text
+    assert version_of(HEAD + text) != version_of(HEAD + text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        (LOOP, "(1, 2)", "(1, 2, 3)"),  # `rates` is a variable of the function, too
+        (
+            HEAD + "X = [1]\nif __name__ == '__main__':\n    X.append(2)\n" + TOTALS,
+            "append(2)",
+            "append(3)",
+        ),
+        (HEAD + "X = 1\nY = []\nY.append(X + 1)\n" + TOTALS, "X + 1", "X + 2"),
+        (HEAD + FACTORY + "totals = make('totals', {'b', 'a'})\n", "{'b', 'a'}", "{'a', 'b'}"),
+        (HEAD + FACTORY + "totals = make('totals', object())\n", "object()", " object()"),
+    ],
+)
+def test_code_version_without_a_changed_value_stays(
+    version_of: Callable[[str], str], text: str, old: str, new: str
+) -> None:
+    assert old in text
+    assert version_of(text) == version_of(text.replace(old, new))
+
+
+def test_code_version_of_what_earlier_versions_knew_stays(
+    version_of: Callable[[str], str],
+) -> None:
+    """Tables that were computed before do not become outdated by an upgrade."""
+    text = "X = [1]\ndef make(n, rows, sep):\n    def totals_of(rows):\n        return n, X, sep\n"
+    text += "    return derived_table(source='orders', time_column='at')(totals_of)\n"
+    assert version_of(HEAD + text + "totals = make(('a', 1), 2, '-')\n") == "3d5be9c5dff9"
+
+
 def test_code_version_with_other_settings_is_another_one(project: Callable[..., str]) -> None:
     assert project(settings="a") != project(settings="b")
 

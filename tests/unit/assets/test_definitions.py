@@ -18,6 +18,7 @@ from definitions import defs
 from topicberg.deploy.platform import resources
 from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
+from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
 from topicberg.orchestration.assets.platform import platform_assets
@@ -335,17 +336,35 @@ def test_lookahead_reaches_into_earlier_partitions(
     assert watch.reached(range(hour - 9, hour - 8), now) == expected
 
 
+def test_table_that_is_source_and_lookup_reaches_as_both() -> None:
+    arguments: dict[str, Any] = {"lookups": ("stock_trades",), "lookahead": timedelta(hours=8)}
+    lake = with_large_trades(None, **arguments)
+    (watch,) = [watch for watch in watches(lake) if watch.name == "large_trades_lookup"]
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    hour = int(now.timestamp()) // 3600
+    expected = range(hour - 11, hour + 1)
+    assert watch.reached(range(hour - 3, hour - 2), now) == expected
+    table: Any = object()
+    (source,) = derivation(lake.derived[0], lake).source_tables(lambda _: table).values()
+    assert source.reached(Hours(hour - 3, hour - 2), now) == expected
+    assert not source.whole
+
+
 @pytest.mark.parametrize(
     ("hours", "arguments", "message"),
     [
         (24, {"lookahead": timedelta(hours=30)}, "a source keeps its rows for 1 day"),
-        (24, {"lookahead": FOREVER}, "may still change after any time"),
+        (24, {"lookahead": FOREVER}, "with its lookahead, a partition needs them for ever"),
         (24, {"lookahead": timedelta(hours=12), "lookback": timedelta(hours=12)}, "keeps its rows"),
+        (720, {"lookback": timedelta(days=30)}, "with its lookback, .* for 30 days, 2:00:00"),
+        (720, {"lookback": timedelta(days=29, hours=22)}, "needs them for 30 days"),
+        (720, {"lookback": timedelta(days=90)}, "keeps its rows for 30 days"),
+        (720, {"lookback": FOREVER}, "with its lookback, a partition needs them for ever"),
         (None, {"lookback": timedelta(hours=-1)}, "lookback is datetime.timedelta"),
         (None, {"lookahead": lambda _: 5}, "lookahead is 5"),
     ],
 )
-def test_lookahead_beyond_what_the_source_keeps_is_refused(
+def test_window_longer_than_what_the_source_keeps_is_refused(
     hours: int | None, arguments: dict[str, Any], message: str
 ) -> None:
     lake = with_large_trades(hours and hours * 3_600_000, **arguments)
@@ -353,6 +372,19 @@ def test_lookahead_beyond_what_the_source_keeps_is_refused(
         derivation(lake.derived[0], lake)
     allowed = with_large_trades(hours and hours * 3_600_000, lookahead=timedelta(hours=2))
     assert derivation(allowed.derived[0], allowed).lookahead == timedelta(hours=2)
+
+
+@pytest.mark.parametrize(
+    ("days", "arguments"),
+    [
+        (30, {"lookback": timedelta(days=29, hours=21)}),
+        (2**63 // 86_400_000, {"lookback": FOREVER, "lookahead": FOREVER}),
+        (30, {}),
+    ],
+)
+def test_window_that_the_source_keeps_is_allowed(days: int, arguments: dict[str, Any]) -> None:
+    lake = with_large_trades(days * 86_400_000, **arguments)
+    assert derivation(lake.derived[0], lake).lookback == arguments.get("lookback")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ LONGEST = timedelta(days=36_500)
 CHART_PARTITIONS = 6
 """Partitions before those of the run that its chart shows as well."""
 MAX_RETENTION_MS = 10**12
-"""Some 30 years: retention may be "for ever" (2**63 - 1)."""
+"""Some 30 years: a longer retention is "for ever" (such as 2**63 - 1)."""
 NO_RULES = Rules()
 Lineage = Mapping[str, tuple[str, ...]]
 Lookback = timedelta | Callable[[Any], timedelta]
@@ -306,29 +306,40 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
 
 
 def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
-    """Check that the rows that a window needs are kept until all of them have arrived.
+    """Check that a source still has the rows of a partition when the last of them has arrived.
 
-    :raises SpecError: they are not
+    :raises SpecError: it has not
     """
     kept = [each.kept for each in plan.sources if each.kept is not None and not each.whole]
-    if not plan.lookahead or not kept:
+    around = {
+        name: duration
+        for name, duration in (("lookback", plan.lookback), ("lookahead", plan.lookahead))
+        if duration
+    }
+    if not kept or not around:
         return
-    back = timedelta() if plan.lookback in (None, FOREVER) else plan.lookback
-    needed = FOREVER if plan.lookahead == FOREVER else plan.lookahead + back + RETENTION_MARGIN
+    partition = timedelta(hours=plan.hours)
+    needed = (
+        FOREVER
+        if FOREVER in around.values()
+        else sum(around.values(), partition) + RETENTION_MARGIN
+    )
     if needed >= min(kept):
+        names = " and ".join(around)
         raise SpecError(
             f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
-            f"{min(kept)}; with its lookahead, a window may still change "
-            + ("after any time" if needed == FOREVER else f"after {needed}"),
+            f"{min(kept)}; with its {names}, a partition needs them "
+            + ("for ever" if needed == FOREVER else f"for {needed}"),
             hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
-            "`lookahead`",
+            + " or ".join(f"`{name}`" for name in around),
         )
 
 
 def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
     origin, ingested = lake.origin(name), lake.ingested.get(name)
     kept = ingested.retention_ms if ingested else None
-    retention = None if kept is None else timedelta(milliseconds=min(kept, MAX_RETENTION_MS))
+    is_limited = kept is not None and kept < MAX_RETENTION_MS
+    retention = timedelta(milliseconds=kept) if is_limited else None
     return Source(origin.identifier, origin.time, whole=whole, kept=retention)
 
 

@@ -113,12 +113,16 @@ def watches(lake: Lake) -> Iterator[TableWatch]:
         )
     for derived in lake.derived:
         root = lake.root(derived)
-        why, around = "lookback" if derived.lookback is not None else "lookahead", {}
+        why = "lookback" if derived.lookback is not None else "lookahead"
+        around = dict[str, tuple[str, timedelta, timedelta]]()
         if derived.reads_around:
             plan = derivation(derived, lake)
             around = dict.fromkeys(derived.sources, (why, plan.back, plan.ahead))
-        # A row of a lookup may count for any time: all that came after it.
-        around |= dict.fromkeys(derived.lookups, ("lookup", FOREVER, timedelta()))
+        # A row of a lookup may count for any time: all that came after it. A lookup may be a source
+        # as well, which has its lookahead.
+        for lookup in derived.lookups:
+            _, _, ahead = around.get(lookup, ("", timedelta(), timedelta()))
+            around[lookup] = "lookup", FOREVER, ahead
         for source, (why, back, ahead) in around.items():
             downstream = [derived, *lake.downstream(derived.name)]
             several = f"_of_{source}" if len(around) > 1 else ""
