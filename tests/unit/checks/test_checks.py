@@ -237,6 +237,55 @@ def test_what_passed_once_is_not_read_again(table: Table) -> None:
     assert not check(table, "not_null", NOT_NULL, Passed(1, before.rule)).passed
 
 
+@pytest.mark.parametrize(
+    ("name", "earlier", "later", "row"),
+    [
+        (
+            "ranges",
+            Rules(ranges={"price": {"max": 1_000_004}}),
+            Rules(ranges={"price": {"max": 1_000_000}}),
+            {"price": 1_000_004},
+        ),
+        (
+            "ranges",
+            Rules(ranges={"share": {"min": 1_700_000_000_000}}),
+            Rules(ranges={"share": {"min": 1_700_000_900_000}}),
+            {"share": 1_700_000_500_000.0},
+        ),
+        (
+            "accepted_values",
+            Rules(accepted_values={"side": ["a, b"]}),
+            Rules(accepted_values={"side": ["a", "b"]}),
+            {"side": "a, b"},
+        ),
+    ],
+)
+def test_check_rules_narrower_rule_reads_files_that_passed(
+    table: Table, name: str, earlier: Rules, later: Rules, row: dict[str, Any]
+) -> None:
+    append(table, row)
+    before = passed(check(table, name, earlier))
+    assert shown(table, name, later, before) is None
+    finding = check(table, name, later, before)
+    assert "1 row where" in finding.what
+
+
+def test_check_rules_exact_bounds_in_messages(table: Table) -> None:
+    append(table, {"price": 1_000_004})
+    finding = check(table, "ranges", Rules(ranges={"price": {"min": 0.5, "max": 1_000_003}}))
+    assert "is in 0.5 ≤ price ≤ 1000003" in finding.what
+
+
+def test_check_rules_result_of_an_earlier_version_reads_all_files(table: Table) -> None:
+    append(table, {"price": 1})
+    rules = Rules(not_null=("side",))
+    head = table.current_snapshot()
+    assert head is not None
+    before = Passed(head.snapshot_id, "side is never null")
+    assert shown(table, "not_null", rules, before) is None
+    assert not check(table, "not_null", rules, before).passed
+
+
 def test_rows_that_go_are_forgiven(table: Table) -> None:
     append(table, {"price": 1}, {"side": "BUY", "price": 2})
     assert not check(table, "not_null", NOT_NULL).passed
