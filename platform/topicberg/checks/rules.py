@@ -12,20 +12,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.expressions import (
+    AlwaysTrue,
     And,
     BooleanExpression,
     GreaterThan,
+    IsNaN,
     IsNull,
     LessThan,
     NotIn,
     NotNull,
     Or,
 )
-from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
+from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator, bind
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
@@ -163,8 +166,11 @@ def _range(column: str, bounds: Range, schema: Schema) -> Rule:
         parts.append(GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR)))
     low = "" if bounds.min is None else f"{_exact(bounds.min)} ≤ "
     high = "" if bounds.max is None else f" ≤ {_exact(bounds.max)}"
-    breaks = parts[0] if len(parts) == 1 else Or(parts[0], parts[1])
     definition = bounds.model_dump(mode="json")
+    if isinstance(kind, DoubleType | FloatType):  # NaN is neither less nor greater
+        parts.append(IsNaN(term=column))
+        definition["nan"] = False
+    breaks = reduce(Or, parts)
     return Rule(column, f"is in {low}{column}{high}", breaks, definition)
 
 
@@ -305,16 +311,22 @@ def _count(
     table: Table, rule: Rule, tasks: list[FileScanTask], where: tuple[str, ...]
 ) -> tuple[int, pa.Table | None, list[str]]:
     """Return how many rows violate a rule, some of them, and the files that have them."""
-    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.io.pyarrow import ArrowScan, expression_to_pyarrow
 
-    columns = dict.fromkeys((rule.column, *(c for c in where if c in table.schema().column_names)))
-    scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), rule.breaks)
+    schema = table.schema()
+    breaks = expression_to_pyarrow(bind(schema, rule.breaks, case_sensitive=True))
+    is_float = isinstance(schema.find_field(rule.column).field_type, DoubleType | FloatType)
+    # The bounds of a row group leave NaN out, and Arrow takes equal bounds for all of its values.
+    pushed = AlwaysTrue() if is_float else rule.breaks
+    columns = dict.fromkeys((rule.column, *(c for c in where if c in schema.column_names)))
+    scan = ArrowScan(table.metadata, table.io, schema.select(*columns), pushed)
     rows = 0
     sample: list[pa.RecordBatch] = []
     bad: list[str] = []
     for task in tasks:
         before = rows
-        for batch in scan.to_record_batches([task]):
+        for read in scan.to_record_batches([task]):
+            batch = read.filter(breaks) if is_float else read
             rows += batch.num_rows
             if batch.num_rows and sum(sampled.num_rows for sampled in sample) < SAMPLE_ROWS:
                 sample.append(batch.slice(0, SAMPLE_ROWS))

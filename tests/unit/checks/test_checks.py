@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from dataclasses import replace
@@ -136,6 +137,14 @@ def passed(finding: Finding) -> Passed:
         ("ranges", Rules(ranges={"amount": {"max": 5}}), {"amount": 5}, {"amount": 6}),
         ("ranges", Rules(ranges={"share": {"min": 0.1}}), {"share": 0.1}, {"share": 0.05}),
         ("ranges", Rules(ranges={"price": {"min": 1}}), {"price": None}, {"price": -1}),
+        ("ranges", Rules(ranges={"share": {"min": 0}}), {"share": None}, {"share": math.nan}),
+        ("ranges", Rules(ranges={"share": {"max": 9}}), {"share": 9.0}, {"share": math.nan}),
+        (
+            "accepted_values",
+            Rules(accepted_values={"share": [9.0]}),
+            {"share": 9.0},
+            {"share": math.nan},
+        ),
     ],
 )
 def test_rules(table: Table, name: str, rules: Rules, good: Any, bad: Any) -> None:
@@ -171,6 +180,16 @@ def test_by_statistics_good_files_pass_unopened(
         assert passed(found) == Passed(head.snapshot_id, before.rule)
         assert found.facts[COVERS] == moment(from_ms(head.timestamp_ms))
         assert found.facts[VERDICT] == found.what
+
+
+def test_by_statistics_nan_that_no_count_excludes_does_not_decide(table: Table) -> None:
+    rules = Rules(ranges={"share": {"min": 0, "max": 9}})
+    append(table, {"share": 3.0})
+    before = passed(check(table, "ranges", rules))
+    append(table, {"share": 4.0}, {"share": math.nan})  # Parquet's bounds leave NaN out
+    assert shown(table, "ranges", rules, before) is None
+    finding = check(table, "ranges", rules, before)
+    assert "1 row where share violates the rule: is in 0 ≤ share ≤ 9" in finding.what
 
 
 def test_by_statistics_does_not_decide_without_proof(table: Table) -> None:
