@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,7 +39,15 @@ from pyiceberg.types import (
 from typer.testing import CliRunner
 
 from topicberg import kafka, retry
-from topicberg.checks.catalogs import check_pointer, is_late, place, stale_since
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, SnowflakeTable
+from topicberg.checks.catalogs import (
+    check_parity,
+    check_pointer,
+    is_late,
+    place,
+    stale_since,
+)
 from topicberg.checks.check import CheckedTable, Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
@@ -79,6 +88,7 @@ from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
 from topicberg.iceberg.erasure import Rows, erase
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.registry import TopicTable
@@ -742,6 +752,72 @@ def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
         assert "shop.orders, which is missing in Iceberg's catalog" in judge().what
         dropped = check_pointer(probe, "iceberg/orders:up_to_date")
         assert dropped.cause == "iceberg/orders:up_to_date"
+
+
+class Catalogs:
+    """A table in Glue and Snowflake, and what the checks inspect of it."""
+
+    def __init__(self, catalog: SqlCatalog, client: Any) -> None:
+        self.catalog, self.client = catalog, client
+        self.now = datetime.now(UTC)
+        self.in_snowflake: str | None = None
+
+    def probe(self) -> Any:
+        names = {"name": "orders", "sync": "sync", "snowflake_name": "", "snowflake_source": ""}
+        name = ("shop", "orders")
+        return SimpleNamespace(
+            find=lambda name: find_table(self.catalog, name),
+            iceberg=find_table(self.catalog, name),
+            now=self.now,
+            config=None,
+            catalogs_patience=timedelta(minutes=5),
+            table=SimpleNamespace(identifier=name, glue_table=name, **names),
+            deployment=SimpleNamespace(glue=lambda: self.client),
+        )
+
+    def read_back(self, *_: Any) -> SnowflakeTable:
+        if self.in_snowflake is None:
+            raise NoSuchIcebergTableError("Snowflake has no such table")
+        return SnowflakeTable("orders", 1, self.in_snowflake, ())
+
+
+@pytest.fixture
+def catalogs(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalogs]:
+    with mock_aws():
+        client = boto3.client("glue", region_name="us-east-1")
+        fixture = Catalogs(catalog, client)
+        monkeypatch.setattr("topicberg.checks.catalogs.find_table_path", lambda *_: None)
+        monkeypatch.setattr("topicberg.checks.catalogs.read_back", fixture.read_back)
+        yield fixture
+
+
+def test_pointer_and_parity_of_a_table_created_again_name_the_dropped_one(
+    table: Table, catalogs: Catalogs
+) -> None:
+    append(table, {"side": "BUY"})
+    glue.register(catalogs.client, table, "shop", "orders")
+    catalogs.in_snowflake = dropped = table.metadata_location
+    catalogs.catalog.drop_table("shop.orders")
+    catalogs.catalog.create_table("shop.orders", SCHEMA)
+    assert check_pointer(catalogs.probe()).passed, "the engine is about to write it"
+    assert check_parity(catalogs.probe(), cast("Any", None)).passed
+    catalogs.now += timedelta(minutes=6)
+    pointer, parity = (
+        check_pointer(catalogs.probe()),
+        check_parity(catalogs.probe(), cast("Any", None)),
+    )
+    assert pointer.what.startswith(f"Glue points to {dropped}, which is no state of this table")
+    assert parity.what.startswith(f"Snowflake reads {dropped}, which is no state of this table")
+    assert parity.cause == "glue/orders:pointer"
+    glue.register(catalogs.client, catalogs.catalog.load_table("shop.orders"), "shop", "orders")
+    assert check_pointer(catalogs.probe()).passed
+
+
+def test_pointer_and_parity_of_a_table_without_rows_pass(table: Table, catalogs: Catalogs) -> None:
+    catalogs.now += timedelta(days=9)
+    assert check_pointer(catalogs.probe()).what == "the table has no rows yet"
+    found = check_parity(catalogs.probe(), cast("Any", None))
+    assert found.what == "the table has no rows yet"
 
 
 def test_checks_are_tried_again_while_a_service_does_not_answer(
