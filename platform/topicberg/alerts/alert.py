@@ -154,7 +154,8 @@ def changes(
 
     A fault is sent once when it begins and once when it is resolved; again when a warning becomes
     an error, and when its acknowledgement expires. One whose cause is active is not sent: whoever
-    is paged fixes the cause. Neither is one that is silenced, until the silence expires.
+    is paged fixes the cause. An error whose cause is only a warning is sent, as channels may take
+    errors alone. What is silenced is not sent until the silence expires.
     """
     notices = [
         Notice(state="resolved", alert=alert, at=moment)
@@ -167,7 +168,7 @@ def changes(
         known = state.alerts.get(key)
         acknowledgement = state.acknowledgement_of(key, decisions)
         if known is None:
-            if not _is_consequence(alert, now):
+            if not _is_consequence(alert, now, decisions, moment):
                 notices.append(Notice(state="firing", alert=alert, at=moment))
         elif alert.severity == "error" and known.severity == "warning":
             notices.append(Notice(state="firing", alert=alert, at=moment))
@@ -208,5 +209,12 @@ def after(
     return state.model_copy(update=update)
 
 
-def _is_consequence(alert: Alert, now: Mapping[str, Alert]) -> bool:
-    return alert.cause is not None and alert.cause != alert.key and alert.cause in now
+def _is_consequence(
+    alert: Alert, now: Mapping[str, Alert], decisions: Decisions, moment: datetime
+) -> bool:
+    """Return whether another fault is reported in place of this one, or is silenced with it."""
+    if alert.cause is None or alert.cause == alert.key or alert.cause not in now:
+        return False
+    cause = now[alert.cause]
+    is_worse = alert.severity == "error" and cause.severity == "warning"
+    return not is_worse or decisions.silence_of(cause, moment) is not None

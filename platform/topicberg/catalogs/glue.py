@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.types import DecimalType, FixedType, IcebergType, ListType, MapType, StructType
@@ -160,7 +162,8 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
     The pointer never moves backwards: Glue is read before the catalog, so the catalog is at the
     same state or a later one, and Glue refuses the write if another writer wrote since.
 
-    :raises TopicbergError: Glue has a table of that name that is not an Iceberg table
+    :raises TopicbergError: Glue has a table of that name that is not an Iceberg table, or is
+        another Iceberg table
     :raises CommitConflictError: other writers kept moving the pointer
     """
     label = f"Glue table {database}.{name}"
@@ -176,6 +179,13 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
                 f"{label} exists and is not an Iceberg table",
                 hint="drop or rename it in Glue, then materialize again",
             )
+        if current is not None and not _may_be_of(table, current):
+            raise TopicbergError(
+                f"{label} points to {current}, which is not a state of the Iceberg table "
+                f"{'.'.join(table.name())} at {table.location()}: it is another table",
+                hint=f"rename one of them; or drop {database}.{name} in Glue, which keeps its "
+                "files, if it is an earlier copy of this table, then materialize again",
+            )
         try:
             _write(client, table, database, name, existing)
         except (
@@ -187,6 +197,28 @@ def register(client: GlueClient, table: Table, database: str, name: str) -> bool
 
     exhausted = CommitConflictError(f"{label}: other writers kept changing it")
     return retry_conflicts(move, ATTEMPTS, exhausted=exhausted)
+
+
+def _may_be_of(table: Table, metadata_file: str) -> bool:
+    """Return whether a metadata file is one of the table, or of the one that it replaces.
+
+    A table that is dropped and created again has another location beside the first one's, maybe in
+    another bucket: ``s3://BUCKET/NAMESPACE/v1/ID``.
+    """
+    if metadata_file in {entry.metadata_file for entry in table.metadata.metadata_log}:
+        return True
+    (bucket, folder), (pointed_bucket, pointed) = map(_parts, (table.location(), metadata_file))
+    siblings = folder.parent.parent if folder.parent.name == "v1" else folder.parent
+    if siblings != PurePosixPath("/"):
+        return pointed.is_relative_to(siblings)
+    # Any table may be at the top of a bucket.
+    return bucket == pointed_bucket and pointed.is_relative_to(folder)
+
+
+def _parts(location: str) -> tuple[str, PurePosixPath]:
+    """Return the bucket of a location, and the path in it."""
+    parts = urlsplit(location)
+    return parts.netloc, PurePosixPath(f"/{parts.path.strip('/')}")
 
 
 def _write(

@@ -6,7 +6,7 @@ The table changes while it is checked, so Glue and Snowflake may lag behind it f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,8 @@ def place(table: Table, location: str | None) -> PointerPosition:
     if location == table.metadata_location:
         return PointerPosition(known=True)
     log = table.metadata.metadata_log
-    times = [*(entry.timestamp_ms for entry in log[1:]), table.metadata.last_updated_ms]
-    for entry, superseded in zip(log, times, strict=True):
+    next_states = [*(entry.timestamp_ms for entry in log), table.metadata.last_updated_ms][1:]
+    for entry, superseded in zip(log, next_states, strict=True):
         if entry.metadata_file == location:
             return PointerPosition(known=True, behind_since=from_ms(superseded))
     return PointerPosition(known=False)
@@ -95,8 +95,6 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
     :param dropped: as of :func:`pointer_check`
     """
     table = probe.find(probe.table.identifier)
-    if table is not None and table.current_snapshot() is None:
-        return good("the table has no rows yet")
     catalog_entry = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
     name = ".".join(probe.table.glue_table)
     if table is None and catalog_entry:
@@ -104,7 +102,10 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
     if table is None:
         return good("the table was not created yet")
     table.refresh()
+    is_empty = table.current_snapshot() is None
     if catalog_entry is None:
+        if is_empty:
+            return good("the table has no rows yet")
         return _missing(f"Glue has no table {name}", table, probe)
     remediation, changed = probe.table.sync, catalog_entry.get("UpdateTime")
     location = glue.metadata_location(catalog_entry)
@@ -114,6 +115,9 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
         "glue_metadata_location": location or "none",
         "glue_changed": str(catalog_entry.get("UpdateTime", "")),
     }
+    if not here.known and is_empty:
+        problem = f"Glue points to {location or 'no metadata file'}"
+        return replace(_created_again(problem, table, probe), facts=facts)
     if not here.known or location is None:
         problem = f"Glue points to {location or 'no metadata file'}, which is not one of the last "
         problem += (
@@ -158,13 +162,13 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     """Return whether Snowflake reads the state that Glue points to, its columns and its rows."""
     names = (probe.table.snowflake_name, probe.table.snowflake_source)
     table, path = probe.iceberg, find_table_path(connection, probe.config, *names)
-    if table.current_snapshot() is None:
-        return good("the table has no rows yet")
     catalog_entry = glue.get_table(probe.deployment.glue(), *probe.table.glue_table)
     in_glue = glue.metadata_location(catalog_entry) if catalog_entry else None
     try:
         seen = read_back(connection, path)
     except NoSuchIcebergTableError as error:
+        if table.current_snapshot() is None:
+            return good("the table has no rows yet")
         return _missing(error.message, table, probe)
     table.refresh()
     here = place(table, seen.metadata_location)
@@ -180,6 +184,9 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
 
     pointer_is_known = place(table, in_glue).known
     glue_is_wrong = None if pointer_is_known else f"glue/{probe.table.name}:pointer"
+    if not here.known and table.current_snapshot() is None:
+        problem = f"Snowflake reads {seen.metadata_location}"
+        return replace(_created_again(problem, table, probe), cause=glue_is_wrong, facts=facts)
     if not here.known:
         problem = "Snowflake reads a state that is not one of the last ones of this table"
         return bad(problem, cause=glue_is_wrong)
@@ -217,6 +224,20 @@ def _dropped(name: str, cause: str | None) -> Finding:
         "engine recreates the table of a topic from the topic's records. To drop it for good, drop "
         "it in Glue and Snowflake as well",
         cause=cause,
+    )
+
+
+def _created_again(problem: str, table: Table, probe: Probe) -> Finding:
+    """:param problem: what a catalog has in place of a state of a table without rows"""
+    log = table.metadata.metadata_log
+    created = from_ms(log[0].timestamp_ms if log else table.metadata.last_updated_ms)
+    if not is_late(created, probe):
+        return good(f"{problem}, and the Iceberg table is new")
+    return Finding(
+        f"{problem}, which is no state of this table: it was dropped and created again, has no "
+        "rows yet, and readers of Glue and Snowflake still see the last rows of the dropped one",
+        probe.table.sync,
+        created,
     )
 
 

@@ -7,24 +7,28 @@ that passed are not read again: the next evaluation reads only files that were a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 from pyiceberg.expressions import (
+    AlwaysTrue,
     And,
     BooleanExpression,
     GreaterThan,
+    IsNaN,
     IsNull,
     LessThan,
     NotIn,
     NotNull,
     Or,
 )
-from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator
+from pyiceberg.expressions.visitors import _InclusiveMetricsEvaluator, bind
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
 from pyiceberg.table import FileScanTask, Table
@@ -108,11 +112,15 @@ def repeated(last: Finding | None) -> Finding | None:
 
 @dataclass(frozen=True)
 class Rule:
-    """``breaks``: the rows that violate it; ``says``: what a row should be."""
+    """``breaks``: the rows that violate it; ``says``: what a row should be.
+
+    ``definition``: what JSON says of it exactly; two rules that differ have two of them.
+    """
 
     column: str
     says: str
     breaks: BooleanExpression
+    definition: Any
 
 
 @dataclass(frozen=True)
@@ -135,12 +143,14 @@ def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
     there = set(schema.column_names)
     for column in rules.not_null:
         if column in there:
-            rules_by_check["not_null"].append(Rule(column, "is never null", IsNull(term=column)))
+            is_null = IsNull(term=column)
+            rules_by_check["not_null"].append(Rule(column, "is never null", is_null, "not null"))
     for column, values in rules.accepted_values.items():
         if column in there:
             unknown = And(NotNull(term=column), NotIn(term=column, literals=set(values)))
             listed = ", ".join(map(str, values))
-            rules_by_check["accepted_values"].append(Rule(column, f"is one of {listed}", unknown))
+            rule = Rule(column, f"is one of {listed}", unknown, list(values))
+            rules_by_check["accepted_values"].append(rule)
     for column, bounds in rules.ranges.items():
         if column in there:
             rules_by_check["ranges"].append(_range(column, bounds, schema))
@@ -154,10 +164,19 @@ def _range(column: str, bounds: Range, schema: Schema) -> Rule:
         parts.append(LessThan(term=column, value=_literal(bounds.min, kind, ROUND_CEILING)))
     if bounds.max is not None:
         parts.append(GreaterThan(term=column, value=_literal(bounds.max, kind, ROUND_FLOOR)))
-    low = "" if bounds.min is None else f"{bounds.min:g} ≤ "
-    high = "" if bounds.max is None else f" ≤ {bounds.max:g}"
-    breaks = parts[0] if len(parts) == 1 else Or(parts[0], parts[1])
-    return Rule(column, f"is in {low}{column}{high}", breaks)
+    low = "" if bounds.min is None else f"{_exact(bounds.min)} ≤ "
+    high = "" if bounds.max is None else f" ≤ {_exact(bounds.max)}"
+    definition = bounds.model_dump(mode="json")
+    if isinstance(kind, DoubleType | FloatType):  # NaN is neither less nor greater
+        parts.append(IsNaN(term=column))
+        definition["nan"] = False
+    breaks = reduce(Or, parts)
+    return Rule(column, f"is in {low}{column}{high}", breaks, definition)
+
+
+def _exact(bound: float) -> str:
+    """Return a bound with all of its digits: 1000004.0 is 1000004."""
+    return repr(bound).removesuffix(".0")
 
 
 def _literal(bound: float, kind: Any, rounding: str) -> Any:
@@ -188,10 +207,10 @@ def check_rules(
     head = table.current_snapshot()
     if head is None:
         return good("the table has no rows yet")
-    described = _described(rules)
-    facts: dict[str, Any] = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: described}
+    definition = _definition(rules)
+    facts: dict[str, Any] = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: definition}
     files: dict[str, datetime] | None = None
-    if passed and passed.rule == described:
+    if passed and passed.rule == definition:
         files = files_since(table, passed.snapshot)
     broken: list[str] = []
     since: list[datetime] = []
@@ -211,7 +230,7 @@ def check_rules(
             samples += [sample] if sample is not None else []
             since.append(_added(table, bad, files))
     if not broken:
-        return _followed(table, head, described)
+        return _followed(table, head, rules)
     if samples:
         facts["sample"] = samples[0]
     finding = Finding(
@@ -236,8 +255,7 @@ def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Fin
     :param passed: the last evaluation, if it passed
     """
     head = table.current_snapshot()
-    described = _described(rules)
-    if head is None or passed is None or passed.rule != described:
+    if head is None or passed is None or passed.rule != _definition(rules):
         return None
     changes = changes_since(table, passed.snapshot)
     if changes.rolled_back or changes.gap:
@@ -250,7 +268,7 @@ def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Fin
             is_new = added and file.content == DataFileContent.DATA
             if is_new and any(evaluator.eval(file) for evaluator in may_break):
                 return None
-    return _followed(table, head, described)
+    return _followed(table, head, rules)
 
 
 def covering(table: Table, finding: Finding) -> Finding:
@@ -260,12 +278,14 @@ def covering(table: Table, finding: Finding) -> Finding:
     return replace(finding, facts={**finding.facts, COVERS: until, VERDICT: finding.what})
 
 
-def _described(rules: list[Rule]) -> str:
-    return "; ".join(f"{rule.column} {rule.says}" for rule in rules)
+def _definition(rules: list[Rule]) -> str:
+    """Return the rules as JSON: a result counts for no others, however alike they read."""
+    return json.dumps([[rule.column, rule.definition] for rule in rules], default=repr)
 
 
-def _followed(table: Table, head: Snapshot, described: str) -> Finding:
-    facts = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: described}
+def _followed(table: Table, head: Snapshot, rules: list[Rule]) -> Finding:
+    facts = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: _definition(rules)}
+    described = "; ".join(f"{rule.column} {rule.says}" for rule in rules)
     return covering(table, good(f"every row follows the rule: {described}", **facts))
 
 
@@ -291,16 +311,22 @@ def _count(
     table: Table, rule: Rule, tasks: list[FileScanTask], where: tuple[str, ...]
 ) -> tuple[int, pa.Table | None, list[str]]:
     """Return how many rows violate a rule, some of them, and the files that have them."""
-    from pyiceberg.io.pyarrow import ArrowScan
+    from pyiceberg.io.pyarrow import ArrowScan, expression_to_pyarrow
 
-    columns = dict.fromkeys((rule.column, *(c for c in where if c in table.schema().column_names)))
-    scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), rule.breaks)
+    schema = table.schema()
+    breaks = expression_to_pyarrow(bind(schema, rule.breaks, case_sensitive=True))
+    is_float = isinstance(schema.find_field(rule.column).field_type, DoubleType | FloatType)
+    # The bounds of a row group leave NaN out, and Arrow takes equal bounds for all of its values.
+    pushed = AlwaysTrue() if is_float else rule.breaks
+    columns = dict.fromkeys((rule.column, *(c for c in where if c in schema.column_names)))
+    scan = ArrowScan(table.metadata, table.io, schema.select(*columns), pushed)
     rows = 0
     sample: list[pa.RecordBatch] = []
     bad: list[str] = []
     for task in tasks:
         before = rows
-        for batch in scan.to_record_batches([task]):
+        for read in scan.to_record_batches([task]):
+            batch = read.filter(breaks) if is_float else read
             rows += batch.num_rows
             if batch.num_rows and sum(sampled.num_rows for sampled in sample) < SAMPLE_ROWS:
                 sample.append(batch.slice(0, SAMPLE_ROWS))

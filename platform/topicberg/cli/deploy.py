@@ -18,6 +18,7 @@ from topicberg.cli.deploy_output import (
     announce_generators,
     list_grants,
     list_kept,
+    list_unseen,
     list_waiting,
     preview,
     reporting,
@@ -268,10 +269,12 @@ def delete(
             existing = engine.existing(graph, context, report)
         deleted = [resource for resource, _ in existing]
         list_kept(context)
-        if not deleted:
+        list_unseen(context)
+        if not deleted and not context.unseen:
             echo("there is nothing to delete")
             return
-        echo("These resources are deleted, in this order; * with data:")
+        if deleted:
+            echo("These resources are deleted, in this order; * with data:")
         listed: set[str] = set()
         for resource in deleted:
             echo(f"  {'*' if resource.holds_data else ' '} {resource.title}")
@@ -286,7 +289,12 @@ def delete(
                 err=True,
             )
         if not yes:
-            typer.confirm(f"Delete these {len(deleted)} resources?", abort=True)
+            question = (
+                f"Delete these {len(deleted)} resources?"
+                if deleted
+                else f"Forget these {len(context.unseen)} resources?"
+            )
+            typer.confirm(question, abort=True)
         with reporting() as report:
             left = engine.delete(existing, context, report)
         gone = sorted(context.record.keys() - {resource.key for resource in graph})

@@ -26,6 +26,18 @@ def list_kept(context: DeployContext) -> None:
     echo("To delete one of them as well, add --also with its key.")
 
 
+def list_unseen(context: DeployContext) -> None:
+    """List what was created and is not found."""
+    if not context.unseen:
+        return
+    echo(
+        "`create` created these, and they do not exist any more, or this login cannot see them. "
+        "They are forgotten, so that no later `delete` deletes them:"
+    )
+    for key, title in context.unseen.items():
+        echo(f"    {title} ({key})")
+
+
 def list_waiting(context: DeployContext) -> None:
     for reason, count in Counter(context.waiting.values()).items():
         echo(f"{count} wait {reason}: run `topicberg deploy create` again after that")

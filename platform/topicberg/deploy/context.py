@@ -70,6 +70,9 @@ class DeployContext:
     """Keys of resources that are taken for created by ``deploy``, whatever is recorded."""
     kept: dict[str, str] = field(default_factory=dict)
     """Key of a resource that exists and that a delete leaves → its title."""
+    unseen: dict[str, str] = field(default_factory=dict)
+    """Key of a resource that ``deploy create`` has created and that a delete does not find → its
+    title: it is gone, or hidden from who deletes."""
     made: defaultdict[str, dict[str, datetime]] = field(
         default_factory=lambda: defaultdict(dict), repr=False
     )

@@ -452,7 +452,8 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
 
     A key without which something cannot be read, and so not deleted, is created again, and deleted
     with the rest. What is not ours to delete need not be seen; what ``deploy create`` did not
-    create is left, and is in :attr:`~.kept` of the context.
+    create is left, and is in :attr:`~.kept` of the context. What it created and is not found is in
+    :attr:`~.unseen`.
     """
     context.record.load()
     by_key = {resource.key: resource for resource in in_order(resources)}
@@ -476,8 +477,9 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
                     raise
                 reveal(error.key)
                 live = look(resource, context)
-            if live is None:  # who creates it from now on is another administrator
-                context.record.drop(resource.key)
+            if live is None:
+                if context.record.get(resource.key) is not None:
+                    context.unseen[resource.key] = resource.title
             elif may_be_ours and owns(resource, context, live):
                 seen[resource.key] = live
             elif resource.is_ours(context):
@@ -533,7 +535,8 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
 def delete(
     existing_resources: list[Found], context: DeployContext, report: Report
 ) -> dict[str, str]:
-    """Delete what :func:`existing` found, each after all that needs it.
+    """Delete what :func:`existing` found, each after all that needs it, and forget what it did not
+    find: who creates that from now on is another administrator.
 
     Goes on after a failure, but keeps what the failed resource needs: without it the next run
     could not delete it either.
@@ -542,6 +545,8 @@ def delete(
     """
     left: dict[str, str] = {}
     kept: dict[str, str] = {}
+    for key in context.unseen:
+        context.record.drop(key)
 
     def keep_needs(of: Resource) -> None:
         for key in of.needs:

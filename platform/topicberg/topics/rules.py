@@ -441,7 +441,7 @@ def _ranges(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
         if bounds.min is None and bounds.max is None:
             yield f"checks.ranges.{column}", "needs min, or max, or both"
         elif bounds.min is not None and bounds.max is not None and bounds.min > bounds.max:
-            yield f"checks.ranges.{column}", f"min {bounds.min:g} is more than max {bounds.max:g}"
+            yield f"checks.ranges.{column}", f"min {bounds.min} is more than max {bounds.max}"
 
 
 # --- between the spec and the table's columns ---

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topicberg.alerts.active import active_alerts, markdown
-from topicberg.alerts.alert import Alert, AlertState, after, changes
+from topicberg.alerts.alert import Alert, AlertState, Notice, after, changes
+from topicberg.alerts.channels import Channel, deliver
 from topicberg.alerts.decisions import (
     FILE,
     Acknowledgement,
@@ -138,6 +139,35 @@ def test_consequence_is_listed_as_such() -> None:
     desk = Desk(follows, ORDERS)
     assert desk.tick() == [("firing", ORDERS.key)]
     assert desk.listed() == [(ORDERS.key, "active"), (follows.key, "consequence")]
+
+
+def test_error_whose_cause_is_a_warning_is_sent_to_channels_of_errors() -> None:
+    sent: list[Notice] = []
+    pages = Channel("pagerduty", sent.append, least="error")
+    cause = alert("silent check_tables_schedule", severity="warning")
+    follows = alert("checks", cause=cause.key)
+    state, _ = deliver(AlertState(), {cause.key: cause, follows.key: follows}, [pages])
+    assert [notice.alert.key for notice in sent] == [follows.key]
+    state, _ = deliver(state, {cause.key: cause}, [pages])
+    assert [notice.state for notice in sent] == ["firing", "resolved"]
+
+
+def test_consequence_that_becomes_worse_than_its_cause_is_sent() -> None:
+    cause = alert("tick snapshots", severity="warning")
+    follows = alert("check iceberg/orders:freshness", severity="warning", cause=cause.key)
+    desk = Desk(cause, follows)
+    assert desk.tick() == [("firing", cause.key)]
+    desk.now[follows.key] = follows.model_copy(update={"severity": "error"})
+    assert desk.tick() == [("firing", follows.key)]
+
+
+def test_consequence_of_a_silenced_warning_is_not_sent() -> None:
+    cause = alert("silent check_tables_schedule", severity="warning")
+    desk = Desk(cause, alert("checks", cause=cause.key))
+    desk.silence(cause.key, HOUR)
+    assert desk.tick() == []
+    assert desk.listed() == [("checks", "consequence"), (cause.key, "silenced")]
+    assert sorted(desk.tick(HOUR)) == [("firing", "checks"), ("firing", cause.key)]
 
 
 @given(st.lists(st.sampled_from(["tick", "fault", "end", "ack", "silence", "hour"]), max_size=30))

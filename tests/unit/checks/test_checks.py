@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,7 +39,15 @@ from pyiceberg.types import (
 from typer.testing import CliRunner
 
 from topicberg import kafka, retry
-from topicberg.checks.catalogs import check_pointer, is_late, place, stale_since
+from topicberg.catalogs import glue
+from topicberg.catalogs.snowflake.tables import NoSuchIcebergTableError, SnowflakeTable
+from topicberg.checks.catalogs import (
+    check_parity,
+    check_pointer,
+    is_late,
+    place,
+    stale_since,
+)
 from topicberg.checks.check import CheckedTable, Probe, TableCheck, evaluate
 from topicberg.checks.finding import Finding, from_ms, good, moment
 from topicberg.checks.rules import (
@@ -78,6 +88,7 @@ from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
 from topicberg.iceberg.erasure import Rows, erase
 from topicberg.iceberg.readers import EVERY
 from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.orchestration.assets import Lake, find_derived
 from topicberg.orchestration.assets.registry import TopicTable
@@ -136,6 +147,14 @@ def passed(finding: Finding) -> Passed:
         ("ranges", Rules(ranges={"amount": {"max": 5}}), {"amount": 5}, {"amount": 6}),
         ("ranges", Rules(ranges={"share": {"min": 0.1}}), {"share": 0.1}, {"share": 0.05}),
         ("ranges", Rules(ranges={"price": {"min": 1}}), {"price": None}, {"price": -1}),
+        ("ranges", Rules(ranges={"share": {"min": 0}}), {"share": None}, {"share": math.nan}),
+        ("ranges", Rules(ranges={"share": {"max": 9}}), {"share": 9.0}, {"share": math.nan}),
+        (
+            "accepted_values",
+            Rules(accepted_values={"share": [9.0]}),
+            {"share": 9.0},
+            {"share": math.nan},
+        ),
     ],
 )
 def test_rules(table: Table, name: str, rules: Rules, good: Any, bad: Any) -> None:
@@ -171,6 +190,16 @@ def test_by_statistics_good_files_pass_unopened(
         assert passed(found) == Passed(head.snapshot_id, before.rule)
         assert found.facts[COVERS] == moment(from_ms(head.timestamp_ms))
         assert found.facts[VERDICT] == found.what
+
+
+def test_by_statistics_nan_that_no_count_excludes_does_not_decide(table: Table) -> None:
+    rules = Rules(ranges={"share": {"min": 0, "max": 9}})
+    append(table, {"share": 3.0})
+    before = passed(check(table, "ranges", rules))
+    append(table, {"share": 4.0}, {"share": math.nan})  # Parquet's bounds leave NaN out
+    assert shown(table, "ranges", rules, before) is None
+    finding = check(table, "ranges", rules, before)
+    assert "1 row where share violates the rule: is in 0 ≤ share ≤ 9" in finding.what
 
 
 def test_by_statistics_does_not_decide_without_proof(table: Table) -> None:
@@ -235,6 +264,55 @@ def test_what_passed_once_is_not_read_again(table: Table) -> None:
     # that an evaluation passed which looked at other rules, or at lost snapshots, says nothing
     assert not check(table, "not_null", NOT_NULL, Passed(before.snapshot, "other")).passed
     assert not check(table, "not_null", NOT_NULL, Passed(1, before.rule)).passed
+
+
+@pytest.mark.parametrize(
+    ("name", "earlier", "later", "row"),
+    [
+        (
+            "ranges",
+            Rules(ranges={"price": {"max": 1_000_004}}),
+            Rules(ranges={"price": {"max": 1_000_000}}),
+            {"price": 1_000_004},
+        ),
+        (
+            "ranges",
+            Rules(ranges={"share": {"min": 1_700_000_000_000}}),
+            Rules(ranges={"share": {"min": 1_700_000_900_000}}),
+            {"share": 1_700_000_500_000.0},
+        ),
+        (
+            "accepted_values",
+            Rules(accepted_values={"side": ["a, b"]}),
+            Rules(accepted_values={"side": ["a", "b"]}),
+            {"side": "a, b"},
+        ),
+    ],
+)
+def test_check_rules_narrower_rule_reads_files_that_passed(
+    table: Table, name: str, earlier: Rules, later: Rules, row: dict[str, Any]
+) -> None:
+    append(table, row)
+    before = passed(check(table, name, earlier))
+    assert shown(table, name, later, before) is None
+    finding = check(table, name, later, before)
+    assert "1 row where" in finding.what
+
+
+def test_check_rules_exact_bounds_in_messages(table: Table) -> None:
+    append(table, {"price": 1_000_004})
+    finding = check(table, "ranges", Rules(ranges={"price": {"min": 0.5, "max": 1_000_003}}))
+    assert "is in 0.5 ≤ price ≤ 1000003" in finding.what
+
+
+def test_check_rules_result_of_an_earlier_version_reads_all_files(table: Table) -> None:
+    append(table, {"price": 1})
+    rules = Rules(not_null=("side",))
+    head = table.current_snapshot()
+    assert head is not None
+    before = Passed(head.snapshot_id, "side is never null")
+    assert shown(table, "not_null", rules, before) is None
+    assert not check(table, "not_null", rules, before).passed
 
 
 def test_rows_that_go_are_forgiven(table: Table) -> None:
@@ -674,6 +752,72 @@ def test_a_table_that_was_dropped_while_glue_still_has_it() -> None:
         assert "shop.orders, which is missing in Iceberg's catalog" in judge().what
         dropped = check_pointer(probe, "iceberg/orders:up_to_date")
         assert dropped.cause == "iceberg/orders:up_to_date"
+
+
+class Catalogs:
+    """A table in Glue and Snowflake, and what the checks inspect of it."""
+
+    def __init__(self, catalog: SqlCatalog, client: Any) -> None:
+        self.catalog, self.client = catalog, client
+        self.now = datetime.now(UTC)
+        self.in_snowflake: str | None = None
+
+    def probe(self) -> Any:
+        names = {"name": "orders", "sync": "sync", "snowflake_name": "", "snowflake_source": ""}
+        name = ("shop", "orders")
+        return SimpleNamespace(
+            find=lambda name: find_table(self.catalog, name),
+            iceberg=find_table(self.catalog, name),
+            now=self.now,
+            config=None,
+            catalogs_patience=timedelta(minutes=5),
+            table=SimpleNamespace(identifier=name, glue_table=name, **names),
+            deployment=SimpleNamespace(glue=lambda: self.client),
+        )
+
+    def read_back(self, *_: Any) -> SnowflakeTable:
+        if self.in_snowflake is None:
+            raise NoSuchIcebergTableError("Snowflake has no such table")
+        return SnowflakeTable("orders", 1, self.in_snowflake, ())
+
+
+@pytest.fixture
+def catalogs(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalogs]:
+    with mock_aws():
+        client = boto3.client("glue", region_name="us-east-1")
+        fixture = Catalogs(catalog, client)
+        monkeypatch.setattr("topicberg.checks.catalogs.find_table_path", lambda *_: None)
+        monkeypatch.setattr("topicberg.checks.catalogs.read_back", fixture.read_back)
+        yield fixture
+
+
+def test_pointer_and_parity_of_a_table_created_again_name_the_dropped_one(
+    table: Table, catalogs: Catalogs
+) -> None:
+    append(table, {"side": "BUY"})
+    glue.register(catalogs.client, table, "shop", "orders")
+    catalogs.in_snowflake = dropped = table.metadata_location
+    catalogs.catalog.drop_table("shop.orders")
+    catalogs.catalog.create_table("shop.orders", SCHEMA)
+    assert check_pointer(catalogs.probe()).passed, "the engine is about to write it"
+    assert check_parity(catalogs.probe(), cast("Any", None)).passed
+    catalogs.now += timedelta(minutes=6)
+    pointer, parity = (
+        check_pointer(catalogs.probe()),
+        check_parity(catalogs.probe(), cast("Any", None)),
+    )
+    assert pointer.what.startswith(f"Glue points to {dropped}, which is no state of this table")
+    assert parity.what.startswith(f"Snowflake reads {dropped}, which is no state of this table")
+    assert parity.cause == "glue/orders:pointer"
+    glue.register(catalogs.client, catalogs.catalog.load_table("shop.orders"), "shop", "orders")
+    assert check_pointer(catalogs.probe()).passed
+
+
+def test_pointer_and_parity_of_a_table_without_rows_pass(table: Table, catalogs: Catalogs) -> None:
+    catalogs.now += timedelta(days=9)
+    assert check_pointer(catalogs.probe()).what == "the table has no rows yet"
+    found = check_parity(catalogs.probe(), cast("Any", None))
+    assert found.what == "the table has no rows yet"
 
 
 def test_checks_are_tried_again_while_a_service_does_not_answer(

@@ -113,6 +113,7 @@ class Toy:
         self.ours: set[str] = set()
         self.claimed: frozenset[str] = frozenset()
         self.kept: dict[str, str] = {}
+        self.unseen: dict[str, str] = {}
 
     def sleep(self, _: float) -> None:
         pass
@@ -422,6 +423,37 @@ def test_delete_leaves_what_another_one_created_again(context: DeployContext) ->
     engine.create(graph, context, quiet)
     _there(context)["a"]["id"] = "other"
     assert deleted(context, graph) == {"a", "b"}
+
+
+@dataclass(frozen=True)
+class Hidden(Thing):
+    """Only some administrators see it."""
+
+    def find(self, context: DeployContext) -> Live | None:
+        return super().find(context) if cast(Any, context).is_visible else None
+
+
+def test_delete_that_is_not_confirmed_forgets_nothing(context: DeployContext) -> None:
+    graph = [Hidden("a", "A"), Thing("b", "B")]
+    cast(Any, context).is_visible = True
+    engine.create(graph, context, quiet)
+    cast(Any, context).forget()
+    cast(Any, context).is_visible = False
+    found = engine.existing(graph, context, quiet)
+    assert [resource.key for resource, _ in found] == ["b"]
+    assert context.unseen == {"a": "thing A"}
+    cast(Any, context).is_visible = True
+    assert deleted(context, graph) == set()
+
+
+def test_delete_that_is_confirmed_forgets_what_it_does_not_see(context: DeployContext) -> None:
+    graph = [Hidden("a", "A"), Thing("b", "B")]
+    cast(Any, context).is_visible = True
+    engine.create(graph, context, quiet)
+    cast(Any, context).is_visible = False
+    assert deleted(context, graph) == {"a"}
+    cast(Any, context).is_visible = True
+    assert deleted(context, graph) == {"a"}, "another administrator may have created it again"
 
 
 def test_what_another_one_creates_after_a_refusal_is_left(context: DeployContext) -> None:
