@@ -16,12 +16,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats.json import fields
+from topicberg.formats.json import fields, is_union
 from topicberg.formats.subjects import RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."
 TEXT = {"type": "string"}
 WHOLE = {"type": "integer"}
+ORDER = {"type": "object", "properties": {"a": TEXT, "b": WHOLE}}
+REQUIRED = [{"required": ["a"]}, {"required": ["b"]}]
 DRAFT_04 = {"$schema": "http://json-schema.org/draft-04/schema#"}
 DRAFT_2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 
@@ -179,6 +181,23 @@ def test_a_union_at_the_top_is_columns() -> None:
         ("connect_union_field_0", "struct<2: a: optional string>"),
         ("connect_union_field_1", "struct<4: b: optional long>"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"oneOf": [properties(a=TEXT), properties(b=WHOLE)]}, True),
+        ({"oneOf": [{"type": "null"}, properties(a=TEXT), {"$ref": "#"}]}, True),
+        ({"oneOf": [properties(a=TEXT), {"required": ["b"]}]}, False),
+        ({"allOf": [properties(a=TEXT)], "anyOf": REQUIRED}, False),
+        ({"$ref": "#/definitions/a", "definitions": {"a": ORDER}, "anyOf": REQUIRED}, False),
+        ({**ORDER, "anyOf": REQUIRED}, False),
+        ({"oneOf": [{"type": ["null"]}, properties(a=TEXT)]}, False),
+        ({"type": "object", "anyOf": REQUIRED}, True),
+    ],
+)
+def test_is_union_schema_of_columns_is_none(schema: Any, expected: bool) -> None:
+    assert is_union(RegisteredSchema(1, "JSON", json.dumps(schema))) == expected
 
 
 def test_descriptions_are_docs() -> None:

@@ -97,14 +97,23 @@ def identity(schema: RegisteredSchema, message: str | None = None) -> str | None
 
 
 def is_union(schema: RegisteredSchema) -> bool:
-    """Return whether it is only oneOf or anyOf of objects; see :class:`..contract.Format`."""
+    """Return whether it is only oneOf or anyOf of several types; see :class:`..contract.Format`.
+
+    An object whose properties are in an ``allOf`` or a ``$ref`` beside the choice is none, nor is a
+    choice of one object and null.
+    """
     parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
     if not isinstance(parsed, dict) or "properties" in parsed:
         return False
     choice = parsed.get("oneOf") or parsed.get("anyOf")
     if not isinstance(choice, list):
         return False
-    return len([branch for branch in choice if branch != {"type": "null"}]) > 1
+    if len([branch for branch in choice if branch != {"type": "null"}]) < 2:
+        return False
+    try:
+        return read_node(f"schema {schema.schema_id}", schema).kind != "struct"
+    except TableflowError:  # as raw bytes, a topic needs no schema that a table can have
+        return True
 
 
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:
