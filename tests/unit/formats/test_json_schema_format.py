@@ -163,6 +163,28 @@ def test_references_in_the_schema(reference: str, more: dict[str, Any]) -> None:
     assert column({"oneOf": [{"type": "null"}, {"$ref": reference}]}, **more) == "long"
 
 
+@pytest.mark.parametrize(
+    ("root", "inner", "reference"),
+    [
+        ("http://x/root.json", "sub/a.json", "sub/a.json"),
+        ("http://x/root.json", "sub/a.json", "#/definitions/a"),
+        ("http://x/root.json", "http://y/sub/a.json", "http://y/sub/a.json"),
+        ("http://x/p/q/root.json", "../a.json", "../a.json"),
+    ],
+)
+def test_references_inside_of_a_schema_with_its_own_id(
+    root: str, inner: str, reference: str
+) -> None:
+    own = {"properties": {"v": {"$ref": "#/definitions/i"}, "w": {"$ref": "b.json"}}}
+    a = {"$id": inner, "definitions": {"i": WHOLE}, **own}
+    b = {"$id": inner.replace("a.json", "b.json"), "type": "boolean"}
+    wrong = {"$id": "sub/sub/b.json", **TEXT}
+    found = column(
+        {"$ref": reference}, **{"$id": root, "definitions": {"a": a, "b": b, "wrong": wrong}}
+    )
+    assert found == "struct<2: v: optional long, 3: w: optional boolean>"
+
+
 def test_references_to_other_schemas() -> None:
     money = {"definitions": {"money": {"type": "number", "$comment": "euros"}}}
     line = {**properties(price={"$ref": "money.json#/definitions/money"}), "$id": "http://x/line"}

@@ -159,7 +159,7 @@ def identity(schema: RegisteredSchema) -> str | None:
     where = f"schema {schema.schema_id}"
     with limits.refused(where):
         contents, resolver, reader = _opened(where, schema)
-        parts = reader.expand(contents, resolver, (), "")
+        parts = reader.expand(contents, resolver, (), "", is_resolved=True)
     for part in parts:
         for name in (part.schema.get("title"), reader.id(part.schema)):
             if name:
@@ -179,7 +179,7 @@ def read_node(where: str, schema: RegisteredSchema) -> Node:
     """
     with limits.refused(where):
         contents, resolver, reader = _opened(where, schema, check=True)
-        node = reader.node(reader.expand(contents, resolver, (), ""), "")
+        node = reader.node(reader.expand(contents, resolver, (), "", is_resolved=True), "")
         limits.check_depth(where, _depth(node))
     return node
 
@@ -271,9 +271,19 @@ class _Reader:
         return schema.get("id" if self.dialect in (DRAFT3, DRAFT4) else "$id")
 
     def expand(
-        self, schema: Any, resolver: Any, path: tuple[int, ...], where: str
+        self,
+        schema: Any,
+        resolver: Any,
+        path: tuple[int, ...],
+        where: str,
+        *,
+        is_resolved: bool = False,
     ) -> tuple[_Part, ...]:
-        """Return a schema with the schemas that it refers to and merges by ``allOf``."""
+        """Return a schema with the schemas that it refers to and merges by ``allOf``.
+
+        :param is_resolved: the resolver has the schema's own ``$id`` already, as that of the root
+            and of the target of a reference
+        """
         if not isinstance(schema, dict):  # true, false
             return ()
         if id(schema) in path:
@@ -287,7 +297,7 @@ class _Reader:
             raise limits.too_deep(self.subject)
         path = (*path, id(schema))
         resource = Resource.from_contents(schema, default_specification=self.dialect)
-        if len(path) > 1 and resource.id() is not None:
+        if not is_resolved and resource.id() is not None:
             resolver = resolver.in_subresource(resource)
         parts: tuple[_Part, ...] = (_Part(schema, resolver, path),)
         if isinstance(reference := schema.get("$ref"), str):
@@ -299,7 +309,7 @@ class _Reader:
                     f"refers to {reference}, which does not exist",
                     "define it in the schema, or register the schema with a reference of that name",
                 ) from None
-            parts += self.expand(target.contents, target.resolver, path, where)
+            parts += self.expand(target.contents, target.resolver, path, where, is_resolved=True)
         for member in schema.get("allOf", ()):
             parts += self.expand(member, resolver, path, where)
         return parts
