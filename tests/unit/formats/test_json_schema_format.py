@@ -110,6 +110,15 @@ def decimal(**parameters: str) -> dict[str, Any]:
         ({"anyOf": [{"type": "string", "format": "ipv4"}, TEXT]}, "string"),
         ({"type": "integer", "anyOf": [{"minimum": 3}, {"maximum": -3}]}, "long"),
         ({"allOf": [WHOLE, {"minimum": 3}]}, "long"),
+        ({"allOf": [{"type": "number"}, WHOLE]}, "long"),
+        ({"allOf": [{"type": ["number", "null"], "minimum": 3}, {"type": ["integer"]}]}, "long"),
+        ({"allOf": [{"type": "number"}, {"type": ["integer", "number"]}]}, "double"),
+        ({"type": "number", "anyOf": [{"type": "integer"}, {"type": "null"}]}, "long"),
+        (
+            {"allOf": [{"type": ["number", "string"]}, {"type": ["integer", "string"]}]},
+            "struct<2: connect_union_field_0: optional long, "
+            "3: connect_union_field_1: optional string>",
+        ),
         (
             {"allOf": [properties(a=TEXT), properties(b=WHOLE)]},
             "struct<2: a: optional string, 3: b: optional long>",

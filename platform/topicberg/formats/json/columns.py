@@ -14,9 +14,10 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
   ``additionalProperties`` only is a map;
 - one type and null, in ``type``, ``oneOf`` or ``anyOf``, is that type; several types are a struct
   with one field for each, ``connect_union_field_0`` and so on, null not counted;
-- ``allOf`` and the keywords beside a ``$ref`` are merged. The properties that the branches of
-  ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` become
-  its properties; one that several branches declare is a choice of their types;
+- ``allOf`` and the keywords beside a ``$ref`` are merged; what is a number and an integer is an
+  integer. The properties that the branches of ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas``
+  add to an object with ``properties`` become its properties; one that several branches declare is a
+  choice of their types;
 - an ``enum`` or ``const`` of strings is a string;
 - a string with ``format: date-time`` is a time, if the spec of the topic says so;
 - in topics with a change log, the titles of Debezium's types (:data:`_DEBEZIUM`) are logical types,
@@ -568,7 +569,11 @@ def json_text(value: Any) -> str:
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:
-    """Return the JSON types of a value without null, declared or implied; none: any."""
+    """Return the JSON types of a value without null, declared or implied; none: any.
+
+    They are those of the first part that declares some. A number is an integer if another part
+    says so; other types that no value can have stay, as members of a union that have columns.
+    """
     declared = _get(parts, "type")
     if declared is None:
         if constants := _constants(parts):
@@ -581,7 +586,17 @@ def _types(parts: Sequence[_Part]) -> list[str]:
     named = [declared] if isinstance(declared, str) else declared
     if set(named) >= _NUMERIC:
         named = [kind for kind in named if kind != "integer"]
+    if "number" in named and any(map(_is_whole, parts)):
+        named = ["integer" if kind == "number" else kind for kind in named]
     return [kind for kind in named if kind != "null"]
+
+
+def _is_whole(part: _Part) -> bool:
+    """Return whether a schema allows no number but integers."""
+    declared = part.schema.get("type", "number")
+    return _NUMERIC.intersection([declared] if isinstance(declared, str) else declared) == {
+        "integer"
+    }
 
 
 def _allows_all(parts: Sequence[_Part]) -> bool:
