@@ -58,6 +58,12 @@ def decimal(**parameters: str) -> dict[str, Any]:
     )
 
 
+def patterned(others: Any, *values: Any) -> dict[str, Any]:
+    """An object whose values are of a type by their names."""
+    patterns = {f"^{number}": value for number, value in enumerate(values)}
+    return {"type": "object", "patternProperties": patterns, "additionalProperties": others}
+
+
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
@@ -131,7 +137,16 @@ def decimal(**parameters: str) -> dict[str, Any]:
             properties(a={**TEXT, "connect.index": 1}, b={**WHOLE, "connect.index": 0}),
             "struct<2: b: optional long, 3: a: optional string>",
         ),
+        (patterned(WHOLE, {**WHOLE, "description": "n"}, False), "map<string, long>"),
+        (patterned({"enum": ["a"]}, TEXT), "map<string, string>"),
+        (
+            patterned(ORDER, ORDER),
+            "map<string, struct<4: a: optional string, 5: b: optional long>>",
+        ),
         # without a type in a table: JSON text
+        (patterned(TEXT, WHOLE), "string"),
+        (patterned({"type": ["string", "boolean"]}, TEXT), "string"),
+        (patterned(TEXT, {"$ref": "#"}), "string"),
         ({}, "string"),
         (True, "string"),
         ({"type": "null"}, "string"),

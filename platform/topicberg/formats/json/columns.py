@@ -11,7 +11,7 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
   ``flink.type: timestamp`` is a timestamp without time zone; a Decimal whose schema has no
   ``connect.decimal.precision`` has 38 digits;
 - an object with ``properties`` is a struct, sorted by ``connect.index``; one with typed
-  ``additionalProperties`` only is a map;
+  ``additionalProperties`` only is a map, if ``patternProperties`` have values of the same type;
 - one type and null, in ``type``, ``oneOf`` or ``anyOf``, is that type; several types are a struct
   with one field for each, ``connect_union_field_0`` and so on, null not counted;
 - ``allOf`` and the keywords beside a ``$ref`` are merged; what is a number and an integer is an
@@ -24,7 +24,8 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
   and a Decimal of more than 38 digits, or of unknown precision, is a string of all its digits.
 
 Everything that has no type in a table is a string with the JSON text: a schema without a type
-(``{}``, ``true``), an object or an array that does not declare its content, a tuple.
+(``{}``, ``true``), an object or an array that does not declare its content, an object without
+``properties`` whose values are of several types, a tuple.
 """
 
 from __future__ import annotations
@@ -437,8 +438,26 @@ class _Reader:
             values = part.schema.get("additionalProperties")
             if isinstance(values, dict) and values:
                 value = self.node(self.within(part, values, where), f"{where}.value")
+                kinds = _different([value, *self.of_patterns(parts, where)])
+                if len(kinds) > 1 and (value := _union(kinds)).kind == "union":
+                    break
                 return Node("map", {"key": Node("string"), "value": value})
         return Node("json", opening="{")
+
+    def of_patterns(self, parts: Sequence[_Part], where: str) -> list[Node]:
+        """Return the types of the values whose names match a pattern.
+
+        One that cannot have a column is JSON text, as the object is then.
+        """
+        nodes = []
+        for part in parts:
+            for values in part.schema.get("patternProperties", {}).values():
+                if values is not False:
+                    try:
+                        nodes.append(self.node(self.within(part, values, where), where))
+                    except TableflowError:
+                        nodes.append(Node("json"))
+        return nodes
 
     def declared(
         self, parts: Iterable[_Part], where: str, known: frozenset[str]
@@ -460,11 +479,7 @@ class _Reader:
 
     def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
         """Return the type of a property that several branches declare."""
-        nodes = [self.node(parts, where) for parts in choices]
-        different: dict[Node, Node] = {}
-        for node in nodes:
-            different.setdefault(replace(node, doc=None, name=None), node)
-        return self.union(list(different.values()))
+        return self.union(_different([self.node(parts, where) for parts in choices]))
 
     def union(self, members: Sequence[Node]) -> Node:
         found = _union(members)
@@ -511,6 +526,14 @@ def _branches(schema: dict[str, Any]) -> list[Any]:
     for keyword in ("dependentSchemas", "dependencies"):
         found += schema.get(keyword, {}).values()
     return found
+
+
+def _different(nodes: Iterable[Node]) -> list[Node]:
+    """Return the first node of each type."""
+    different: dict[Node, Node] = {}
+    for node in nodes:
+        different.setdefault(replace(node, doc=None, name=None), node)
+    return list(different.values())
 
 
 def _union(members: Sequence[Node]) -> Node:
