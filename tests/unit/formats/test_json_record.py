@@ -242,6 +242,31 @@ def test_record_decoder_union_has_the_member_that_it_had(
     ]
 
 
+def member_of(members: list[Any], text: str) -> tuple[int, Any]:
+    """The member that a value of a union is, by both decoders, and its stored value."""
+    found = value({"oneOf": members}, text)
+    ((name, stored),) = ((name, stored) for name, stored in found.items() if stored is not None)
+    return int(name.removeprefix("connect_union_field_")), stored
+
+
+@pytest.mark.parametrize(
+    ("members", "text", "expected"),
+    [
+        ([decimal(10, 2), TEXT], '"abcd"', (1, "abcd")),
+        ([decimal(10, 2), TEXT], "1.25", (0, 125)),
+        ([TEXT, decimal(10, 2)], '"AQ=="', (0, "AQ==")),
+        ([decimal(10, 2), {**TEXT, "enum": ["abcd"]}], '"abcd"', (1, "abcd")),
+        ([decimal(10, 2), {**TEXT, "enum": ["abcd"]}], '"AQ=="', (0, 1)),
+        ([decimal(10, 2), WHOLE], '"AQ=="', (0, 1)),
+        ([decimal(10, 2), BYTES], '"AQ=="', (1, b"\1")),
+    ],
+)
+def test_record_decoder_text_is_a_decimal_if_no_member_takes_text(
+    members: list[Any], text: str, expected: tuple[int, Any]
+) -> None:
+    assert member_of(members, text) == expected
+
+
 def test_record_decoder_deep_record_is_a_row_whatever_calls_it() -> None:
     def called(depth: int) -> Any:
         return called(depth - 1) if depth else value({}, "[" * 999 + "]" * 999)

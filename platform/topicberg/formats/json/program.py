@@ -14,7 +14,14 @@ from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
 from topicberg.formats.columnar.program import JsonOp, NotCoveredError, ProgramCode, Slot
 from topicberg.formats.json.columns import Kind, Node
 from topicberg.formats.json.conversions import NULL_FROM_EMPTY, NUMBER_FROM_TEXT
-from topicberg.formats.json.plan import COMPARED, RANGES, SCALARS, JsonMember, JsonPlan
+from topicberg.formats.json.plan import (
+    COMPARED,
+    RANGES,
+    SCALARS,
+    JsonMember,
+    JsonPlan,
+    in_order_for_text,
+)
 
 _SIMPLE: dict[Kind, JsonOp] = {
     "string": JsonOp.TEXT,
@@ -148,19 +155,20 @@ def _union(
     code.emit(JsonOp.UNION, place, first)
     targets: dict[int, int] = {}
 
-    def target(number: int) -> int:
+    def target(member: JsonMember) -> int:
         """Return the instruction of a member, which is emitted once."""
-        if number not in targets:
-            targets[number] = _member(code, plan.members[number], place, places)
-        return targets[number]
+        if id(member) not in targets:
+            targets[id(member)] = _member(code, member, place, places)
+        return targets[id(member)]
 
     for offset, kind in enumerate(_TYPES):
-        able = [n for n, member in enumerate(plan.members) if _may_be(member.plan, kind)]
-        if kind == "object" and len(able) > 0:
+        members = in_order_for_text(plan.members) if kind == "string" else plan.members
+        able = [member for member in members if _may_be(member.plan, kind)]
+        if kind == "object" and able:
             code.targets[first + offset] = _choice(
-                code, [plan.members[n].plan for n in able], [target(n) for n in able]
+                code, [member.plan for member in able], [target(member) for member in able]
             )
-        elif able and not _is_limited(plan.members[able[0]].plan.node):
+        elif able and not _is_limited(able[0].plan.node):
             code.targets[first + offset] = target(able[0])
 
 

@@ -18,7 +18,13 @@ from pyiceberg import types as T
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.conversions import converting
-from topicberg.formats.json.plan import COMPARED, JsonMember, JsonPlan, columns_of
+from topicberg.formats.json.plan import (
+    COMPARED,
+    JsonMember,
+    JsonPlan,
+    columns_of,
+    in_order_for_text,
+)
 from topicberg.formats.json.scalars import Read, ScalarMisfitError, scalar, unexpected_in
 from topicberg.formats.json.syntax import members, parsed, rendered
 from topicberg.formats.reasons import MalformedError, shortened
@@ -242,13 +248,16 @@ def _union(plan: JsonPlan) -> Read:
     Members that declare all properties of an object are preferred: an object fits each member
     whose properties are optional, and would lose the others.
     """
-    members = [_member(plan, member) for member in plan.members]
+    by_id = {id(member): _member(plan, member) for member in plan.members}
+    members = list(by_id.values())
+    members_for_text = [by_id[id(member)] for member in in_order_for_text(plan.members)]
     column = plan.column
 
     def read(value: Any) -> Any:
         misfits: list[ScalarMisfitError] = []
         fitting: list[tuple[Callable[[Any, Any], Any], Any]] = []
-        for is_accepted, read_member, declared, place in members:
+        able = members_for_text if type(value) is str else members
+        for is_accepted, read_member, declared, place in able:
             _steps.take(1)
             if not is_accepted(value):
                 lacks = " lacks what the schema requires"
