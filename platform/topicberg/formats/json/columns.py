@@ -77,7 +77,8 @@ class Node:
     only allowed values, none: any. ``name``: the title, or the name in a reference; distinguishes
     the members of a union. ``opening``: the first characters that the text of a ``json`` value may
     have: ``{`` for an object, ``[`` for an array, ``n`` for null; empty: any type.
-    ``conversions``: see :mod:`.conversions`.
+    ``conversions``: see :mod:`.conversions`. ``is_closed``: an object has no properties but those
+    that are declared; the type of its column does not depend on that.
     """
 
     kind: Kind
@@ -90,6 +91,7 @@ class Node:
     name: str | None = None
     opening: str = ""
     conversions: tuple[str, ...] = ()
+    is_closed: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         return hash((self.kind, frozenset(self.children), self.required, tuple(self.texts)))
@@ -442,7 +444,7 @@ class _Reader:
                 if len(kinds) > 1 and (value := _union(kinds)).kind == "union":
                     break
                 return Node("map", {"key": Node("string"), "value": value})
-        return Node("json", opening="{")
+        return Node("json", opening="{", is_closed=_is_closed(parts))
 
     def of_patterns(self, parts: Sequence[_Part], where: str) -> list[Node]:
         """Return the types of the values whose names match a pattern.
@@ -516,7 +518,16 @@ class _Reader:
             required=frozenset(
                 name for names in required if isinstance(names, list) for name in names
             ),
+            is_closed=_is_closed(parts),
         )
+
+
+def _is_closed(parts: Sequence[_Part]) -> bool:
+    """Return whether an object may have no other properties than the declared ones."""
+    closing = ("additionalProperties", "unevaluatedProperties")
+    return any(part.schema.get(keyword) is False for part in parts for keyword in closing) and not (
+        any("patternProperties" in part.schema for part in parts)
+    )
 
 
 def _branches(schema: dict[str, Any]) -> list[Any]:
