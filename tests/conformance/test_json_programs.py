@@ -410,6 +410,11 @@ B = {"properties": {"kind": {"enum": ["b", 'c"']}, "y": {"type": "string"}}, "re
 C = {"properties": {"y": {"type": "string"}, "z": {"type": "string"}}}
 
 
+D = {"properties": {"d": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}}
+E = {"properties": {"d": {"properties": {"b": {"type": "integer"}}}, "e": {"type": "string"}}}
+D_OF_1 = {"connect_union_field_0": {"d": {"a": 1}}}
+
+
 @pytest.mark.parametrize(
     ("members", "text", "expected"),
     [
@@ -417,7 +422,12 @@ C = {"properties": {"y": {"type": "string"}, "z": {"type": "string"}}}
         ([A, B], r'{"kind": "c\""}', {"connect_union_field_1": {"kind": 'c"', "y": None}}),
         ([A, B], '{"kind": null}', {"connect_union_field_0": {"kind": None, "x": None}}),
         ([A, C], '{"y": "q"}', {"connect_union_field_1": {"y": "q", "z": None}}),
-        ([A, C], '{"kind": "a", "y": "q"}', {"connect_union_field_0": {"kind": "a", "x": None}}),
+        ([A, C], '{"kind": "a", "y": "q"}', None),
+        ([A, B], '{"kind": "a", "y": "q"}', {"connect_union_field_0": {"kind": "a", "x": None}}),
+        ([D, E], '{"d": {"a": 1}}', D_OF_1),
+        ([D, E], '{"d": {"b": 1}}', None),
+        ([D, E], '{"d": null}', {"connect_union_field_0": {"d": None}}),
+        ([D, {**E, "required": ["e"]}], '{"d": {"a": 1, "x": 2}}', D_OF_1),
         ([C, B], '{"kind": "b", "y": "q"}', {"connect_union_field_1": {"kind": "b", "y": "q"}}),
         ([{"type": "string"}, A], '{"kind": "a"}', {"connect_union_field_1": {"kind": "a"}}),
         *(([A, B], text, None) for text in ('{"kind": "d"}', '{"x": 1}', "{}", "[]", "1")),

@@ -242,6 +242,103 @@ def test_record_decoder_union_has_the_member_that_it_had(
     ]
 
 
+def member_of(members: list[Any], text: str) -> tuple[int, Any]:
+    """The member that a value of a union is, by both decoders, and its stored value."""
+    found = value({"oneOf": members}, text)
+    ((name, stored),) = ((name, stored) for name, stored in found.items() if stored is not None)
+    return int(name.removeprefix("connect_union_field_")), stored
+
+
+@pytest.mark.parametrize(
+    ("members", "text", "expected"),
+    [
+        ([decimal(10, 2), TEXT], '"abcd"', (1, "abcd")),
+        ([decimal(10, 2), TEXT], "1.25", (0, 125)),
+        ([TEXT, decimal(10, 2)], '"AQ=="', (0, "AQ==")),
+        ([decimal(10, 2), {**TEXT, "enum": ["abcd"]}], '"abcd"', (1, "abcd")),
+        ([decimal(10, 2), {**TEXT, "enum": ["abcd"]}], '"AQ=="', (0, 1)),
+        ([decimal(10, 2), WHOLE], '"AQ=="', (0, 1)),
+        ([decimal(10, 2), BYTES], '"AQ=="', (1, b"\1")),
+    ],
+)
+def test_record_decoder_text_is_a_decimal_if_no_member_takes_text(
+    members: list[Any], text: str, expected: tuple[int, Any]
+) -> None:
+    assert member_of(members, text) == expected
+
+
+def closed(*required: str, **schemas: Any) -> dict[str, Any]:
+    return {**properties(**schemas), "required": [*required], "additionalProperties": False}
+
+
+def mapped(values: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": values}
+
+
+OF_A, OF_B = closed("a", a=WHOLE), closed("b", b=WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ([closed("d", d=OF_A), closed("d", d=OF_B)], '{"d": {"b": 1}}'),
+        ([properties(d=properties(a=WHOLE)), properties(d=properties(b=WHOLE))], '{"d": {"b": 1}}'),
+        ([array(OF_A), array(OF_B)], '[{"b": 1}]'),
+        ([array(closed(a=WHOLE)), array(closed(b=WHOLE))], '[{}, {"b": 1}]'),
+        ([mapped(OF_A), mapped(OF_B)], '{"k": {"b": 1}}'),
+        ([OF_A, mapped(WHOLE)], '{"b": 1}'),
+        (
+            [closed(d={"oneOf": [OF_A, TEXT]}), closed(d={"oneOf": [OF_B, WHOLE]})],
+            '{"d": {"b": 1}}',
+        ),
+        ([{"oneOf": [OF_A, TEXT]}, {"oneOf": [OF_B, WHOLE]}], '{"b": 1}'),
+        (
+            [properties(m=properties(t={"const": t}), id=WHOLE) for t in ("created", "deleted")],
+            '{"m": {"t": "deleted"}, "id": 1}',
+        ),
+        ([properties(v={"const": v}) for v in (1.1, 1.2)], '{"v": 1.2}'),
+        ([properties(v={"const": v}) for v in (1.0, 2.0)], '{"v": 2}'),
+        ([properties(v={"const": v}) for v in (1.0, 2.0)], '{"v": 20e-1}'),
+        ([properties(v={**NUMBER, "enum": [v]}) for v in (1, 2)], '{"v": 2.0}'),
+        ([properties(v={**WHOLE, "enum": [v]}) for v in (1, 2)], '{"v": 2.0}'),
+        ([properties(v={"const": v}) for v in (2**60, 2**60 + 1)], f'{{"v": {2**60 + 1}}}'),
+        ([properties(v={"enum": values}) for values in (["a", 1], ["b", 2])], '{"v": "b"}'),
+        ([properties(v={"enum": values}) for values in (["a", 1], ["b", 2])], '{"v": 2}'),
+        ([properties(v={"const": v}) for v in (True, False)], '{"v": false}'),
+        ([properties(v={"const": v}) for v in ([1, {"x": 1}], [1, {"x": 2}])], '{"v":[1,{"x":2}]}'),
+        ([properties(v={"const": v}) for v in ({"x": 1}, {"x": True})], '{"v": {"x": true}}'),
+        ([properties(t=array({"const": t})) for t in "xy"], '{"t": ["y"]}'),
+        ([{**NUMBER, "enum": [1.5]}, {**WHOLE, "enum": [7]}], "7"),
+        ([closed(p=decimal(9, 2)), closed(p=TEXT)], '{"p": "abcd"}'),
+        ([closed(p=array(decimal(9, 2))), closed(p=array(TEXT))], '{"p": ["abcd"]}'),
+        ([closed(a=WHOLE), properties(c=WHOLE)], '{"a": 1, "b": 1}'),
+        ([properties(a=TEXT), properties(a=TEXT, b=TEXT)], '{"a": "", "b": "", "c": ""}'),
+        ([{"type": "object", "additionalProperties": False}, OF_A], '{"a": 1}'),
+    ],
+)
+def test_record_decoder_union_has_the_member_that_loses_nothing(
+    members: list[Any], text: str
+) -> None:
+    assert member_of(members, text)[0] == 1
+    assert member_of(members[::-1], text)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        ([closed("d", d=closed("a", "x", a=WHOLE)), closed(e=TEXT)], '{"d": {"a": 1}}'),
+        ([properties(d={**NUMBER, "const": 1.5}), closed(e=TEXT)], '{"d": 2.5}'),
+        ([properties(a=TEXT), properties(b=TEXT)], '{"c": 1}'),
+        ([properties(a=TEXT), properties(b=TEXT)], '{"a": "", "b": ""}'),
+        ([closed(p=decimal(9, 2)), closed(p=WHOLE)], '{"p": "AQ=="}'),
+    ],
+)
+def test_record_decoder_union_without_an_exact_member_has_the_one_that_it_had(
+    members: list[Any], text: str
+) -> None:
+    assert member_of(members, text)[0] == 0
+
+
 def test_record_decoder_deep_record_is_a_row_whatever_calls_it() -> None:
     def called(depth: int) -> Any:
         return called(depth - 1) if depth else value({}, "[" * 999 + "]" * 999)

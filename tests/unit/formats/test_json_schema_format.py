@@ -16,12 +16,14 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from topicberg.errors import TableflowError
-from topicberg.formats.json import fields
+from topicberg.formats.json import fields, is_union
 from topicberg.formats.subjects import RegisteredSchema
 
 CONNECT = "org.apache.kafka.connect.data."
 TEXT = {"type": "string"}
 WHOLE = {"type": "integer"}
+ORDER = {"type": "object", "properties": {"a": TEXT, "b": WHOLE}}
+REQUIRED = [{"required": ["a"]}, {"required": ["b"]}]
 DRAFT_04 = {"$schema": "http://json-schema.org/draft-04/schema#"}
 DRAFT_2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
 
@@ -54,6 +56,12 @@ def decimal(**parameters: str) -> dict[str, Any]:
     return connect(
         "number", "bytes", title=CONNECT + "Decimal", **{"connect.parameters": parameters}
     )
+
+
+def patterned(others: Any, *values: Any) -> dict[str, Any]:
+    """An object whose values are of a type by their names."""
+    patterns = {f"^{number}": value for number, value in enumerate(values)}
+    return {"type": "object", "patternProperties": patterns, "additionalProperties": others}
 
 
 @pytest.mark.parametrize(
@@ -108,6 +116,15 @@ def decimal(**parameters: str) -> dict[str, Any]:
         ({"anyOf": [{"type": "string", "format": "ipv4"}, TEXT]}, "string"),
         ({"type": "integer", "anyOf": [{"minimum": 3}, {"maximum": -3}]}, "long"),
         ({"allOf": [WHOLE, {"minimum": 3}]}, "long"),
+        ({"allOf": [{"type": "number"}, WHOLE]}, "long"),
+        ({"allOf": [{"type": ["number", "null"], "minimum": 3}, {"type": ["integer"]}]}, "long"),
+        ({"allOf": [{"type": "number"}, {"type": ["integer", "number"]}]}, "double"),
+        ({"type": "number", "anyOf": [{"type": "integer"}, {"type": "null"}]}, "long"),
+        (
+            {"allOf": [{"type": ["number", "string"]}, {"type": ["integer", "string"]}]},
+            "struct<2: connect_union_field_0: optional long, "
+            "3: connect_union_field_1: optional string>",
+        ),
         (
             {"allOf": [properties(a=TEXT), properties(b=WHOLE)]},
             "struct<2: a: optional string, 3: b: optional long>",
@@ -120,7 +137,16 @@ def decimal(**parameters: str) -> dict[str, Any]:
             properties(a={**TEXT, "connect.index": 1}, b={**WHOLE, "connect.index": 0}),
             "struct<2: b: optional long, 3: a: optional string>",
         ),
+        (patterned(WHOLE, {**WHOLE, "description": "n"}, False), "map<string, long>"),
+        (patterned({"enum": ["a"]}, TEXT), "map<string, string>"),
+        (
+            patterned(ORDER, ORDER),
+            "map<string, struct<4: a: optional string, 5: b: optional long>>",
+        ),
         # without a type in a table: JSON text
+        (patterned(TEXT, WHOLE), "string"),
+        (patterned({"type": ["string", "boolean"]}, TEXT), "string"),
+        (patterned(TEXT, {"$ref": "#"}), "string"),
         ({}, "string"),
         (True, "string"),
         ({"type": "null"}, "string"),
@@ -161,6 +187,28 @@ def test_references_in_the_schema(reference: str, more: dict[str, Any]) -> None:
     assert column({"oneOf": [{"type": "null"}, {"$ref": reference}]}, **more) == "long"
 
 
+@pytest.mark.parametrize(
+    ("root", "inner", "reference"),
+    [
+        ("http://x/root.json", "sub/a.json", "sub/a.json"),
+        ("http://x/root.json", "sub/a.json", "#/definitions/a"),
+        ("http://x/root.json", "http://y/sub/a.json", "http://y/sub/a.json"),
+        ("http://x/p/q/root.json", "../a.json", "../a.json"),
+    ],
+)
+def test_references_inside_of_a_schema_with_its_own_id(
+    root: str, inner: str, reference: str
+) -> None:
+    own = {"properties": {"v": {"$ref": "#/definitions/i"}, "w": {"$ref": "b.json"}}}
+    a = {"$id": inner, "definitions": {"i": WHOLE}, **own}
+    b = {"$id": inner.replace("a.json", "b.json"), "type": "boolean"}
+    wrong = {"$id": "sub/sub/b.json", **TEXT}
+    found = column(
+        {"$ref": reference}, **{"$id": root, "definitions": {"a": a, "b": b, "wrong": wrong}}
+    )
+    assert found == "struct<2: v: optional long, 3: w: optional boolean>"
+
+
 def test_references_to_other_schemas() -> None:
     money = {"definitions": {"money": {"type": "number", "$comment": "euros"}}}
     line = {**properties(price={"$ref": "money.json#/definitions/money"}), "$id": "http://x/line"}
@@ -179,6 +227,23 @@ def test_a_union_at_the_top_is_columns() -> None:
         ("connect_union_field_0", "struct<2: a: optional string>"),
         ("connect_union_field_1", "struct<4: b: optional long>"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"oneOf": [properties(a=TEXT), properties(b=WHOLE)]}, True),
+        ({"oneOf": [{"type": "null"}, properties(a=TEXT), {"$ref": "#"}]}, True),
+        ({"oneOf": [properties(a=TEXT), {"required": ["b"]}]}, False),
+        ({"allOf": [properties(a=TEXT)], "anyOf": REQUIRED}, False),
+        ({"$ref": "#/definitions/a", "definitions": {"a": ORDER}, "anyOf": REQUIRED}, False),
+        ({**ORDER, "anyOf": REQUIRED}, False),
+        ({"oneOf": [{"type": ["null"]}, properties(a=TEXT)]}, False),
+        ({"type": "object", "anyOf": REQUIRED}, True),
+    ],
+)
+def test_is_union_schema_of_columns_is_none(schema: Any, expected: bool) -> None:
+    assert is_union(RegisteredSchema(1, "JSON", json.dumps(schema))) == expected
 
 
 def test_descriptions_are_docs() -> None:

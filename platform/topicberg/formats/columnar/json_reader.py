@@ -1,10 +1,11 @@
 """Executes programs for records of JSON.
 
-It reads the bytes once, from left to right; only an object that may be one of several kinds is
-read twice. What is not strictly JSON ends it, as does what is unusual: a repeated property, a
-number with more than 19 digits, half of a surrogate pair, a negative zero, a value that is not the
-first member of a union of its JSON type. The reference decoder then reads the record. Properties
-that the schema does not declare are checked and skipped.
+It reads the bytes once, from left to right; only an object that may be one of several kinds, or
+must be all of one, is read twice. What is not strictly JSON ends it, as does what is unusual: a
+repeated property, a number with more than 19 digits, half of a surrogate pair, a negative zero, a
+value that is not the first member of a union of its JSON type, or that the first one of several
+does not declare. The reference decoder then reads the record. Properties that the schema does not
+declare are checked and skipped.
 """
 
 from __future__ import annotations
@@ -338,7 +339,7 @@ def _json_type(byte):  # type: ignore[no-untyped-def]
 def _chosen(position, end, instruction, targets, names, texts, scratch, steps):  # type: ignore[no-untyped-def]
     """Find the kind of object that a value is: the first one whose properties and texts it has.
 
-    One that declares all properties of the object is preferred.
+    It must declare all properties of the object, unless no other kind has those that are required.
 
     :returns: the instruction of the kind, or -1, and the steps that are left
     """
@@ -348,7 +349,8 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
         names + 8 * get(instruction, 5),
     )
     kinds = get(targets, first)
-    rows = first + 2 + kinds
+    unknown = first + 1 + 2 * kinds
+    rows = unknown + 2
     accepted = (np.int64(1) << kinds) - 1
     declared, seen = accepted, np.int64(0)
     position = space(position + 1, end)
@@ -384,7 +386,7 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
                     steps -= constants
                 accepted &= mask
         else:
-            declared &= get(targets, first + 1 + kinds)
+            declared &= get(targets, unknown)
         position = skipped(position, end)
         if position < 0:
             return -1, steps
@@ -398,11 +400,15 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
     for name in range(count):
         if not seen >> name & 1:
             accepted &= ~get(targets, rows + 5 * name + 1)
+    is_sole = accepted & (accepted - 1) == 0
     if accepted & declared:
         accepted &= declared
+    elif get(targets, unknown + 1) or not is_sole:
+        return -1, steps
+    instruction_of = first + 1 if is_sole else first + 1 + kinds
     for kind in range(kinds):
         if accepted >> kind & 1:
-            return get(targets, first + 1 + kind), steps
+            return get(targets, instruction_of + kind), steps
     return -1, steps
 
 
@@ -582,6 +588,8 @@ def _decimal(position, end, kind, target):  # type: ignore[no-untyped-def]
     own_scale, scale, zeros = get(kind, 0), get(kind, 1), get(kind, 2)
     most, limit = get(kind, 3), np.uint64(get(kind, 4))
     if at_byte(position, end) == 34:
+        if get(kind, 5):
+            return -1
         if end - position > 2 * _DECIMAL_BYTES:
             end = position + 2 * _DECIMAL_BYTES  # more do not fit
         stop, position = base64(position, end, target)  # a row more has room

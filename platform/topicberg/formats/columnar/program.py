@@ -107,8 +107,8 @@ class JsonOp(IntEnum):
     """Base64."""
     DECIMAL = 16
     """[first of the targets]; a number, or base64. The targets are the decimal's own scale, the
-    smaller one of this and the column's, how many more zeros the column has, and the high and low
-    half of the least value of the smaller scale that is too large."""
+    smaller one of this and the column's, how many more zeros the column has, the high and low half
+    of the least value of the smaller scale that is too large, and whether base64 is refused."""
     TIME = 17
     """A time of RFC 3339."""
     WHOLE_DECIMAL = 18

@@ -11,10 +11,13 @@
   properties that the writer's schema does not declare are ignored, as in Confluent's deserializers,
   which do not validate by default; the spec may keep them, and name conversions of some fields
   (:mod:`.conversions`). Of a repeated name, the last value is used.
-- Of a union, the first member that the value fits is set. An object fits a member if it has the
-  member's required properties and constants; members that declare all of its properties are
-  preferred. A member keeps its column when another version of the schema has other members before
-  it; a value of a member that has no column makes the record malformed.
+- Of a union, the first member is set whose schema allows the value and declares all of it: types,
+  required properties, constants and declared properties are compared at every depth
+  (:mod:`.matching`). Without such a member, it is the one that loses the least of the value; a
+  value that no member allows is the first one that can read it, has its own required properties
+  and constants, and preferably declares all of its properties. Null is allowed everywhere. A member
+  keeps its column when another version of the schema has other members before it; a value of a
+  member that has no column makes the record malformed.
 
 Most records are decoded in columns, by a program (:mod:`.program`); one that it refuses, by the
 reference decoder.
@@ -97,14 +100,23 @@ def identity(schema: RegisteredSchema, message: str | None = None) -> str | None
 
 
 def is_union(schema: RegisteredSchema) -> bool:
-    """Return whether it is only oneOf or anyOf of objects; see :class:`..contract.Format`."""
+    """Return whether it is only oneOf or anyOf of several types; see :class:`..contract.Format`.
+
+    An object whose properties are in an ``allOf`` or a ``$ref`` beside the choice is none, nor is a
+    choice of one object and null.
+    """
     parsed = limits.parsed_json(f"schema {schema.schema_id}", schema)
     if not isinstance(parsed, dict) or "properties" in parsed:
         return False
     choice = parsed.get("oneOf") or parsed.get("anyOf")
     if not isinstance(choice, list):
         return False
-    return len([branch for branch in choice if branch != {"type": "null"}]) > 1
+    if len([branch for branch in choice if branch != {"type": "null"}]) < 2:
+        return False
+    try:
+        return read_node(f"schema {schema.schema_id}", schema).kind != "struct"
+    except TableflowError:  # as raw bytes, a topic needs no schema that a table can have
+        return True
 
 
 def as_record(schema: RegisteredSchema, name: str) -> RegisteredSchema:

@@ -11,19 +11,21 @@ The mapping is that of Confluent's JSON Schema converters (Connect's ``JsonSchem
   ``flink.type: timestamp`` is a timestamp without time zone; a Decimal whose schema has no
   ``connect.decimal.precision`` has 38 digits;
 - an object with ``properties`` is a struct, sorted by ``connect.index``; one with typed
-  ``additionalProperties`` only is a map;
+  ``additionalProperties`` only is a map, if ``patternProperties`` have values of the same type;
 - one type and null, in ``type``, ``oneOf`` or ``anyOf``, is that type; several types are a struct
   with one field for each, ``connect_union_field_0`` and so on, null not counted;
-- ``allOf`` and the keywords beside a ``$ref`` are merged. The properties that the branches of
-  ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas`` add to an object with ``properties`` become
-  its properties; one that several branches declare is a choice of their types;
+- ``allOf`` and the keywords beside a ``$ref`` are merged; what is a number and an integer is an
+  integer. The properties that the branches of ``oneOf``, ``anyOf``, ``if`` and ``dependentSchemas``
+  add to an object with ``properties`` become its properties; one that several branches declare is a
+  choice of their types;
 - an ``enum`` or ``const`` of strings is a string;
 - a string with ``format: date-time`` is a time, if the spec of the topic says so;
 - in topics with a change log, the titles of Debezium's types (:data:`_DEBEZIUM`) are logical types,
   and a Decimal of more than 38 digits, or of unknown precision, is a string of all its digits.
 
 Everything that has no type in a table is a string with the JSON text: a schema without a type
-(``{}``, ``true``), an object or an array that does not declare its content, a tuple.
+(``{}``, ``true``), an object or an array that does not declare its content, an object without
+``properties`` whose values are of several types, a tuple.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Node:
     only allowed values, none: any. ``name``: the title, or the name in a reference; distinguishes
     the members of a union. ``opening``: the first characters that the text of a ``json`` value may
     have: ``{`` for an object, ``[`` for an array, ``n`` for null; empty: any type.
-    ``conversions``: see :mod:`.conversions`.
+    ``conversions``: see :mod:`.conversions`. ``is_closed``: an object has no properties but those
+    that are declared; the type of its column does not depend on that.
     """
 
     kind: Kind
@@ -88,6 +91,7 @@ class Node:
     name: str | None = None
     opening: str = ""
     conversions: tuple[str, ...] = ()
+    is_closed: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         return hash((self.kind, frozenset(self.children), self.required, tuple(self.texts)))
@@ -159,7 +163,7 @@ def identity(schema: RegisteredSchema) -> str | None:
     where = f"schema {schema.schema_id}"
     with limits.refused(where):
         contents, resolver, reader = _opened(where, schema)
-        parts = reader.expand(contents, resolver, (), "")
+        parts = reader.expand(contents, resolver, (), "", is_resolved=True)
     for part in parts:
         for name in (part.schema.get("title"), reader.id(part.schema)):
             if name:
@@ -179,7 +183,7 @@ def read_node(where: str, schema: RegisteredSchema) -> Node:
     """
     with limits.refused(where):
         contents, resolver, reader = _opened(where, schema, check=True)
-        node = reader.node(reader.expand(contents, resolver, (), ""), "")
+        node = reader.node(reader.expand(contents, resolver, (), "", is_resolved=True), "")
         limits.check_depth(where, _depth(node))
     return node
 
@@ -271,9 +275,19 @@ class _Reader:
         return schema.get("id" if self.dialect in (DRAFT3, DRAFT4) else "$id")
 
     def expand(
-        self, schema: Any, resolver: Any, path: tuple[int, ...], where: str
+        self,
+        schema: Any,
+        resolver: Any,
+        path: tuple[int, ...],
+        where: str,
+        *,
+        is_resolved: bool = False,
     ) -> tuple[_Part, ...]:
-        """Return a schema with the schemas that it refers to and merges by ``allOf``."""
+        """Return a schema with the schemas that it refers to and merges by ``allOf``.
+
+        :param is_resolved: the resolver has the schema's own ``$id`` already, as that of the root
+            and of the target of a reference
+        """
         if not isinstance(schema, dict):  # true, false
             return ()
         if id(schema) in path:
@@ -287,7 +301,7 @@ class _Reader:
             raise limits.too_deep(self.subject)
         path = (*path, id(schema))
         resource = Resource.from_contents(schema, default_specification=self.dialect)
-        if len(path) > 1 and resource.id() is not None:
+        if not is_resolved and resource.id() is not None:
             resolver = resolver.in_subresource(resource)
         parts: tuple[_Part, ...] = (_Part(schema, resolver, path),)
         if isinstance(reference := schema.get("$ref"), str):
@@ -299,7 +313,7 @@ class _Reader:
                     f"refers to {reference}, which does not exist",
                     "define it in the schema, or register the schema with a reference of that name",
                 ) from None
-            parts += self.expand(target.contents, target.resolver, path, where)
+            parts += self.expand(target.contents, target.resolver, path, where, is_resolved=True)
         for member in schema.get("allOf", ()):
             parts += self.expand(member, resolver, path, where)
         return parts
@@ -426,8 +440,26 @@ class _Reader:
             values = part.schema.get("additionalProperties")
             if isinstance(values, dict) and values:
                 value = self.node(self.within(part, values, where), f"{where}.value")
+                kinds = _different([value, *self.of_patterns(parts, where)])
+                if len(kinds) > 1 and (value := _union(kinds)).kind == "union":
+                    break
                 return Node("map", {"key": Node("string"), "value": value})
-        return Node("json", opening="{")
+        return Node("json", opening="{", is_closed=_is_closed(parts))
+
+    def of_patterns(self, parts: Sequence[_Part], where: str) -> list[Node]:
+        """Return the types of the values whose names match a pattern.
+
+        One that cannot have a column is JSON text, as the object is then.
+        """
+        nodes = []
+        for part in parts:
+            for values in part.schema.get("patternProperties", {}).values():
+                if values is not False:
+                    try:
+                        nodes.append(self.node(self.within(part, values, where), where))
+                    except TableflowError:
+                        nodes.append(Node("json"))
+        return nodes
 
     def declared(
         self, parts: Iterable[_Part], where: str, known: frozenset[str]
@@ -449,11 +481,7 @@ class _Reader:
 
     def one_of(self, choices: Sequence[tuple[_Part, ...]], where: str) -> Node:
         """Return the type of a property that several branches declare."""
-        nodes = [self.node(parts, where) for parts in choices]
-        different: dict[Node, Node] = {}
-        for node in nodes:
-            different.setdefault(replace(node, doc=None, name=None), node)
-        return self.union(list(different.values()))
+        return self.union(_different([self.node(parts, where) for parts in choices]))
 
     def union(self, members: Sequence[Node]) -> Node:
         found = _union(members)
@@ -490,7 +518,16 @@ class _Reader:
             required=frozenset(
                 name for names in required if isinstance(names, list) for name in names
             ),
+            is_closed=_is_closed(parts),
         )
+
+
+def _is_closed(parts: Sequence[_Part]) -> bool:
+    """Return whether an object may have no other properties than the declared ones."""
+    closing = ("additionalProperties", "unevaluatedProperties")
+    return any(part.schema.get(keyword) is False for part in parts for keyword in closing) and not (
+        any("patternProperties" in part.schema for part in parts)
+    )
 
 
 def _branches(schema: dict[str, Any]) -> list[Any]:
@@ -500,6 +537,14 @@ def _branches(schema: dict[str, Any]) -> list[Any]:
     for keyword in ("dependentSchemas", "dependencies"):
         found += schema.get(keyword, {}).values()
     return found
+
+
+def _different(nodes: Iterable[Node]) -> list[Node]:
+    """Return the first node of each type."""
+    different: dict[Node, Node] = {}
+    for node in nodes:
+        different.setdefault(replace(node, doc=None, name=None), node)
+    return list(different.values())
 
 
 def _union(members: Sequence[Node]) -> Node:
@@ -558,7 +603,11 @@ def json_text(value: Any) -> str:
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:
-    """Return the JSON types of a value without null, declared or implied; none: any."""
+    """Return the JSON types of a value without null, declared or implied; none: any.
+
+    They are those of the first part that declares some. A number is an integer if another part
+    says so; other types that no value can have stay, as members of a union that have columns.
+    """
     declared = _get(parts, "type")
     if declared is None:
         if constants := _constants(parts):
@@ -571,7 +620,17 @@ def _types(parts: Sequence[_Part]) -> list[str]:
     named = [declared] if isinstance(declared, str) else declared
     if set(named) >= _NUMERIC:
         named = [kind for kind in named if kind != "integer"]
+    if "number" in named and any(map(_is_whole, parts)):
+        named = ["integer" if kind == "number" else kind for kind in named]
     return [kind for kind in named if kind != "null"]
+
+
+def _is_whole(part: _Part) -> bool:
+    """Return whether a schema allows no number but integers."""
+    declared = part.schema.get("type", "number")
+    return _NUMERIC.intersection([declared] if isinstance(declared, str) else declared) == {
+        "integer"
+    }
 
 
 def _allows_all(parts: Sequence[_Part]) -> bool:

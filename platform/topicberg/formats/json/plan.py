@@ -112,6 +112,23 @@ class JsonMember:
     place: str | None
 
 
+def in_order_for_text(members: Sequence[JsonMember]) -> list[JsonMember]:
+    """Return the members of a union in the order in which they are tried for a text.
+
+    Kafka Connect writes the bytes of a decimal, and a number that JSON does not have, as text. A
+    text is that only if no other member takes it: any word of four letters is base64.
+    """
+    return sorted(members, key=lambda member: not _takes_text(member.plan))
+
+
+def _takes_text(plan: JsonPlan) -> bool:
+    if plan.kind == "union":
+        return any(_takes_text(member.plan) for member in plan.members)
+    if plan.kind == "json":
+        return not plan.node.opening
+    return plan.kind in ("string", "binary", "date-time", *_TEXTS)
+
+
 def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[T.NestedField]:
     """Return the columns of an object's properties, or of a union's members."""
     return [

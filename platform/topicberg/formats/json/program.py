@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from pyiceberg.types import DecimalType, DoubleType, FloatType, IntegerType
 
 from topicberg.formats.columnar.program import JsonOp, NotCoveredError, ProgramCode, Slot
 from topicberg.formats.json.columns import Kind, Node
 from topicberg.formats.json.conversions import NULL_FROM_EMPTY, NUMBER_FROM_TEXT
-from topicberg.formats.json.plan import COMPARED, RANGES, SCALARS, JsonMember, JsonPlan
+from topicberg.formats.json.plan import (
+    COMPARED,
+    RANGES,
+    SCALARS,
+    JsonMember,
+    JsonPlan,
+    in_order_for_text,
+)
 
 _SIMPLE: dict[Kind, JsonOp] = {
     "string": JsonOp.TEXT,
@@ -57,12 +65,15 @@ def emit_record(code: ProgramCode, plan: JsonPlan, places: Mapping[str, Slot]) -
             raise NotCoveredError(f"a record is a {kind}")
 
 
-def emit(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
+def emit(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool = False) -> None:
     """Append the instructions that read a value.
 
+    :param is_exact: they refuse a value that its schema does not allow, or does not declare all of
     :raises NotCoveredError: there are none
     """
     kind, column = plan.kind, plan.column
+    if is_exact and (plan.node.constants or (kind == "json" and plan.node.is_closed)):
+        raise NotCoveredError(f"the column {place.name} has constants")
     # Other conversions are left to the reference decoder: the instructions refuse such values.
     if NULL_FROM_EMPTY in plan.node.conversions:
         code.emit(JsonOp.EMPTY, place)
@@ -70,26 +81,31 @@ def emit(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
         code.emit(JsonOp.QUOTED, place)
     match kind:
         case "struct":
-            _object(code, plan, place, {inner.name: inner for inner in place.inside})
+            if is_exact:
+                _check(code, plan, place)
+            inside = {inner.name: inner for inner in place.inside}
+            _object(code, plan, place, inside, is_exact=is_exact)
         case "list":
             code.emit(JsonOp.ARRAY, place, place.items)
-            emit(code, plan.children["element"], place.inside[0])
+            emit(code, plan.children["element"], place.inside[0], is_exact=is_exact)
         case "map":
             key, value = place.inside
             code.emit(JsonOp.MAP, place, place.items, key.slot, int(key.store))
             code.emit(JsonOp.TEXT, key)
-            emit(code, plan.children["value"], value)
+            emit(code, plan.children["value"], value, is_exact=is_exact)
         case "entries":
             key, _ = place.inside
             code.emit(JsonOp.ENTRIES, place, place.items, key.slot, int(key.store))
-            _object(code, plan, None, {inner.name: inner for inner in place.inside}, place.items)
+            inside = {inner.name: inner for inner in place.inside}
+            _object(code, plan, None, inside, place.items, is_exact=is_exact)
         case "union":
-            _union(code, plan, place, {inner.name: inner for inner in place.inside})
+            inside = {inner.name: inner for inner in place.inside}
+            _union(code, plan, place, inside, is_exact=is_exact)
         case "float" | "any-float":
             is_wider = isinstance(column, DoubleType)
             code.emit(JsonOp.WIDER if is_wider else JsonOp.FLOAT, place)
         case "decimal":
-            _decimal(code, plan, place)
+            _decimal(code, plan, place, is_exact=is_exact)
         case "json":
             opening = plan.node.opening
             kinds = sum(bit for mark, bit in (("{", 1), ("[", 2)) if mark in opening)
@@ -108,12 +124,20 @@ def _object(
     place: Slot | None,
     places: Mapping[str, Slot],
     domain: int = 0,
+    *,
+    is_exact: bool = False,
 ) -> None:
-    """:param domain: of an object that has no place of its own"""
+    """Append the instructions of an object, and of its properties.
+
+    :param domain: of an object that has no place of its own
+    :param is_exact: its own required properties and texts are checked already
+    """
     names = list(plan.children)
     first = len(code.targets)
     code.targets += [-1] * len(names)
-    if code.unknown is None:
+    if is_exact:
+        code.targets.append(-2)
+    elif code.unknown is None:
         code.targets.append(-1)
     else:
         is_record = place is None and domain == 0
@@ -123,7 +147,23 @@ def _object(
         code.instructions[instruction][2] = domain
     for number, (name, child) in enumerate(plan.children.items()):
         code.targets[first + number] = code.at
-        emit(code, child, places[name])
+        if is_exact and plan.kind == "struct" and _has_only_texts(child.node):
+            child = replace(child, node=replace(child.node, constants=()))
+        emit(code, child, places[name], is_exact=is_exact)
+
+
+def _has_only_texts(node: Node) -> bool:
+    """Return whether a value is a text of some, which the instruction of a choice checks."""
+    return node.kind == "string" and all(isinstance(value, str) for value in node.constants)
+
+
+def _check(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
+    """Append what refuses an object that lacks a property or has another text.
+
+    The instructions of the object follow.
+    """
+    if _choice(code, [plan], [code.at + 1], [code.at + 1], place, is_exact=True) < 0:
+        raise NotCoveredError(f"the column {place.name} has constants")
 
 
 def _names(code: ProgramCode, names: Sequence[str]) -> int:
@@ -136,32 +176,71 @@ def _names(code: ProgramCode, names: Sequence[str]) -> int:
 
 
 def _union(
-    code: ProgramCode, plan: JsonPlan, place: Slot | None, places: Mapping[str, Slot]
+    code: ProgramCode,
+    plan: JsonPlan,
+    place: Slot | None,
+    places: Mapping[str, Slot],
+    *,
+    is_exact: bool = False,
 ) -> None:
     """Append the instructions of a value of several types.
 
     A value goes to the first member that has its JSON type: if that cannot read it, the record is
     refused. A member that is not covered, has no column, or accepts only some values, refuses it.
+    If another member has that type too, the value must be allowed and declared by the first one,
+    at every depth: the reference decoder compares the others with it.
     """
     first = len(code.targets)
     code.targets += [-1] * len(_TYPES)
     code.emit(JsonOp.UNION, place, first)
-    targets: dict[int, int] = {}
+    targets: dict[tuple[int, bool], int] = {}
 
-    def target(number: int) -> int:
+    def target(member: JsonMember, is_strict: bool) -> int:
         """Return the instruction of a member, which is emitted once."""
-        if number not in targets:
-            targets[number] = _member(code, plan.members[number], place, places)
-        return targets[number]
+        is_strict = is_strict and not _is_plain(member.plan, is_told=not is_exact)
+        key = id(member), is_strict
+        if key not in targets:
+            targets[key] = _member(code, member, place, places, is_exact=is_strict)
+        return targets[key]
 
     for offset, kind in enumerate(_TYPES):
-        able = [n for n, member in enumerate(plan.members) if _may_be(member.plan, kind)]
-        if kind == "object" and len(able) > 0:
-            code.targets[first + offset] = _choice(
-                code, [plan.members[n].plan for n in able], [target(n) for n in able]
+        members = in_order_for_text(plan.members) if kind == "string" else plan.members
+        able = [member for member in members if _may_be(member.plan, kind)]
+        is_strict = is_exact or len(able) > 1
+        if kind == "object" and able:
+            exact = [target(member, is_strict) for member in able]
+            sole = exact if is_exact else [target(member, False) for member in able]
+            plans = [member.plan for member in able]
+            chosen = _choice(code, plans, sole, exact, None, is_exact=is_exact)
+            code.targets[first + offset] = chosen
+        elif able and not (
+            able[0].plan.node.constants if is_strict else _is_limited(able[0].plan.node)
+        ):
+            code.targets[first + offset] = target(able[0], is_strict)
+
+
+def _is_plain(plan: JsonPlan, *, is_told: bool = False) -> bool:
+    """Return whether each value that the instructions read is allowed and declared by the schema.
+
+    :param is_told: the instruction of a choice has checked the properties of an object
+    """
+    match plan.kind:
+        case "struct":
+            return (
+                is_told
+                and not plan.node.constants
+                and plan.children.keys() == plan.node.children.keys()
+                and all(
+                    _has_only_texts(child.node) or _is_plain(child)
+                    for child in plan.children.values()
+                )
             )
-        elif able and not _is_limited(plan.members[able[0]].plan.node):
-            code.targets[first + offset] = target(able[0])
+        case "list" | "map":
+            is_any = not plan.node.constants
+            return is_any and all(_is_plain(child) for child in plan.children.values())
+        case "union" | "entries" | "decimal":
+            return False
+    return not (plan.node.constants or plan.node.is_closed)
 
 
 def _may_be(plan: JsonPlan, kind: str) -> bool:
@@ -191,17 +270,26 @@ def _is_limited(node: Node) -> bool:
 
 
 def _member(
-    code: ProgramCode, member: JsonMember, place: Slot | None, places: Mapping[str, Slot]
+    code: ProgramCode,
+    member: JsonMember,
+    place: Slot | None,
+    places: Mapping[str, Slot],
+    *,
+    is_exact: bool,
 ) -> int:
     """Return the first instruction of a member; -1: it has none."""
     if member.place is None:
         return -1
     mark, first = code.mark(), code.at
     try:
-        if member.place != "":
-            emit(code, member.plan, places[member.place])
-        elif place is not None:
-            emit(code, member.plan, place)
+        slot = place if member.place == "" else places[member.place]
+        inside = places if slot is None else {inner.name: inner for inner in slot.inside}
+        if is_exact and member.plan.kind == "struct" and not member.plan.node.constants:
+            _object(code, member.plan, slot, inside, is_exact=True)
+        elif slot is not None:
+            emit(code, member.plan, slot, is_exact=is_exact)
+        elif is_exact:
+            raise NotCoveredError("a record is one of several types in one of several")
         else:
             emit_record(code, member.plan, places)
     except NotCoveredError:
@@ -210,13 +298,27 @@ def _member(
     return first
 
 
-def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]) -> int:
+def _choice(
+    code: ProgramCode,
+    plans: Sequence[JsonPlan],
+    sole: Sequence[int],
+    exact: Sequence[int],
+    place: Slot | None,
+    *,
+    is_exact: bool,
+) -> int:
     """Return the instruction that finds the kind of an object, or that of the only one; -1: none.
 
-    The targets of the instruction are: how many kinds there are; the instruction of each; the mask
-    of those that may have a property that no kind declares; and for each property: the masks of
-    those that declare it, that require it, and that may have any value of it, the first of its
+    The targets of the instruction are: how many kinds there are; the instruction of each, if no
+    other one accepts the object, and if others do; the mask of those that may have a property that
+    no kind declares; whether a kind must declare all properties; and for each property: the masks
+    of those that declare it, that require it, and that may have any value of it, the first of its
     constant texts, and how many it has. The constants follow as pairs of a text and a mask.
+
+    :param sole: the instruction of each kind that accepts the object without another one
+    :param exact: that of a kind if others accept the object; it refuses what the kind does not
+        allow or declare
+    :param place: of the object; None: it cannot be null
     """
     nodes = [plan.node for plan in plans]
     declared: list[Mapping[str, Node] | None] = [
@@ -232,7 +334,7 @@ def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]
         [child for child in (each or {}).values() if _is_limited(child)] for each in declared
     ]
     if len(plans) == 1 and not (required[0] or limited[0]):
-        return targets[0]
+        return sole[0]
     if max(len(plans), len(names)) > _MAX_BITS or any(
         child.kind != "string" or not all(isinstance(value, str) for value in child.constants)
         for each in limited
@@ -244,7 +346,8 @@ def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]
         return sum(flag << number for number, flag in enumerate(flags))
 
     first = len(code.targets)
-    code.targets += [len(plans), *targets, mask(properties is None for properties in declared)]
+    code.targets += [len(plans), *sole, *exact]
+    code.targets += [mask(properties is None for properties in declared), is_exact]
     rows = len(code.targets)
     code.targets += [0] * (5 * len(names))
     for number, name in enumerate(names):
@@ -267,7 +370,7 @@ def _choice(code: ProgramCode, plans: Sequence[JsonPlan], targets: Sequence[int]
                 code.text([text]),
                 mask(values is None or constant in values for values in allowed),
             ]
-    return code.emit(JsonOp.CHOICE, None, first, len(names), _names(code, names))
+    return code.emit(JsonOp.CHOICE, place, first, len(names), _names(code, names))
 
 
 # --- numbers ---
@@ -289,7 +392,7 @@ def _whole(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
         code.emit(JsonOp.LONG, place, low, high, _WHOLE[plan.kind])
 
 
-def _decimal(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
+def _decimal(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool) -> None:
     precision, own_scale, column = plan.node.precision, plan.node.scale, plan.column
     assert isinstance(column, DecimalType)  # noqa: S101  the plan's
     scale = min(own_scale, column.scale)
@@ -297,5 +400,5 @@ def _decimal(code: ProgramCode, plan: JsonPlan, place: Slot) -> None:
     low = limit & (2**64 - 1)
     first = len(code.targets)
     code.targets += [own_scale, scale, column.scale - scale]
-    code.targets += [limit >> 64, low - (2**64 if low >= 2**63 else 0)]
+    code.targets += [limit >> 64, low - (2**64 if low >= 2**63 else 0), is_exact]
     code.emit(JsonOp.DECIMAL, place, first)

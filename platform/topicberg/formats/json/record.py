@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyiceberg import types as T
 
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.conversions import converting
-from topicberg.formats.json.plan import COMPARED, JsonMember, JsonPlan, columns_of
+from topicberg.formats.json.matching import EXACT, Match, Matcher, matcher
+from topicberg.formats.json.plan import (
+    COMPARED,
+    JsonMember,
+    JsonPlan,
+    columns_of,
+    in_order_for_text,
+)
 from topicberg.formats.json.scalars import Read, ScalarMisfitError, scalar, unexpected_in
 from topicberg.formats.json.syntax import members, parsed, rendered
 from topicberg.formats.reasons import MalformedError, shortened
 
 _OPENED = {"{": "an object", "[": "an array", "n": "null"}
-_MIN_STEPS, _STEPS = 500_000, 4
+_MIN_STEPS, _STEPS = 1_000_000, 8
 """The most values that the unions of a record look at, and more of them for each character."""
 
 
@@ -237,34 +244,48 @@ def _entries(plan: JsonPlan, in_union: bool) -> Read:
 
 
 def _union(plan: JsonPlan) -> Read:
-    """Return what reads a value as the first member that it fits.
+    """Return what reads a value as the member that has all of it.
 
-    Members that declare all properties of an object are preferred: an object fits each member
-    whose properties are optional, and would lose the others.
+    That is the first one whose schema allows the value and declares all of it, at every depth.
+    Without such a member, it is the one that loses the least of the value. A value that no schema
+    allows is one of the members that can read it: the first that declares all its properties, else
+    the first.
     """
-    members = [_member(plan, member) for member in plan.members]
+    by_id = {id(member): _member(plan, member) for member in plan.members}
+    members = list(by_id.values())
+    members_for_text = [by_id[id(member)] for member in in_order_for_text(plan.members)]
     column = plan.column
 
     def read(value: Any) -> Any:
         misfits: list[ScalarMisfitError] = []
-        fitting: list[tuple[Callable[[Any, Any], Any], Any]] = []
-        for is_accepted, read_member, declared, place in members:
+        allowed: list[tuple[Match, _Member, Any]] = []
+        others: list[tuple[_Member, Any]] = []
+        able = members_for_text if type(value) is str else members
+        for member in able:
             _steps.take(1)
-            if not is_accepted(value):
+            if not member.is_accepted(value):
                 lacks = " lacks what the schema requires"
                 misfits.append(ScalarMisfitError(column, "value ", value, lacks))
                 continue
             try:
-                stored = read_member(value)
+                stored = member.read(value)
             except ScalarMisfitError as misfit:
                 misfits.append(misfit)
                 continue
-            if declared is None or value.keys() <= declared:
-                return place(stored, value)
-            fitting.append((place, stored))
-        if fitting:
-            place, stored = fitting[0]
-            return place(stored, value)
+            found = member.match(value)
+            if found == EXACT:
+                return member.place(stored, value)
+            if found is None:
+                others.append((member, stored))
+            else:
+                allowed.append((found, member, stored))
+        if allowed:
+            _, member, stored = min(allowed, key=lambda one: one[0])
+            return member.place(stored, value)
+        if others:
+            declaring = (one for one in others if one[0].declares(value))
+            member, stored = next(declaring, others[0])
+            return member.place(stored, value)
         if len(misfits) == 1:
             raise misfits[0]
         raise ScalarMisfitError(column, "value ", value, f" is none of its {len(misfits)} types")
@@ -272,12 +293,23 @@ def _union(plan: JsonPlan) -> Read:
     return read
 
 
-def _member(
-    plan: JsonPlan, member: JsonMember
-) -> tuple[Callable[[Any], bool], Read, frozenset[str] | None, Callable[[Any, Any], Any]]:
-    """Return whether a value may be a member, how it is read, its properties, and where it goes."""
+class _Member(NamedTuple):
+    """``is_accepted``: whether a value may be the member. ``place``: where its stored value goes.
+    ``declared``: the properties of an object; None: it is none.
+    """
+
+    is_accepted: Callable[[Any], bool]
+    read: Read
+    match: Matcher
+    declared: frozenset[str] | None
+    place: Callable[[Any, Any], Any]
+
+    def declares(self, value: Any) -> bool:
+        return self.declared is None or value.keys() <= self.declared
+
+
+def _member(plan: JsonPlan, member: JsonMember) -> _Member:
     node = member.plan.node
-    declared = frozenset(node.children) if node.kind == "struct" else None
     columns = columns_of(plan.column) if isinstance(plan.column, T.StructType) else {}
     empty: dict[str, Any] = dict.fromkeys(columns)
     kind = node.name or member.plan.kind
@@ -289,7 +321,13 @@ def _member(
             raise ScalarMisfitError(plan.column, "value ", value, f" is a {kind}, without a column")
         return {**empty, member.place: stored}
 
-    return _accepting(node), _reader(member.plan, in_union=True), declared, place
+    return _Member(
+        _accepting(node),
+        _reader(member.plan, in_union=True),
+        matcher(node, _steps.take),
+        frozenset(node.children) if node.kind == "struct" else None,
+        place,
+    )
 
 
 def _accepting(node: Node) -> Callable[[Any], bool]:

@@ -220,11 +220,9 @@ def _whole(plan: JsonPlan, in_union: bool) -> Read:
     stored = _stored_whole(kind, column)
 
     def read(value: Any) -> Any:
-        number = value
-        if type(value) is not int:
-            number = _int(value) if type(value) is Number else None
-            if number is None or (in_union and _was_inexact(value)):
-                raise unexpected(value)
+        number = whole_number(value)
+        if number is None or (in_union and type(value) is Number and _was_inexact(value)):
+            raise unexpected(value)
         if not low <= number <= high:
             raise ScalarMisfitError(column, "value ", value, outside)
         column_value = number if stored is None else stored(number)
@@ -256,6 +254,16 @@ def _stored_whole(kind: Kind, column: T.IcebergType) -> Callable[[int], Any] | N
         case "timestamp-nanos":
             return lambda number: number // 1000
     return None
+
+
+def whole_number(value: Any) -> int | None:
+    """Return the whole number that a value is; None: it is none.
+
+    One that is beyond all ranges has another value, which is beyond them too.
+    """
+    if type(value) is int:
+        return value
+    return _int(value) if type(value) is Number else None
 
 
 def _int(number: Number) -> int | None:

@@ -1,0 +1,205 @@
+"""How well a value matches the schema of a union's member.
+
+Of the members that can read a value, its schema allows some, and some of these declare all of it.
+What decides is checked in objects, arrays, maps and inner unions too: types, required properties,
+constants, and properties that are not declared. Keywords that only restrict values further, such as
+``pattern``, are not. Null is allowed everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from topicberg.formats.json.columns import Node
+from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES
+from topicberg.formats.json.scalars import whole_number
+from topicberg.formats.json.syntax import Number
+
+
+class Match(NamedTuple):
+    """What a member that allows a value has of it; the least one is the best.
+
+    ``lost``: how many values its schema does not declare. ``converted``: how many texts are the
+    numbers that Kafka Connect writes as text, such as the bytes of a decimal.
+    """
+
+    lost: int = 0
+    converted: int = 0
+
+    def plus(self, other: Match) -> Match:
+        return Match(self.lost + other.lost, self.converted + other.converted)
+
+
+EXACT = Match()
+"""All of the value is declared."""
+Matcher = Callable[[Any], Match | None]
+"""Returns how a value that is not null matches; None: the schema does not allow it."""
+
+_STARTS: Mapping[type, str] = {dict: "{", list: "["}
+
+
+def matcher(node: Node, take: Callable[[int], None]) -> Matcher:
+    """Return what matches values with a schema.
+
+    :param take: is called with how many values are looked at
+    """
+    match_type = _of_type(node, take)
+    constants = node.constants
+
+    def match_value(value: Any) -> Match | None:
+        take(1 + (len(value) if isinstance(value, list | dict | str) else 0))
+        if constants and not any(is_equal(constant, value) for constant in constants):
+            return None
+        return match_type(value)
+
+    return match_value
+
+
+def is_equal(constant: Any, value: Any) -> bool:
+    """Return whether a constant of a schema and a value of a record are equal, as in JSON Schema.
+
+    :param constant: as :func:`json.loads` returns it
+    :param value: as :func:`.syntax.parsed` returns it
+    """
+    if type(value) is int or type(value) is Number:
+        if type(constant) is float:
+            try:
+                return float(value) == constant
+            except OverflowError:
+                return False
+        return type(constant) is int and _exactly(constant) == _exactly(value)
+    if type(constant) is not type(value):
+        return False
+    if isinstance(value, list):
+        return len(constant) == len(value) and all(map(is_equal, constant, value))
+    if isinstance(value, dict):
+        return constant.keys() == value.keys() and all(
+            is_equal(constant[name], inner) for name, inner in value.items()
+        )
+    return bool(constant == value)
+
+
+def _exactly(value: int | Number) -> tuple[bool, str, int]:
+    number = Number(value)
+    digits, exponent = number.parts()
+    return bool(digits) and number.startswith("-"), digits, exponent
+
+
+def _of_type(node: Node, take: Callable[[int], None]) -> Matcher:
+    match node.kind:
+        case "struct":
+            return _object(node, node.required, take)
+        case "list":
+            return _array(matcher(node.children["element"], take))
+        case "map":
+            return _map(matcher(node.children["value"], take))
+        case "entries":
+            return _array(_object(node, frozenset(("key",)), take))
+        case "union":
+            return _best([matcher(member, take) for member in node.children.values()])
+        case "json":
+            return _any(node)
+    return _scalar(node)
+
+
+def _object(node: Node, required: frozenset[str], take: Callable[[int], None]) -> Matcher:
+    matchers = {name: matcher(child, take) for name, child in node.children.items()}
+
+    def match_object(value: Any) -> Match | None:
+        if type(value) is not dict or not value.keys() >= required:
+            return None
+        found = EXACT
+        for name, inner in value.items():
+            if name not in matchers:
+                if node.is_closed:
+                    return None
+                found = Match(found.lost + _count(inner), found.converted)
+            elif inner is not None:
+                if (of_property := matchers[name](inner)) is None:
+                    return None
+                found = found.plus(of_property)
+        return found
+
+    return match_object
+
+
+def _count(value: Any) -> int:
+    """Return how many values a value has in it, and itself."""
+    values, count = [value], 0
+    while values:
+        inner, count = values.pop(), count + 1
+        if isinstance(inner, dict):
+            values += inner.values()
+        elif isinstance(inner, list):
+            values += inner
+    return count
+
+
+def _array(match_element: Matcher) -> Matcher:
+    def match_array(value: Any) -> Match | None:
+        return _sum(match_element, value) if type(value) is list else None
+
+    return match_array
+
+
+def _map(match_inner: Matcher) -> Matcher:
+    def match_map(value: Any) -> Match | None:
+        return _sum(match_inner, [*value.values()]) if type(value) is dict else None
+
+    return match_map
+
+
+def _sum(match_value: Matcher, values: list[Any]) -> Match | None:
+    found = EXACT
+    for value in values:
+        if value is not None:
+            if (of_value := match_value(value)) is None:
+                return None
+            found = found.plus(of_value)
+    return found
+
+
+def _best(matchers: list[Matcher]) -> Matcher:
+    def match_member(value: Any) -> Match | None:
+        best: Match | None = None
+        for match_value in matchers:
+            found = match_value(value)
+            if found == EXACT:
+                return found
+            if found is not None and (best is None or found < best):
+                best = found
+        return best
+
+    return match_member
+
+
+def _any(node: Node) -> Matcher:
+    def match_any(value: Any) -> Match | None:
+        is_allowed = not node.opening or _STARTS.get(type(value), " ") in node.opening
+        return EXACT if is_allowed and not (node.is_closed and value) else None
+
+    return match_any
+
+
+def _scalar(node: Node) -> Matcher:
+    kind = node.kind
+    if kind == "boolean":
+        return lambda value: EXACT if type(value) is bool else None
+    if kind == "variable-decimal":
+        return lambda value: EXACT if type(value) is dict else None
+    if kind in RANGES:
+        return lambda value: EXACT if whole_number(value) is not None else None
+    is_number = kind in ("float", "double", "any-float", "any-double", "decimal", "decimal-text")
+    if not is_number:
+        return lambda value: EXACT if type(value) is str else None
+    has_bytes = kind.startswith("decimal")
+    others = OTHER_NUMBERS if kind.startswith("any-") else {}
+
+    def match_number(value: Any) -> Match | None:
+        if type(value) is int or type(value) is Number:
+            return EXACT
+        is_text = type(value) is str and (has_bytes or value in others)
+        return Match(converted=1) if is_text else None
+
+    return match_number
