@@ -9,13 +9,13 @@ Source: Avro specification, "Names"; Iceberg's ``AvroSchemaUtil.makeCompatibleNa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 from unicodedata import category
 
 from pyiceberg.schema import Schema, visit
 from pyiceberg.schema import _SanitizeColumnsVisitor as SanitizeColumnsVisitor
-from pyiceberg.types import IcebergType, NestedField, StructType
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
@@ -51,6 +51,37 @@ class _NamesInFiles(SanitizeColumnsVisitor):
     def field(self, field: NestedField, field_result: IcebergType | None) -> IcebergType | None:
         name = name_in_files(field.name)
         return NestedField(field.field_id, name, field_result, field.required, field.doc)
+
+
+def shared_full_name(*structs: StructType) -> str | None:
+    """Return a full name that two different columns of structs have; None: there is none.
+
+    The columns ``a.b`` and ``a`` with a field ``b`` are both ``a.b``, and Iceberg has no schema
+    with both. The full name of a list's items ends with ``element``, those of a map's entries with
+    ``key`` and ``value``.
+
+    :param structs: of one table; a column that several of them have is one column
+    """
+    paths: dict[str, tuple[str, ...]] = {}
+    for struct in structs:
+        for path in _paths(struct, ()):
+            name = ".".join(path)
+            if paths.setdefault(name, path) != path:
+                return name
+    return None
+
+
+def _paths(kind: IcebergType, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    parts: dict[str, IcebergType] = {}
+    if isinstance(kind, StructType):
+        parts = {field.name: field.field_type for field in kind.fields}
+    elif isinstance(kind, ListType):
+        parts = {"element": kind.element_type}
+    elif isinstance(kind, MapType):
+        parts = {"key": kind.key_type, "value": kind.value_type}
+    for name, part in parts.items():
+        yield (*path, name)
+        yield from _paths(part, (*path, name))
 
 
 def partition_field_name(column: str, suffix: str, taken: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.protobuf import message_indexes
 from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
 from topicberg.formats.table import FORMATS
-from topicberg.iceberg.names import name_in_files
+from topicberg.iceberg.names import name_in_files, shared_full_name
 from topicberg.settings import Settings
 from topicberg.topics.schema import Part
 from topicberg.topics.spec import (
@@ -326,7 +326,8 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
     An upsert table also has the key as it was sent, in the metadata column ``raw-key``: see
     :mod:`topicberg.tableflow.upsert_key`.
 
-    :raises TableflowError: a schema cannot become a table, or has the name of a metadata column
+    :raises TableflowError: a schema cannot become a table, or has the name of a metadata column, or
+        two columns have one full name
     """
     ids = itertools.count(1)
     value = layout.value.fields(ids)
@@ -367,6 +368,13 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
         raise TableflowError(
             f"topic {spec.name}: the fields {twin} and {field} {sameness(field, twin)}",
             hint="rename one: they would be one column",
+        )
+    if (name := shared_full_name(StructType(*fields, *metadata))) is not None:
+        raise TableflowError(
+            f"topic {spec.name}: two fields of the versions of its schemas are {name} in a table, "
+            "one by the dot in its name, the other inside of another field",
+            hint="rename one of them, and delete the versions of the schema that have the other "
+            "name from the registry",
         )
     return Schema(*fields, *metadata)
 

@@ -29,7 +29,7 @@ from pyiceberg.types import (
 from topicberg.errors import TableflowError, TableFormatError
 from topicberg.formats.avro.schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
-from topicberg.iceberg.names import partition_field_name
+from topicberg.iceberg.names import partition_field_name, shared_full_name
 from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
 from topicberg.logins.catalog import LOCATIONS
@@ -259,6 +259,11 @@ def _evolve(table: Table, schema: Schema) -> None:
         for column, twin in twins(existing.fields, schema.fields):
             raise ValueError(
                 f"the new column {column} and the column {twin} {sameness(column, twin)}"
+            )
+        if (full_name := shared_full_name(existing.as_struct(), schema.as_struct())) is not None:
+            raise ValueError(
+                f"a column of the table and a field of the schema are both {full_name}, one by the "
+                "dot in its name, the other inside of another column"
             )
         check_types(existing.as_struct(), schema.as_struct())
         with table.update_schema() as update:

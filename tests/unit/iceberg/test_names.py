@@ -14,10 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, assign_fresh_schema_ids
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import LongType, NestedField, StringType, StructType, TimestamptzType
+from pyiceberg.types import (
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
 
 from topicberg import query
 from topicberg.endpoints import Endpoints
@@ -26,6 +36,7 @@ from topicberg.iceberg.names import (
     name_in_files,
     partition_field_name,
     schema_in_files,
+    shared_full_name,
 )
 from topicberg.iceberg.readers import DUCKDB, EVERY
 from topicberg.settings import Settings
@@ -134,3 +145,35 @@ def test_twins_are_found_of_names_that_files_do_not_tell_apart() -> None:
     assert [*twins([spaced, escaped], [spaced, escaped])] == []
     assert sameness("a_x20b", "a b") == "are both a_x20b in Parquet files"
     assert "case" in sameness("A", "a")
+
+
+PARTS = st.sampled_from(["a", "b", "a.b", "a.element", "a.key", "b.value", "element.a", "a.b.a"])
+
+
+@st.composite
+def kinds(draw: st.DrawFn, depth: int = 2) -> IcebergType:
+    kind = draw(st.sampled_from(["int", "struct", "list", "map"] if depth else ["int"]))
+    if kind == "struct":
+        return draw(structs(depth - 1))
+    inner = draw(kinds(depth - 1)) if depth else IntegerType()
+    if kind == "list":
+        return ListType(1, inner, element_required=False)
+    if kind == "map":
+        return MapType(1, StringType(), 2, inner, value_required=False)
+    return IntegerType()
+
+
+@st.composite
+def structs(draw: st.DrawFn, depth: int = 2) -> StructType:
+    names = draw(st.lists(PARTS, unique=True, min_size=1, max_size=4))
+    return StructType(*(NestedField(1, name, draw(kinds(depth)), required=False) for name in names))
+
+
+@given(structs())
+def test_shared_full_name_is_found_where_iceberg_has_no_schema(struct: StructType) -> None:
+    try:
+        schema = assign_fresh_schema_ids(Schema(*struct.fields))
+        is_schema = bool(schema.column_names)
+    except ValueError:
+        is_schema = False
+    assert (shared_full_name(struct) is None) == is_schema

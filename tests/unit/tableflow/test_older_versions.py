@@ -146,3 +146,60 @@ def test_column_in_milliseconds_keeps_its_unit(
         with pytest.raises(TableflowError, match=r"at is in milliseconds .* has microseconds"):
             evolve(wrong)
     evolve(avro(at="int"))
+
+
+# --- dots in names ---
+
+
+WHOLE = {"type": "integer"}
+
+
+def properties(**kinds: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": kinds}
+
+
+NESTED = properties(a=properties(b=WHOLE))
+DOTTED = properties(**{"a.b": {"type": "string"}})
+BOTH = properties(**{"a.b": {"type": "string"}, "a": properties(b=WHOLE)})
+LIST = properties(**{"a.element": WHOLE, "a": {"type": "array", "items": WHOLE}})
+MAP = properties(**{"a.value": WHOLE, "a": {"type": "object", "additionalProperties": WHOLE}})
+INNER = properties(outer=BOTH)
+HEADERS = properties(**{"$$headers.key": WHOLE})
+
+
+def table_columns(*versions: dict[str, Any], key: MessageField | None = None) -> Schema:
+    value = half("value", "JSON", tuple(map(json.dumps, versions)))
+    return table_schema(spec(), Layout(key or half("key", "JSON", ()), value))
+
+
+@pytest.mark.parametrize("schema", [BOTH, LIST, MAP, INNER, HEADERS])
+def test_table_schema_of_two_columns_with_one_full_name_is_refused(schema: Any) -> None:
+    with pytest.raises(TableflowError, match=r"two fields .* by the dot in its name") as caught:
+        table_columns(schema)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("versions", [(NESTED, DOTTED), (DOTTED, NESTED), (BOTH, NESTED)])
+def test_table_schema_of_versions_with_one_full_name_is_refused(versions: Any) -> None:
+    with pytest.raises(TableflowError, match=r"are a\.b in a table"):
+        table_columns(*versions)
+
+
+def test_table_schema_of_key_and_value_with_one_full_name_is_refused() -> None:
+    with pytest.raises(TableflowError, match=r"are a\.b in a table"):
+        table_columns(NESTED, key=half("key", "JSON", (json.dumps(DOTTED),)))
+
+
+@pytest.mark.parametrize(("before", "now"), [(NESTED, DOTTED), (DOTTED, NESTED)])
+def test_ensure_table_with_the_full_name_of_a_dropped_column_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, before: Any, now: Any
+) -> None:
+    folder = tmp_path_factory.mktemp("lake")
+    catalog, config = InMemoryCatalog("c", warehouse=f"file://{folder}"), Settings()
+    identifier = spec().table_identifier(config)
+    catalog.create_namespace(identifier[0])
+    table = catalog.create_table(identifier, table_columns(before))
+    ensure_table(catalog, spec(), config, table_columns(before))
+    with pytest.raises(TableflowError, match=r"cannot follow the new schema: .* both a\.b"):
+        ensure_table(catalog, spec(), config, table_columns(now))
+    assert catalog.load_table(identifier).schema() == table.schema()
