@@ -220,7 +220,7 @@ def dead_letters(topic: Topic) -> int:
     except kafka.NoSuchTopicError:
         return 0
     ranges = {partition: (0, end) for partition, end in ends.items()}
-    return sum(1 for _ in messages(topic.endpoints, spec.name, ranges, is_committed=True))
+    return sum(1 for _ in messages(topic.endpoints, spec.name, ranges))
 
 
 @pytest.mark.timeout(3600)

@@ -377,15 +377,16 @@ class Lake:
         keep_ids |= {ref.snapshot_id for ref in table.metadata.refs.values()}
         expired = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id not in keep_ids]
         if expired:
-            removed = [s for s in table.metadata.snapshots if s.snapshot_id in expired]
+            before = table.metadata.snapshots
             table.maintenance.expire_snapshots().by_ids(expired).commit()
-            self._delete_files(removed, table.refresh())
+            removed = [s for s in before if s.snapshot_id in expired]
+            self._delete_files(table, removed, [s for s in before if s not in removed])
 
-    def _delete_files(self, removed: list[Any], table: Table) -> None:
+    def _delete_files(self, table: Table, removed: list[Any], kept: list[Any]) -> None:
         from topicberg.iceberg.files import delete_files
         from topicberg.iceberg.maintenance.expiry import _only_of
 
-        delete_files(table.io, _only_of(removed, table))
+        delete_files(table.io, _only_of(removed, kept, table.io))
 
     def maintain(self, name: str) -> None:
         """As topicberg does it."""

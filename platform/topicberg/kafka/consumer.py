@@ -53,14 +53,16 @@ def messages(
     ranges: Mapping[int, tuple[int, int]],
     seconds: float = READ_SECONDS,
     *,
-    is_committed: bool = False,
+    may_end_early: bool = False,
 ) -> Iterator[Message]:
     """Yield the committed records of offset ranges, in the order of each partition.
 
     :param ranges: partition → first offset, and the offset after the last one
     :param seconds: how long to wait for the next record
-    :param is_committed: the ranges are known to be before the ends for a read_committed consumer.
-        A broker that has just become the leader may return earlier ends; it is waited for.
+        A broker that has just become the leader may return an earlier end than the one before: it
+        is waited for, because the ranges are before the ends for a read_committed consumer
+    :param may_end_early: they may not be, such as that of a record in an open transaction; then
+        the end that a broker returns counts
     :raises DamagedRecordsError: the client cannot read what the broker has
     :raises UnreachableError: the broker does not answer
     """
@@ -76,7 +78,7 @@ def messages(
                     if error.code() != KafkaError._PARTITION_EOF:
                         _check_read(error, topic, partition, max(offset or 0, ranges[partition][0]))
                         continue
-                    if is_committed and (offset or 0) < waiting[partition]:
+                    if not may_end_early and (offset or 0) < waiting[partition]:
                         continue
                 elif offset is not None and offset < waiting[partition]:
                     yield message

@@ -110,10 +110,10 @@ class BatchCommitter:
                 changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
             replaced = folded.replaced if folded else self._keys.replaced(plan, written)
             changed |= self._keys.changed_properties(plan)
-            noted: dict[str, str] = {}
+            noted = plan.missed.noted(changed)
             if self._spec.changelog is not None and self._spec.write_mode == "upsert":
                 state = folded.state if folded else FoldState.of(table, plan.head)
-                noted = state.noted()
+                noted |= state.noted()
                 changed |= {STATE: state.model_dump_json()} if folded else {}
             self._check()
         except BaseException:

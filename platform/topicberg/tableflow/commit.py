@@ -40,6 +40,8 @@ class Committed:
     """What the engine had learnt by then, see :class:`topicberg.tableflow.sizing.BatchSize`."""
     key_definition: str | None = None
     """See :data:`topicberg.iceberg.summaries.KEY_DEFINITION`."""
+    current_at_ms: int | None = None
+    """See :data:`topicberg.iceberg.summaries.CURRENT_AT_MS`."""
 
 
 def committed(table: Table, head: Snapshot | None = None) -> Committed:
@@ -54,12 +56,14 @@ def committed(table: Table, head: Snapshot | None = None) -> Committed:
 def _offsets_of(snapshot: Snapshot) -> Committed:
     properties = summary(snapshot)
     at_ms = properties.get(summaries.COMMITTED_AT_MS)
+    current_at_ms = properties.get(summaries.CURRENT_AT_MS)
     return Committed(
         offsets=parse_offsets(properties[END_OFFSETS]),
         topic_id=properties.get(summaries.TOPIC_ID),
         at_ms=int(at_ms) if at_ms else None,
         batch_size=properties.get(summaries.BATCH_SIZE),
         key_definition=properties.get(summaries.KEY_DEFINITION),
+        current_at_ms=int(current_at_ms) if current_at_ms else None,
     )
 
 

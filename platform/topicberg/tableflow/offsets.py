@@ -50,13 +50,18 @@ def plan_batch(
 ) -> Batch:
     """Return the next batch, from the committed offsets (or a new partition's beginning) to latest.
 
+    A partition that was added since the last commit begins at offset 0. Without committed offsets,
+    all begin where the log does.
+
     A backlog of more than ``max_records`` is cut so that all partitions advance in proportion.
 
     :param skip: records to leave out. A batch ends before such a record, or begins with it, so
         that every partition is read in one piece.
     :raises TableflowError: the topic's log does not hold the next record any more, or never did
     """
-    for partition, offset in committed.items():
+    # A partition that was added later has no record in the table.
+    added = dict.fromkeys(latest.keys() - committed.keys(), 0) if committed else {}
+    for partition, offset in sorted((added | dict(committed)).items()):
         if partition not in latest:
             raise TableflowError(
                 f"topic {topic}: partition {partition} is missing, but the table holds it up to "

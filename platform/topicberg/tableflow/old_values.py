@@ -332,6 +332,9 @@ class OldValues:
                 return values
             if event["op"] in ("c", "r"):
                 old_key = self._parsed(event["old_key"]) if event["old_key"] else None
+                row = self._row_between(key, event["order"], order)
+                if row is not None:  # the same insertion again, delivered twice
+                    return values | {name: row[name] for name in left}
                 if old_key is None:
                     return None
                 more = self._before(old_key, event["order"], left)
@@ -343,6 +346,17 @@ class OldValues:
             return None
         self._check_partition(row[self.target.order_columns[0]], deletion)
         return values | {name: row[name] for name in left}
+
+    def _row_between(
+        self, key: tuple[Any, ...], first: Order, last: Order
+    ) -> dict[str, Any] | None:
+        """Return the table's row of a key if its change is between two orders, both included."""
+        if self.target.head is None:
+            return None
+        found = self._ordered_row(key, self.target.head.snapshot_id)
+        if found is None or found[1] is None or not first <= found[1] <= last:
+            return None
+        return None if self._lacks(key, found[0]) else found[0]
 
     def _check_partition(self, partition: int, deletion: Mapping[str, Any] | None) -> None:
         """:raises _WaitError: newer changes of the key may be to come from other partitions"""
@@ -408,17 +422,24 @@ class OldValues:
 
         :param lacks: whether there is such a change; None: not known
         """
+        found = self._ordered_row(key, snapshot_id)
+        if found is None:
+            return None
+        row, row_order = found
+        if row_order is None or not precedes(row_order, order):
+            return None
+        return None if (self._lacks(key, row) if lacks is None else lacks) else row
+
+    def _ordered_row(
+        self, key: tuple[Any, ...], snapshot_id: int | None
+    ) -> tuple[dict[str, Any], Order | None] | None:
+        """Return a key's row of a snapshot, and its order; None: it has none, or has expired."""
         target = self.target
         snapshot = target.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
         if snapshot is None:
             return None
         rows = target.rows_of(snapshot, target.key_of(key))
-        if not rows:
-            return None
-        row, row_order = OldRows(target, rows, target.toast, []).row(0)
-        if row_order is None or not precedes(row_order, order):
-            return None
-        return None if (self._lacks(key, row) if lacks is None else lacks) else row
+        return OldRows(target, rows, target.toast, []).row(0) if rows else None
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""

@@ -169,7 +169,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         rows = index.rows_without(table, head, kept)
         count = sum(len(of_file.positions) for of_file in rows)
         done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)
-        note = {REREAD: done.model_dump_json(), tombstones.CURRENT_AT_MS: str(started_ms)}
+        note = {REREAD: done.model_dump_json(), **tombstones.current(offsets, started_ms)}
         delete_rows(table, rows, note, dropped=[tombstones.MISSED])
         return done
 

@@ -148,8 +148,9 @@ def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Of
             f"{offsets[partition]}",
             hint="query the table for it by partition and offset in its metadata columns",
         )
+    ranges = {partition: (offset, offset + 1)}
     try:
-        there = any(True for _ in messages(endpoints, topic, {partition: (offset, offset + 1)}))
+        there = any(True for _ in messages(endpoints, topic, ranges, may_end_early=True))
     except DamagedRecordsError:
         there = True
     if not there and offset < kafka.end_offsets(endpoints, topic)[partition]:

@@ -14,12 +14,14 @@ from pyiceberg.table import Table
 
 from topicberg import kafka
 from topicberg.endpoints import Endpoints
+from topicberg.iceberg.summaries import CURRENT_AT_MS
+from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.commit import Committed
 from topicberg.tableflow.offsets import Batch
 from topicberg.topics import TopicSpec
 
-CURRENT_AT_MS = "topicberg.current-at-ms"
-"""Table property: the last time at which the table held everything that its topic did."""
+CURRENT_OFFSETS = "topicberg.current-offsets"
+"""Table property: up to where the table held its topic at :data:`CURRENT_AT_MS`."""
 MISSED = "topicberg.missed-deletes"
 """Table property: see :class:`Missed`."""
 _PATIENCE_MS = 60_000
@@ -42,6 +44,25 @@ def missed(properties: Mapping[str, str]) -> Missed | None:
         return Missed(since_ms=0, until_ms=0)
 
 
+def current(offsets: Offsets, at_ms: int) -> dict[str, str]:
+    """Return the table properties that say up to where a table held all of its topic, and when."""
+    return {CURRENT_AT_MS: str(at_ms), CURRENT_OFFSETS: dump_offsets(offsets)}
+
+
+def _current_ms(properties: Mapping[str, str], committed: Committed) -> int | None:
+    """Return when a table with these properties held all of its topic last; None: not known.
+
+    After a rollback of ``main``, the properties are those of a later state.
+    """
+    noted = properties.get(CURRENT_AT_MS)
+    # Earlier versions of topicberg noted no offsets.
+    reached = parse_offsets(properties.get(CURRENT_OFFSETS, "{}"))
+    is_behind = any(committed.offsets.get(p, 0) < offset for p, offset in reached.items())
+    if noted is not None and not is_behind:
+        return int(noted)
+    return committed.at_ms if committed.current_at_ms is None else committed.current_at_ms
+
+
 class DeleteWatch:
     """Whether the table of one topic was stale for longer than Kafka keeps tombstones."""
 
@@ -59,7 +80,9 @@ class DeleteWatch:
         """
         self._spec, self._endpoints, self._table, self._now_ms = spec, endpoints, table, now_ms
         self._watched = spec.is_compacted and bool(committed.offsets)
-        self._noted_ms = int(table.properties.get(CURRENT_AT_MS, committed.at_ms or now_ms))
+        self._offsets = committed.offsets
+        noted_ms = _current_ms(table.properties, committed)
+        self._noted_ms = now_ms if noted_ms is None else noted_ms
         self._current_ms = max(self._noted_ms, seen_ms or 0)
 
     def _kept_ms(self) -> int | None:
@@ -77,7 +100,7 @@ class DeleteWatch:
         kept = self._kept_ms()
         if kept is not None and age_ms > kept // 4:
             with self._table.transaction() as transaction:
-                transaction.set_properties({CURRENT_AT_MS: str(self._now_ms)})
+                transaction.set_properties(current(self._offsets, self._now_ms))
 
     def of(self, batch: Batch, records: Callable[[], int], *, caught_up: bool) -> dict[str, str]:
         """Return the table properties that change with a batch.
@@ -87,7 +110,8 @@ class DeleteWatch:
         """
         if not self._spec.is_compacted:
             return {}
-        changed = {CURRENT_AT_MS: str(self._now_ms)} if caught_up or not self._watched else {}
+        is_current = caught_up or not self._watched
+        changed = current(batch.end, self._now_ms) if is_current else {}
         away_ms = self._now_ms - self._current_ms
         if not self._watched or MISSED in self._table.properties or away_ms <= 0:
             return changed
@@ -98,3 +122,12 @@ class DeleteWatch:
             missed_deletes = Missed(since_ms=self._current_ms, until_ms=self._now_ms)
             changed[MISSED] = missed_deletes.model_dump_json()
         return changed
+
+    def noted(self, changed: Mapping[str, str]) -> dict[str, str]:
+        """Return what the summary of a batch's snapshot says, for after a rollback to it.
+
+        :param changed: what :meth:`of` returned
+        """
+        if not self._spec.is_compacted:
+            return {}
+        return {CURRENT_AT_MS: changed.get(CURRENT_AT_MS, str(self._current_ms))}

@@ -24,18 +24,21 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField
 
 from topicberg.iceberg import file_facts, files, manifests
+from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
-from topicberg.iceberg.maintenance.expiry import _only_of, expirable
+from topicberg.iceberg.maintenance.expiry import _only_of, expirable, expire
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.iceberg.maintenance.report import MaintenanceReport
 from topicberg.iceberg.maintenance.run import maintain_table, topic_policy
-from topicberg.iceberg.summaries import STAGING_PREFIX, ancestry
+from topicberg.iceberg.summaries import END_OFFSETS, STAGING_PREFIX, ancestry
 from topicberg.topics import TopicSpec
 
 MB = 1024 * 1024
@@ -183,7 +186,9 @@ def test_known_manifests_are_not_read_again(
 
 
 HISTORIES = st.lists(
-    st.sampled_from(["append", "delete", "branch", "publish", "rollback", "tag", "expire"]),
+    st.sampled_from(
+        ["append", "delete", "branch", "publish", "pick", "drop", "rollback", "tag", "expire"]
+    ),
     min_size=4,
     max_size=14,
 )
@@ -221,10 +226,38 @@ def test_expiry_deletes_what_no_other_snapshot_has(
             if branches:
                 staged = table.metadata.refs[random.choice(branches)].snapshot_id
                 table.manage_snapshots().set_current_snapshot(staged).commit()
+        elif event == "pick":
+            _pick(table, random.choice(table.metadata.snapshots))
+        elif event == "drop":
+            _drop(table, random)
         else:
             _expire_some(table, random)
         table.refresh()
     _expire_some(table, random)
+
+
+def _pick(table: Table, source: Snapshot) -> None:
+    """Add the files of a snapshot to ``main`` as Iceberg's ``cherrypick_snapshot`` does."""
+    added = [
+        manifest
+        for manifest in source.manifests(table.io)
+        if manifest.added_snapshot_id == source.snapshot_id
+    ]
+    picked = [entry.data_file for entry in files.entries(table.io, added)]
+    live = {file.file_path for file in files.live_files(table)}
+    if not live.intersection(file.file_path for file in picked):
+        properties = {"source-snapshot-id": str(source.snapshot_id)}
+        change = SnapshotChange(table, Operation.APPEND, properties=properties)
+        change.add(picked)
+        change.commit()
+
+
+def _drop(table: Table, random: Random) -> None:
+    """Remove a branch or a tag, if there is one."""
+    if names := sorted(table.metadata.refs.keys() - {"main"}):
+        name = random.choice(names)
+        manage = table.manage_snapshots()
+        (manage.remove_branch if name.startswith("b") else manage.remove_tag)(name).commit()
 
 
 def _expire_some(table: Table, random: Random) -> None:
@@ -239,13 +272,76 @@ def _expire_some(table: Table, random: Random) -> None:
     table.maintenance.expire_snapshots().by_ids(list(gone)).commit()
     table.refresh()
     removed = [s for s in before if s.snapshot_id in gone]
+    kept = [s for s in before if s.snapshot_id not in gone]
 
     def reached(snapshots: list[Snapshot]) -> set[str]:
         found = files.manifests(table.io, snapshots)
         data = {e.data_file.file_path for e in files.entries(table.io, found.values())}
         return {s.manifest_list for s in snapshots} | found.keys() | data
 
-    assert _only_of(removed, table) == reached(removed) - reached(table.metadata.snapshots)
+    assert _only_of(removed, kept, table.io) == reached(removed) - reached(kept)
+
+
+STAGED = {"wap.id": "audit-1"}
+
+
+def stage(table: Table, number: int, **properties: str) -> Snapshot:
+    """Add a row to a snapshot on no branch, as Spark does with ``spark.wap.id``."""
+    change = SnapshotChange(table, Operation.APPEND, properties={**STAGED, **properties})
+    with DataFileWriter(WriteTarget.of(table), table.io) as writer:
+        writer.write({"id": pa.array([number], pa.int64())})
+    change.add(writer.files)
+    snapshot = change._snapshot()
+    uuid_is_same = AssertTableUUID(uuid=table.metadata.table_uuid)
+    table.catalog.commit_table(table, (uuid_is_same,), (AddSnapshotUpdate(snapshot=snapshot),))
+    table.refresh()
+    return snapshot
+
+
+def ids(table: Table) -> list[int]:
+    found: list[int] = table.refresh().scan().to_arrow()["id"].to_pylist()
+    return sorted(found)
+
+
+def test_expiry_of_a_staged_snapshot_keeps_the_files_that_were_published(
+    catalog: SqlCatalog,
+) -> None:
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [1]}))
+    staged = stage(table, 2)
+    table.append(pa.table({"id": [3]}))
+    _pick(table, staged)
+    table.refresh()
+    table.append(pa.table({"id": [4]}))
+    assert ids(table) == [1, 2, 3, 4]
+    week = 7 * 86_400_000 + 1
+    expire(table, MaintenancePolicy(min_snapshots=2), table.metadata.last_updated_ms + week)
+    assert table.refresh().snapshot_by_id(staged.snapshot_id) is None
+    assert ids(table) == [1, 2, 3, 4]
+
+
+def test_expirable_keeps_what_users_staged_as_long_as_other_snapshots(catalog: SqlCatalog) -> None:
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    table.append(pa.table({"id": [1]}))
+    users, batch = stage(table, 2), stage(table, 3, **{END_OFFSETS: "{}"})
+    now_ms, policy = table.metadata.last_updated_ms, MaintenancePolicy()
+    assert expirable(table, policy, now_ms + 3_700_000).snapshots == {batch.snapshot_id}
+    both = {batch.snapshot_id, users.snapshot_id}
+    assert expirable(table, policy, now_ms + 8 * 86_400_000).snapshots == both
+
+
+def test_expirable_keeps_the_offsets_of_a_tagged_snapshot(catalog: SqlCatalog) -> None:
+    """After a rollback to the tag, the engine resumes there."""
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    for number in range(6):
+        offsets = {END_OFFSETS: f'{{"0": {number}}}'} if number in (1, 5) else {}
+        table.append(pa.table({"id": [number]}), snapshot_properties=offsets)
+    head, _, _, tagged, with_offsets, oldest = ancestry(table)
+    table.manage_snapshots().create_tag(tagged.snapshot_id, "good").commit()
+    policy = MaintenancePolicy(min_snapshots=1)
+    expired = expirable(table, policy, table.metadata.last_updated_ms + 8 * 86_400_000).snapshots
+    assert oldest.snapshot_id in expired
+    assert not expired & {each.snapshot_id for each in (head, tagged, with_offsets)}
 
 
 def test_maintenance_without_due_work_loads_nothing_again(

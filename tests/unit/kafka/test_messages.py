@@ -63,22 +63,22 @@ class Client:
     def incremental_unassign(self, _: object) -> None: ...
 
 
-@pytest.mark.parametrize("is_committed", [False, True])
+@pytest.mark.parametrize("may_end_early", [False, True])
 def test_end_before_a_committed_range_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, is_committed: bool
+    monkeypatch: pytest.MonkeyPatch, may_end_early: bool
 ) -> None:
     """A new leader of a partition learns late up to where its records are committed."""
     early, late = Message(1, is_end=True), Message(3, is_end=True)
     client = Client([Message(0), early], [], [Message(1)], [late])
     monkeypatch.setattr(consumer, "_consumer", lambda *_, **__: client)
     endpoints, ranges = SimpleNamespace(), {0: (0, 3)}
-    found = consumer.messages(cast("Any", endpoints), "t", ranges, is_committed=is_committed)
-    assert [message.offset() for message in found] == ([0, 1] if is_committed else [0])
+    found = consumer.messages(cast("Any", endpoints), "t", ranges, may_end_early=may_end_early)
+    assert [message.offset() for message in found] == ([0] if may_end_early else [0, 1])
 
 
 def test_end_that_stays_before_a_committed_range_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client([Message(1, is_end=True)])
     monkeypatch.setattr(consumer, "_consumer", lambda *_, **__: client)
-    found = consumer.messages(cast("Any", None), "t", {0: (1, 2)}, 0.01, is_committed=True)
+    found = consumer.messages(cast("Any", None), "t", {0: (1, 2)}, 0.01)
     with pytest.raises(UnreachableError, match="no record within"):
         list(found)

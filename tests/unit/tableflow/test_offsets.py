@@ -47,14 +47,21 @@ def test_shorter_batch_has_only_its_own_skips() -> None:
 
 
 def test_new_partition_starts_at_its_beginning() -> None:
-    batch = plan_batch("t", {0: 5}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100)
-    assert batch.ranges == {1: (3, 9)}
+    batch = plan_batch("t", {0: 5}, {0: 0, 1: 0}, {0: 5, 1: 9}, 100)
+    assert batch.ranges == {1: (0, 9)}
+
+
+def test_first_batch_starts_where_the_log_does() -> None:
+    batch = plan_batch("t", {}, {0: 0, 1: 3}, {0: 5, 1: 9}, 100)
+    assert batch.ranges == {0: (0, 5), 1: (3, 9)}
 
 
 @pytest.mark.parametrize(
     ("beginning", "latest", "reason"),
     [
         ({0: 8}, {0: 9}, "truncated"),
+        ({0: 0, 1: 3}, {0: 9, 1: 9}, "partition 1 was truncated: the next record is 0"),
+        ({0: 0, 1: 3}, {0: 9, 1: 3}, "partition 1 was truncated: the next record is 0"),
         ({0: 0}, {0: 4}, "ends at 4"),
         ({1: 0}, {1: 4}, "is missing"),
     ],

@@ -12,10 +12,12 @@ Sources: Iceberg spec, "Snapshot Retention Policy"; REST catalog OpenAPI, ``remo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
@@ -44,6 +46,9 @@ from topicberg.iceberg.summaries import (
     summary,
 )
 
+_SOURCE = "source-snapshot-id"
+"""In the summary of a snapshot that has the files of another one, which no ancestor is."""
+
 
 @dataclass(frozen=True)
 class Expirable:
@@ -60,7 +65,8 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
     """Return what the policy allows to remove.
 
     Of ``main``, everything is kept from its head to the newest snapshot with offsets, where the
-    engine resumes, and to the newest that was computed, which records what is unread.
+    engine resumes, and to the newest that was computed, which records what is unread. Of a tag, the
+    same is kept for the engine, so that ``main`` can be set to it.
     """
     known = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
 
@@ -81,6 +87,8 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
         lines |= {snapshot.snapshot_id for snapshot in line}
         keep.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.TAG:
+            if not name.startswith(reading.PREFIX):  # users may roll back to it
+                keep |= {s.snapshot_id for s in _through_offsets(line)}
             continue
         if name.startswith(STAGING_PREFIX):  # can be published only on the head of main
             keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
@@ -98,11 +106,19 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
                 keep.add(snapshot.snapshot_id)
     abandoned = {s.snapshot_id for head in stale.values() for s in ancestry(table, known[head])}
     for number in known.keys() - lines:
-        staged = WAP_ID in summary(known[number]) or number in abandoned
-        age = policy.staged_age if staged else policy.retention
+        properties = summary(known[number])
+        # Users stage snapshots too, and may publish them much later.
+        is_batch = WAP_ID in properties and END_OFFSETS in properties
+        age = policy.staged_age if is_batch or number in abandoned else policy.retention
         if not older(known[number].timestamp_ms, age):
             keep.add(number)
     return Expirable(frozenset(known.keys() - keep), frozenset(unused))
+
+
+def _through_offsets(line: Sequence[Snapshot]) -> Sequence[Snapshot]:
+    """Return a line from its head to the newest snapshot with offsets; nothing if none has them."""
+    places = (place for place, each in enumerate(line) if END_OFFSETS in summary(each))
+    return line[: next(places, -1) + 1]
 
 
 def _last_use_ms(table: Table, ref: SnapshotRef) -> float:
@@ -166,7 +182,9 @@ def remove(
     table.catalog.commit_table(table, requirements, tuple(updates))
     table.refresh()
     removed = [s for s in before.snapshots if s.snapshot_id in expired.snapshots]
-    files = _only_of(removed, table) | {
+    in_both = {s.snapshot_id: s for s in before.snapshots}  # some catalogs drop expired parents
+    kept = [in_both.get(s.snapshot_id, s) for s in table.metadata.snapshots]
+    files = _only_of(removed, kept, table.io) | {
         statistics.statistics_path
         for statistics in (*before.statistics, *before.partition_statistics)
         if statistics.snapshot_id in expired.snapshots
@@ -179,37 +197,78 @@ def remove(
     return deleted
 
 
-def _only_of(removed: list[Snapshot], table: Table) -> set[str]:
-    """Return files of removed snapshots that no snapshot of the table has."""
-    kept = manifests(table.io, _beside(removed, table.metadata.snapshots))
-    of_removed = manifests(table.io, removed)
-    dropped = {path: manifest for path, manifest in of_removed.items() if path not in kept}
+def _only_of(removed: Sequence[Snapshot], kept: Sequence[Snapshot], io: FileIO) -> set[str]:
+    """Return files of removed snapshots that no kept snapshot has.
+
+    :param kept: with the parents that they had before
+    """
+    is_on_lines = {s.snapshot_id for s in removed} <= _lines([*removed, *kept], kept)
+    beside = _beside(removed, kept) if is_on_lines else kept
+    kept_manifests = manifests(io, beside)
+    of_removed = manifests(io, removed)
+    dropped = {
+        path: manifest for path, manifest in of_removed.items() if path not in kept_manifests
+    }
     sequence = {
         entry.data_file.file_path: entry.sequence_number or 0
-        for entry in entries(table.io, dropped.values())
+        for entry in entries(io, dropped.values())
     }
     files = {snapshot.manifest_list for snapshot in removed} | dropped.keys()
     if sequence:
-        first, last = min(sequence.values()), max(sequence.values())
-        # The others were written before all of these files, or hold only younger files.
-        related = (
-            manifest
-            for manifest in kept.values()
-            if manifest.sequence_number >= first and manifest.min_sequence_number <= last
-        )
-        for entry in entries(table.io, related):
+        related: Iterable[ManifestFile] = kept_manifests.values()
+        if is_on_lines and all(_source(s) is None for s in (*removed, *kept)):
+            first, last = min(sequence.values()), max(sequence.values())
+            # The others were written before all of these files, or hold only younger files.
+            related = (
+                manifest
+                for manifest in related
+                if manifest.sequence_number >= first and manifest.min_sequence_number <= last
+            )
+        for entry in entries(io, related):
             sequence.pop(entry.data_file.file_path, None)
         files |= sequence.keys()
     return files
 
 
-def _beside(removed: list[Snapshot], kept: list[Snapshot]) -> list[Snapshot]:
+def _lines(known: Iterable[Snapshot], heads: Iterable[Snapshot]) -> set[int]:
+    """Return what snapshots lead to by their parents, themselves included."""
+    parents = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in known}
+    found: set[int] = set()
+    for head in heads:
+        number: int | None = head.snapshot_id
+        while number in parents and number not in found:
+            found.add(number)
+            number = parents[number]
+    return found
+
+
+def _source(snapshot: Snapshot) -> int | None:
+    """Return the snapshot whose files another tool published again, as files of this one.
+
+    Source: Iceberg, ``cherrypick_snapshot`` and ``publish_changes`` (``CherryPickOperation``).
+    """
+    number = summary(snapshot).get(_SOURCE)
+    return int(number) if number is not None and number.isdecimal() else None
+
+
+def _beside(removed: Sequence[Snapshot], kept: Sequence[Snapshot]) -> list[Snapshot]:
     """Return kept snapshots that together have whatever kept and removed ones share.
 
-    A snapshot inherits manifests and files from its parent, and what it leaves out does not return.
-    So what a removed snapshot shares with any kept one, it shares with a kept one next to the
-    removed ones, or with the first one of a kept line.
+    A snapshot has manifests and files from its parent, or files from the snapshot that it was
+    picked from, and what it leaves out does not return. So what a removed snapshot shares with any
+    kept one, it shares with a kept one next to the removed ones, or with the first one of a kept
+    line. Files of a snapshot on no line may have been added again in any way.
     """
     known = {snapshot.snapshot_id for snapshot in kept}
-    parents = {snapshot.parent_snapshot_id for snapshot in removed}
-    return [s for s in kept if s.parent_snapshot_id not in known or s.snapshot_id in parents]
+    origins = {origin for snapshot in removed for origin in _origins(snapshot)}
+    return [
+        snapshot
+        for snapshot in kept
+        if snapshot.snapshot_id in origins or not known.issuperset(_origins(snapshot))
+    ]
+
+
+def _origins(snapshot: Snapshot) -> list[int | None]:
+    """Return the snapshots from which one has manifests or files; None: it has no parent."""
+    source = _source(snapshot)
+    return [snapshot.parent_snapshot_id, *([] if source is None else [source])]
