@@ -31,6 +31,7 @@ from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import (
     WriteTarget,
+    source_column,
 )
 from topicberg.iceberg.truncation import lowest_truncated
 from topicberg.tableflow.arrays import flags
@@ -209,15 +210,17 @@ def untruncatable(target: WriteTarget, columns: Mapping[str, pa.Array]) -> dict[
     for partition_field in target.spec.fields:
         if not isinstance(partition_field.transform, TruncateTransform):
             continue
-        source = target.schema.find_field(partition_field.source_id)
-        column, kind = columns.get(source.name), source.field_type
-        if column is None:
-            continue
+        kind = target.schema.find_type(partition_field.source_id)
         if (lowest := lowest_truncated(kind, partition_field.transform.width)) is None:
             continue
+        try:
+            column = source_column(target.schema, partition_field.source_id, columns)
+        except KeyError:  # the records have no such field
+            continue
+        name = target.schema.find_column_name(partition_field.source_id)
         for place in np.flatnonzero(flags(pc.less(column, pa.scalar(lowest, column.type)))):
             reasons[int(place)] = (
-                f"the table is partitioned by {partition_field.transform} of {source.name}, and a "
+                f"the table is partitioned by {partition_field.transform} of {name}, and a "
                 f"value below {lowest} is rounded down to one that no {kind} can hold: "
                 f"{column[int(place)]}"
             )
