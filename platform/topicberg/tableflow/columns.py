@@ -29,10 +29,7 @@ from topicberg.formats.columnar.framing import (
 from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
 from topicberg.formats.reasons import MalformedError, not_text
-from topicberg.iceberg.data_files import (
-    WriteTarget,
-    source_column,
-)
+from topicberg.iceberg.data_files import WriteTarget, source_column
 from topicberg.iceberg.truncation import lowest_truncated
 from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.changes import (
