@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
 
 from topicberg.formats.columnar.columns import Buffers, BuffersFullError, arrow_type, columns_of
@@ -30,6 +28,7 @@ from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.iceberg.data_files import WriteTarget, source_column
+from topicberg.iceberg.file_columns import unwritten_column
 from topicberg.iceberg.truncation import lowest_truncated
 from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.changes import (
@@ -701,10 +700,9 @@ def _headers(
 
 
 def absent_columns(chunk: Chunk, fields: Sequence[NestedField]) -> dict[str, pa.Array]:
-    """Return the table's columns that the records have no value for."""
-    found: dict[str, pa.Array] = {}
-    for one in fields:
-        if one.name not in chunk.columns:
-            kind = schema_to_pyarrow(Schema(one), include_field_ids=False).field(0).type
-            found[one.name] = pa.nulls(len(chunk.has_value), kind)
-    return found
+    """Return the table's columns that the records have no value for: their defaults, or null."""
+    return {
+        field.name: unwritten_column(field, len(chunk.has_value))
+        for field in fields
+        if field.name not in chunk.columns
+    }
