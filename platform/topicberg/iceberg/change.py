@@ -10,7 +10,8 @@ import uuid
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
+from operator import attrgetter
 from typing import Any, cast
 
 from pyiceberg.exceptions import CommitFailedException, RESTError
@@ -22,6 +23,8 @@ from pyiceberg.manifest import (
     ManifestEntry,
     ManifestFile,
 )
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
@@ -32,7 +35,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from topicberg.errors import CommitConflictError
+from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.commits import property_updates, set_ref
 from topicberg.iceberg.files import discard_paths, entries_by_manifest, partition_of
 from topicberg.iceberg.manifests import (
@@ -41,6 +44,7 @@ from topicberg.iceberg.manifests import (
     identity,
     is_vector,
     read_manifests,
+    read_schema,
     size_of,
     write_manifest_list,
 )
@@ -237,12 +241,12 @@ class SnapshotChange:
         added: Iterable[DataFile] = (),
     ) -> ManifestFile:
         """Write a manifest of added files, and of those that earlier manifests held."""
-        table = self.table
+        spec = self.table.specs()[spec_id]
         with ManifestWriter(
             self._version,
             content,
-            table.specs()[spec_id],
-            table.schema(),
+            spec,
+            self._schema_of(spec),
             self._output(f"{self._uuid}-m{next(self._numbers)}.avro"),
             self.snapshot_id,
             self._compression,
@@ -255,6 +259,27 @@ class SnapshotChange:
                 else:
                     writer.existing(entry)
         return writer.to_manifest_file()
+
+    def _schema_of(self, spec: PartitionSpec) -> Schema:
+        """Return the newest schema with the columns of a partition spec.
+
+        Without their types no partition can be written, and a former spec may have dropped columns.
+
+        :raises TopicbergError: neither the table nor a manifest has such a schema
+        """
+        table = self.table
+        schemas = sorted(table.schemas().values(), key=attrgetter("schema_id"), reverse=True)
+        # Other tools remove schemas of expired snapshots from the table's metadata.
+        manifests = (each for each in self._held if each.partition_spec_id == spec.spec_id)
+        of_manifests = (read_schema(table.io, each) for each in manifests)
+        for schema in chain([table.schema()], schemas, of_manifests):
+            if all(schema.find_column_name(field.source_id) for field in spec.fields):
+                return schema
+        raise TopicbergError(
+            f"table {'.'.join(table.name())}: no schema has the columns of its former partition "
+            f"spec {spec.spec_id}, {spec}",
+            hint="rewrite all files of the table (rewrite_data_files with rewrite-all)",
+        )
 
     def _output(self, name: str) -> OutputFile:
         location = self.table.location_provider().new_metadata_location(name)

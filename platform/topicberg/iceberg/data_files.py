@@ -110,8 +110,14 @@ class _Key(PartitionKey):
 
     @cached_property
     def partition(self) -> Record:
-        values = [(one.field, one.value) for one in self.field_values]
-        return Record(*(partition_record_value(*one, self.schema) for one in values))
+        return Record(
+            *(
+                partition_record_value(value.field, value.value, self.schema)
+                if not isinstance(value.field.transform, VoidTransform)
+                else None
+                for value in self.field_values
+            )
+        )
 
 
 class DataFileWriter:
@@ -196,12 +202,11 @@ class DataFileWriter:
             return
         codes, names = list[NDArray[Any]](), list[list[Any]]()
         for field in self._spec.fields:
-            source = self._schema.find_field(field.source_id)
-            column = _decoded(columns[source.name])
-            if isinstance(field.transform, VoidTransform):
-                column = pa.nulls(len(column), column.type)
-                transformed = column
+            if isinstance(field.transform, VoidTransform):  # the column may have been dropped
+                transformed = pa.nulls(len(table))
             else:
+                source = self._schema.find_field(field.source_id)
+                column = _decoded(source_column(self._schema, field.source_id, columns))
                 transformed = field.transform.pyarrow_transform(source.field_type)(column)
             encoded = pc.dictionary_encode(transformed, null_encoding="encode")
             codes.append(encoded.indices.to_numpy(zero_copy_only=False))
@@ -227,8 +232,8 @@ class DataFileWriter:
         for place, field in enumerate(self._order.fields):
             source = self._schema.find_field(field.source_id)
             name = str(place)
-            transform = field.transform.pyarrow_transform(source.field_type)
-            keys[name] = transform(_decoded(columns[source.name]))
+            column = _decoded(source_column(self._schema, field.source_id, columns))
+            keys[name] = field.transform.pyarrow_transform(source.field_type)(column)
             is_up = field.direction == SortDirection.ASC
             sorting.append((name, "ascending" if is_up else "descending"))
         nulls = self._order.fields[0].null_order == NullOrder.NULLS_FIRST
@@ -398,6 +403,21 @@ def _grouped(
         combined = combined.astype(np.uint16)
     moves = np.argsort(combined, kind="stable")
     return combined[moves].astype(np.int64), moves if order is None else order[moves]
+
+
+def source_column(schema: Schema, field_id: int, columns: Mapping[str, pa.Array]) -> pa.Array:
+    """Return the values of a field that a table is partitioned or sorted by, which may be nested.
+
+    Its name alone does not say which field it is: a struct may have a field of a column's name.
+
+    :param columns: by the names of the table's columns
+    :raises KeyError: there is no such column
+    """
+    accessor = schema.accessor_for_field(field_id)
+    column = columns[schema.fields[accessor.position].name]
+    while (accessor := accessor.inner) is not None:
+        column = pc.struct_field(column, [accessor.position])  # null where the struct is null
+    return column
 
 
 def _decoded(column: pa.Array) -> pa.Array:

@@ -4,16 +4,21 @@ A name in a file is escaped (:mod:`topicberg.iceberg.names`), or was the field's
 was written: ids say which field is which. Arrow's cast looks up the fields of structs by name, and
 fills those that it does not find with null.
 
-Source: Iceberg spec, "Column Projection".
+A field that a file does not have is null, or has the default of when it was added.
+
+Source: Iceberg spec, "Column Projection" and "Default values".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
+from uuid import UUID
 
 import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.types import NestedField, StructType
 
 from topicberg.iceberg.files import field_id
 
@@ -23,7 +28,8 @@ _Column = TypeVar("_Column", pa.Array, pa.ChunkedArray)
 def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:
     """Return a column whose nested fields have the names that they have in their table now.
 
-    Fields that the table does not have any more have names that no field has.
+    Fields that the table does not have any more have names that no field has. Fields of structs
+    that the file does not have are added if they have a default.
 
     :param field: of the file
     """
@@ -38,7 +44,55 @@ def with_names_of(schema: Schema, column: _Column, field: pa.Field) -> _Column:
             return own
         return own.with_name(fields[number].name if number in fields else f"\x1f{number}")
 
-    return retyped(column, renamed(field.type))
+    column = retyped(column, renamed(field.type))
+    number = field_id(field)
+    kind = fields[number].field_type if number in fields else None
+    return _with_defaults(column, kind) if isinstance(kind, StructType) else column
+
+
+def missing_column(field: NestedField, rows: int) -> pa.Array:
+    """Return what rows have in a column that their file does not have."""
+    return constant(field.initial_default, _arrow_type(field), rows)
+
+
+def unwritten_column(field: NestedField, rows: int) -> pa.Array:
+    """Return what new rows have in a column for which nothing has a value."""
+    return constant(field.write_default, _arrow_type(field), rows)
+
+
+def constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    """Return an array of one value; None is null."""
+    if value is None:
+        return pa.nulls(rows, kind)
+    value = value.bytes if isinstance(value, UUID) else value
+    return pa.repeat(pa.scalar(value, kind), rows)
+
+
+def _arrow_type(field: NestedField) -> pa.DataType:
+    return schema_to_pyarrow(Schema(field), include_field_ids=False).field(0).type
+
+
+def _has_defaults(kind: StructType) -> bool:
+    return any(
+        field.initial_default is not None
+        or (isinstance(field.field_type, StructType) and _has_defaults(field.field_type))
+        for field in kind.fields
+    )
+
+
+def _with_defaults(column: _Column, kind: StructType) -> _Column:
+    """Return structs with the fields that they lack and that have a default."""
+    if not _has_defaults(kind):
+        return column
+    if isinstance(column, pa.ChunkedArray):
+        return pa.chunked_array([_with_defaults(chunk, kind) for chunk in column.chunks])
+    own = {field.name: column.field(place) for place, field in enumerate(column.type)}
+    for field in kind.fields:
+        if field.name not in own and field.initial_default is not None:
+            own[field.name] = missing_column(field, len(column))
+        elif field.name in own and isinstance(field.field_type, StructType):
+            own[field.name] = _with_defaults(own[field.name], field.field_type)
+    return pa.StructArray.from_arrays([*own.values()], names=[*own], mask=column.is_null())
 
 
 def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.table import Table
 
-from topicberg.iceberg.file_columns import with_names_of
+from topicberg.iceberg.file_columns import missing_column, with_names_of
 from topicberg.iceberg.files import names_by_id
 from topicberg.iceberg.position_deletes import FileRows
 
@@ -26,21 +26,21 @@ def column_types(table: Table, names: Sequence[str]) -> list[pa.DataType]:
 def read_rows(table: Table, rows: FileRows, names: Sequence[str]) -> pa.Table:
     """Return columns of some rows of a data file, with the types of the table."""
     types = column_types(table, names)
-    ids = [table.schema().find_field(name).field_id for name in names]
+    fields = [table.schema().find_field(name) for name in names]
     with table.io.new_input(rows.file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
         arrow = parquet.schema_arrow
         known = names_by_id(arrow)
         arrow_rows = _rows_at(
-            parquet, rows.positions, [known[field_id] for field_id in ids if field_id in known]
+            parquet, rows.positions, [known[f.field_id] for f in fields if f.field_id in known]
         )
     columns = []
-    for number, kind in zip(ids, types, strict=True):
-        if number in known:
-            column, field = arrow_rows.column(known[number]), arrow.field(known[number])
-            columns.append(with_names_of(table.schema(), column, field).cast(kind))
+    for field, kind in zip(fields, types, strict=True):
+        if (name := known.get(field.field_id)) is not None:
+            column = with_names_of(table.schema(), arrow_rows.column(name), arrow.field(name))
+            columns.append(column.cast(kind))
         else:
-            columns.append(pa.chunked_array([pa.nulls(len(rows.positions), kind)]))
+            columns.append(pa.chunked_array([missing_column(field, len(rows.positions))]))
     return pa.table(columns, names=list(names))
 
 

@@ -31,6 +31,7 @@ from pyiceberg.manifest import (
     PartitionFieldSummary,
     _inherit_from_manifest,
 )
+from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot
 
 Version = Literal[2, 3]
@@ -123,6 +124,14 @@ def read_entries(
                 file[_FIRST_ROW_ID] = next_id
                 next_id += file.record_count
     return entries
+
+
+def read_schema(io: FileIO, manifest: ManifestFile) -> Schema:
+    """Return the schema with whose types the partitions of a manifest were written."""
+    with AvroFile[ManifestEntry](
+        io.new_input(manifest.manifest_path), MANIFEST_ENTRY_SCHEMAS[NEWEST]
+    ) as reader:
+        return Schema.model_validate_json(reader.header.meta["schema"])
 
 
 # --- writing ---

@@ -94,6 +94,11 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
     """
     ids = itertools.count(1_000_000)
     own = row_columns(spec, fields)
+    if any(field.write_default is not None for field in own):
+        versions = [layout.value.fields(), *layout.value.older_fields(itertools.count(1))]
+        written = {field.name for version in versions for field in version}
+        # No change has the others, whose default new rows have.
+        own = [field for field in own if field.write_default is None or field.name in written]
     columns = []
     if layout.value.changes == "rows":
         columns.append(_optional(ids, AFTER, StructType(*own)))

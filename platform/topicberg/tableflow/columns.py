@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
 from pyiceberg.transforms import TruncateTransform
 
 from topicberg.formats.columnar.columns import Buffers, BuffersFullError, arrow_type, columns_of
@@ -29,9 +27,8 @@ from topicberg.formats.columnar.framing import (
 from topicberg.formats.columnar.program import NotCoveredError, Shape
 from topicberg.formats.framing import WIRE_BYTES, header_of, id_of
 from topicberg.formats.reasons import MalformedError, not_text
-from topicberg.iceberg.data_files import (
-    WriteTarget,
-)
+from topicberg.iceberg.data_files import WriteTarget, source_column
+from topicberg.iceberg.file_columns import unwritten_column
 from topicberg.iceberg.truncation import lowest_truncated
 from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.changes import (
@@ -209,15 +206,17 @@ def untruncatable(target: WriteTarget, columns: Mapping[str, pa.Array]) -> dict[
     for partition_field in target.spec.fields:
         if not isinstance(partition_field.transform, TruncateTransform):
             continue
-        source = target.schema.find_field(partition_field.source_id)
-        column, kind = columns.get(source.name), source.field_type
-        if column is None:
-            continue
+        kind = target.schema.find_type(partition_field.source_id)
         if (lowest := lowest_truncated(kind, partition_field.transform.width)) is None:
             continue
+        try:
+            column = source_column(target.schema, partition_field.source_id, columns)
+        except KeyError:  # the records have no such field
+            continue
+        name = target.schema.find_column_name(partition_field.source_id)
         for place in np.flatnonzero(flags(pc.less(column, pa.scalar(lowest, column.type)))):
             reasons[int(place)] = (
-                f"the table is partitioned by {partition_field.transform} of {source.name}, and a "
+                f"the table is partitioned by {partition_field.transform} of {name}, and a "
                 f"value below {lowest} is rounded down to one that no {kind} can hold: "
                 f"{column[int(place)]}"
             )
@@ -701,10 +700,9 @@ def _headers(
 
 
 def absent_columns(chunk: Chunk, fields: Sequence[NestedField]) -> dict[str, pa.Array]:
-    """Return the table's columns that the records have no value for."""
-    found: dict[str, pa.Array] = {}
-    for one in fields:
-        if one.name not in chunk.columns:
-            kind = schema_to_pyarrow(Schema(one), include_field_ids=False).field(0).type
-            found[one.name] = pa.nulls(len(chunk.has_value), kind)
-    return found
+    """Return the table's columns that the records have no value for: their defaults, or null."""
+    return {
+        field.name: unwritten_column(field, len(chunk.has_value))
+        for field in fields
+        if field.name not in chunk.columns
+    }

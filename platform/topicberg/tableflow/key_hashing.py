@@ -17,7 +17,7 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from topicberg.iceberg.file_columns import with_names_of
+from topicberg.iceberg.file_columns import missing_column, with_names_of
 from topicberg.iceberg.files import names_by_id
 from topicberg.tableflow import key_files
 from topicberg.tableflow.arrays import whole
@@ -207,7 +207,7 @@ def _key_columns(
     """Yield the key columns of some rows, and the position of the first one.
 
     Raw keys: yields nothing if the file has no such columns. A column of a decoded key that the
-    file does not have is null.
+    file does not have is null, or its default.
     """
     with table.io.new_input(file.file_path).open() as stream:
         parquet = pq.ParquetFile(stream)
@@ -221,8 +221,8 @@ def _key_columns(
             arrays = [
                 with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
                 if number in names
-                else pa.nulls(batch.num_rows, (decoded or ())[place])
-                for place, number in enumerate(field_ids)
+                else missing_column(schema.find_field(number), batch.num_rows)
+                for number in field_ids
             ]
             yield arrays, first
             first += batch.num_rows
@@ -248,11 +248,13 @@ def key_texts(
         columns = [names[number] for number in ids if number in names]
         first = 0
         for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            nothing = pa.nulls(batch.num_rows)
+            nothing = pa.nulls(batch.num_rows)  # of no type: it has the text of an absent field
             arrays = {
                 name: with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
                 if number in names
                 else nothing
+                if schema.find_field(number).initial_default is None
+                else missing_column(schema.find_field(number), batch.num_rows)
                 for name, number in fields.items()
             }
             text = key_text([arrays[name] for name in key.names], key.shapes)

@@ -11,14 +11,17 @@ from format_versions import allow_version_3, append, data_files, upgrade
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import RESTError
 from pyiceberg.manifest import DataFile, DataFileContent
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.table.snapshots import Operation
-from pyiceberg.types import LongType, NestedField, TimestamptzType
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from topicberg.errors import CommitConflictError, TableFormatError
 from topicberg.iceberg.change import SnapshotChange
+from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.files import live_files
 from topicberg.iceberg.maintenance.ttl import drop_files
 from topicberg.iceberg.manifests import is_vector, read_entries, read_manifests
@@ -186,3 +189,42 @@ def test_version_1_is_not_written(catalog: SqlCatalog) -> None:
     old = catalog.create_table("shop.old", SCHEMA, properties={"format-version": "1"})
     with pytest.raises(TableFormatError, match="version 1"):
         SnapshotChange(old, Operation.APPEND)
+
+
+KINDS = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(2, "kind", StringType(), required=False),
+)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_change_of_files_of_a_spec_whose_column_was_dropped_keeps_partitions(
+    catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch, version: int, has_schema: bool
+) -> None:
+    """The schema with the column is the table's, or only that of the manifest."""
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "kind"))
+    table = catalog.create_table("shop.kinds", KINDS, partition_spec=spec)
+    table = upgrade(catalog, table) if version == 3 else table
+    with DataFileWriter(WriteTarget.of(table), table.io) as writer:
+        writer.write({"id": pa.array([1, 2, 3]), "kind": pa.array(["a", "b", "b"])})
+    change = SnapshotChange(table, Operation.APPEND)
+    change.add(writer.files)
+    change.commit()
+    with table.refresh().update_spec() as new_spec:
+        new_spec.remove_field("kind")
+    with table.refresh().update_schema() as new_schema:
+        new_schema.delete_column("kind")
+    table = catalog.load_table("shop.kinds")
+    if not has_schema:
+        schemas = {table.schema().schema_id: table.schema()}
+        monkeypatch.setattr(Table, "schemas", lambda _: schemas)
+    one, two = data(table)
+    delete(table, (two, [1]))
+    delete(table, (two, [0]))
+    change = SnapshotChange(table, Operation.DELETE)
+    change.remove([one])
+    change.commit()
+    files = live_files(table.refresh())
+    assert {tuple(file.partition) for file in files} == {("b",)}
+    assert table.scan().to_arrow().num_rows == 0

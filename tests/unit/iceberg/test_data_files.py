@@ -29,6 +29,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.transforms import (
     BucketTransform,
     DayTransform,
@@ -392,6 +393,58 @@ def test_constant_is_partitioned_as_its_values(
     assert {part for part, _ in found} == partitions
     assert len(found) == len(partitions)
     assert sum(len(values) for _, values in found) == 6
+
+
+NESTED = Schema(
+    NestedField(1, "id", LongType(), required=False),
+    NestedField(
+        2,
+        "order",
+        StructType(NestedField(4, "kind", StringType()), NestedField(3, "id", LongType())),
+        required=False,
+    ),
+)
+ORDERS = pa.StructArray.from_arrays(
+    [pa.array(["a", "b", "c"]), pa.array([80, 70, 60])],
+    names=["kind", "id"],
+    mask=pa.array([False, False, True]),
+)
+
+
+@pytest.mark.parametrize("column", ["id", "number"])
+def test_rows_of_a_nested_partition_field_have_the_partition_of_its_values(
+    tmp_path: Path, column: str
+) -> None:
+    """A column may have the name of the nested field; a null struct has a null partition."""
+    schema = Schema(NestedField(1, column, LongType(), required=False), NESTED.fields[1])
+    spec = PartitionSpec(
+        PartitionField(3, 1000, IdentityTransform(), "order.id"),
+        PartitionField(3, 1001, TruncateTransform(50), "order.id_trunc"),
+    )
+    target = WriteTarget(tmp_path.as_uri(), schema, spec, {})
+    with DataFileWriter(target, PyArrowFileIO()) as writer:
+        writer.write({column: pa.array([1, 2, 3]), "order": ORDERS})
+    partitions = {tuple(file.partition[n] for n in (0, 1)) for file in writer.files}
+    assert partitions == {(80, 50), (70, 50), (None, None)}
+
+
+def test_rows_are_sorted_by_a_nested_field(tmp_path: Path) -> None:
+    order = SortOrder(SortField(3, IdentityTransform()))
+    target = WriteTarget(tmp_path.as_uri(), NESTED, PartitionSpec(), {}, order)
+    with DataFileWriter(target, PyArrowFileIO()) as writer:
+        writer.write({"id": pa.array([1, 2, 3]), "order": ORDERS})
+    (file,) = writer.files
+    assert pq.read_table(urlparse(file.file_path).path)["id"].to_pylist() == [3, 2, 1]
+
+
+def test_rows_of_a_partition_field_whose_column_was_dropped_are_written(tmp_path: Path) -> None:
+    """A table of format version 1 keeps its former partition fields as `void`."""
+    spec = PartitionSpec(PartitionField(9, 1000, VoidTransform(), "kind"))
+    target = WriteTarget(tmp_path.as_uri(), SCHEMA, spec, {})
+    with DataFileWriter(target, PyArrowFileIO()) as writer:
+        writer.write(columns(rows(3)))
+    (file,) = writer.files
+    assert (file.record_count, file.partition[0]) == (3, None)
 
 
 def test_partitions_of_zero_and_of_minus_zero_are_two_groups_of_files() -> None:

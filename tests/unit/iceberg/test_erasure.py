@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,6 +27,9 @@ from pyiceberg.types import (
     BinaryType,
     DateType,
     DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -385,3 +389,18 @@ def test_rows_of_any_types_equal_a_plain_comparison(rows: list[Any], which: int)
     arrow = pa.Table.from_pylist(table, schema=COMPOSITE.as_arrow())
     found = Rows(COMPOSITE, conditions(**wanted)).among(arrow)
     assert found.tolist() == [values == key for values in rows]
+
+
+@pytest.mark.parametrize("kind", [DoubleType(), FloatType()])
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_rows_of_zero_and_of_nan_are_those_of_one_key(kind: IcebergType, is_nested: bool) -> None:
+    """Upserts compare -0.0 and 0.0, and two NaN, as one key."""
+    inside = StructType(NestedField(2, "n", kind)) if is_nested else kind
+    schema = Schema(NestedField(1, "k", inside, required=False))
+    values: list[Any] = [0.0, -0.0, math.nan, 1.5]
+    keys = [{"n": value} if is_nested else value for value in values] + [None]
+    arrow = pa.table({"k": pa.array(keys, schema.as_arrow().field(0).type)})
+    found = [Rows(schema, conditions(k=key)).among(arrow).tolist() for key in keys]
+    zero = [True, True, False, False, False]
+    assert found[:3] == [zero, zero, [False, False, True, False, False]]
+    assert [row.count(True) for row in found[3:]] == [1, 1]

@@ -54,9 +54,10 @@ def definition(table: Table, retention_ms: int) -> tuple[Action, Action]:
     """Return the protocol and the metaData action of the table's current schema.
 
     :param retention_ms: how long Delta's log and its removed files are kept
-    :raises TableflowError: Delta has no type for a column, or a column was renamed
+    :raises TableflowError: Delta has no type for a column, or a column was renamed or has a default
     """
     _refuse_renamed(table)
+    _refuse_defaults(table)
     names = (field.name for field in index_by_id(table.schema()).values())
     mapped = any(name_in_files(name) != name for name in names)
     fields = _Fields(".".join(table.name()), mapped)
@@ -161,3 +162,17 @@ class _Fields:
         if isinstance(kind, TimestampType):
             self.features.add("timestampNtz")
         return name
+
+
+def _refuse_defaults(table: Table) -> None:
+    """Refuse a table with a column that older files lack and that is not null in their rows.
+
+    :raises TableflowError: a column has a default
+    """
+    for number, field in index_by_id(table.schema()).items():
+        if field.initial_default is not None:
+            raise TableflowError(
+                f"table {'.'.join(table.name())}: column {table.schema().find_column_name(number)} "
+                "was added with a default: in Delta, rows of older files would have null",
+                hint="remove DELTA from tableflow.table_formats, or recreate the table",
+            )

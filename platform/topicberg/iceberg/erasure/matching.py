@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -17,11 +18,12 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.file_columns import with_names_of
+from topicberg.iceberg.file_columns import missing_column, with_names_of
 from topicberg.iceberg.files import names_in_file
 from topicberg.iceberg.position_deletes import has_deletes
 
 ROWS_AT_ONCE = 200_000
+_NAN = object()
 ColumnPath = tuple[str, ...]
 """The name of a column, then the names of fields inside it."""
 Condition = Mapping[ColumnPath, Sequence[Any]]
@@ -61,16 +63,27 @@ class Rows:
             met = np.ones(rows.num_rows, np.bool_)
             for path, values in condition.items():
                 kind = reduce(lambda parent, name: parent.field(name).type, path, arrow)
-                column = pa.nulls(rows.num_rows, kind)
-                if path[0] in rows.schema.names:
-                    column = rows.column(path[0])
-                    if isinstance(column, pa.ChunkedArray):
-                        column = column.combine_chunks()
-                    for name in path[1:]:
-                        column = pc.struct_field(column, name)
+                column = self._column(rows, path, kind)
                 met &= _is_one_of(column.cast(kind), pa.array(values, kind))
             mask |= met
         return mask
+
+    def _column(
+        self, rows: pa.Table | pa.RecordBatch, path: ColumnPath, kind: pa.DataType
+    ) -> pa.Array:
+        """Return a column of rows, or a field in it: null, or its default, if they lack it."""
+        if path[0] not in rows.schema.names:
+            if len(path) > 1:
+                return pa.nulls(rows.num_rows, kind)
+            return missing_column(self.schema.find_field(path[0]), rows.num_rows)
+        column = rows.column(path[0])
+        if isinstance(column, pa.ChunkedArray):
+            column = column.combine_chunks()
+        for name in path[1:]:
+            if name not in {field.name for field in column.type}:
+                return pa.nulls(rows.num_rows, kind)
+            column = pc.struct_field(column, name)
+        return column
 
 
 def columns(
@@ -116,8 +129,24 @@ def is_data(path: str) -> bool:
 
 
 def _is_one_of(column: pa.Array, values: pa.Array) -> NDArray[np.bool_]:
+    """Return which values of a column are one of some; -0.0 is 0.0 and NaN is NaN, as in keys."""
     if not pa.types.is_nested(column.type):
+        if pa.types.is_floating(column.type):
+            zero = pa.scalar(0, column.type)
+            column, values = pc.add(column, zero), pc.add(values, zero)  # without a zero's sign
         found = pc.is_in(column, value_set=values)
         return np.asarray(found.to_numpy(zero_copy_only=False), np.bool_)
-    known = values.to_pylist()
-    return np.array([one in known for one in column.to_pylist()], np.bool_)
+    known = [_comparable(value) for value in values.to_pylist()]
+    return np.array([_comparable(one) in known for one in column.to_pylist()], np.bool_)
+
+
+def _comparable(value: Any) -> Any:
+    """Return a nested value whose NaN is equal to NaN."""
+    match value:
+        case dict():
+            return {name: _comparable(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_comparable(one) for one in value]
+        case float() if math.isnan(value):
+            return _NAN
+    return value
