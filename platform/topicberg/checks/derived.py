@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -28,7 +29,7 @@ from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import Known, SourceTable, unread
-from topicberg.transforms.upsert_view import merged
+from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
 
@@ -239,18 +240,29 @@ def _memory(before: Any) -> Memory | None:
         return None
 
 
-def view_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:
+def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> TableCheck:
     description = (
-        f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged."
+        f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged, "
+        "by the keys and the event time of the spec."
     )
-    return delay_check(spec, allowed_minutes, description, check_merged)
+    return delay_check(spec, allowed_minutes, description, partial(check_merged, view))
 
 
 def check_merged(
-    view: Table | None, source: Table, allowed_minutes: int, now: datetime, remediation: str
+    view: UpsertView,
+    table: Table | None,
+    source: Table,
+    allowed_minutes: int,
+    now: datetime,
+    remediation: str,
 ) -> Finding:
-    """Return whether an upsert view shows what its source held some time ago."""
-    last = merged(view, source.name()) if view else None
+    """Return whether the table of an upsert view shows what its source held some time ago."""
+    if table and not defined_alike(table, view):
+        keys, order = ", ".join(view.keys), view.order[0]
+        message = f"it was computed by other keys or another order than {keys} and {order}, which "
+        message += "the spec has now"
+        return Finding(message, remediation)
+    last = merged(table, source.name()) if table else None
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [each for each in changes.new if _changes_rows(each)]
     rolled_back = [each for each in changes.rolled_back if _changes_rows(each)]

@@ -30,12 +30,14 @@ from topicberg.retry import classify
 from topicberg.transforms.publish import PublishProgress, _target
 from topicberg.transforms.target import ensure_table
 from topicberg.transforms.unread import SourceTable, unread
+from topicberg.transforms.upsert_view import UpsertView
 from topicberg.transforms.windows import computations
 
 COLUMNS = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64())])
 NAME = ("shop", "totals")
 PARTITION = ("at", "hour")
 NOW = datetime.now(UTC)
+VIEW = UpsertView(("shop", "orders"), NAME, ("id",), ("at",))
 
 
 class GlueCatalog(SqlCatalog):
@@ -159,8 +161,8 @@ def test_checks_without_a_snapshot_allow_their_time(glue: GlueCatalog, killed: T
     first = up_to_date(NOW, None)
     assert first.passed
     assert not up_to_date(later, first).passed
-    assert check_merged(killed, source, 30, NOW, "mend").passed
-    assert not check_merged(killed, source, 30, later, "mend").passed
+    assert check_merged(VIEW, killed, source, 30, NOW, "mend").passed
+    assert not check_merged(VIEW, killed, source, 30, later, "mend").passed
 
 
 def test_reading_puts_no_tag_on_confluents_tables(glue: GlueCatalog) -> None:
