@@ -79,19 +79,27 @@ class WrittenWindow:
 
 
 def write_window(
-    spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
+    spark: SparkSession,
+    catalog: Catalog,
+    derivation: Derivation,
+    window: Window,
+    *,
+    keep_expired: bool = False,
 ) -> WrittenWindow:
     """Compute a window from the heads of the sources and replace it in the target.
 
     A long window is replaced in several commits, of whole partitions each. Of the first partition,
     which has everything before it, hours past the data retention of a source stay as they are.
 
+    :param keep_expired: other hours past the retention stay as well: no user requested them
     :raises TopicbergError: a source does not exist, or the function lost the time column or returns
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
-    window = _without_expired(catalog, derivation, window)
-    first, *others = _portions(catalog, derivation, window)
+    left = without_expired(catalog, derivation, window, keep_expired=keep_expired)
+    if left is None:
+        return WrittenWindow()
+    first, *others = _portions(catalog, derivation, left)
     try:
         written = _write(spark, catalog, derivation, first)
         for portion in others:
@@ -124,28 +132,34 @@ def lacking(subject: str, module: str) -> TopicbergError:
     return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
 
 
-def _without_expired(catalog: Catalog, derivation: Derivation, window: Window) -> Window:
+def without_expired(
+    catalog: Catalog, derivation: Derivation, window: Window, *, keep_expired: bool
+) -> Window | None:
     """Return a window without the hours whose rows a source may no longer have.
 
-    Other partitions that are past a retention are computed only on request; the first one is
+    Partitions that are past a retention are computed only if a user requests them; the first one is
     requested for its own hours, too.
+
+    :param keep_expired: no user requested them: they were not past it when the window was requested
+    :return: None: nothing is left
     """
     first = derivation.first_hour(datetime.now(UTC), of_partitions=True)
-    if window.start is not None or derivation.first is None or first == BEFORE_EVERYTHING:
+    if derivation.first is None or first == BEFORE_EVERYTHING:
         return window
     start = datetime.fromtimestamp(first * 3600, UTC)
-    if start > derivation.first:  # the request is for partitions that are past it
-        return window
-    table = find_table(catalog, derivation.target)
-    table_hours = held_hours(table, derivation.target_time) if table else []
-    if not any(hours != NO_TIME and hours.start < first for hours in table_hours):
+    if window.start is None and start <= derivation.first:
+        table = find_table(catalog, derivation.target)
+        table_hours = held_hours(table, derivation.target_time) if table else []
+        if not any(hours != NO_TIME and hours.start < first for hours in table_hours):
+            return window
+    elif not keep_expired or (window.start is not None and start <= window.start):
         return window
     logger.info(
         "table %s: rows of before %s stay, as its sources may have deleted theirs",
         derivation.name,
         f"{start:%F %H:%M}",
     )
-    return Window(start, window.end)
+    return Window(start, window.end) if start < window.end else None
 
 
 def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[Window]:

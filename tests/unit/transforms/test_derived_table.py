@@ -27,11 +27,13 @@ from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.retry import classify
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import without_expired
 from topicberg.transforms.publish import PublishProgress, _target
 from topicberg.transforms.target import ensure_table
 from topicberg.transforms.unread import SourceTable, unread
 from topicberg.transforms.upsert_view import UpsertView
-from topicberg.transforms.windows import computations
+from topicberg.transforms.windows import Window, computations
 
 COLUMNS = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64())])
 NAME = ("shop", "totals")
@@ -178,3 +180,34 @@ def test_reading_puts_no_tag_on_confluents_tables(glue: GlueCatalog) -> None:
         tags = {name: [*table.refresh().refs()] for name, table in tables.items()}
     assert tags["lkc-1"] == ["main"]
     assert len(tags["shop"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("days", "hours", "keep_expired", "expected"),
+    [
+        (40, 1, True, None),
+        (40, 1, False, 0),
+        (40, 10 * 24 + 5, True, 10 * 24 + 1),
+        (29, 1, True, 0),
+    ],
+)
+def test_without_expired_leaves_out_what_no_user_requested(
+    glue: GlueCatalog, days: int, hours: int, keep_expired: bool, expected: int | None
+) -> None:
+    """A run waits, or another table of it has sources that keep their rows longer."""
+    unused: Any = None
+    plan = Derivation(
+        sources=(Source(("shop", "orders"), "at", kept=timedelta(days=30)),),
+        target=NAME,
+        transform=unused,
+        target_time="at",
+        first=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    hour = plan.first_hour(datetime.now(UTC)) - 1  # that before the first one that is kept
+    begin = datetime.fromtimestamp((hour - (days - 30) * 24) * 3600, UTC)
+    window = Window(begin, begin + timedelta(hours=hours))
+    left = without_expired(glue, plan, window, keep_expired=keep_expired)
+    if expected is None:
+        assert left is None
+    else:
+        assert left == Window(begin + timedelta(hours=expected), window.end)

@@ -169,7 +169,9 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
         tables = {table.name(): table for table, _ in _tables(plan, catalog)}
         sources = plan.source_tables(tables.get)
         if name in sources:
-            ranges = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
+            first_hour = plan.first_hour(datetime.now(UTC))
+            read = unread(tables.get(plan.target), plan.target_time, sources, first_hour)
+            ranges = read[name].unread
             known = (each for each in ranges if seen and each.sequence <= seen.sequence)
             yield from (Hours(each.start, each.stop) for each in known)
 
