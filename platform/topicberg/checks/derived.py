@@ -28,7 +28,7 @@ from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation
-from topicberg.transforms.unread import Known, SourceTable, unread
+from topicberg.transforms.unread import Known, SourceTable, computable, unread
 from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
@@ -125,7 +125,8 @@ def check_up_to_date(
         facts: dict[str, Any] = {MEMORY: memory.model_dump(mode="json")}
         return Finding(message, remediation(partitions(source_hours)), facts=facts)
     same = memory if memory and memory.table == uuid else None
-    read = unread(table, time, sources, first_hour, same.known if same else None)
+    everything = unread(table, time, sources, first_hour, same.known if same else None)
+    read = computable(everything, first_hour)
     now_ms = int(now.timestamp() * 1000)
     since = None
     if any(each.new for each in read.values()):
@@ -139,7 +140,7 @@ def check_up_to_date(
     ]
     keys = partitions(Hours(each.start, min(each.stop, this_hour + 1)) for each, _ in due)
     head = table.current_snapshot() if table else None
-    known = Known(head=head.snapshot_id if head else None, read=read)
+    known = Known(head=head.snapshot_id if head else None, read=everything)
     memory = Memory(table=uuid, since=since, known=known)
     old = _outdated_hours(table, time, sources, version, now, first_hour) if table else []
     old_keys = partitions(old) if old else []
@@ -153,7 +154,12 @@ def check_up_to_date(
     if old_keys:
         return _outdated(old_keys, keys, names, version, recomputation or remediation, facts)
     if not keys:
-        return good(_all_read(names), **facts)
+        expired = any(
+            hours.start < first_hour
+            for progress in everything.values()
+            for hours in progress.unread
+        )
+        return good(_all_read(names, first_hour if expired else None), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     which = _range(keys)
@@ -170,8 +176,12 @@ def _range(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
 
-def _all_read(unused: Sequence[str]) -> str:
+def _all_read(unused: Sequence[str], expired_until: int | None) -> str:
+    """:param expired_until: the hour until which rows that were not read are past a retention"""
     what = "everything that its sources hold was read"
+    if expired_until is not None:
+        what += f", but for rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which "
+        what += "are past the data retention of a source, or soon will be"
     if unused:
         what += f"; of {', '.join(unused)}, which its function no longer returns, only rows that "
         what += "cannot be computed again have values"

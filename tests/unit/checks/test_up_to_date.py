@@ -23,7 +23,7 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
-from topicberg.iceberg.hours import Hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
 from topicberg.transforms import upsert_view
 from topicberg.transforms.unread import (
@@ -106,6 +106,7 @@ class Pair:
         remember: bool = True,
         allowed: int = 30,
         reach: timedelta = timedelta(),
+        first_hour: int = BEFORE_EVERYTHING,
     ) -> Finding:
         def keys(hours: Iterable[Hours]) -> list[str]:
             self.asked = sorted({f"{h - FIRST:02}" for r in hours for h in r if h >= FIRST - 9})
@@ -121,6 +122,7 @@ class Pair:
             self.before if remember else None,
             keys,
             lambda late: f"compute {' '.join(late)}",
+            first_hour,
         )
         if remember:
             self.before = json.loads(json.dumps(found.facts[MEMORY]))
@@ -392,11 +394,30 @@ def test_whatever_happens_the_unread_hours_are_known(steps: list[Step]) -> None:
 def test_what_is_remembered_is_bounded() -> None:
     many = [Unread(hour, hour + 1, hour, hour, hour, hour) for hour in range(0, 40_000, 2)]
     many[500] = Unread(100_000, 100_001, 5, 5, 5, 5)
-    coarse = _coarse(many)
+    coarse = _coarse(many, MAX_RANGES)
     assert len(coarse) <= MAX_RANGES
     assert coarse[-1] == many[500]
     held = {hour for each in coarse for hour in range(each.start, each.stop)}
     assert held >= {each.start for each in many}
+
+
+def test_shorter_retention_for_a_while_forgets_no_unread_hours(pair: Pair) -> None:
+    pair.arrive(1, 900)
+    pair.compute(0, 900)
+    pair.arrive(1)  # late
+    assert not pair.check(60, remember=False).passed
+    limit = FIRST + 900 - 30 * 24
+    found = pair.check(60, first_hour=limit)
+    assert found.passed
+    assert "but for rows of before 2026-01-08 12:00" in found.what
+    assert pair.table
+    sources = {NAME: SourceTable(pair.source.refresh(), "at")}
+    for _ in range(2):
+        read = unread(pair.table.refresh(), "at", sources, limit)
+        pair.compute(900, 900, (pair.source.current_snapshot().snapshot_id, read))
+    assert pair.check(60, first_hour=limit).passed
+    assert not pair.check(60).passed
+    assert pair.asked == ["01"]
 
 
 def test_an_upsert_view(pair: Pair) -> None:
