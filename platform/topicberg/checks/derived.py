@@ -79,6 +79,7 @@ def derived_check(
             first_hour,
             plan.version,
             lambda keys: f"compute them again: {computation_command(name, chosen(keys))}",
+            plan.first_partition,
         )
 
     names = ", ".join(f"`{each}`" for each in reads)
@@ -101,6 +102,7 @@ def check_up_to_date(
     first_hour: int = BEFORE_EVERYTHING,
     version: str | None = None,
     recomputation: Callable[[Sequence[str]], str] | None = None,
+    first_partition: Hours | None = None,
 ) -> Finding:
     """Return whether everything that the sources held some time ago was computed.
 
@@ -142,7 +144,10 @@ def check_up_to_date(
     head = table.current_snapshot() if table else None
     known = Known(head=head.snapshot_id if head else None, read=everything)
     memory = Memory(table=uuid, since=since, known=known)
-    old = _outdated_hours(table, time, sources, version, now, first_hour) if table else []
+    old = list[Hours]()
+    if table:
+        versions = outdated(computed_by(table), version, first_partition)
+        old = _outdated_hours(table, time, sources, versions, now, first_hour)
     old_keys = partitions(old) if old else []
     facts = {
         "unread_partitions": len(keys),
@@ -204,7 +209,7 @@ def _outdated(
     message = (
         f"{count(len(keys), 'partition')} ({_range(keys)}) {was} computed by another version of "
     )
-    message += f"its function, which is {version} now"
+    message += f"its function, or from other columns or partitions; it is {version} now"
     if unused:
         message += (
             f"; when all are computed again, {', '.join(unused)}, which it no longer returns, "
@@ -221,12 +226,14 @@ def _outdated_hours(
     table: Table,
     time: str,
     sources: Mapping[str, SourceTable],
-    version: str | None,
+    old: Sequence[Hours],
     now: datetime,
     first_hour: int,
 ) -> list[Hours]:
-    """Return the hours up to now with rows here or in sources that another version computed."""
-    old = outdated(computed_by(table), version)
+    """Return the hours up to now with rows here or in sources that another version computed.
+
+    :param old: all that it computed
+    """
     if not old:
         return []
     ranges = [*held_hours(table, time)]

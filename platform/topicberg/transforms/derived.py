@@ -257,7 +257,7 @@ def _drop_unused(derivation: Derivation, table: Table, unused: Sequence[str]) ->
     if not unused or derivation.version is None:
         return
     table_hours = held_hours(table, derivation.target_time)
-    for hours in outdated(computed_by(table), derivation.version):
+    for hours in outdated(computed_by(table), derivation.version, derivation.first_partition):
         if any(each.start < hours.stop and hours.start < each.stop for each in table_hours):
             return
     with table.update_schema() as update:
@@ -285,7 +285,9 @@ def summary_of(
     first_hour = derivation.first_hour(datetime.now(UTC))
     read = unread(target, derivation.target_time, tables, first_hour)
     version = derivation.version
-    versions = recorded(computed_by(target), version, window, unused) if version else {}
+    versions, first = dict[str, str](), derivation.first_partition
+    if version:
+        versions = recorded(computed_by(target), version, window, unused, first)
     return {
         **versions,
         SOURCE_SNAPSHOTS: json.dumps({name: head_id(table) for name, table in sources.items()}),

@@ -27,6 +27,7 @@ from topicberg.orchestration.jobs.watches import watches
 from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.settings import DEPLOYED_FILE, settings
 from topicberg.topics import load_topics
+from topicberg.topics.event_time import EventTimeSpec
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 from topicberg.transforms.windows import FOREVER, reached
 
@@ -348,6 +349,22 @@ def test_table_that_is_source_and_lookup_reaches_as_both() -> None:
     (source,) = derivation(lake.derived[0], lake).source_tables(lambda _: table).values()
     assert source.reached(Hours(hour - 3, hour - 2), now) == expected
     assert not source.whole
+
+
+def test_version_of_a_table_changes_with_the_event_time_of_its_source() -> None:
+    def trades_of_hour(trades: Any) -> Any:
+        return trades
+
+    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
+    table = derived_table(source="stock_trades", time_column="at")(trades_of_hour)
+    plans = [
+        derivation(table, Lake(LAKE.config, (changed,), (table,)))
+        for column in ("$$timestamp", "traded_at")
+        for changed in [spec.model_copy(update={"event_time_rule": EventTimeSpec(field=column)})]
+    ]
+    codes, others = zip(*(str(plan.version).split(".") for plan in plans), strict=True)
+    assert len({*codes}) == 1
+    assert len({*others}) == 2
 
 
 def test_watch_requests_what_one_of_its_tables_can_compute() -> None:

@@ -12,6 +12,7 @@ in the same window; ``iceberg/large_trades``, ``glue/large_trades`` and ``snowfl
 are in the graph, with partitions, backfills and checks.
 """
 
+import hashlib
 import inspect
 import re
 import time
@@ -299,7 +300,7 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
         first=partitions.start.astimezone(UTC),
         format_version=derived.format_version,
-        version=code_version(derived, lake),
+        version=f"{code_version(derived, lake)}.{_read_version(derived, lake)}",
         descriptions=tuple(described_columns(derived.description).items()),
     )
     _check_retention(derived, plan)
@@ -334,6 +335,15 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
             hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
             + " or ".join(f"`{name}`" for name in around),
         )
+
+
+def _read_version(derived: DerivedTable, lake: "Lake") -> str:
+    """Return a digest of the columns by which the sources' windows are read.
+
+    It is beside the version of the code: earlier versions of topicberg recorded only that.
+    """
+    times = repr([(name, lake.origin(name).time) for name in derived.sources])
+    return hashlib.sha256(times.encode()).hexdigest()[:6]
 
 
 def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
