@@ -43,13 +43,19 @@ from topicberg.spark import missing_module, quote
 from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.placement import REFUSED, check_places, misplaced, refusing
 from topicberg.transforms.spark_tables import rows_at_head, serializable, spark_name, time_type
-from topicberg.transforms.target import described, ensure_table, has_rows, head_id, optional
+from topicberg.transforms.target import (
+    WRITE_ID,
+    described,
+    ensure_table,
+    has_rows,
+    head_id,
+    optional,
+)
 from topicberg.transforms.unread import READ, after, unread
 from topicberg.transforms.versions import computed_by, outdated, recorded
 from topicberg.transforms.windows import WINDOW, Window
 
 logger = logging.getLogger(__name__)
-WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
 
 
