@@ -129,6 +129,22 @@ def first_offsets(
     return first
 
 
+def adopt_start(table: Table, own: Table) -> None:
+    """Let a table that holds nothing yet begin where the topic's own table began."""
+    if commit.committed(table, table.current_snapshot()).offsets:
+        return
+    keys = (summaries.FIRST_OFFSETS, summaries.FIRST_TOPIC_ID)
+    note = {key: own.properties[key] for key in keys if key in own.properties}
+    begun = commit.committed(own, own.current_snapshot())
+    if not note and begun.offsets:  # it began with the earliest records
+        note = {summaries.FIRST_OFFSETS: dump_offsets({})}
+        note |= {summaries.FIRST_TOPIC_ID: begun.topic_id} if begun.topic_id else {}
+    if note.items() <= table.properties.items():
+        return
+    with table.transaction() as transaction:
+        transaction.set_properties(note)
+
+
 def in_time_order(
     topic: str,
     endpoints: Endpoints,
