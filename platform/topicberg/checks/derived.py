@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,8 +28,8 @@ from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms.derivation import Derivation
-from topicberg.transforms.unread import Known, SourceTable, unread
-from topicberg.transforms.upsert_view import merged
+from topicberg.transforms.unread import Known, SourceTable, computable, unread
+from topicberg.transforms.upsert_view import UpsertView, defined_alike, merged
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
 
@@ -78,6 +79,7 @@ def derived_check(
             first_hour,
             plan.version,
             lambda keys: f"compute them again: {computation_command(name, chosen(keys))}",
+            plan.first_partition,
         )
 
     names = ", ".join(f"`{each}`" for each in reads)
@@ -100,6 +102,7 @@ def check_up_to_date(
     first_hour: int = BEFORE_EVERYTHING,
     version: str | None = None,
     recomputation: Callable[[Sequence[str]], str] | None = None,
+    first_partition: Hours | None = None,
 ) -> Finding:
     """Return whether everything that the sources held some time ago was computed.
 
@@ -124,7 +127,8 @@ def check_up_to_date(
         facts: dict[str, Any] = {MEMORY: memory.model_dump(mode="json")}
         return Finding(message, remediation(partitions(source_hours)), facts=facts)
     same = memory if memory and memory.table == uuid else None
-    read = unread(table, time, sources, first_hour, same.known if same else None)
+    everything = unread(table, time, sources, first_hour, same.known if same else None)
+    read = computable(everything, first_hour)
     now_ms = int(now.timestamp() * 1000)
     since = None
     if any(each.new for each in read.values()):
@@ -138,9 +142,12 @@ def check_up_to_date(
     ]
     keys = partitions(Hours(each.start, min(each.stop, this_hour + 1)) for each, _ in due)
     head = table.current_snapshot() if table else None
-    known = Known(head=head.snapshot_id if head else None, read=read)
+    known = Known(head=head.snapshot_id if head else None, read=everything)
     memory = Memory(table=uuid, since=since, known=known)
-    old = _outdated_hours(table, time, sources, version, now, first_hour) if table else []
+    old = list[Hours]()
+    if table:
+        versions = outdated(computed_by(table), version, first_partition)
+        old = _outdated_hours(table, time, sources, versions, now, first_hour)
     old_keys = partitions(old) if old else []
     facts = {
         "unread_partitions": len(keys),
@@ -152,7 +159,12 @@ def check_up_to_date(
     if old_keys:
         return _outdated(old_keys, keys, names, version, recomputation or remediation, facts)
     if not keys:
-        return good(_all_read(names), **facts)
+        expired = any(
+            hours.start < first_hour
+            for progress in everything.values()
+            for hours in progress.unread
+        )
+        return good(_all_read(names, first_hour if expired else None), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     which = _range(keys)
@@ -169,8 +181,12 @@ def _range(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
 
-def _all_read(unused: Sequence[str]) -> str:
+def _all_read(unused: Sequence[str], expired_until: int | None) -> str:
+    """:param expired_until: the hour until which rows that were not read are past a retention"""
     what = "everything that its sources hold was read"
+    if expired_until is not None:
+        what += f", but for rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which "
+        what += "are past the data retention of a source, or soon will be"
     if unused:
         what += f"; of {', '.join(unused)}, which its function no longer returns, only rows that "
         what += "cannot be computed again have values"
@@ -193,7 +209,7 @@ def _outdated(
     message = (
         f"{count(len(keys), 'partition')} ({_range(keys)}) {was} computed by another version of "
     )
-    message += f"its function, which is {version} now"
+    message += f"its function, or from other columns or partitions; it is {version} now"
     if unused:
         message += (
             f"; when all are computed again, {', '.join(unused)}, which it no longer returns, "
@@ -210,12 +226,14 @@ def _outdated_hours(
     table: Table,
     time: str,
     sources: Mapping[str, SourceTable],
-    version: str | None,
+    old: Sequence[Hours],
     now: datetime,
     first_hour: int,
 ) -> list[Hours]:
-    """Return the hours up to now with rows here or in sources that another version computed."""
-    old = outdated(computed_by(table), version)
+    """Return the hours up to now with rows here or in sources that another version computed.
+
+    :param old: all that it computed
+    """
     if not old:
         return []
     ranges = [*held_hours(table, time)]
@@ -239,18 +257,29 @@ def _memory(before: Any) -> Memory | None:
         return None
 
 
-def view_check(spec: TopicSpec, allowed_minutes: int) -> TableCheck:
+def view_check(spec: TopicSpec, allowed_minutes: int, view: UpsertView) -> TableCheck:
     description = (
-        f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged."
+        f"Every record that the topic's own table held {allowed_minutes} minutes ago was merged, "
+        "by the keys and the event time of the spec."
     )
-    return delay_check(spec, allowed_minutes, description, check_merged)
+    return delay_check(spec, allowed_minutes, description, partial(check_merged, view))
 
 
 def check_merged(
-    view: Table | None, source: Table, allowed_minutes: int, now: datetime, remediation: str
+    view: UpsertView,
+    table: Table | None,
+    source: Table,
+    allowed_minutes: int,
+    now: datetime,
+    remediation: str,
 ) -> Finding:
-    """Return whether an upsert view shows what its source held some time ago."""
-    last = merged(view, source.name()) if view else None
+    """Return whether the table of an upsert view shows what its source held some time ago."""
+    if table and not defined_alike(table, view):
+        keys, order = ", ".join(view.keys), view.order[0]
+        message = f"it was computed by other keys or another order than {keys} and {order}, which "
+        message += "the spec has now"
+        return Finding(message, remediation)
+    last = merged(table, source.name()) if table else None
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [each for each in changes.new if _changes_rows(each)]
     rolled_back = [each for each in changes.rolled_back if _changes_rows(each)]

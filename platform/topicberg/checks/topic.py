@@ -15,8 +15,17 @@ from topicberg.checks.finding import Finding, Severity, age, from_ms, good, judg
 from topicberg.endpoints import Endpoints
 from topicberg.errors import split_hint
 from topicberg.iceberg.snapshots import report
-from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED, ancestry, checkpoint, summary
+from topicberg.iceberg.summaries import (
+    END_OFFSETS,
+    FIRST_OFFSETS,
+    FIRST_TOPIC_ID,
+    ROWS_SKIPPED,
+    ancestry,
+    checkpoint,
+    summary,
+)
 from topicberg.kafka.consumer import first_times
+from topicberg.kafka.offsets import parse_offsets
 from topicberg.kafka.registration import FileState, compare
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
@@ -368,6 +377,13 @@ def check_history(
 
     Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare.
     """
+    if history and (problem := _other_records(history, topic)):
+        name = ".".join(history.name())
+        return Finding(
+            problem,
+            f"to have what Kafka still has of the records, drop the table {name} (rename it to "
+            f"keep its rows), then compute it: {remediation}",
+        )
     read = committed(history, history.current_snapshot()).offsets if history else {}
     missing: Snapshot | None = None
     newest = checkpoint(topic)
@@ -383,6 +399,29 @@ def check_history(
     since = from_ms(missing.timestamp_ms)
     message = f"records that were added {age((now - since).total_seconds())} ago were not read yet"
     return judge_delay(message, since, allowed_minutes, now, remediation)
+
+
+def _other_records(history: Table, topic: Table) -> str:
+    """Return why a history and the topic's own table are of other records; empty: they are not."""
+    topic_id, other_id = (
+        committed(each, each.current_snapshot()).topic_id for each in (topic, history)
+    )
+    if topic_id and other_id and topic_id != other_id:
+        return (
+            f"it holds the records of topic id {other_id}, and the topic's own table those of "
+            f"{topic_id}: the topic was deleted and created again"
+        )
+    ids = {each.properties.get(FIRST_TOPIC_ID, topic_id) for each in (history, topic)}
+    first, begin = (
+        parse_offsets(each.properties.get(FIRST_OFFSETS, "{}")) for each in (history, topic)
+    )
+    later = [p for p, offset in sorted(first.items()) if offset > begin.get(p, 0)]
+    if len(ids) > 1 or not later:
+        return ""
+    return (
+        f"it begins at offset {first[later[0]]:,} of partition {later[0]}, and the topic's own "
+        f"table at {begin.get(later[0], 0):,}: records of before are missing"
+    )
 
 
 def skipped_check(spec: TopicSpec) -> TableCheck:

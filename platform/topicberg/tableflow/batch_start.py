@@ -113,7 +113,10 @@ def first_offsets(
     # Earlier versions of topicberg noted no id.
     known_id = table.properties.get(summaries.FIRST_TOPIC_ID, log.topic_id)
     if known is not None and known_id == log.topic_id:
-        return parse_offsets(known)
+        first = parse_offsets(known)
+        if summaries.FIRST_ADOPTED in table.properties:
+            first = {p: max(o, log.beginning.get(p, o)) for p, o in first.items()}
+        return first
     if position == "latest":
         # All records of a topic that was created again are later than the start.
         first = log.end if known is None else log.beginning
@@ -127,6 +130,27 @@ def first_offsets(
     with table.transaction() as transaction:
         transaction.set_properties(note)
     return first
+
+
+def adopt_start(table: Table, own: Table) -> None:
+    """Let a table that holds nothing yet begin where the topic's own table began.
+
+    Of these records, it gets those that Kafka still has.
+    """
+    if commit.committed(table, table.current_snapshot()).offsets:
+        return
+    keys = (summaries.FIRST_OFFSETS, summaries.FIRST_TOPIC_ID)
+    note = {key: own.properties[key] for key in keys if key in own.properties}
+    begun = commit.committed(own, own.current_snapshot())
+    if not note and begun.offsets:  # it began with the earliest records
+        note = {summaries.FIRST_OFFSETS: dump_offsets({})}
+        note |= {summaries.FIRST_TOPIC_ID: begun.topic_id} if begun.topic_id else {}
+    if note:
+        note[summaries.FIRST_ADOPTED] = "true"
+    if note.items() <= table.properties.items():
+        return
+    with table.transaction() as transaction:
+        transaction.set_properties(note)
 
 
 def in_time_order(

@@ -13,6 +13,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.iceberg.tables import find_table
 from topicberg.settings import Settings
 from topicberg.tableflow import skips
+from topicberg.tableflow.batch_start import adopt_start
 from topicberg.topics import TopicSpec
 
 
@@ -40,7 +41,11 @@ def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> T
     history = HistorySpec.model_validate(appended)
     catalog = endpoints.catalog(config)
     own = find_table(catalog, spec.table_identifier(config))
-    if own is not None and skips.requested(own):  # the command `tableflow skip` is for the topic
-        skips.adopt(Ingestor(history, endpoints, beside).table(), own)
+    starts_later = history.tableflow.start_position != "earliest"
+    if own is not None and (starts_later or skips.requested(own)):
+        table = Ingestor(history, endpoints, beside).table()
+        if starts_later:
+            adopt_start(table, own)
+        skips.adopt(table, own)  # the command `tableflow skip` is for the topic
     run_once(history, endpoints, beside)
     return catalog.load_table(history_table(spec))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame
 
-from topicberg.iceberg.hours import BEFORE_EVERYTHING
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.transforms.unread import SourceTable
 from topicberg.transforms.windows import FOREVER, Window
 
@@ -98,6 +98,14 @@ class Derivation:
     def hours(self) -> int:
         """The hours of a partition."""
         return _HOURS[self.partitioned_by]
+
+    @property
+    def first_partition(self) -> Hours | None:
+        """The hours of the first partition, without those before it that it has as well."""
+        if self.first is None:
+            return None
+        start = int(self.first.timestamp()) // 3600
+        return Hours(start, start + self.hours)
 
     def calls(self, window: Window) -> list[Call]:
         """Return the calls of the function that compute a window."""

@@ -43,13 +43,19 @@ from topicberg.spark import missing_module, quote
 from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.placement import REFUSED, check_places, misplaced, refusing
 from topicberg.transforms.spark_tables import rows_at_head, serializable, spark_name, time_type
-from topicberg.transforms.target import described, ensure_table, has_rows, head_id, optional
+from topicberg.transforms.target import (
+    WRITE_ID,
+    described,
+    ensure_table,
+    has_rows,
+    head_id,
+    optional,
+)
 from topicberg.transforms.unread import READ, after, unread
 from topicberg.transforms.versions import computed_by, outdated, recorded
 from topicberg.transforms.windows import WINDOW, Window
 
 logger = logging.getLogger(__name__)
-WRITE_ID = "topicberg.write-id"
 ATTEMPTS = 5
 
 
@@ -79,19 +85,27 @@ class WrittenWindow:
 
 
 def write_window(
-    spark: SparkSession, catalog: Catalog, derivation: Derivation, window: Window
+    spark: SparkSession,
+    catalog: Catalog,
+    derivation: Derivation,
+    window: Window,
+    *,
+    keep_expired: bool = False,
 ) -> WrittenWindow:
     """Compute a window from the heads of the sources and replace it in the target.
 
     A long window is replaced in several commits, of whole partitions each. Of the first partition,
     which has everything before it, hours past the data retention of a source stay as they are.
 
+    :param keep_expired: other hours past the retention stay as well: no user requested them
     :raises TopicbergError: a source does not exist, or the function lost the time column or returns
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
-    window = _without_expired(catalog, derivation, window)
-    first, *others = _portions(catalog, derivation, window)
+    left = without_expired(catalog, derivation, window, keep_expired=keep_expired)
+    if left is None:
+        return WrittenWindow()
+    first, *others = _portions(catalog, derivation, left)
     try:
         written = _write(spark, catalog, derivation, first)
         for portion in others:
@@ -124,28 +138,34 @@ def lacking(subject: str, module: str) -> TopicbergError:
     return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
 
 
-def _without_expired(catalog: Catalog, derivation: Derivation, window: Window) -> Window:
+def without_expired(
+    catalog: Catalog, derivation: Derivation, window: Window, *, keep_expired: bool
+) -> Window | None:
     """Return a window without the hours whose rows a source may no longer have.
 
-    Other partitions that are past a retention are computed only on request; the first one is
+    Partitions that are past a retention are computed only if a user requests them; the first one is
     requested for its own hours, too.
+
+    :param keep_expired: no user requested them: they were not past it when the window was requested
+    :return: None: nothing is left
     """
     first = derivation.first_hour(datetime.now(UTC), of_partitions=True)
-    if window.start is not None or derivation.first is None or first == BEFORE_EVERYTHING:
+    if derivation.first is None or first == BEFORE_EVERYTHING:
         return window
     start = datetime.fromtimestamp(first * 3600, UTC)
-    if start > derivation.first:  # the request is for partitions that are past it
-        return window
-    table = find_table(catalog, derivation.target)
-    table_hours = held_hours(table, derivation.target_time) if table else []
-    if not any(hours != NO_TIME and hours.start < first for hours in table_hours):
+    if window.start is None and start <= derivation.first:
+        table = find_table(catalog, derivation.target)
+        table_hours = held_hours(table, derivation.target_time) if table else []
+        if not any(hours != NO_TIME and hours.start < first for hours in table_hours):
+            return window
+    elif not keep_expired or (window.start is not None and start <= window.start):
         return window
     logger.info(
         "table %s: rows of before %s stay, as its sources may have deleted theirs",
         derivation.name,
         f"{start:%F %H:%M}",
     )
-    return Window(start, window.end)
+    return Window(start, window.end) if start < window.end else None
 
 
 def _portions(catalog: Catalog, derivation: Derivation, window: Window) -> list[Window]:
@@ -243,7 +263,7 @@ def _drop_unused(derivation: Derivation, table: Table, unused: Sequence[str]) ->
     if not unused or derivation.version is None:
         return
     table_hours = held_hours(table, derivation.target_time)
-    for hours in outdated(computed_by(table), derivation.version):
+    for hours in outdated(computed_by(table), derivation.version, derivation.first_partition):
         if any(each.start < hours.stop and hours.start < each.stop for each in table_hours):
             return
     with table.update_schema() as update:
@@ -271,7 +291,9 @@ def summary_of(
     first_hour = derivation.first_hour(datetime.now(UTC))
     read = unread(target, derivation.target_time, tables, first_hour)
     version = derivation.version
-    versions = recorded(computed_by(target), version, window, unused) if version else {}
+    versions, first = dict[str, str](), derivation.first_partition
+    if version:
+        versions = recorded(computed_by(target), version, window, unused, first)
     return {
         **versions,
         SOURCE_SNAPSHOTS: json.dumps({name: head_id(table) for name, table in sources.items()}),

@@ -51,6 +51,8 @@ class JobRequest(BaseModel):
     """Name of the derived table or of the upsert view."""
     window: Window | None
     """None: it is an upsert view."""
+    keep_expired: bool = False
+    """See :func:`topicberg.transforms.derived.write_window`."""
     settings: dict[str, Any]
     has_spark: bool = False
     """Whether the requester has Spark Connect: then its graph has more tables."""
@@ -62,11 +64,18 @@ class JobRequest(BaseModel):
 
     @classmethod
     def of(
-        cls, table: str, window: Window | None, config: Settings, lake: LakeEndpoints
+        cls,
+        table: str,
+        window: Window | None,
+        config: Settings,
+        lake: LakeEndpoints,
+        *,
+        keep_expired: bool = False,
     ) -> JobRequest:
         return cls(
             table=table,
             window=window,
+            keep_expired=keep_expired,
             settings=config.model_dump(mode="json", exclude=_LOCAL_ONLY),
             has_spark=config.has_spark,
             lake=LakeEndpoints(

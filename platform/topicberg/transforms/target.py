@@ -23,7 +23,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.names import partition_field_name
-from topicberg.iceberg.summaries import summary
+from topicberg.iceberg.summaries import FIRST_OFFSETS, SOURCE_SNAPSHOTS, summary
 from topicberg.iceberg.tables import find_table
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.tableflow.table import bounds_kept, check_types, keep_bounds
@@ -37,6 +37,12 @@ _PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
+
+COMPUTED = "topicberg.computed"
+"""Table property, ``true``: its rows are computed, and replaced. Tables of earlier versions get it
+from the first run."""
+WRITE_ID = "topicberg.write-id"
+"""Snapshot summary: of the attempt that computed it."""
 
 
 def ensure_table(
@@ -55,12 +61,14 @@ def ensure_table(
     :param format_version: of a new table
     :param before: the table as it was before its sources were loaded; None: there was none
     :raises CommitConflictError: another run wrote since then, maybe from newer sources
-    :raises TopicbergError: a column cannot have its new type, or the partitions are longer
+    :raises TopicbergError: a column cannot have its new type, or the partitions are longer; or it
+        has rows of others
     """
     head, table = head_id(before) if before else None, before or find_table(catalog, name)
     if table is None:
         table = _create(catalog, name, columns, partition, format_version)
     else:
+        _adopt(table)
         _evolve(table, columns)
         if partition:
             _check_partition(table, *partition)
@@ -72,6 +80,32 @@ def ensure_table(
     if head_id(table) != head and (head is not None or has_rows(table)):
         raise CommitConflictError(f"table {'.'.join(name)}: another run wrote to it")
     return table
+
+
+def _adopt(table: Table) -> None:
+    """Mark a table as computed.
+
+    :raises TopicbergError: it has rows, and nothing shows that topicberg created it
+    """
+    if COMPUTED in table.properties:
+        return
+    is_ours = any(
+        not summary(snapshot).keys().isdisjoint((SOURCE_SNAPSHOTS, WRITE_ID))
+        for snapshot in table.snapshots()
+    )
+    # Others may have expired these snapshots, but the table has what it was created with.
+    is_topics = FIRST_OFFSETS in table.properties
+    is_ours |= not is_topics and _PROPERTIES.items() <= table.properties.items()
+    if has_rows(table) and not is_ours:
+        name = ".".join(table.name())
+        raise TopicbergError(
+            f"table {name} exists and has rows that topicberg did not compute: they would be "
+            "replaced",
+            hint="give the function or the view another name, or drop the table; if topicberg may "
+            f"replace the rows, set the table property `{COMPUTED}` to `true`",
+        )
+    with table.transaction() as transaction:
+        transaction.set_properties({COMPUTED: "true"})
 
 
 def _check_partition(table: Table, column: str, transform: str) -> None:
@@ -149,6 +183,7 @@ def _create(
     properties = {
         "format-version": str(format_version),
         **_PROPERTIES,
+        COMPUTED: "true",
         **bounds_kept(partition[:1] if partition else ()),
     }
     # Like a topic's table, it gets a location of its own, never that of a table that was dropped.

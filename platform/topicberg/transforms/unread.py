@@ -28,6 +28,8 @@ READ = "topicberg.read"
 """Snapshot summary, JSON: source → :class:`Read`."""
 MAX_RANGES = 300
 """The most ranges of :class:`Read`: beyond it, the narrowest gaps count as unread as well."""
+MAX_EXPIRED_RANGES = 30
+"""The same, of hours past the data retention of a source: they are kept in case it gets longer."""
 _EPOCH = 2**40
 
 
@@ -112,11 +114,11 @@ def unread(
     first_hour: int = BEFORE_EVERYTHING,
     known: Known | None = None,
 ) -> dict[str, Read]:
-    """Return how far each source is read at the moment.
+    """Return how far each source is read at the moment, see also :func:`computable`.
 
     :param target: the derived table; None: it does not exist yet
     :param time: its event time
-    :param first_hour: earlier hours are never computed again
+    :param first_hour: earlier hours are past a retention
     :param known: what was found before: more than the target's summaries record, if snapshots of a
         source expired since the newest of them
     """
@@ -145,9 +147,22 @@ def unread(
             hours = union(Hours(each.start, each.stop) for each in read.unread)
             left = [_within(each, part) for each in other.unread for part in hours]
             read = read.model_copy(update={"unread": [each for each in left if each]})
-        ranges = _coarse(_joined(_from(first_hour, read.unread)))
-        reads[name] = read.model_copy(update={"unread": ranges})
+        ranges = _joined(read.unread)
+        expired = _coarse(_until(first_hour, ranges), MAX_EXPIRED_RANGES)
+        rest = _coarse(_from(first_hour, ranges), MAX_RANGES)
+        reads[name] = read.model_copy(update={"unread": [*expired, *rest]})
     return reads
+
+
+def computable(reads: Mapping[str, Read], first_hour: int) -> dict[str, Read]:
+    """Return how far each source is read, without the hours that are past a retention.
+
+    :param first_hour: the first one that is not
+    """
+    return {
+        name: read.model_copy(update={"unread": [*_from(first_hour, read.unread)]})
+        for name, read in reads.items()
+    }
 
 
 def after(read: Mapping[str, Read], window: Window) -> str:
@@ -212,6 +227,12 @@ def _from(first_hour: int, ranges: Iterable[Unread]) -> Iterator[Unread]:
             yield each._replace(start=max(each.start, first_hour))
 
 
+def _until(first_hour: int, ranges: Iterable[Unread]) -> Iterator[Unread]:
+    for each in ranges:
+        if each.start < first_hour:
+            yield each._replace(stop=min(each.stop, first_hour))
+
+
 def _joined(unread: Iterable[Unread]) -> list[Unread]:
     """Return one unread range for each range of hours."""
     found: dict[tuple[int, int], Unread] = {}
@@ -253,14 +274,14 @@ def _left(ranges: Iterable[Unread], hours: Hours, clock: int) -> list[Unread]:
     return left
 
 
-def _coarse(unread: Iterable[Unread]) -> list[Unread]:
+def _coarse(unread: Iterable[Unread], limit: int) -> list[Unread]:
     ordered = sorted(unread)
-    if len(ordered) <= MAX_RANGES:
+    if len(ordered) <= limit:
         return ordered
     gaps = sorted(after.start - before.stop for before, after in pairwise(ordered))
     merged = ordered[:1]
     for each in ordered[1:]:
-        if each.start - merged[-1].stop > gaps[-MAX_RANGES]:
+        if each.start - merged[-1].stop > gaps[-limit]:
             merged.append(each)
         else:
             merged[-1] = _both(merged[-1], each)

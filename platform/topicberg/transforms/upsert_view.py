@@ -1,9 +1,10 @@
 """An upsert view of a topic's table: for every value of some columns, the newest record.
 
 It is a table of its own, so that every engine reads it. Only records that are new since its last
-refresh are read, and merged into it; if the topic's table lost rows other than by its retention,
-the view is computed again and replaced. Records are ordered by event time, then by partition and
-offset, so the result does not depend on the order of their arrival.
+refresh are read, and merged into it. If the topic's table lost rows other than by its retention, or
+the keys or the order are others, the view is computed again and replaced. Records are ordered by
+event time, then by partition and offset, so the result does not depend on the order of their
+arrival.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from topicberg.transforms.windows import computations
 
 _PROPERTY = "spark.sql.iceberg.snapshot-property."
 _NEW = "topicberg_new_records"
+DEFINITION = "topicberg.upsert-view"
+"""Snapshot summary, JSON: the keys and the order by which the view was computed."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class UpsertView:
     def name(self) -> str:
         return ".".join(self.target)
 
+    @property
+    def definition(self) -> str:
+        """What its rows depend on, as :data:`DEFINITION`."""
+        return json.dumps({"keys": sorted(self.keys), "order": self.order})
+
 
 def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
     """Update the view to the newest snapshot of its source.
@@ -65,13 +73,17 @@ def refresh(spark: SparkSession, catalog: Catalog, view: UpsertView) -> Table:
         target = ensure_table(catalog, view.target, columns, None, version, before)
         head = source.current_snapshot()
         base = merged(target, view.source)
-        if (head.snapshot_id if head else None) == base:
+        is_same = defined_alike(target, view)
+        if is_same and (head.snapshot_id if head else None) == base:
             return target
-        note = {SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head and head.snapshot_id})}
+        note = {
+            SOURCE_SNAPSHOTS: json.dumps({".".join(view.source): head and head.snapshot_id}),
+            DEFINITION: view.definition,
+        }
         incremental = False
         try:
             with conflicts(f"table {view.name}"), reading([source], view.name):
-                new = _new_records(spark, view, source, base, head)
+                new = _new_records(spark, view, source, base, head) if is_same else None
                 incremental = new is not None
                 if new is None:
                     _replace(spark, view, source, target, note)
@@ -97,6 +109,16 @@ def merged(target: Table, source: tuple[str, ...]) -> int | None:
     """Return the source's snapshot that the view holds; compaction does not record one."""
     _, read = next(computations(target), (None, {}))
     return read.get(".".join(source))
+
+
+def defined_alike(target: Table, view: UpsertView) -> bool:
+    """Return whether a table was computed by the keys and the order of a view.
+
+    Earlier versions of topicberg did not record them: such a table counts as computed by them.
+    """
+    for snapshot, _ in computations(target):
+        return summary(snapshot).get(DEFINITION, view.definition) == view.definition
+    return True
 
 
 def _new_records(

@@ -3,6 +3,11 @@
 Every snapshot that was computed records the version that computed its window, and those of all
 hours (:data:`COMPUTED_BY`), so that it does not matter which snapshots expire. What was written
 before versions were recorded counts as computed by the first version that is.
+
+A version is that of the code, a point, and a digest of what else decides which rows are read.
+Earlier versions of topicberg recorded the first part only, which is compared alone then. Of hours
+that were computed as a part of the first partition, ``@`` and its first hour follow: where the
+partitions begin earlier since, these hours are in partitions of their own.
 """
 
 from __future__ import annotations
@@ -20,6 +25,8 @@ VERSION = "topicberg.function-version"
 """Snapshot summary: the version that computed the window."""
 COMPUTED_BY = "topicberg.computed-by"
 """Snapshot summary, JSON: pairs of a first hour and the version that computed from there on."""
+FIRST_PARTITION = "topicberg.first-partition"
+"""Snapshot summary, JSON: the hours of the first partition, which the window holds as well."""
 UNUSED_COLUMNS = "topicberg.unused-columns"
 """Snapshot summary, JSON: columns of the table that its function no longer returns."""
 UNKNOWN = ""
@@ -36,21 +43,32 @@ def computed_by(table: Table | None) -> Versions:
     if not windows:
         return []
     found = windows[0][2]
-    for hours, version, _ in reversed(windows):  # other writers may have written meanwhile
-        found = _overlaid(found, hours, version)
+    for parts, _, _ in reversed(windows):  # other writers may have written meanwhile
+        for hours, version in parts:
+            found = _overlaid(found, hours, version)
     return found
 
 
-def outdated(versions: Versions, version: str | None) -> list[Hours]:
-    """Return the hours that another version computed."""
+def outdated(versions: Versions, version: str | None, first: Hours | None = None) -> list[Hours]:
+    """Return the hours that another version computed.
+
+    :param first: the first partition
+    """
     if version is None or not versions:
         return []
     ends = [*(start for start, _ in versions[1:]), EVERYTHING.stop]
     return [
         Hours(start, end)
         for (start, each), end in zip(versions, ends, strict=True)
-        if each != version
+        if not _is_computed_by(each, version, first)
     ]
+
+
+def _is_computed_by(computed: str, version: str, first: Hours | None) -> bool:
+    code, _, began = computed.partition("@")
+    if began and first and int(began) > first.start:
+        return False
+    return code in (version, version.partition(".")[0])
 
 
 def unused_columns(table: Table | None) -> list[str]:
@@ -62,26 +80,49 @@ def unused_columns(table: Table | None) -> list[str]:
 
 
 def recorded(
-    before: Versions, version: str, window: Window, unused: Sequence[str]
+    before: Versions,
+    version: str,
+    window: Window,
+    unused: Sequence[str],
+    first: Hours | None = None,
 ) -> dict[str, str]:
     """Return the properties of a snapshot that computes a window.
 
     :param before: the versions before it
     :param unused: columns of the table that the function does not return
+    :param first: the first partition
     """
     base = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
-    versions = _overlaid(base, window.hours, version)
+    versions = base
+    for hours, name in _parts(window.hours, version, first):
+        versions = _overlaid(versions, hours, name)
     properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions))}
+    if first and window.start is None:
+        properties[FIRST_PARTITION] = json.dumps([first.start, first.stop])
     return properties | ({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {})
 
 
-def _windows(table: Table) -> Iterator[tuple[Hours, str, Versions]]:
+def _parts(hours: Hours, version: str, first: Hours | None) -> list[tuple[Hours, str]]:
+    """Return the parts of a computed window, and the version of each."""
+    if first is None or hours.start > BEFORE_EVERYTHING:
+        return [(hours, version)]
+    stop = min(first.stop, hours.stop)
+    parts = (
+        (Hours(hours.start, stop), f"{version}@{first.start}"),
+        (Hours(stop, hours.stop), version),
+    )
+    return [(part, name) for part, name in parts if part]
+
+
+def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], str, Versions]]:
     """Yield the computed windows whose versions are recorded, the newest one first."""
     for snapshot, _ in computations(table):
         facts = summary(snapshot)
         if (version := facts.get(VERSION)) and (window := facts.get(WINDOW)):
             found = [(start, name) for start, name in json.loads(facts[COMPUTED_BY])]
-            yield Window.parse(window).hours, version, found
+            given = json.loads(facts.get(FIRST_PARTITION, "null"))
+            first = Hours(*given) if given else None
+            yield _parts(Window.parse(window).hours, version, first), version, found
 
 
 def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:

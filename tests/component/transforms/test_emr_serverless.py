@@ -396,7 +396,7 @@ def test_job_computes_tables_of_the_requesters_prefix(
     """The job's process has none of the settings of the one that requests it."""
     asked: dict[str, Any] = {}
     config = CONFIG.model_copy(update={"prefix": "demo", "cluster_id": "lkc-9"})
-    monkeypatch.setattr(job, "write_window", lambda *given: asked.update(plan=given[2]))
+    monkeypatch.setattr(job, "write_window", lambda *given, **_: asked.update(plan=given[2]))
     monkeypatch.setattr(
         job,
         "refresh",

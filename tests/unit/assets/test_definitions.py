@@ -18,7 +18,7 @@ from definitions import defs
 from topicberg.deploy.platform import resources
 from topicberg.documents import ROUTE, docs_folder
 from topicberg.errors import SpecError
-from topicberg.iceberg.hours import Hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.orchestration.assets import Lake, find_derived, lake_assets, lake_checks
 from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_table
 from topicberg.orchestration.assets.platform import platform_assets
@@ -27,6 +27,7 @@ from topicberg.orchestration.jobs.watches import watches
 from topicberg.orchestration.resources import RESOURCES, Lakehouse
 from topicberg.settings import DEPLOYED_FILE, settings
 from topicberg.topics import load_topics
+from topicberg.topics.event_time import EventTimeSpec
 from topicberg.topics.spec import DerivedPartitions, TableflowSpec
 from topicberg.transforms.windows import FOREVER, reached
 
@@ -348,6 +349,51 @@ def test_table_that_is_source_and_lookup_reaches_as_both() -> None:
     (source,) = derivation(lake.derived[0], lake).source_tables(lambda _: table).values()
     assert source.reached(Hours(hour - 3, hour - 2), now) == expected
     assert not source.whole
+
+
+def test_version_of_a_table_changes_with_the_event_time_of_its_source() -> None:
+    def trades_of_hour(trades: Any) -> Any:
+        return trades
+
+    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
+    table = derived_table(source="stock_trades", time_column="at")(trades_of_hour)
+    plans = [
+        derivation(table, Lake(LAKE.config, (changed,), (table,)))
+        for column in ("$$timestamp", "traded_at")
+        for changed in [spec.model_copy(update={"event_time_rule": EventTimeSpec(field=column)})]
+    ]
+    codes, others = zip(*(str(plan.version).split(".") for plan in plans), strict=True)
+    assert len({*codes}) == 1
+    assert len({*others}) == 2
+
+
+def test_watch_requests_what_one_of_its_tables_can_compute() -> None:
+    """Although another one joins a topic that keeps its rows for 30 days."""
+
+    def plain(trades: Any) -> Any:
+        return trades
+
+    def joined(trades: Any, users: Any) -> Any:
+        return trades, users
+
+    topics = {spec.name: spec for spec in LAKE.topics}
+    trades, users = topics["stock_trades"], topics["sample_data_users"]
+    kept = users.tableflow.model_copy(update={"data_retention_ms": 30 * 86_400_000})
+    users = users.model_copy(
+        update={"derived_partitions": trades.derived_partitions, "tableflow": kept}
+    )
+    tables = (
+        derived_table(source="stock_trades", time_column="at")(plain),
+        derived_table(source=(trades.name, users.name), time_column="at")(joined),
+    )
+    lake = Lake(LAKE.config, (trades, users), tables)
+    now = datetime.now(UTC)
+    first_hours = {
+        watch.origin.root.name: watch.first_hour(now) for watch in watches(lake) if watch.derived
+    }
+    limited = derivation(tables[1], lake).first_hour(now)
+    assert limited > BEFORE_EVERYTHING
+    assert first_hours == {trades.name: BEFORE_EVERYTHING, users.name: limited}
 
 
 @pytest.mark.parametrize(

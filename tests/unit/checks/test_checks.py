@@ -87,7 +87,7 @@ from topicberg.cli import app
 from topicberg.errors import TableFormatError, TopicbergError, UnreachableError
 from topicberg.iceberg.erasure import Rows, erase
 from topicberg.iceberg.readers import EVERY
-from topicberg.iceberg.summaries import END_OFFSETS, ROWS_SKIPPED
+from topicberg.iceberg.summaries import END_OFFSETS, FIRST_OFFSETS, ROWS_SKIPPED, TOPIC_ID
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.offsets import dump_offsets
 from topicberg.orchestration.assets import Lake, find_derived
@@ -684,6 +684,35 @@ def test_a_history_that_stays_behind_its_topic(catalog: SqlCatalog, table: Table
     assert judge(60).passed
     table.append(row)
     assert judge(60).passed
+
+
+@pytest.mark.parametrize(
+    ("of_history", "of_topic", "message"),
+    [
+        (({0: 100}, "t"), ({0: 50}, "t"), "begins at offset 100 of partition 0, .* at 50"),
+        (({0: 100}, "t"), (None, "t"), "begins at offset 100 of partition 0, .* at 0"),
+        (({0: 50}, "t"), ({0: 50, 1: 7}, "t"), ""),
+        ((None, "t"), ({0: 50}, "t"), ""),
+        ((None, "old"), (None, "new"), "topic id old, .* of new"),
+    ],
+)
+def test_history_of_other_records_than_the_topics_table_is_reported(
+    catalog: SqlCatalog,
+    table: Table,
+    of_history: tuple[dict[int, int] | None, str],
+    of_topic: tuple[dict[int, int] | None, str],
+    message: str,
+) -> None:
+    history = catalog.create_table("shop.orders_history", SCHEMA)
+    for each, (first, topic_id) in ((history, of_history), (table, of_topic)):
+        if first is not None:
+            with each.transaction() as transaction:
+                transaction.set_properties({FIRST_OFFSETS: dump_offsets(first)})
+        facts = {END_OFFSETS: dump_offsets({0: 200, 1: 9}), TOPIC_ID: topic_id}
+        each.append(pa.Table.from_pylist([{}], SCHEMA.as_arrow()), snapshot_properties=facts)
+    found = check_history(history, table, 30, datetime.now(UTC), "`fix it`")
+    assert found.passed is not bool(message)
+    assert re.search(message, found.what)
 
 
 def test_the_engine() -> None:

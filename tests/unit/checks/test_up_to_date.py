@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from tempfile import TemporaryDirectory
@@ -22,8 +23,9 @@ from pyiceberg.types import LongType, NestedField, TimestamptzType
 
 from topicberg.checks.derived import MEMORY, check_merged, check_up_to_date
 from topicberg.checks.finding import Finding
-from topicberg.iceberg.hours import Hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
+from topicberg.transforms import upsert_view
 from topicberg.transforms.unread import (
     MAX_RANGES,
     READ,
@@ -33,6 +35,7 @@ from topicberg.transforms.unread import (
     after,
     unread,
 )
+from topicberg.transforms.upsert_view import DEFINITION, UpsertView, defined_alike, refresh
 from topicberg.transforms.windows import FOREVER, WINDOW, Window
 
 SCHEMA = Schema(NestedField(1, "at", TimestamptzType()), NestedField(2, "id", LongType()))
@@ -103,6 +106,7 @@ class Pair:
         remember: bool = True,
         allowed: int = 30,
         reach: timedelta = timedelta(),
+        first_hour: int = BEFORE_EVERYTHING,
     ) -> Finding:
         def keys(hours: Iterable[Hours]) -> list[str]:
             self.asked = sorted({f"{h - FIRST:02}" for r in hours for h in r if h >= FIRST - 9})
@@ -118,6 +122,7 @@ class Pair:
             self.before if remember else None,
             keys,
             lambda late: f"compute {' '.join(late)}",
+            first_hour,
         )
         if remember:
             self.before = json.loads(json.dumps(found.facts[MEMORY]))
@@ -389,24 +394,47 @@ def test_whatever_happens_the_unread_hours_are_known(steps: list[Step]) -> None:
 def test_what_is_remembered_is_bounded() -> None:
     many = [Unread(hour, hour + 1, hour, hour, hour, hour) for hour in range(0, 40_000, 2)]
     many[500] = Unread(100_000, 100_001, 5, 5, 5, 5)
-    coarse = _coarse(many)
+    coarse = _coarse(many, MAX_RANGES)
     assert len(coarse) <= MAX_RANGES
     assert coarse[-1] == many[500]
     held = {hour for each in coarse for hour in range(each.start, each.stop)}
     assert held >= {each.start for each in many}
 
 
+def test_shorter_retention_for_a_while_forgets_no_unread_hours(pair: Pair) -> None:
+    pair.arrive(1, 900)
+    pair.compute(0, 900)
+    pair.arrive(1)  # late
+    assert not pair.check(60, remember=False).passed
+    limit = FIRST + 900 - 30 * 24
+    found = pair.check(60, first_hour=limit)
+    assert found.passed
+    assert "but for rows of before 2026-01-08 12:00" in found.what
+    assert pair.table
+    sources = {NAME: SourceTable(pair.source.refresh(), "at")}
+    for _ in range(2):
+        read = unread(pair.table.refresh(), "at", sources, limit)
+        pair.compute(900, 900, (pair.source.current_snapshot().snapshot_id, read))
+    assert pair.check(60, first_hour=limit).passed
+    assert not pair.check(60).passed
+    assert pair.asked == ["01"]
+
+
 def test_an_upsert_view(pair: Pair) -> None:
     def judge(view: Table | None, minutes: float) -> Finding:
         now = datetime.now(UTC) + timedelta(minutes=minutes)
-        return check_merged(view, pair.source.refresh(), 30, now, "merge")
+        return check_merged(definition, view, pair.source.refresh(), 30, now, "merge")
 
     def merge(view: Table) -> None:
         head = pair.source.refresh().current_snapshot()
-        note = {SOURCE_SNAPSHOTS: json.dumps({name: head.snapshot_id if head else None})}
+        note = {
+            SOURCE_SNAPSHOTS: json.dumps({name: head.snapshot_id if head else None}),
+            DEFINITION: definition.definition,
+        }
         view.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=note)
 
     name = ".".join(pair.source.name())
+    definition = UpsertView(pair.source.name(), ("shop", "view"), ("id", "at"), ("at", "offset"))
     assert judge(None, 60).passed, "there are no records"
     pair.arrive(1)
     assert judge(None, 20).passed
@@ -422,3 +450,44 @@ def test_an_upsert_view(pair: Pair) -> None:
     assert "not read yet: 1 snapshot," in late.what
     merge(view)
     assert judge(view, 60).passed
+    definition = replace(definition, keys=("at", "id"))
+    assert judge(view, 0).passed, "the same keys"
+    for changed in ({"keys": ("id",)}, {"order": ("id", "offset")}):
+        changed_definition = replace(definition, **changed)
+        assert not defined_alike(view, changed_definition)
+        assert (
+            "other keys or another order"
+            in check_merged(
+                changed_definition, view, pair.source, 30, datetime.now(UTC), "merge"
+            ).what
+        )
+
+
+def test_upsert_view_of_an_earlier_version_counts_as_computed_by_its_keys(pair: Pair) -> None:
+    view = pair.catalog.create_table(f"shop.view{pair.number}", SCHEMA)
+    note = {SOURCE_SNAPSHOTS: json.dumps({".".join(pair.source.name()): None})}
+    view.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=note)
+    definition = UpsertView(pair.source.name(), view.name(), ("id",), ("at",))
+    assert defined_alike(view, definition)
+
+
+def test_refresh_of_a_view_with_other_keys_replaces_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.arrive(1)
+    replaced: list[dict[str, str]] = []
+
+    def replace_view(_: Any, view: UpsertView, source: Table, target: Table, note: Any) -> None:
+        replaced.append(note)
+        target.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=note)
+
+    monkeypatch.setattr(upsert_view, "_replace", replace_view)
+    spark: Any = None
+    view = UpsertView(pair.source.name(), ("shop", f"view{pair.number}"), ("id",), ("at",))
+    pair.catalog.create_table(view.target, SCHEMA)
+    refresh(spark, pair.catalog, view)
+    refresh(spark, pair.catalog, view)
+    assert len(replaced) == 1
+    refresh(spark, pair.catalog, replace(view, keys=("at",)))
+    assert len(replaced) == 2
+    assert json.loads(replaced[1][DEFINITION]) == {"keys": ["at"], "order": ["at"]}

@@ -14,11 +14,11 @@ from pyiceberg.types import IntegerType, NestedField
 
 from topicberg import kafka
 from topicberg.errors import TableflowError
-from topicberg.iceberg.summaries import FIRST_TOPIC_ID
+from topicberg.iceberg.summaries import END_OFFSETS, FIRST_TOPIC_ID, TOPIC_ID
 from topicberg.kafka import TopicLog
-from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.offsets import Offsets, dump_offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.batch_start import first_offsets
+from topicberg.tableflow.batch_start import adopt_start, first_offsets
 from topicberg.tableflow.commit import Committed
 from topicberg.tableflow.engine import Ingestor
 from topicberg.topics import TopicSpec
@@ -74,6 +74,31 @@ def test_topic_created_again_before_its_first_commit_loses_nothing(
     for _ in range(2):
         given = ingestor.spec, ingestor.endpoints, ingestor.table(), Committed(), new
         assert first_offsets(*given) == first
+
+
+@pytest.mark.parametrize("began", ["latest", "earliest"])
+def test_history_begins_where_the_topics_table_began(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: str
+) -> None:
+    ingestor = ingestor_of(catalog, tmp_path, start_position="latest")
+    own = ingestor.table()
+    history = catalog.create_table((own.name()[-2], "history"), own.schema())
+    log = TopicLog("id", {0: 3}, {0: 7})
+    if began == "latest":
+        assert first_offsets(ingestor.spec, ingestor.endpoints, own, Committed(), log) == {0: 7}
+    else:
+        own.append(
+            own.schema().as_arrow().empty_table(),
+            snapshot_properties={END_OFFSETS: dump_offsets({0: 7}), TOPIC_ID: "id"},
+        )
+    for _ in range(2):
+        adopt_start(history, own)
+    later = TopicLog("id", {0: 3}, {0: 50})
+    first = first_offsets(ingestor.spec, ingestor.endpoints, history, Committed(), later)
+    assert first == ({0: 7} if began == "latest" else {})
+    left = TopicLog("id", {0: 9}, {0: 50})
+    first = first_offsets(ingestor.spec, ingestor.endpoints, history, Committed(), left)
+    assert first == ({0: 9} if began == "latest" else {}), "what Kafka still has"
 
 
 def test_step_beside_another_engine_that_adds_columns(

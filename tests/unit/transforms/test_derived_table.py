@@ -25,17 +25,22 @@ from topicberg.iceberg.changes import Mark, changed
 from topicberg.iceberg.maintenance.report import TableSize
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
+from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.retry import classify
+from topicberg.transforms.derivation import Derivation, Source
+from topicberg.transforms.derived import without_expired
 from topicberg.transforms.publish import PublishProgress, _target
-from topicberg.transforms.target import ensure_table
+from topicberg.transforms.target import _PROPERTIES, COMPUTED, ensure_table
 from topicberg.transforms.unread import SourceTable, unread
-from topicberg.transforms.windows import computations
+from topicberg.transforms.upsert_view import UpsertView
+from topicberg.transforms.windows import Window, computations
 
 COLUMNS = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64())])
 NAME = ("shop", "totals")
 PARTITION = ("at", "hour")
 NOW = datetime.now(UTC)
+VIEW = UpsertView(("shop", "orders"), NAME, ("id",), ("at",))
 
 
 class GlueCatalog(SqlCatalog):
@@ -83,6 +88,40 @@ def test_ensure_table_with_shorter_partitions_keeps_them(glue: GlueCatalog) -> N
     ensure_table(glue, NAME, COLUMNS, ("at", "hour"))
     (field,) = ensure_table(glue, NAME, COLUMNS, ("at", "day")).spec().fields
     assert field.transform == HourTransform()
+
+
+def test_ensure_table_of_a_user_with_rows_is_refused(glue: GlueCatalog) -> None:
+    location = f"{glue.properties[TABLES]}theirs"
+    glue.create_namespace_if_not_exists(NAME[0])
+    theirs = glue.create_table(NAME, COLUMNS, location=location)
+    theirs.append(pa.Table.from_pylist([{"at": NOW, "id": 1}], schema=COLUMNS))
+    with pytest.raises(TopicbergError, match="rows that topicberg did not compute") as refused:
+        ensure_table(glue, NAME, COLUMNS, None, before=glue.load_table(NAME))
+    assert classify(refused.value) is None
+    assert COMPUTED in (refused.value.hint or "")
+    assert glue.load_table(NAME).metadata_location == theirs.metadata_location
+
+
+@pytest.mark.parametrize(
+    ("summary", "properties"),
+    [
+        ({SOURCE_SNAPSHOTS: "{}"}, {}),
+        ({}, _PROPERTIES),  # others expired the snapshots of its computations
+        ({}, {COMPUTED: "true"}),
+    ],
+)
+def test_ensure_table_of_an_earlier_version_goes_on(
+    glue: GlueCatalog, summary: dict[str, str], properties: dict[str, str]
+) -> None:
+    location = f"{glue.properties[TABLES]}earlier"
+    glue.create_namespace_if_not_exists(NAME[0])
+    earlier = glue.create_table(NAME, COLUMNS, location=location, properties=properties)
+    rows = pa.Table.from_pylist([{"at": NOW, "id": 1}], schema=COLUMNS)
+    earlier.append(rows, snapshot_properties=summary)
+    for _ in range(2):
+        table = ensure_table(glue, NAME, COLUMNS, None, before=glue.load_table(NAME))
+        assert table.properties[COMPUTED] == "true"
+    assert table.scan().to_arrow().num_rows == 1
 
 
 @pytest.fixture
@@ -159,8 +198,8 @@ def test_checks_without_a_snapshot_allow_their_time(glue: GlueCatalog, killed: T
     first = up_to_date(NOW, None)
     assert first.passed
     assert not up_to_date(later, first).passed
-    assert check_merged(killed, source, 30, NOW, "mend").passed
-    assert not check_merged(killed, source, 30, later, "mend").passed
+    assert check_merged(VIEW, killed, source, 30, NOW, "mend").passed
+    assert not check_merged(VIEW, killed, source, 30, later, "mend").passed
 
 
 def test_reading_puts_no_tag_on_confluents_tables(glue: GlueCatalog) -> None:
@@ -176,3 +215,34 @@ def test_reading_puts_no_tag_on_confluents_tables(glue: GlueCatalog) -> None:
         tags = {name: [*table.refresh().refs()] for name, table in tables.items()}
     assert tags["lkc-1"] == ["main"]
     assert len(tags["shop"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("days", "hours", "keep_expired", "expected"),
+    [
+        (40, 1, True, None),
+        (40, 1, False, 0),
+        (40, 10 * 24 + 5, True, 10 * 24 + 1),
+        (29, 1, True, 0),
+    ],
+)
+def test_without_expired_leaves_out_what_no_user_requested(
+    glue: GlueCatalog, days: int, hours: int, keep_expired: bool, expected: int | None
+) -> None:
+    """A run waits, or another table of it has sources that keep their rows longer."""
+    unused: Any = None
+    plan = Derivation(
+        sources=(Source(("shop", "orders"), "at", kept=timedelta(days=30)),),
+        target=NAME,
+        transform=unused,
+        target_time="at",
+        first=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+    hour = plan.first_hour(datetime.now(UTC)) - 1  # that before the first one that is kept
+    begin = datetime.fromtimestamp((hour - (days - 30) * 24) * 3600, UTC)
+    window = Window(begin, begin + timedelta(hours=hours))
+    left = without_expired(glue, plan, window, keep_expired=keep_expired)
+    if expected is None:
+        assert left is None
+    else:
+        assert left == Window(begin + timedelta(hours=expected), window.end)

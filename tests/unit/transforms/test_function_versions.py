@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 from topicberg.checks.derived import check_up_to_date
 from topicberg.checks.finding import Finding
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.hours import BEFORE_EVERYTHING
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import _drop_unused, summary_of
 from topicberg.transforms.target import ensure_table
@@ -129,7 +129,7 @@ def test_versions_of_a_table_without_any_are_not_reported(tables: tuple[Table, T
 
 def test_versions_of_an_older_table_count_as_the_first(tables: tuple[Table, Table]) -> None:
     compute(tables, "a", 0, 1, id=1, old=1)
-    assert computed_by(tables[1]) == [(BEFORE_EVERYTHING, "a")]
+    assert computed_by(tables[1]) == [(BEFORE_EVERYTHING, f"a@{FIRST}"), (FIRST + 1, "a")]
     assert check(tables, "a").facts["outdated_partitions"] == 0
     assert check(tables, "b").facts["outdated_partitions"] == 4
 
@@ -172,8 +172,26 @@ def test_versions_of_concurrent_runs_are_all_known(tables: tuple[Table, Table]) 
     compute(tables, "b", 1, 2, id=1, old=1)
     target.refresh().append(COLUMNS.empty_table(), snapshot_properties=begun)
     versions = computed_by(target.refresh())
-    assert [version_at(versions, hour) for hour in range(4)] == ["a", "b", "b", "a"]
+    assert [version_at(versions, hour) for hour in range(4)] == [f"a@{FIRST}", "b", "b", "a"]
     assert begun[VERSION] == "b"
+
+
+def test_first_partition_that_begins_earlier_is_outdated(tables: tuple[Table, Table]) -> None:
+    """What the function computed at once is in partitions of their own then."""
+    compute(tables, "a", 0, 4, id=1, old=1)
+    versions = computed_by(tables[1].refresh())
+    for start, expected in ((FIRST, []), (FIRST + 2, []), (FIRST - 2, [FIRST + 1])):
+        old = outdated(versions, "a", Hours(start, start + 1))
+        assert [hours.stop for hours in old] == expected
+    begun = summary_of(plan("b"), tables[1], {"shop.orders": tables[0]}, window(0, 4), [])
+    tables[1].append(COLUMNS.empty_table(), snapshot_properties=begun)
+    assert version_at(computed_by(tables[1].refresh()), 0) == f"b@{FIRST}"
+
+
+def test_version_that_earlier_versions_recorded_is_that_of_the_code() -> None:
+    versions = [(BEFORE_EVERYTHING, "a"), (FIRST, "a.1"), (FIRST + 1, "a.2"), (FIRST + 2, UNKNOWN)]
+    assert [hours.start for hours in outdated(versions, "a.1")] == [FIRST + 1, FIRST + 2]
+    assert next(hours.start for hours in outdated(versions, "b.1")) == BEFORE_EVERYTHING
 
 
 def test_time_column_with_another_name_is_refused(catalog: SqlCatalog) -> None:

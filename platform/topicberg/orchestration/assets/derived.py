@@ -12,6 +12,7 @@ in the same window; ``iceberg/large_trades``, ``glue/large_trades`` and ``snowfl
 are in the graph, with partitions, backfills and checks.
 """
 
+import hashlib
 import inspect
 import re
 import time
@@ -45,6 +46,7 @@ from topicberg.orchestration.assets.partitions import (
     window,
 )
 from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
 from topicberg.orchestration.assets.tables import LakeTable, freshness
 from topicberg.orchestration.resources import Lakehouse, Spark
 from topicberg.settings import settings
@@ -52,7 +54,7 @@ from topicberg.settings.emr import emr_settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
-from topicberg.transforms.derived import WrittenWindow, write_window
+from topicberg.transforms.derived import WrittenWindow, without_expired, write_window
 from topicberg.transforms.spark_tables import read_window
 from topicberg.transforms.windows import FOREVER, Window
 from topicberg.wording import count
@@ -298,7 +300,7 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
         partitioned_by="day" if isinstance(partitions, dg.DailyPartitionsDefinition) else "hour",
         first=partitions.start.astimezone(UTC),
         format_version=derived.format_version,
-        version=code_version(derived, lake),
+        version=f"{code_version(derived, lake)}.{_read_version(derived, lake)}",
         descriptions=tuple(described_columns(derived.description).items()),
     )
     _check_retention(derived, plan)
@@ -333,6 +335,15 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
             hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
             + " or ".join(f"`{name}`" for name in around),
         )
+
+
+def _read_version(derived: DerivedTable, lake: "Lake") -> str:
+    """Return a digest of the columns by which the sources' windows are read.
+
+    It is beside the version of the code: earlier versions of topicberg recorded only that.
+    """
+    times = repr([(name, lake.origin(name).time) for name in derived.sources])
+    return hashlib.sha256(times.encode()).hexdigest()[:6]
 
 
 def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
@@ -390,6 +401,14 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         time_window = context.partition_time_window
         requested = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
+        # The run may have waited, or other tables of it have sources that keep their rows longer.
+        of_sensor = is_computation_of_sensor(context.run.tags)
+        left = (
+            without_expired(catalog, plan, requested, keep_expired=True) if of_sensor else requested
+        )
+        if left is None:
+            context.log.info("its sources may have deleted the rows: its own stay as they are")
+            return dg.MaterializeResult(metadata={"rows_written": 0})
         for name, origin in parents.items():
             if not catalog.table_exists(origin.identifier):
                 context.log.info(f"there is no table of {name} yet: creating it")
@@ -400,10 +419,11 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 from topicberg.orchestration.emr.client import write_window_on_emr
 
                 written = write_window_on_emr(
-                    context, derived.name, requested, emr, lakehouse.config, lakehouse.endpoints()
+                    context, derived.name, left, emr, lakehouse.config, lakehouse.endpoints()
                 )
             else:
-                written = write_window(topicberg_spark.spark_session, catalog, plan, requested)
+                spark = topicberg_spark.spark_session
+                written = write_window(spark, catalog, plan, left, keep_expired=of_sensor)
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
@@ -418,7 +438,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
-        for key in keys:
+        for key in partition_keys(partitions, [left.hours], datetime.now(UTC)):
             context.add_asset_metadata(
                 {"dagster/partition_row_count": rows[key]}, partition_key=key
             )

@@ -285,7 +285,7 @@ class UpsertViewTable(TableOfTopic):
         return UpsertView(spec.table_identifier(config), self.identifier, keys, order, version)
 
     def checks(self, lake: Lake) -> Iterator[TableCheck]:
-        yield view_check(self.root, self._allowed_minutes)
+        yield view_check(self.root, self._allowed_minutes, self.upsert_view(lake.config))
         yield readable_by_check()
         yield equality_deletes_check()
 

@@ -19,6 +19,7 @@ from topicberg.orchestration.assets.derived import DataCheck, DerivedTable, with
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import requested_window, time_partitions
 from topicberg.orchestration.assets.retries import retried
+from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.assets.tables import LakeTable, pool_of
 from topicberg.orchestration.checks.evaluations import (
     CAUSE,
@@ -32,11 +33,6 @@ from topicberg.orchestration.resources import Lakehouse, Snowflake, Spark
 from topicberg.security.redaction import redact
 from topicberg.security.text import markdown_line
 from topicberg.transforms.spark_tables import read_window
-
-KIND = "topicberg/kind"
-"""Tag of runs: what they are for."""
-REGISTRATION, COMPUTATION = "registration", "computation"
-"""Kinds of runs that sensors request."""
 
 
 def lake_checks(lake: Lake) -> Iterator[dg.AssetChecksDefinition]:

@@ -21,6 +21,7 @@ from dagster_aws.pipes import PipesEMRServerlessClient, PipesS3MessageReader
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
+from topicberg.orchestration.assets.run_kinds import is_computation_of_sensor
 from topicberg.settings import Settings
 from topicberg.settings.emr import EmrSettings
 from topicberg.transforms.derived import WrittenWindow
@@ -55,7 +56,13 @@ def write_window_on_emr(
         pipes.run(
             context=context,
             start_job_run_params=start_job_run(table, emr, config, endpoints),
-            extras=JobRequest.of(table, window, config, endpoints).model_dump(mode="json"),
+            extras=JobRequest.of(
+                table,
+                window,
+                config,
+                endpoints,
+                keep_expired=is_computation_of_sensor(context.run.tags),
+            ).model_dump(mode="json"),
         )
     except Exception as error:
         if run.state in ENDED_BADLY:

@@ -74,7 +74,8 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
         return WrittenWindow(snapshot_id=head.snapshot_id if head else None)
     assert derived is not None  # noqa: S101  checked above
     assert request.window is not None  # noqa: S101  see JobRequest
-    return write_window(spark, catalog, derivation(derived, lake), request.window)
+    plan, keep_expired = derivation(derived, lake), request.keep_expired
+    return write_window(spark, catalog, plan, request.window, keep_expired=keep_expired)
 
 
 def _tables() -> list[DerivedTable]:

@@ -20,8 +20,8 @@ from topicberg.dagster.locations import location_of_sensor, location_tags
 from topicberg.errors import TableFormatError, TopicbergError, safe
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets import Lake
+from topicberg.orchestration.assets.run_kinds import KIND
 from topicberg.orchestration.assets.tables import LakeTable
-from topicberg.orchestration.checks.adapter import KIND
 from topicberg.orchestration.jobs.schedules import (
     UNFINISHED,
     run_with_key,

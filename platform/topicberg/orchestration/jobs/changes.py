@@ -39,7 +39,7 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
 )
 from topicberg.orchestration.jobs.watches import TableWatch
 from topicberg.transforms.derivation import Derivation
-from topicberg.transforms.unread import unread
+from topicberg.transforms.unread import computable, unread
 
 BATCH = 200
 """Snapshots that one tick reports at most; the next tick continues."""
@@ -169,7 +169,9 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
         tables = {table.name(): table for table, _ in _tables(plan, catalog)}
         sources = plan.source_tables(tables.get)
         if name in sources:
-            ranges = unread(tables.get(plan.target), plan.target_time, sources)[name].unread
+            first_hour = plan.first_hour(datetime.now(UTC))
+            read = unread(tables.get(plan.target), plan.target_time, sources, first_hour)
+            ranges = computable(read, first_hour)[name].unread
             known = (each for each in ranges if seen and each.sequence <= seen.sequence)
             yield from (Hours(each.start, each.stop) for each in known)
 

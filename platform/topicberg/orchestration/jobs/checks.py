@@ -8,7 +8,7 @@ from topicberg.alerts.observation import CHECKS_REST
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
-from topicberg.orchestration.checks.adapter import KIND
+from topicberg.orchestration.assets.run_kinds import KIND
 from topicberg.orchestration.checks.catalogue import CheckKeys
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 

@@ -11,7 +11,7 @@ from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.assets.retries import retried
-from topicberg.orchestration.checks.adapter import KIND
+from topicberg.orchestration.assets.run_kinds import KIND
 from topicberg.orchestration.jobs.schedules import PROJECT, schedule_unless_busy
 from topicberg.orchestration.resources import Lakehouse
 

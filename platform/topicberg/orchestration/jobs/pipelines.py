@@ -14,8 +14,8 @@ import dagster as dg
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.derived import DerivedTable
+from topicberg.orchestration.assets.run_kinds import KIND
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
-from topicberg.orchestration.checks.adapter import KIND
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import DerivedPartitions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from topicberg.orchestration.checks.adapter import REGISTRATION
+from topicberg.orchestration.assets.run_kinds import REGISTRATION
 from topicberg.orchestration.jobs.schedules import duration, run_with_key
 from topicberg.orchestration.jobs.snapshot_cursor import RunState, TableCursor
 from topicberg.orchestration.jobs.watches import TableWatch

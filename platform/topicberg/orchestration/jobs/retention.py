@@ -22,8 +22,8 @@ from topicberg.errors import safe
 from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.platform import platform_keys
+from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND, REGISTRATION
 from topicberg.orchestration.assets.tables import CATALOGS, kafka_key
-from topicberg.orchestration.checks.adapter import COMPUTATION, KIND, REGISTRATION
 from topicberg.settings import settings
 
 FORGET = "forget_old_runs"

@@ -5,7 +5,7 @@ import dagster as dg
 from topicberg.dagster.executor import EXECUTOR
 from topicberg.deploy.context import open_context
 from topicberg.deploy.platform import resources
-from topicberg.orchestration.checks.adapter import KIND
+from topicberg.orchestration.assets.run_kinds import KIND
 from topicberg.settings import Settings
 
 AT = "17 3 * * *"

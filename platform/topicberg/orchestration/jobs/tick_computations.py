@@ -13,7 +13,7 @@ from topicberg.orchestration.assets.partitions import (
     Span,
     described_range,
 )
-from topicberg.orchestration.checks.adapter import COMPUTATION, KIND
+from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND
 from topicberg.orchestration.jobs.changes import Tick
 from topicberg.orchestration.jobs.snapshot_cursor import share
 from topicberg.orchestration.jobs.snapshot_store import Cursors

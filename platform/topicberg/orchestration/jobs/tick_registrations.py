@@ -11,7 +11,7 @@ import dagster as dg
 
 from topicberg.dagster import BACKGROUND
 from topicberg.errors import safe
-from topicberg.orchestration.checks.adapter import KIND, REGISTRATION
+from topicberg.orchestration.assets.run_kinds import KIND, REGISTRATION
 from topicberg.orchestration.jobs.pipelines import REGISTER
 from topicberg.orchestration.jobs.registration import Registrar
 from topicberg.orchestration.jobs.requested_runs import RequestedRuns

@@ -70,8 +70,11 @@ class TableWatch:
         return tuple(key for key in self.registrations if key.path[-1] not in moved)
 
     def first_hour(self, now: datetime) -> int:
-        """Return the first hour that may be computed again."""
-        return max((plan.first_hour(now) for plan in self.plans), default=BEFORE_EVERYTHING)
+        """Return the first hour that may be computed again for some of the tables.
+
+        A run computes it only for these.
+        """
+        return min((plan.first_hour(now) for plan in self.plans), default=BEFORE_EVERYTHING)
 
 
 def watches(lake: Lake) -> Iterator[TableWatch]:
