@@ -177,20 +177,21 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     if any(need in context.fresh for need in resource.needs):
         context.fresh.add(resource.key)
     live = look(resource, context)
-    whole = False
+    made = _Made.PART
     if live is None:
         if reason := resource.waits(context):
             raise WaitingError(reason)
         if not resource.built_in:
             minutes = resource.usual_minutes
             report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
-            whole = _make_recorded(resource, context)
+            made = _make_recorded(resource, context)
             context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
         live = poll(lambda: look(resource, context), f"{resource.title} appears", seconds)
-        report(resource, "created" if not resource.built_in else "is there")
+        is_created = not resource.built_in and made is not _Made.ADOPTED
+        report(resource, "created" if is_created else "is there")
     _record(resource, context, live)
-    if not whole and (changes := difference(resource, context, live)):
+    if made is not _Made.WHOLE and (changes := difference(resource, context, live)):
         live = _correct(resource, context, live, changes, report)
         context.fresh.add(resource.key)
     if resource.settles:
@@ -222,16 +223,14 @@ class _Made(Enum):
     ADOPTED = "created by another administrator at that moment"
 
 
-def _make_recorded(resource: Resource, context: DeployContext) -> bool:
+def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
     """Record it first: a process that is killed afterwards leaves nothing of unknown origin.
 
     What goes with something that is recorded needs no record of its own, nor does what no delete
     takes. What was refused was not created, and whoever creates it now is another administrator.
-
-    Returns whether it was created as a whole.
     """
     if not context.ours.isdisjoint(resource.parents) or not resource.is_ours(context):
-        return _make(resource, context) is _Made.WHOLE
+        return _make(resource, context)
     before = context.record.get(resource.key)
     context.record.put(resource.key, BEGUN)
     try:
@@ -247,7 +246,7 @@ def _make_recorded(resource: Resource, context: DeployContext) -> bool:
         raise
     if made is _Made.ADOPTED:
         _restore(resource, context, before)
-    return made is _Made.WHOLE
+    return made
 
 
 def _restore(resource: Resource, context: DeployContext, before: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -150,7 +151,7 @@ def quiet(*_: object) -> None:
     pass
 
 
-def actions(context: DeployContext, graph: list[Thing] = GRAPH) -> dict[str, str]:
+def actions(context: DeployContext, graph: Sequence[Thing] = GRAPH) -> dict[str, str]:
     return {step.resource.key: step.action.value for step in engine.plan(graph, context)}
 
 
@@ -381,7 +382,7 @@ class Inside(Thing):
         return self.within
 
 
-def deleted(context: DeployContext, graph: list[Thing] = GRAPH, *claimed: str) -> set[str]:
+def deleted(context: DeployContext, graph: Sequence[Thing] = GRAPH, *claimed: str) -> set[str]:
     """Delete as another process does; return what is left."""
     cast(Any, context).forget()
     context.claimed = frozenset(claimed)
@@ -488,8 +489,9 @@ class Raced(Taken):
 
 
 def test_what_another_one_creates_meanwhile_is_used_and_left(context: DeployContext) -> None:
-    graph = [Raced("a", "A")]
-    engine.create(graph, context, quiet)
+    graph, reported = [Raced("a", "A")], list[str]()
+    engine.create(graph, context, lambda _, what: reported.append(what))
+    assert reported[:2] == ["creating", "is there"]
     assert actions(context, graph) == {"a": "keep"}
     assert cast(Any, context).pages == {}
     assert deleted(context, graph) == {"a"}
