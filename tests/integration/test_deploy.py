@@ -356,7 +356,7 @@ def test_delete_after_a_lost_key_leaves_nothing(deployed: Platform) -> None:
     context, graph = deployed.open()
     engine.plan(graph, context)
     for key in context.confluent.cloud.pages("/iam/v2/api-keys"):
-        if "tableflow (topicberg)" in key["spec"]["display_name"]:
+        if " tableflow " in key["spec"]["display_name"]:
             context.confluent.cloud.delete(f"/iam/v2/api-keys/{key['id']}")
     with context.snowflake() as session:  # as derived assets do
         session.run(_foreign_table(context), "SYSADMIN")

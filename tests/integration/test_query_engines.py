@@ -20,6 +20,7 @@ from topicberg.endpoints import Endpoints
 from topicberg.query import Engine, QueryError, run_query
 from topicberg.settings import settings
 from topicberg.spark import new_session
+from topicberg.topics import load_topics
 
 pytestmark = pytest.mark.integration
 
@@ -35,7 +36,7 @@ def tables(stack: Endpoints) -> Iterator[tuple[str, str]]:
     catalog = stack.catalog()
     suffix = uuid.uuid4().hex[:8]
     topic = (settings().cluster_id, f"query.{suffix}")
-    derived = (f"pipeline_{suffix}", f"derived_{suffix}")
+    derived = (load_topics()[0].namespace(settings()), f"derived_{suffix}")
     schema = pa.schema(
         [
             ("id", pa.int64()),
@@ -52,7 +53,6 @@ def tables(stack: Endpoints) -> Iterator[tuple[str, str]]:
     yield topic[1], derived[1]
     for identifier in (topic, derived):
         catalog.drop_table(identifier)
-    catalog.drop_namespace(derived[0])
 
 
 def quoted(name: str, engine: Engine) -> str:

@@ -22,6 +22,7 @@ from topicberg.orchestration.checks.own import own_check
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.query import QueryError
 from topicberg.settings import settings
+from topicberg.topics import load_topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.project]
 
@@ -34,7 +35,7 @@ def names(stack: Endpoints) -> Iterator[dict[str, tuple[str, str]]]:
     catalog, suffix = stack.catalog(), uuid.uuid4().hex[:8]
     found = {
         "orders": (settings().cluster_id, f"shop.orders_{suffix}"),
-        "payments": (f"pipeline_{suffix}", f"payments_{suffix}"),
+        "payments": (load_topics()[0].namespace(settings()), f"payments_{suffix}"),
     }
     for identifier in found.values():
         catalog.create_namespace_if_not_exists(identifier[0])
@@ -42,7 +43,6 @@ def names(stack: Endpoints) -> Iterator[dict[str, tuple[str, str]]]:
     yield found
     for identifier in found.values():
         catalog.drop_table(identifier)
-    catalog.drop_namespace(found["payments"][0])
 
 
 def test_every_reader_has_the_newest_rows(

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from enum import Enum
 from graphlib import TopologicalSorter
 
 from tenacity import (
@@ -30,6 +31,7 @@ from topicberg.deploy.resource import (
     Action,
     CannotChangeError,
     Changes,
+    HiddenError,
     Live,
     MissingError,
     Resource,
@@ -37,7 +39,14 @@ from topicberg.deploy.resource import (
     WaitingError,
     compare,
 )
-from topicberg.deploy.transient import exists, gone, is_refusal, is_retryable, unanswered
+from topicberg.deploy.transient import (
+    exists,
+    gone,
+    is_refusal,
+    is_retryable,
+    unanswered,
+    was_repeated,
+)
 from topicberg.errors import TopicbergError
 
 logger = logging.getLogger(__name__)
@@ -168,20 +177,21 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
     if any(need in context.fresh for need in resource.needs):
         context.fresh.add(resource.key)
     live = look(resource, context)
-    whole = False
+    made = _Made.PART
     if live is None:
         if reason := resource.waits(context):
             raise WaitingError(reason)
         if not resource.built_in:
             minutes = resource.usual_minutes
             report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
-            whole = _make_recorded(resource, context)
+            made = _make_recorded(resource, context)
             context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
         live = poll(lambda: look(resource, context), f"{resource.title} appears", seconds)
-        report(resource, "created" if not resource.built_in else "is there")
+        is_created = not resource.built_in and made is not _Made.ADOPTED
+        report(resource, "created" if is_created else "is there")
     _record(resource, context, live)
-    if not whole and (changes := difference(resource, context, live)):
+    if made is not _Made.WHOLE and (changes := difference(resource, context, live)):
         live = _correct(resource, context, live, changes, report)
         context.fresh.add(resource.key)
     if resource.settles:
@@ -205,7 +215,15 @@ def _record(resource: Resource, context: DeployContext, live: Live) -> None:
         context.record.put(resource.key, identity(resource, context, live))
 
 
-def _make_recorded(resource: Resource, context: DeployContext) -> bool:
+class _Made(Enum):
+    """What became of a request to create something."""
+
+    WHOLE = "created by it"
+    PART = "there after an unclear response, maybe without its second part"
+    ADOPTED = "created by another administrator at that moment"
+
+
+def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
     """Record it first: a process that is killed afterwards leaves nothing of unknown origin.
 
     What goes with something that is recorded needs no record of its own, nor does what no delete
@@ -213,45 +231,71 @@ def _make_recorded(resource: Resource, context: DeployContext) -> bool:
     """
     if not context.ours.isdisjoint(resource.parents) or not resource.is_ours(context):
         return _make(resource, context)
+    before = context.record.get(resource.key)
     context.record.put(resource.key, BEGUN)
     try:
-        return _make(resource, context)
+        made = _make(resource, context, was_begun=before == BEGUN)
+    except HiddenError:
+        _restore(resource, context, before)
+        raise
     except Exception as error:
         if not unanswered(error):
             with suppress(Exception):  # the error that made it fail is reported
                 if look(resource, context) is None:
                     context.record.drop(resource.key)
         raise
+    if made is _Made.ADOPTED:
+        _restore(resource, context, before)
+    return made
 
 
-def _make(resource: Resource, context: DeployContext) -> bool:
+def _restore(resource: Resource, context: DeployContext, before: str | None) -> None:
+    """Record what was recorded before a request found that the object exists.
+
+    One that is recorded by its id may be hidden from who deploys now, and not from who created it.
+    """
+    if before in (None, BEGUN):
+        context.record.drop(resource.key)
+    else:
+        context.record.put(resource.key, before)
+
+
+def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False) -> _Made:
     """Create it; after an unclear response, find out first whether that worked.
 
-    Returns whether it was created as a whole: what exists after an error may lack its second part.
-    A 403 or 404 passes when it is about a permission or an object that is not known everywhere
-    yet; a 409 may be about what an earlier, unanswered request created.
+    What exists after an error may lack its second part. A 403 or 404 passes when it is about a
+    permission or an object that is not known everywhere yet; a 409 may be about what an earlier,
+    unanswered request created. If there was none, another administrator created it.
+
+    :param was_begun: an earlier process may have created it
+    :raises HiddenError: it exists, and cannot be seen
     """
-    attempt = 0
+    attempt, may_be_ours = 0, was_begun
     while True:
         attempt += 1
         try:
             resource.create(context)
-            return True
+            return _Made.WHOLE
         except Exception as error:
             made = exists(error)
             if attempt == TRIES or not (made or is_retryable(error)):
                 raise
+            may_be_ours = may_be_ours or not made or was_repeated(error)
+            outcome = _Made.PART if may_be_ours else _Made.ADOPTED
             context.sleep(min(30.0, 2.0 ** (attempt - 1)))
             if look(resource, context) is not None:
-                return False
+                return outcome
             if isinstance(error, UncertainError) and not resource.unique:
                 with suppress(DeadlineExceededError):
                     poll(
                         lambda: look(resource, context), "", UNCERTAIN_SECONDS, sleep=context.sleep
                     )
-                    return False
+                    return outcome
             if made and attempt > 4:
-                raise
+                raise HiddenError(
+                    f"{resource.title} exists, and this login does not see it: {_reason(error)}",
+                    hint="let its owner grant the login access to it, or choose another prefix",
+                ) from error
 
 
 def _correct(

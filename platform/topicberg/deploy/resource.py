@@ -75,6 +75,10 @@ class WaitingError(Exception):
         self.reason = reason
 
 
+class HiddenError(TopicbergError):
+    """An object of a resource's name exists, and who deploys does not see it."""
+
+
 class CannotChangeError(TopicbergError):
     """A resource differs in a way that only recreating it would correct, which would lose data."""
 

@@ -37,6 +37,8 @@ EVENTUAL = (
 """What AWS answers while a change is not everywhere: a principal that IAM does not know yet is
 called a malformed policy; a secret's stage that has moved already, an invalid parameter. Tableflow
 may write to its bucket for a while after it was disabled."""
+DUPLICATE = "42710"
+"""Snowflake's SQLSTATE of an object that exists already, also one that the role may not see."""
 SYNTAX_ERROR = 1003
 """Snowflake's number for a statement that it cannot parse."""
 BUSY = ("Throttling", "ThrottlingException", "TooManyRequestsException", "SlowDown")
@@ -48,8 +50,27 @@ def code(error: BaseException) -> str:
 
 
 def exists(error: BaseException) -> bool:
-    """Return whether the object exists, e.g. by an earlier request whose response was lost."""
-    return isinstance(error, ConflictError) or code(error) in EXISTS
+    """Return whether the object exists, e.g. by an earlier request whose response was lost.
+
+    Kafka's REST API says 400 of a topic, Athena ``InvalidRequestException`` of a workgroup: their
+    words tell it from other mistakes.
+    """
+    if isinstance(error, ConflictError) or code(error) in EXISTS:
+        return True
+    if _of_snowflake(error):
+        return getattr(error, "sqlstate", None) == DUPLICATE
+    is_wrong = isinstance(error, ApiError) and error.status == 400
+    words = str(error).lower()
+    return (is_wrong and "already exists" in words) or (
+        code(error) == "InvalidRequestException" and "already created" in words
+    )
+
+
+def was_repeated(error: BaseException) -> bool:
+    """Return whether AWS's SDK sent a request again: the first one may have been carried out."""
+    if not isinstance(error, ClientError):
+        return False
+    return error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
 
 
 def gone(error: BaseException) -> bool:

@@ -1,7 +1,8 @@
 """Queries of the tables by any of the engines that read them.
 
 Unqualified names work in all of them: topic tables and derived tables are found by their name only
-(a topic's table first, if a pipeline has one of the same name). Names with dots or hyphens are
+(a topic's table first, if a pipeline has one of the same name). Tables of other deployments in the
+same catalog need their namespace. Names with dots or hyphens are
 quoted as the engine requires: ``"airline.sunset"`` in DuckDB, `` `airline.sunset` `` in Spark; in
 Snowflake it is ``AIRLINE_SUNSET``, also where the table is in a catalog-linked database.
 """
@@ -25,6 +26,7 @@ from topicberg.query.athena import AthenaError
 from topicberg.query.athena import ask as _ask_athena
 from topicberg.query.guard import Engine, QueryError, check_reads
 from topicberg.query.help import hint, unquoted
+from topicberg.query.namespaces import own_namespaces, own_tables
 from topicberg.settings import Settings, see_whether_it_runs, settings
 from topicberg.topics.spec import asset_name
 
@@ -186,10 +188,11 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
         named = (topics, str(of_topics.warehouse), uri)
         _attach(connection, named, of_topics.duckdb(config.aws_region, topics))
     rows = connection.execute(
-        "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ? ORDER BY ALL", [CATALOG]
+        "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ?", [CATALOG]
     ).fetchall()
-    others = [(CATALOG, row[0]) for row in rows if row[0] != config.topics_namespace]
-    schemas = [(topics, config.topics_namespace), *others]
+    there = {row[0] for row in rows}
+    first, *pipelines = own_namespaces(config)
+    schemas = [(topics, first), *((CATALOG, name) for name in pipelines if name in there)]
     path = ",".join(quote(*schema) for schema in schemas)
     connection.execute(f"SET search_path = {_literal(path)}")
     return connection
@@ -331,15 +334,14 @@ def _mentioned_elsewhere(sql: str, endpoints: Endpoints, config: Settings) -> li
     Spark has one current namespace and no search path, so these become temporary views.
     """
     words = set(re.findall(r"[\w.$-]+", sql.lower()))
-    catalog = endpoints.catalog(config)
-    topics = {table for _, table in catalog.list_tables(config.topics_namespace)}
     namespaces: dict[str, str] = {}
-    for (namespace,) in catalog.list_namespaces():
-        if namespace != config.topics_namespace:
-            for _, table in catalog.list_tables(namespace):
-                if table.lower() in words and table not in topics:
-                    namespaces.setdefault(table, namespace)
-    return [(namespace, table) for table, namespace in namespaces.items()]
+    for namespace, table in own_tables(endpoints.catalog(config), config):
+        namespaces.setdefault(table, namespace)
+    return [
+        (namespace, table)
+        for table, namespace in namespaces.items()
+        if namespace != config.topics_namespace and table.lower() in words
+    ]
 
 
 def _unreadable(sql: str, engine: Engine, endpoints: Endpoints, config: Settings) -> str | None:
@@ -369,13 +371,15 @@ def _tables(sql: str, catalog: Catalog) -> Iterator[tuple[Identifier, bool]]:
 
 def _known_columns(sql: str, endpoints: Endpoints, config: Settings) -> dict[str, list[str]]:
     """Return the tables of the catalog, with columns for those that a query names."""
-    found: dict[str, list[str]] = {}
+    columns_by_table: dict[str, list[str]] = {}
     with suppress(Exception):  # this is only a hint for a query that failed already
-        catalog = endpoints.catalog(config)
+        catalog, own = endpoints.catalog(config), own_namespaces(config)
         for identifier, is_named in _tables(sql, catalog):
+            if identifier[0] not in own and not is_named:
+                continue
             columns = catalog.load_table(identifier).schema().column_names if is_named else []
-            found[identifier[-1]] = list(columns)
-    return found
+            columns_by_table[identifier[-1]] = list(columns)
+    return columns_by_table
 
 
 def _commits_behind(name: str, sql: str, endpoints: Endpoints, config: Settings) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from pydantic import SecretStr
 from stackless import NO_DELAYS, Stackless
 from test_confluent_requests import quiet, served
 
+from topicberg.clients.aws import every
 from topicberg.deploy import engine, preflight
+from topicberg.deploy.confluent import keys
+from topicberg.deploy.confluent.keys import RotatingKey
 from topicberg.deploy.confluent.organization import Cluster, check_given
 from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import costs
 from topicberg.deploy.platform import resources
 from topicberg.deploy.resource import Resource
+from topicberg.deploy.rotate import rotate
 from topicberg.deploy.settings import DeploySettings, load
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -174,3 +179,70 @@ def test_cluster_that_is_paid_anyway_costs_nothing() -> None:
     )
     found = costs(resources(config, []), config, {})
     assert not [one for one in found if isinstance(one.resource, Cluster)]
+
+
+def key_ids(context: DeployContext) -> set[str]:
+    return {str(key["id"]) for key in context.confluent.cloud.pages("/iam/v2/api-keys")}
+
+
+def empty_aws_account(context: DeployContext) -> None:
+    """As another account or region is: no secrets, no parameters."""
+    secrets, ssm = context.aws.client("secretsmanager"), context.aws.client("ssm")
+    for secret in every(secrets, "list_secrets", "SecretList"):
+        secrets.delete_secret(SecretId=secret["Name"], ForceDeleteWithoutRecovery=True)
+    for parameter in every(ssm, "describe_parameters", "Parameters"):
+        ssm.delete_parameter(Name=parameter["Name"])
+
+
+@pytest.mark.parametrize("is_earlier_version", [False, True])
+def test_keys_of_the_same_prefix_in_another_aws_account_stay(
+    server: Stackless, monkeypatch: pytest.MonkeyPatch, is_earlier_version: bool
+) -> None:
+    monkeypatch.setattr(keys, "YOUNG", timedelta(0))  # instead of waiting for ten minutes
+    with monkeypatch.context() as patch:
+        if is_earlier_version:
+            patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
+        context, graph = opened(server)
+        engine.create(graph, context, quiet)
+        theirs = {
+            context.live[resource.key].facts["key"].id
+            for resource in graph
+            if isinstance(resource, RotatingKey)
+        }
+    assert theirs <= key_ids(context)
+    empty_aws_account(context)
+
+    def other() -> tuple[DeployContext, list[Resource]]:
+        context, graph = opened(server)
+        context.aws.__dict__["account"] = "210987654321"
+        rotating = [resource for resource in graph if isinstance(resource, RotatingKey)]
+        return context, engine.with_needs(rotating, graph)
+
+    context, graph = other()
+    engine.create(graph, context, quiet)
+    assert theirs < key_ids(context)
+    context, graph = other()
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    context, graph = other()
+    rotated = rotate(graph, context, lambda _: None, force=True)
+    assert rotated == len(theirs)
+    assert theirs < key_ids(context)
+
+
+def test_keys_with_the_display_name_of_earlier_versions_are_ours(
+    server: Stackless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "YOUNG", timedelta(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
+        context, graph = opened(server)
+        engine.create(graph, context, quiet)
+    before = key_ids(context)
+    context, graph = opened(server)
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    engine.create(graph, context, quiet)
+    assert key_ids(context) == before
+    context, graph = opened(server)
+    existing = engine.existing(graph, context, quiet)
+    assert engine.delete(existing, context, quiet) == {}
+    assert key_ids(context).isdisjoint(before)

@@ -47,12 +47,12 @@ def test_a_value_cannot_leave_its_quotes(value: str) -> None:
     ("statement", "parts"),
     [
         (
-            create_volume(CONFIG),
+            create_volume(CONFIG, if_missing=True),
             ['IF NOT EXISTS "DEMO_VOLUME"', "'s3://demo/'", "ALLOW_WRITES = FALSE"],
         ),
         (
             create_volume(CONFIG, derived=True),
-            ['IF NOT EXISTS "DEMO_DERIVED_VOLUME"', "'s3://demo-derived/'"],
+            ['CREATE EXTERNAL VOLUME "DEMO_DERIVED_VOLUME"', "'s3://demo-derived/'"],
         ),
         (
             create_integration(CONFIG),
@@ -90,7 +90,7 @@ def test_interval_that_snowflake_refuses_is_no_setting(seconds: int) -> None:
 def test_nothing_that_is_there_is_made_anew() -> None:
     """A new volume or integration has another external id, and the trust in it is gone."""
     names = SnowflakeNames.of(CONFIG)
-    made = [*bootstrap(CONFIG), create_table(names, "T", "db", "t")]
+    made = [*bootstrap(CONFIG), create_table(names, "T", "db", "t", if_missing=True)]
     for statement in made:
         assert "OR REPLACE" not in statement
         if not statement.startswith("USE ROLE"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from botocore.exceptions import ClientError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from record_pages import InMemory
+from snowflake.connector.errors import ProgrammingError
 
 from topicberg.clients.confluent import ApiError, ConflictError, GoneError, UncertainError
 from topicberg.deploy import engine, polling
@@ -27,6 +29,7 @@ from topicberg.deploy.record import PAGE_CHARACTERS, CreationRecord
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.principals import Grant, User, UserKeys
 from topicberg.deploy.snowflake.tables import IcebergTable, LinkedTable
+from topicberg.deploy.transient import exists
 from topicberg.errors import TopicbergError
 from topicberg.naming import Names
 from topicberg.settings import Settings
@@ -148,7 +151,7 @@ def quiet(*_: object) -> None:
     pass
 
 
-def actions(context: DeployContext, graph: list[Thing] = GRAPH) -> dict[str, str]:
+def actions(context: DeployContext, graph: Sequence[Thing] = GRAPH) -> dict[str, str]:
     return {step.resource.key: step.action.value for step in engine.plan(graph, context)}
 
 
@@ -379,7 +382,7 @@ class Inside(Thing):
         return self.within
 
 
-def deleted(context: DeployContext, graph: list[Thing] = GRAPH, *claimed: str) -> set[str]:
+def deleted(context: DeployContext, graph: Sequence[Thing] = GRAPH, *claimed: str) -> set[str]:
     """Delete as another process does; return what is left."""
     cast(Any, context).forget()
     context.claimed = frozenset(claimed)
@@ -464,6 +467,112 @@ def test_what_another_one_creates_after_a_refusal_is_left(context: DeployContext
     _there(context)["a"] = {"size": 1, "color": "blue"}
     engine.create(graph, context, quiet)
     assert deleted(context, graph) == {"a"}
+
+
+@dataclass(frozen=True)
+class Taken(Thing):
+    """Its vendor refuses to create what exists; ``trouble`` comes before that."""
+
+    def create(self, context: DeployContext) -> None:
+        _stumble(context, self.key)
+        if self.key in _there(context):
+            raise ConflictError("it exists", status=409)
+        super().create(context)
+
+
+class Raced(Taken):
+    """Between the look and the request, another administrator creates it."""
+
+    def create(self, context: DeployContext) -> None:
+        _there(context).setdefault(self.key, {"size": 7, "color": "blue"})
+        super().create(context)
+
+
+def test_what_another_one_creates_meanwhile_is_used_and_left(context: DeployContext) -> None:
+    graph, reported = [Raced("a", "A")], list[str]()
+    engine.create(graph, context, lambda _, what: reported.append(what))
+    assert reported[:2] == ["creating", "is there"]
+    assert actions(context, graph) == {"a": "keep"}
+    assert cast(Any, context).pages == {}
+    assert deleted(context, graph) == {"a"}
+    assert context.kept == {"a": "thing A"}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        UncertainError("lost"),
+        GoneError("not known everywhere yet", status=404),
+        ClientError(
+            {
+                "Error": {"Code": "EntityAlreadyExists"},
+                "ResponseMetadata": cast(Any, {"RetryAttempts": 1}),
+            },
+            "CreateRole",
+        ),
+    ],
+)
+def test_what_an_unclear_request_created_is_deleted(
+    context: DeployContext, lost: Exception
+) -> None:
+    cast(Any, context).trouble = {"a": [lost]}
+    graph = [Raced("a", "A")]
+    engine.create(graph, context, quiet)
+    assert deleted(context, graph) == set()
+
+
+def test_what_a_killed_process_created_before_a_conflict_is_deleted(
+    context: DeployContext,
+) -> None:
+    context.record.put("a", "")
+    graph = [Raced("a", "A")]
+    engine.create(graph, context, quiet)
+    assert deleted(context, graph) == set()
+
+
+class HiddenAndTaken(Taken, Hidden):
+    """Its vendor refuses to create what exists, also from who does not see it."""
+
+
+@pytest.mark.parametrize("before", [None, ""])
+def test_what_the_login_does_not_see_is_no_creation(
+    context: DeployContext, before: str | None
+) -> None:
+    _there(context)["a"] = {"size": 1, "color": "blue"}
+    if before is not None:  # an earlier version left it
+        context.record.put("a", before)
+    cast(Any, context).is_visible = False
+    graph = [HiddenAndTaken("a", "A")]
+    with pytest.raises(engine.DeployError, match="thing A exists, and this login does not see it"):
+        engine.create(graph, context, quiet)
+    assert cast(Any, context).pages == {}
+    cast(Any, context).is_visible = True
+    engine.create(graph, context, quiet)
+    assert deleted(context, graph) == {"a"}
+
+
+def test_what_the_login_does_not_see_stays_recorded(context: DeployContext) -> None:
+    graph = [HiddenAndTaken("a", "A")]
+    cast(Any, context).is_visible = True
+    engine.create(graph, context, quiet)
+    cast(Any, context).is_visible = False
+    with pytest.raises(engine.DeployError, match="does not see it"):
+        engine.create(graph, context, quiet)
+    cast(Any, context).is_visible = True
+    assert deleted(context, graph) == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_there"),
+    [
+        (ApiError("400 Topic 'orders' already exists. (40002)", status=400), True),
+        (ApiError("400 Invalid replication factor (40002)", status=400), False),
+        (ProgrammingError(msg="Object 'A' already exists.", errno=2002, sqlstate="42710"), True),
+        (ProgrammingError(msg="Database 'A' does not exist", errno=2003, sqlstate="02000"), False),
+    ],
+)
+def test_exists_knows_each_vendors_words(error: Exception, is_there: bool) -> None:
+    assert exists(error) == is_there
 
 
 @pytest.mark.parametrize("kind", [Thing, TwoParts])

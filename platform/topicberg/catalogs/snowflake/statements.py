@@ -32,8 +32,15 @@ def role_arn(config: Settings) -> str:
     return config.snowflake_role_arn or own
 
 
-def create_volume(config: Settings, *, derived: bool = False) -> str:
-    """For the topics' tables or for derived ones: a volume reads only its first location."""
+_IF_MISSING = "IF NOT EXISTS "
+"""Without it, creating what exists is an error, also if the role does not see it."""
+
+
+def create_volume(config: Settings, *, derived: bool = False, if_missing: bool = False) -> str:
+    """For the topics' tables or for derived ones: a volume reads only its first location.
+
+    :param if_missing: one that exists is not an error
+    """
     names = SnowflakeNames.of(config)
     private = comment = ""
     if config.snowflake_privatelink:
@@ -43,7 +50,8 @@ def create_volume(config: Settings, *, derived: bool = False) -> str:
         volume, location = names.derived_volume, names.derived_location
         url = config.derived_warehouse
     return (
-        f"CREATE EXTERNAL VOLUME IF NOT EXISTS {quote(volume)} STORAGE_LOCATIONS = (("
+        f"CREATE EXTERNAL VOLUME {_IF_MISSING if if_missing else ''}{quote(volume)} "
+        "STORAGE_LOCATIONS = (("
         f"NAME = {text(location)} STORAGE_PROVIDER = 'S3' "
         f"STORAGE_BASE_URL = {text(url)} "
         f"STORAGE_AWS_ROLE_ARN = {text(role_arn(config))} "
@@ -51,14 +59,15 @@ def create_volume(config: Settings, *, derived: bool = False) -> str:
     )
 
 
-def create_integration(config: Settings, *, linked: bool = False) -> str:
+def create_integration(config: Settings, *, linked: bool = False, if_missing: bool = False) -> str:
     """With Glue, or with its Iceberg REST API.
 
     :param linked: for the linked database, which needs a REST catalog
+    :param if_missing: one that exists is not an error
     """
     names = SnowflakeNames.of(config)
     name = names.linked_integration if linked else names.integration
-    begin = f"CREATE CATALOG INTEGRATION IF NOT EXISTS {quote(name)} "
+    begin = f"CREATE CATALOG INTEGRATION {_IF_MISSING if if_missing else ''}{quote(name)} "
     if linked or config.snowflake_catalog == "glue_rest":
         return (
             f"{begin}CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG "
@@ -140,7 +149,7 @@ def create_rest_integration(config: Settings, login: RestLogin, *, linked: bool 
         catalog += f" CATALOG_API_TYPE = {rest_api(config)}"
     token = f"OAUTH_TOKEN_URI = {text(login.token_uri)} " if login.token_uri else ""
     return (
-        "CREATE CATALOG INTEGRATION IF NOT EXISTS "
+        "CREATE CATALOG INTEGRATION "
         f"{quote(names.linked_integration if linked else names.rest_integration)} "
         f"CATALOG_SOURCE = {source} TABLE_FORMAT = ICEBERG "
         f"CATALOG_NAMESPACE = {text(config.snowflake_namespace)} "
@@ -196,14 +205,16 @@ def create_table(
     integration: str | None = None,
     volume: str | None = None,
     auto_refresh: bool = False,
+    if_missing: bool = False,
 ) -> str:
     """
     :param integration: Glue's by default
     :param volume: that of the topics' tables by default
+    :param if_missing: one that exists is not an error
     """
     follow = " AUTO_REFRESH = TRUE" if auto_refresh else ""
     return (
-        f"CREATE ICEBERG TABLE IF NOT EXISTS {names.table(table)} "
+        f"CREATE ICEBERG TABLE {_IF_MISSING if if_missing else ''}{names.table(table)} "
         f"EXTERNAL_VOLUME = {text(volume or names.volume)} "
         f"CATALOG = {text(integration or names.integration)} "
         f"CATALOG_TABLE_NAME = {text(glue_table)} CATALOG_NAMESPACE = {text(glue_database)}"
@@ -225,12 +236,15 @@ def bootstrap(config: Settings) -> list[str]:
         f"CREATE DATABASE IF NOT EXISTS {quote(names.database)}",
         f"CREATE SCHEMA IF NOT EXISTS {quote(names.database, names.schema)}",
         "USE ROLE ACCOUNTADMIN",
-        create_volume(config),
-        create_volume(config, derived=True),
-        create_integration(config),
+        create_volume(config, if_missing=True),
+        create_volume(config, derived=True, if_missing=True),
+        create_integration(config, if_missing=True),
     ]
 
 
 def bootstrap_linked(config: Settings) -> list[str]:
     """Return what the local stack needs for a linked database, after :func:`bootstrap`."""
-    return [create_integration(config, linked=True), create_linked_database(config)]
+    return [
+        create_integration(config, linked=True, if_missing=True),
+        create_linked_database(config),
+    ]

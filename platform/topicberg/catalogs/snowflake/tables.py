@@ -146,7 +146,8 @@ def _require(
     if current_volume is not None and current_volume != volume:
         ask(connection, f"DROP ICEBERG TABLE IF EXISTS {path.sql}")
     if current_volume != volume:
-        _create(connection, config, path, create_table(names, path.table, *glue, volume=volume))
+        statement = create_table(names, path.table, *glue, volume=volume, if_missing=True)
+        _create(connection, config, path, statement)
 
 
 def _let_query(connection: SnowflakeConnection, config: Settings, path: TablePath) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -137,8 +136,7 @@ class Bucket(Resource):
         where: dict[str, Any] = {}
         if context.config.aws_region != "us-east-1" and context.config.deployment == "cloud":
             where["CreateBucketConfiguration"] = {"LocationConstraint": context.config.aws_region}
-        with suppress(s3.exceptions.BucketAlreadyOwnedByYou):
-            s3.create_bucket(Bucket=self.bucket(context), **where)
+        s3.create_bucket(Bucket=self.bucket(context), **where)
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """A bucket that was just created has no settings yet."""

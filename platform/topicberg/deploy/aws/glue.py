@@ -8,7 +8,7 @@ from typing import Any
 
 from topicberg.clients.aws import every
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.resource import Live, Resource
+from topicberg.deploy.resource import HiddenError, Live, Resource
 from topicberg.errors import TopicbergError
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
@@ -55,11 +55,12 @@ class GlueDatabase(Resource):
             database = {"Name": name, "Description": self.description}
             glue.create_database(DatabaseInput=database, Tags=context.aws.tags)
         except glue.exceptions.AlreadyExistsException:
-            if self.find(context) is None:
-                raise TopicbergError(
-                    f"{self.title} {name} exists, and AWS Lake Formation does not show it",
-                    hint="let a data lake administrator grant DESCRIBE on it to who deploys",
-                ) from None
+            if self.find(context) is not None:
+                raise
+            raise HiddenError(
+                f"{self.title} {name} exists, and AWS Lake Formation does not show it",
+                hint="let a data lake administrator grant DESCRIBE on it to who deploys",
+            ) from None
 
     def contents(self, context: DeployContext) -> list[str]:
         """Without the topics' own tables, which are resources by themselves, and without what

@@ -130,7 +130,7 @@ class SqlObject(Resource):
         raise NotImplementedError
 
     def create(self, context: DeployContext) -> None:
-        begin = f"CREATE {self.of} IF NOT EXISTS {quote(self.name)}"
+        begin = f"CREATE {self.of} {quote(self.name)}"
         run(context, f"{begin} {self.definition(context)}", self.owner)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:

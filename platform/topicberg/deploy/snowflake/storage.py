@@ -64,7 +64,7 @@ class Container(Resource):
 
     def create(self, context: DeployContext) -> None:
         comment = f"COMMENT = {text(self.comment)}"
-        run(context, f"CREATE {self.of} IF NOT EXISTS {quote(*self.path)} {comment}", OWNER)
+        run(context, f"CREATE {self.of} {quote(*self.path)} {comment}", OWNER)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         """With the tables in it, whoever created them."""

@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr
 from topicberg.catalogs.snowflake.names import quote
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
-from topicberg.iceberg.tables import attached_catalog
+from topicberg.iceberg.tables import attached_catalog, find_table
 from topicberg.project import VARIABLE
 from topicberg.settings import Settings, settings
 from topicberg.spark import new_session
@@ -39,7 +39,8 @@ class Tables(ConfigurableResource):
         def revenue(tables: Tables) -> float:
             return tables.sql("SELECT sum(amount) FROM orders")["sum(amount)"][0].as_py()
 
-    Unqualified names are those of topics' tables first, then of derived tables. What it opens is
+    Unqualified names are those of topics' tables first, then of derived tables. Tables of other
+    deployments in the same catalog need their namespace: ``NAMESPACE.TABLE``. What it opens is
     closed when the run ends; elsewhere ``with Tables() as tables`` closes it.
     """
 
@@ -88,24 +89,20 @@ class Tables(ConfigurableResource):
         return self.endpoints.catalog(self.config)
 
     def names(self) -> list[str]:
-        """Return the names of all tables."""
+        """Return the names of all tables of the deployment."""
         if self._only is not None:
             return sorted(self._only)
         return sorted({table for _, table in self._listed()})
 
     def _listed(self) -> list[TableName]:
-        catalog, first = self.catalog, self.config.topics_namespace
-        found = [
-            (name[0], table[-1])
-            for name in catalog.list_namespaces()
-            if len(name) == 1
-            for table in catalog.list_tables(name)
-        ]
-        return sorted(found, key=lambda identifier: (identifier[0] != first, identifier))
+        from topicberg.query.namespaces import own_tables
+
+        return own_tables(self.catalog, self.config)
 
     def identifier(self, table: str) -> TableName:
         """Return namespace and name of a table.
 
+        :param table: its name; of one in a namespace of others, both with a dot between them
         :raises TopicbergError: there is no such table
         """
         known = dict(self._only or {})
@@ -114,6 +111,10 @@ class Tables(ConfigurableResource):
                 known.setdefault(name, (namespace, name))
         if table in known:
             return known[table]
+        namespace, _, name = table.partition(".")
+        is_qualified = self._only is None and namespace and name
+        if is_qualified and find_table(self.catalog, (namespace, name)) is not None:
+            return namespace, name
         close = get_close_matches(table, known, n=1)
         reason = "the check does not name it" if self._only is not None else "it does not exist"
         raise TopicbergError(

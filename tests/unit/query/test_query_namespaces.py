@@ -1,0 +1,84 @@
+"""Names of tables are those of one deployment, also if a catalog has several."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
+
+from topicberg.errors import TopicbergError
+from topicberg.orchestration.resources.tables import Tables
+from topicberg.query import _mentioned_elsewhere
+from topicberg.query.namespaces import own_namespaces, own_tables
+from topicberg.settings import Settings
+from topicberg.topics import load_topic
+
+CONFIG = Settings(prefix="demo", cluster_id="lkc-1")
+OURS = load_topic("stock_trades").namespace(CONFIG)
+OTHERS = load_topic("stock_trades").namespace(Settings(prefix="acme"))
+
+
+@pytest.fixture
+def shared(catalog: SqlCatalog, monkeypatch: pytest.MonkeyPatch) -> SqlCatalog:
+    """A catalog of two deployments whose pipelines have derived tables of the same name."""
+    for namespace, *names in (
+        ("lkc-1", "stock_trades", "shop.orders"),
+        (OURS, "large_trades", "stock_trades"),
+        (OTHERS, "large_trades", "their_trades"),
+    ):
+        catalog.create_namespace(namespace)
+        for name in names:
+            catalog.create_table((namespace, name), Schema(NestedField(1, "n", LongType())))
+    monkeypatch.setattr(Tables, "catalog", property(lambda _: catalog))
+    monkeypatch.setattr(Tables, "config", property(lambda _: CONFIG))
+    return catalog
+
+
+def test_own_namespaces_topics_first_then_pipelines() -> None:
+    first, *pipelines = own_namespaces(CONFIG)
+    assert first == "lkc-1"
+    assert OURS in pipelines
+    assert all(name.startswith("demo_") for name in pipelines)
+
+
+def test_own_tables_have_none_of_another_deployment(shared: SqlCatalog) -> None:
+    assert own_tables(shared, CONFIG) == [
+        ("lkc-1", "shop.orders"),
+        ("lkc-1", "stock_trades"),
+        (OURS, "large_trades"),
+        (OURS, "stock_trades"),
+    ]
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    ("name", "identifier"),
+    [
+        ("large_trades", (OURS, "large_trades")),
+        ("stock_trades", ("lkc-1", "stock_trades")),
+        ("shop.orders", ("lkc-1", "shop.orders")),
+        (f"{OTHERS}.large_trades", (OTHERS, "large_trades")),
+    ],
+)
+def test_identifier_is_that_of_the_deployment(name: str, identifier: tuple[str, str]) -> None:
+    assert Tables().identifier(name) == identifier
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("name", ["their_trades", "shop.order", f"{OTHERS}.x", ".x", "x."])
+def test_identifier_of_no_table_of_the_deployment_is_refused(name: str) -> None:
+    with pytest.raises(TopicbergError, match="cannot be read: it does not exist"):
+        Tables().identifier(name)
+
+
+def test_spark_has_views_of_the_deployments_tables_only(shared: SqlCatalog) -> None:
+    class At:
+        def catalog(self, _: Settings) -> SqlCatalog:
+            return shared
+
+    sql = "SELECT * FROM large_trades, their_trades, stock_trades"
+    named = _mentioned_elsewhere(sql, cast(Any, At()), CONFIG)
+    assert named == [(OURS, "large_trades")]
