@@ -109,17 +109,17 @@ def _object(node: Node, required: frozenset[str], take: Callable[[int], None]) -
     def match_object(value: Any) -> Match | None:
         if type(value) is not dict or not value.keys() >= required:
             return None
-        found = EXACT
+        total = EXACT
         for name, inner in value.items():
             if name not in matchers:
                 if node.is_closed:
                     return None
-                found = Match(found.lost + _count(inner), found.converted)
+                total = Match(total.lost + _count(inner), total.converted)
             elif inner is not None:
                 if (of_property := matchers[name](inner)) is None:
                     return None
-                found = found.plus(of_property)
-        return found
+                total = total.plus(of_property)
+        return total
 
     return match_object
 
@@ -151,24 +151,24 @@ def _map(match_inner: Matcher) -> Matcher:
 
 
 def _sum(match_value: Matcher, values: list[Any]) -> Match | None:
-    found = EXACT
+    total = EXACT
     for value in values:
         if value is not None:
             if (of_value := match_value(value)) is None:
                 return None
-            found = found.plus(of_value)
-    return found
+            total = total.plus(of_value)
+    return total
 
 
 def _best(matchers: list[Matcher]) -> Matcher:
     def match_member(value: Any) -> Match | None:
         best: Match | None = None
         for match_value in matchers:
-            found = match_value(value)
-            if found == EXACT:
-                return found
-            if found is not None and (best is None or found < best):
-                best = found
+            result = match_value(value)
+            if result == EXACT:
+                return result
+            if result is not None and (best is None or result < best):
+                best = result
         return best
 
     return match_member

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pyiceberg import types as T
@@ -272,18 +273,18 @@ def _union(plan: JsonPlan) -> Read:
             except ScalarMisfitError as misfit:
                 misfits.append(misfit)
                 continue
-            found = member.match(value)
-            if found == EXACT:
+            match = member.match(value)
+            if match == EXACT:
                 return member.place(stored, value)
-            if found is None:
+            if match is None:
                 others.append((member, stored))
             else:
-                allowed.append((found, member, stored))
+                allowed.append((match, member, stored))
         if allowed:
-            _, member, stored = min(allowed, key=lambda one: one[0])
+            _, member, stored = min(allowed, key=itemgetter(0))
             return member.place(stored, value)
         if others:
-            declaring = (one for one in others if one[0].declares(value))
+            declaring = (candidate for candidate in others if candidate[0].declares(value))
             member, stored = next(declaring, others[0])
             return member.place(stored, value)
         if len(misfits) == 1:
