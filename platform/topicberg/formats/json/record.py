@@ -325,7 +325,7 @@ def _member(plan: JsonPlan, member: JsonMember) -> _Member:
     return _Member(
         _accepting(node),
         _reader(member.plan, in_union=True),
-        matcher(node, _steps.take),
+        matcher(node, _steps.take) if len(plan.members) > 1 else lambda _: EXACT,
         frozenset(node.children) if node.kind == "struct" else None,
         place,
     )
