@@ -19,7 +19,7 @@ from pyiceberg import types as T
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.conversions import converting
-from topicberg.formats.json.matching import EXACT, Match, Matcher, matcher
+from topicberg.formats.json.matching import EXACT, Match, Matcher, matcher, one_of
 from topicberg.formats.json.plan import (
     COMPARED,
     JsonMember,
@@ -356,16 +356,7 @@ def _accepting(node: Node) -> Callable[[Any], bool]:
 
 def _one_of(node: Node) -> Callable[[Any], bool] | None:
     """Return whether a value is one of the schema's constants; None: any value is."""
-    if not node.constants or node.kind not in COMPARED:
-        return None
-    texts = frozenset(constant for constant in node.constants if isinstance(constant, str))
-
-    def is_one(value: Any) -> bool:
-        if type(value) is str:
-            return value in texts
-        return not isinstance(value, list | dict) and rendered(value) in node.texts
-
-    return is_one
+    return one_of(node.constants) if node.constants and node.kind in COMPARED else None
 
 
 def _json(plan: JsonPlan, in_union: bool) -> Read:
