@@ -61,7 +61,13 @@ def choices(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     return members.map(lambda schemas: {"anyOf": schemas})
 
 
-SCHEMAS = choices(st.recursive(st.sampled_from(SCALARS), nested, max_leaves=8))
+TYPES = st.recursive(st.sampled_from(SCALARS), nested, max_leaves=8)
+SCHEMAS = choices(TYPES)
+EVENTS = objects(TYPES)
+RECORDS = st.lists(st.one_of(EVENTS, choices(EVENTS)), min_size=2, max_size=3).map(
+    lambda schemas: {"anyOf": schemas}
+)
+"""Choices of objects, and of choices of them."""
 
 
 def value_of(draw: st.DrawFn, schema: Schema) -> Any:
@@ -104,20 +110,27 @@ def changed(draw: st.DrawFn, value: Any) -> Any:
 
 
 @st.composite
-def cases(draw: st.DrawFn, is_valid: bool) -> tuple[Schema, list[Any]]:
-    schema = draw(SCHEMAS)
+def cases(
+    draw: st.DrawFn, schemas: st.SearchStrategy[Schema], is_valid: bool
+) -> tuple[Schema, list[Any]]:
+    schema = draw(schemas)
     values = [value_of(draw, schema) for _ in range(3)]
     return schema, values if is_valid else [changed(draw, value) for value in values]
 
 
 def rows(schema: Schema, values: list[Any]) -> list[Any]:
-    """The stored values of a property, on which both decoders agree; None: it is malformed."""
-    text = json.dumps({"type": "object", "properties": {"f": schema}})
-    writer = RegisteredSchema(1, "JSON", text)
+    """The rows of records, on which both decoders agree; None: a record is malformed."""
+    writer = RegisteredSchema(1, "JSON", json.dumps(schema))
     fields = json_schema.fields("s", writer, itertools.count(1))
     pairing = ResolvedSchema(writer, writer, fields)
-    records = [json.dumps({"f": value}).encode() for value in values]
-    return [row and row["f"] for row in Decoders(json_schema, pairing).decoded(records)]
+    return Decoders(json_schema, pairing).decoded([json.dumps(value).encode() for value in values])
+
+
+def within(case: tuple[Schema, list[Any]]) -> tuple[Schema, list[Any]]:
+    """Records with a value as their property, and their schema."""
+    schema, values = case
+    whole = {"type": "object", "properties": {"f": schema}}
+    return whole, [{"f": value} for value in values]
 
 
 def restored(schema: Schema, stored: Any, value: Any) -> Any:
@@ -162,16 +175,16 @@ def plain(value: Any) -> str:
 
 
 @settings(max_examples=300)
-@given(cases(is_valid=True))
+@given(st.one_of(cases(SCHEMAS, True).map(within), cases(RECORDS, True)))
 def test_valid_value_loses_nothing_and_has_a_member_that_allows_it(
     case: tuple[Schema, list[Any]],
 ) -> None:
     schema, values = case
-    for value, stored in zip(values, rows(schema, values), strict=True):
-        assert plain(restored(schema, stored, value)) == plain(value)
+    for value, row in zip(values, rows(schema, values), strict=True):
+        assert plain(restored(schema, row, value)) == plain(value)
 
 
 @settings(max_examples=300)
-@given(cases(is_valid=False))
+@given(st.one_of(cases(SCHEMAS, False).map(within), cases(RECORDS, False)))
 def test_any_value_is_the_same_by_both_decoders(case: tuple[Schema, list[Any]]) -> None:
     rows(*case)
