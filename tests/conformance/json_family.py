@@ -15,6 +15,8 @@ from decimal import Context, Decimal
 from typing import Any
 
 from fuzz_json import CONNECT, random_object, random_schema, random_value, resolve
+from jsonschema import Draft7Validator
+from jsonschema.validators import extend
 from shapes import JsonText, Malformed, Shape, Value
 from versions import Decoded, Version
 
@@ -296,27 +298,96 @@ def _converted(schema: Schema, value: Any, root: Schema, path: str) -> Value:
 
 
 def _of_union(members: list[Schema], value: Any, root: Schema, path: str) -> Value:
-    """The first member that the value fits is set."""
-    row: dict[str, Value] = {f"connect_union_field_{n}": None for n in range(len(members))}
+    """The value as the member that is best by jsonschema, of those that can be converted.
+
+    That is the first one that allows the value and declares all of it; else the one that allows it
+    and declares most of it; else the first one whose own properties and constants are as required.
+    """
+    ranks: list[tuple[tuple[bool, int], int, Value]] = []
+    plain = _as_python(value)
     for number, member in enumerate(members):
-        one = resolve(member, root)
-        if isinstance(value, dict) and not set(one.get("required", ())) <= value.keys():
-            continue
-        constants = {
-            name: inner["const"]
-            for name, inner in one.get("properties", {}).items()
-            if "const" in inner
-        }
-        if isinstance(value, dict) and any(
-            value.get(name, wanted) != wanted for name, wanted in constants.items()
-        ):
-            continue
         try:
-            row[f"connect_union_field_{number}"] = _converted(member, value, root, path or "?")
+            converted = _converted(member, value, root, path or "?")
         except Malformed:
             continue
-        return row
-    raise Malformed(f"{value!r} is of no member", path)
+        if not _is_allowed(_own(resolve(member, root)), plain):
+            continue
+        is_allowed = _is_allowed({**member, "definitions": root["definitions"]}, plain)
+        undeclared = _undeclared(member, value, root) if is_allowed else 0
+        ranks.append(((not is_allowed, undeclared), number, converted))
+    if not ranks:
+        raise Malformed(f"{value!r} is of no member", path)
+    _, best, converted = min(ranks, key=lambda rank: rank[:2])
+    row: dict[str, Value] = {f"connect_union_field_{n}": None for n in range(len(members))}
+    return {**row, f"connect_union_field_{best}": converted}
+
+
+def _own(schema: Schema) -> Schema:
+    """What a schema says of required properties and of constants of its own properties."""
+    constants = {
+        name: {key: inner[key] for key in ("const", "enum") if key in inner}
+        for name, inner in schema.get("properties", {}).items()
+    }
+    return {"properties": constants, "required": schema.get("required", [])}
+
+
+def _is_allowed(schema: Schema, value: Any) -> bool:
+    return bool(_NullAllowed(schema).is_valid(value))
+
+
+def _or_null(check: Any) -> Any:
+    """What checks a keyword, and allows null."""
+
+    def checked(validator: Any, argument: Any, value: Any, schema: Any) -> Any:
+        return None if value is None else check(validator, argument, value, schema)
+
+    return checked
+
+
+_NullAllowed: Any = extend(
+    Draft7Validator,
+    {keyword: _or_null(check) for keyword, check in Draft7Validator.VALIDATORS.items()},
+)
+
+
+def _as_python(value: Any) -> Any:
+    """Numbers as :func:`json.loads` returns them, of which 1.0 is an integer."""
+    match value:
+        case Decimal():
+            is_whole = value.adjusted() < 400 and value == value.to_integral_value()
+            return int(value) if is_whole else float(value)
+        case list():
+            return [_as_python(one) for one in value]
+        case dict():
+            return {name: _as_python(one) for name, one in value.items()}
+    return value
+
+
+def _undeclared(schema: Schema, value: Any, root: Schema) -> int:
+    """How many values of one have no place in a schema."""
+    schema = resolve(schema, root)
+    if "members" in schema:
+        allowing = (
+            _undeclared(member, value, root)
+            for member in schema["members"]
+            if _is_allowed({**member, "definitions": root["definitions"]}, _as_python(value))
+        )
+        return min(allowing, default=0)
+    if isinstance(value, list) and "items" in schema and "prefixItems" not in schema:
+        return sum(_undeclared(schema["items"], one, root) for one in value)
+    if not isinstance(value, dict) or not schema.keys() & {"properties", "additionalProperties"}:
+        return 0
+    others = schema.get("additionalProperties") or None
+    return sum(
+        _undeclared(inner, value[name], root) if inner is not None else _count(value[name])
+        for name, inner in ((n, schema.get("properties", {}).get(n, others)) for n in value)
+    )
+
+
+def _count(value: Any) -> int:
+    """How many values there are in one, and itself."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count, inner))
 
 
 def _as_doubles(value: Any) -> Any:

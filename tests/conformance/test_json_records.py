@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import stored_values
-from fuzz_json import random_schema, schema_and_records
+from fuzz_json import random_object, random_schema, random_value, schema_and_records
 from hostile_json import expected, hostile
 from json_family import version
 from shapes import difference
@@ -59,6 +59,41 @@ def test_records_of_random_schemas_equal_the_oracle(start: int) -> None:
             text = json.dumps(record, ensure_ascii=rng.random() < 0.5)
             rows += check(seed, oracle, reference, text.encode())
     assert rows > 100
+
+
+def choice(rng: random.Random, definitions: dict[str, Any]) -> dict[str, Any]:
+    """A choice of members that differ below the first level."""
+    members: list[Any] = [random_object(rng, 3, definitions) for _ in range(rng.randint(2, 3))]
+    if rng.random() < 0.5:
+        for number, member in enumerate(members):
+            member["properties"]["Kind'"] = {"const": f"kind {number}"}
+    for _ in range(rng.randint(1, 2)):
+        match rng.choice(("object", "array", "map", "choice")):
+            case "object":
+                members = [{"type": "object", "properties": {"in": one}} for one in members]
+            case "array":
+                members = [{"type": "array", "items": one} for one in members]
+            case "map":
+                members = [{"type": "object", "additionalProperties": one} for one in members]
+            case "choice":
+                members = [{"anyOf": [one, {"type": "boolean"}]} for one in members]
+                members = [{"type": "object", "properties": {"one": one}} for one in members]
+    return {"anyOf": members}
+
+
+@pytest.mark.parametrize("start", range(0, 120, 40))
+def test_records_of_nested_choices_equal_the_oracle(start: int) -> None:
+    rows = 0
+    for seed in range(start, start + 40):
+        rng = random.Random(seed)
+        definitions: dict[str, Any] = {}
+        properties = {f"p{n}": choice(rng, definitions) for n in range(3)}
+        schema = {"type": "object", "properties": properties, "definitions": definitions}
+        oracle, reference = version(schema), Reference(schema)
+        for _ in range(20):
+            record = random_value(rng, schema, schema)
+            rows += check(seed, oracle, reference, json.dumps(record).encode())
+    assert rows > 500
 
 
 @pytest.mark.parametrize("start", range(1000, 1120, 30))

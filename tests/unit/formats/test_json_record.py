@@ -301,6 +301,7 @@ OF_A, OF_B = closed("a", a=WHOLE), closed("b", b=WHOLE)
         ([properties(v={"const": v}) for v in (1.0, 2.0)], '{"v": 20e-1}'),
         ([properties(v={**NUMBER, "enum": [v]}) for v in (1, 2)], '{"v": 2.0}'),
         ([properties(v={**WHOLE, "enum": [v]}) for v in (1, 2)], '{"v": 2.0}'),
+        ([properties(v={**WHOLE, "enum": [v]}) for v in (1, 2)], '{"v": 20e-1}'),
         ([properties(v={"const": v}) for v in (2**60, 2**60 + 1)], f'{{"v": {2**60 + 1}}}'),
         ([properties(v={"enum": values}) for values in (["a", 1], ["b", 2])], '{"v": "b"}'),
         ([properties(v={"enum": values}) for values in (["a", 1], ["b", 2])], '{"v": 2}'),

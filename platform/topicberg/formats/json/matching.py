@@ -8,7 +8,7 @@ constants, and properties that are not declared. Keywords that only restrict val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from topicberg.formats.json.columns import Node
@@ -45,18 +45,36 @@ def matcher(node: Node, take: Callable[[int], None]) -> Matcher:
     :param take: is called with how many values are looked at
     """
     match_type = _of_type(node, take)
-    constants = node.constants
+    is_constant = one_of(node.constants) if node.constants else None
+    cost = 1 + sum(isinstance(constant, list | dict) for constant in node.constants)
 
     def match_value(value: Any) -> Match | None:
-        take(1 + (len(value) if isinstance(value, list | dict | str) else 0))
-        if constants and not any(is_equal(constant, value) for constant in constants):
+        take(cost + (len(value) if isinstance(value, list | dict | str) else 0))
+        if is_constant is not None and not is_constant(value):
             return None
         return match_type(value)
 
     return match_value
 
 
-def is_equal(constant: Any, value: Any) -> bool:
+def one_of(constants: Sequence[Any]) -> Callable[[Any], bool]:
+    """Return whether a value is equal to one of a schema's constants."""
+    texts = frozenset(constant for constant in constants if type(constant) is str)
+    wholes = frozenset(_exactly(constant) for constant in constants if type(constant) is int)
+    doubles = frozenset(constant for constant in constants if type(constant) is float)
+    others = [constant for constant in constants if type(constant) not in (str, int, float)]
+
+    def is_constant(value: Any) -> bool:
+        if type(value) is str:
+            return value in texts
+        if type(value) is int or type(value) is Number:
+            return _exactly(value) in wholes or (bool(doubles) and _double(value) in doubles)
+        return any(_is_equal(constant, value) for constant in others)
+
+    return is_constant
+
+
+def _is_equal(constant: Any, value: Any) -> bool:
     """Return whether a constant of a schema and a value of a record are equal, as in JSON Schema.
 
     :param constant: as :func:`json.loads` returns it
@@ -64,20 +82,25 @@ def is_equal(constant: Any, value: Any) -> bool:
     """
     if type(value) is int or type(value) is Number:
         if type(constant) is float:
-            try:
-                return float(value) == constant
-            except OverflowError:
-                return False
+            return _double(value) == constant
         return type(constant) is int and _exactly(constant) == _exactly(value)
     if type(constant) is not type(value):
         return False
     if isinstance(value, list):
-        return len(constant) == len(value) and all(map(is_equal, constant, value))
+        return len(constant) == len(value) and all(map(_is_equal, constant, value))
     if isinstance(value, dict):
         return constant.keys() == value.keys() and all(
-            is_equal(constant[name], inner) for name, inner in value.items()
+            _is_equal(constant[name], inner) for name, inner in value.items()
         )
     return bool(constant == value)
+
+
+def _double(value: int | Number) -> float | None:
+    """Return the nearest double; None: the number is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return None
 
 
 def _exactly(value: int | Number) -> tuple[bool, str, int]:
@@ -109,17 +132,17 @@ def _object(node: Node, required: frozenset[str], take: Callable[[int], None]) -
     def match_object(value: Any) -> Match | None:
         if type(value) is not dict or not value.keys() >= required:
             return None
-        found = EXACT
+        total = EXACT
         for name, inner in value.items():
             if name not in matchers:
                 if node.is_closed:
                     return None
-                found = Match(found.lost + _count(inner), found.converted)
+                total = Match(total.lost + _count(inner), total.converted)
             elif inner is not None:
                 if (of_property := matchers[name](inner)) is None:
                     return None
-                found = found.plus(of_property)
-        return found
+                total = total.plus(of_property)
+        return total
 
     return match_object
 
@@ -151,24 +174,24 @@ def _map(match_inner: Matcher) -> Matcher:
 
 
 def _sum(match_value: Matcher, values: list[Any]) -> Match | None:
-    found = EXACT
+    total = EXACT
     for value in values:
         if value is not None:
             if (of_value := match_value(value)) is None:
                 return None
-            found = found.plus(of_value)
-    return found
+            total = total.plus(of_value)
+    return total
 
 
 def _best(matchers: list[Matcher]) -> Matcher:
     def match_member(value: Any) -> Match | None:
         best: Match | None = None
         for match_value in matchers:
-            found = match_value(value)
-            if found == EXACT:
-                return found
-            if found is not None and (best is None or found < best):
-                best = found
+            result = match_value(value)
+            if result == EXACT:
+                return result
+            if result is not None and (best is None or result < best):
+                best = result
         return best
 
     return match_member

@@ -197,7 +197,7 @@ def _union(
 
     def target(member: JsonMember, is_strict: bool) -> int:
         """Return the instruction of a member, which is emitted once."""
-        is_strict = is_strict and not _is_plain(member.plan, is_told=not is_exact)
+        is_strict = is_strict and not _is_plain(member.plan, is_checked=not is_exact)
         key = id(member), is_strict
         if key not in targets:
             targets[key] = _member(code, member, place, places, is_exact=is_strict)
@@ -219,15 +219,15 @@ def _union(
             code.targets[first + offset] = target(able[0], is_strict)
 
 
-def _is_plain(plan: JsonPlan, *, is_told: bool = False) -> bool:
+def _is_plain(plan: JsonPlan, *, is_checked: bool = False) -> bool:
     """Return whether each value that the instructions read is allowed and declared by the schema.
 
-    :param is_told: the instruction of a choice has checked the properties of an object
+    :param is_checked: the instruction of a choice has checked the properties of an object
     """
     match plan.kind:
         case "struct":
             return (
-                is_told
+                is_checked
                 and not plan.node.constants
                 and plan.children.keys() == plan.node.children.keys()
                 and all(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from pyiceberg import types as T
@@ -18,7 +19,7 @@ from pyiceberg import types as T
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.json.columns import Node
 from topicberg.formats.json.conversions import converting
-from topicberg.formats.json.matching import EXACT, Match, Matcher, matcher
+from topicberg.formats.json.matching import EXACT, Match, Matcher, matcher, one_of
 from topicberg.formats.json.plan import (
     COMPARED,
     JsonMember,
@@ -272,18 +273,18 @@ def _union(plan: JsonPlan) -> Read:
             except ScalarMisfitError as misfit:
                 misfits.append(misfit)
                 continue
-            found = member.match(value)
-            if found == EXACT:
+            match = member.match(value)
+            if match == EXACT:
                 return member.place(stored, value)
-            if found is None:
+            if match is None:
                 others.append((member, stored))
             else:
-                allowed.append((found, member, stored))
+                allowed.append((match, member, stored))
         if allowed:
-            _, member, stored = min(allowed, key=lambda one: one[0])
+            _, member, stored = min(allowed, key=itemgetter(0))
             return member.place(stored, value)
         if others:
-            declaring = (one for one in others if one[0].declares(value))
+            declaring = (candidate for candidate in others if candidate[0].declares(value))
             member, stored = next(declaring, others[0])
             return member.place(stored, value)
         if len(misfits) == 1:
@@ -324,7 +325,7 @@ def _member(plan: JsonPlan, member: JsonMember) -> _Member:
     return _Member(
         _accepting(node),
         _reader(member.plan, in_union=True),
-        matcher(node, _steps.take),
+        matcher(node, _steps.take) if len(plan.members) > 1 else lambda _: EXACT,
         frozenset(node.children) if node.kind == "struct" else None,
         place,
     )
@@ -355,16 +356,7 @@ def _accepting(node: Node) -> Callable[[Any], bool]:
 
 def _one_of(node: Node) -> Callable[[Any], bool] | None:
     """Return whether a value is one of the schema's constants; None: any value is."""
-    if not node.constants or node.kind not in COMPARED:
-        return None
-    texts = frozenset(constant for constant in node.constants if isinstance(constant, str))
-
-    def is_one(value: Any) -> bool:
-        if type(value) is str:
-            return value in texts
-        return not isinstance(value, list | dict) and rendered(value) in node.texts
-
-    return is_one
+    return one_of(node.constants) if node.constants and node.kind in COMPARED else None
 
 
 def _json(plan: JsonPlan, in_union: bool) -> Read:
