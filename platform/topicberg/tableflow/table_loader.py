@@ -44,7 +44,9 @@ class TableLoader:
             if beginning is not None and self.held_ms is not None:
                 check_kept(self._catalog, self._spec, self._config, beginning, self.held_ms)
             schema = table_schema(self._spec, layout)
-            table = ensure_table(self._catalog, self._spec, self._config, schema)
+            table = ensure_table(
+                self._catalog, self._spec, self._config, schema, layout.older_columns()
+            )
             self._fitted = layout.fitted
         if self._spec.write_mode == "upsert":  # position deletes are written by topicberg
             require_written(table)
