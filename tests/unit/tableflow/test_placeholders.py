@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ from topicberg.formats import json as json_format
 from topicberg.formats.columnar.columns import arrow_type
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.subjects import RegisteredSchema
+from topicberg.tableflow.changes import ChangePlan, read_envelopes
 from topicberg.tableflow.placeholders import is_placeholder
 
 TEXT = "__debezium_unavailable_value"
@@ -124,3 +126,25 @@ def test_is_placeholder_of_other_json_text_is_false(value: Any) -> None:
 def test_is_placeholder_of_any_configured_text_is_true(placeholder: str) -> None:
     kind, values = decoded({}, placeholder)
     assert is_placeholder(values, kind, placeholder).tolist() == [True, False]
+
+
+# --- tables of changes ---
+
+
+def test_read_envelopes_in_append_mode_keeps_what_the_connector_sent() -> None:
+    """As docs/cdc.md says: each change is a row with its values, whatever they are."""
+    row = T.StructType(
+        *(
+            T.NestedField(number, f"c{number}", kind, required=False)
+            for number, (kind, placeholder, _) in enumerate(CASES)
+            if placeholder is not None
+        )
+    )
+    value = {f"c{number}": case[1] for number, case in enumerate(CASES) if case[1] is not None}
+    after = pa.array([value], arrow_type(row))
+    parts = {"after": after, "source": pa.array([{"ts_ms": 1}]), "op": pa.array(["u"])}
+    columns = (T.NestedField(99, "after", row, required=False),)
+    plan = ChangePlan(False, columns, (), {"ts_ms": T.LongType()}, {}, TEXT)
+    read = read_envelopes(plan, {}, parts, np.ones(1, bool), np.ones(1, np.int64))
+    assert read.columns["after"] == after
+    assert not read.wrong
