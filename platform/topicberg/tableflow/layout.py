@@ -379,10 +379,10 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
             f"topic {spec.name}: the fields {twin} and {field} {sameness(field, twin)}",
             hint="rename one: they would be one column",
         )
-    if (name := shared_full_name(StructType(*fields, *metadata))) is not None:
+    if (full_name := shared_full_name(StructType(*fields, *metadata))) is not None:
         raise TableflowError(
-            f"topic {spec.name}: two fields of the versions of its schemas are {name} in a table, "
-            "one by the dot in its name, the other inside of another field",
+            f"topic {spec.name}: two fields of the versions of its schemas are {full_name} in a "
+            "table, one by the dot in its name, the other inside of another field",
             hint="rename one of them, and delete the versions of the schema that have the other "
             "name from the registry",
         )
