@@ -110,7 +110,7 @@ class Topic:
         layout = self.layout
         schema = table_schema(self.spec, layout)
         older = layout.older_columns()
-        return ensure_table(self.catalog, self.spec, self.config, schema, older)
+        return ensure_table(self.catalog, self.spec, self.config, schema, older=older)
 
     def columns(self) -> StructType:
         return table_schema(self.spec, self.layout).as_struct()
