@@ -239,7 +239,9 @@ def _shape(schema: Schema, root: Schema) -> Shape:
                 return Shape("timestamp")
             usual = _KINDS.get(schema.get("connect.type", ""))
             plain = "long" if kind == "integer" else "double"
-            return Shape(_TITLES.get(_title(schema)) or usual or plain)
+            title = _title(schema)
+            unit = "time-millis" if title == "Time" else ""
+            return Shape(_TITLES.get(title) or usual or plain, unit=unit)
         case "array" if "prefixItems" not in schema:
             if schema.get("connect.type") == "map":
                 inner = schema["items"]["properties"]

@@ -92,7 +92,7 @@ def evolved(column: Shape | None, wanted: Shape, path: str = "") -> Shape:
     """
     if column is None:
         children = {n: evolved(None, c, _join(path, n)) for n, c in wanted.children.items()}
-        result = Shape(wanted.kind, children, wanted.precision, wanted.scale)
+        result = Shape(wanted.kind, children, wanted.precision, wanted.scale, unit=wanted.unit)
     elif column.kind in _STRUCTS and wanted.kind in _STRUCTS:
         merged = dict(column.children)
         for name, child in wanted.children.items():
@@ -107,10 +107,12 @@ def evolved(column: Shape | None, wanted: Shape, path: str = "") -> Shape:
         if column.kind == "map" and children["key"] != column.children["key"]:
             raise Refused(f"{path}: the keys of a map cannot change")
         result = replace(column, children=children)
+    elif _mixes_units(column, wanted):
+        raise Refused(f"{path}: the unit {column.unit} cannot become {wanted.unit}")
     elif _widens(wanted, column):
-        result = column
+        result = replace(column, unit=wanted.unit or column.unit)
     elif _widens(column, wanted):
-        result = Shape(wanted.kind, {}, wanted.precision, wanted.scale)
+        result = Shape(wanted.kind, {}, wanted.precision, wanted.scale, unit=wanted.unit)
     else:
         raise Refused(f"{path}: {column} cannot become {wanted}")
     seen: dict[str, str] = {}
@@ -175,6 +177,13 @@ def _widens(narrow: Shape, wide: Shape) -> bool:
     if narrow.kind == wide.kind == "decimal":
         return narrow.scale == wide.scale and narrow.precision <= wide.precision
     return narrow.kind == wide.kind or (narrow.kind, wide.kind) in _WIDER
+
+
+def _mixes_units(column: Shape, wanted: Shape) -> bool:
+    """Whether the values of a column would mean something else than those that it has."""
+    if column.kind == wanted.kind == "string" or (column.kind, wanted.kind) == ("int", "long"):
+        return column.unit != wanted.unit
+    return bool(column.unit and wanted.unit) and column.unit != wanted.unit
 
 
 def _join(path: str, name: str) -> str:

@@ -155,7 +155,8 @@ class BatchCommitter:
         subject = plan.layout.key.subject
         may_move = subject is not None and len(subject.schemas) > 1
         may_move |= FoldState.of(table, head).has_fewer_partitions(len(batch.end))
-        target = FoldTarget(self._spec, table, head, self._keys.of_changes(table, keys), keys)
+        index = self._keys.of_changes(table, keys)
+        target = FoldTarget(self._spec, table, head, index, keys, plan.layout.key)
         self._progress = BatchProgress(batch, plan.latest, self._unread, may_move)
         changes, lost = ChangeBatch.joined(read.parts), pa.concat_tables(read.lost)
         folded = Folding(target, self._progress, changes, lost).fold()

@@ -22,6 +22,8 @@ from topicberg.tableflow.changes import row_columns
 from topicberg.tableflow.fold_state import Order, order_of
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.keys import KeyIndex
+from topicberg.tableflow.layout import MessageField
+from topicberg.tableflow.old_keys import OldKeys
 from topicberg.tableflow.placeholders import toastable
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIMESTAMP
@@ -35,13 +37,24 @@ _FILL = "__topicberg_fill_"
 
 @dataclass(frozen=True)
 class FoldTarget:
-    """The table of a topic with changes. ``head``: its snapshot before the batch."""
+    """The table of a topic with changes. ``head``: its snapshot before the batch.
+
+    ``key``: the key of its records, whose fields are the columns ``keys``.
+    """
 
     spec: TopicSpec
     table: Table
     head: Snapshot | None
     index: KeyIndex
     keys: Sequence[str]
+    key: MessageField
+
+    @cached_property
+    def old_keys(self) -> OldKeys:
+        """What reads the old keys of changes of the primary key."""
+        columns = {column.name: column for column in self.table.schema().fields}
+        fields = [columns[name] for name in self.keys]
+        return OldKeys.of(self.key, fields, self.types(self.keys))
 
     @cached_property
     def toast(self) -> list[str]:

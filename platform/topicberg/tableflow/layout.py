@@ -181,6 +181,16 @@ class Layout:
         subjects = (half.subject for half in (self.key, self.value))
         return self.fitted, *(subject and tuple(subject.schemas) for subject in subjects)
 
+    def older_columns(self) -> Iterator[StructType]:
+        """Yield the columns of each older version, those of keys without the values' columns."""
+        ids = itertools.count(1)
+        names = {field.name for field in self.value.fields(ids)}
+        for fields in self.value.older_fields(ids):
+            names.update(field.name for field in fields)
+            yield StructType(*fields)
+        for fields in self.key.older_fields(ids):
+            yield StructType(*(field for field in fields if field.name not in names))
+
 
 def read_layout(spec: TopicSpec, readers: SchemaReaders, config: Settings | None = None) -> Layout:
     """Return the layout for the spec and the current schemas of the registries.
@@ -369,10 +379,10 @@ def table_schema(spec: TopicSpec, layout: Layout) -> Schema:
             f"topic {spec.name}: the fields {twin} and {field} {sameness(field, twin)}",
             hint="rename one: they would be one column",
         )
-    if (name := shared_full_name(StructType(*fields, *metadata))) is not None:
+    if (full_name := shared_full_name(StructType(*fields, *metadata))) is not None:
         raise TableflowError(
-            f"topic {spec.name}: two fields of the versions of its schemas are {name} in a table, "
-            "one by the dot in its name, the other inside of another field",
+            f"topic {spec.name}: two fields of the versions of its schemas are {full_name} in a "
+            "table, one by the dot in its name, the other inside of another field",
             hint="rename one of them, and delete the versions of the schema that have the other "
             "name from the registry",
         )
@@ -501,8 +511,31 @@ def columns_to_fill(
 
 
 def type_text(field: NestedField) -> str:
-    """Return the type of a column without field ids."""
-    return re.sub(r"\b\d+: ", "", str(field.field_type))
+    """Return the type of a column without field ids and comments."""
+    return re.sub(r"\b\d+: ", "", str(_without_comments(field.field_type)))
+
+
+def _without_comments(kind: IcebergType) -> IcebergType:
+    match kind:
+        case StructType():
+            return StructType(
+                *(
+                    NestedField(
+                        inner.field_id,
+                        inner.name,
+                        _without_comments(inner.field_type),
+                        inner.required,
+                    )
+                    for inner in kind.fields
+                )
+            )
+        case ListType():
+            element = _without_comments(kind.element_type)
+            return ListType(kind.element_id, element, kind.element_required)
+        case MapType():
+            value = _without_comments(kind.value_type)
+            return MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
+    return kind
 
 
 def inner_fields(kind: IcebergType) -> Sequence[NestedField]:

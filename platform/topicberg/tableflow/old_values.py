@@ -7,7 +7,6 @@ the insertion lacks is the old key's, which may be deleted by then. An earlier s
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.errors import TopicbergError
-from topicberg.formats.limits import UNREADABLE
 from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts
 from topicberg.tableflow.changes import FACTS, LIVE, READ
@@ -292,7 +290,7 @@ class OldValues:
             row_values, row_order = self.rows.row(row)
             if row_order is not None and moved is not None and row_order >= moved:
                 return {name: row_values[name] for name in need["missing"]}
-        old_key = self._parsed(origin["key"])
+        old_key = self.target.old_keys.read(origin["key"])
         if old_key is None or moved is None:
             return None
         return self._before(old_key, moved, need["missing"])
@@ -331,7 +329,8 @@ class OldValues:
             if not left:
                 return values
             if event["op"] in ("c", "r"):
-                old_key = self._parsed(event["old_key"]) if event["old_key"] else None
+                header = event["old_key"]
+                old_key = self.target.old_keys.read(header) if header else None
                 row = self._row_between(key, event["order"], order)
                 if row is not None:  # the same insertion again, delivered twice
                     return values | {name: row[name] for name in left}
@@ -449,20 +448,6 @@ class OldValues:
         hashed = self.target.hashed(self.target.of_key(key)).get(0)
         partition, offset = row[target.order_columns[0]], row[target.offset_column]
         return self.lost.is_after(hashed, partition, offset)
-
-    def _parsed(self, text: str) -> tuple[Any, ...] | None:
-        """Return a key from the JSON of a header; None: it cannot be read."""
-        target = self.target
-        try:
-            parsed = json.loads(text)
-            if parsed.keys() == {"schema", "payload"}:  # by a JsonConverter of headers
-                parsed = parsed["payload"]
-            types = target.types(target.keys)
-            values = [parsed[name] for name in target.keys]
-            arrays = [pa.array([v]).cast(t) for v, t in zip(values, types, strict=True)]
-        except (*UNREADABLE, RecursionError, pa.ArrowException):
-            return None
-        return tuple(array[0].as_py() for array in arrays)
 
 
 class _WaitError(Exception):

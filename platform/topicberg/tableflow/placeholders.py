@@ -1,13 +1,15 @@
 """The placeholder that Debezium writes instead of a value that the connector did not have.
 
 It is written as text, as bytes, as a list of one text, of one bytes, of one UUID, or of its bytes
-(as numbers, times or truth values), and as a map (hstore) or its JSON.
+(as numbers, times or truth values), and as a map (hstore) or its JSON. A JSON Schema without types
+leaves bytes in base64, and has a column of the JSON text of all of these.
 
 Source: Debezium's class ``UnchangedToastedPlaceholder``.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import uuid
@@ -35,6 +37,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from topicberg.formats.json.syntax import Number, rendered
 from topicberg.tableflow.arrays import flags
 
 _EPOCH = datetime(1970, 1, 1)
@@ -60,8 +63,8 @@ def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDA
     """Return which values of a column are the placeholder."""
     match kind:
         case StringType():
-            pair = json.dumps({placeholder: placeholder}, separators=(",", ":"))
-            is_same = pc.is_in(values, pa.array([placeholder, pair], values.type))
+            texts = [*_texts(placeholder), *map(rendered, _untyped(placeholder))]
+            is_same = pc.is_in(values, pa.array(texts, values.type))
         case BinaryType():
             is_same = pc.equal(values, pa.scalar(placeholder.encode(), values.type))
         case ListType(element_type=element):
@@ -70,6 +73,49 @@ def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDA
         case _:
             return _among(values, [[(placeholder, placeholder)]])
     return flags(is_same)
+
+
+def _texts(placeholder: str) -> list[str]:
+    """Return the placeholder as text: its own, a map's, and that of bytes."""
+    pair = json.dumps({placeholder: placeholder}, separators=(",", ":"))
+    return [placeholder, pair, _base64(placeholder.encode())]
+
+
+def _untyped(placeholder: str) -> list[Any]:
+    """Return the placeholder as the values that JSON has of it."""
+    return [
+        *_texts(placeholder),
+        {placeholder: placeholder},
+        *_untyped_lists(placeholder.encode()),
+    ]
+
+
+def _untyped_lists(raw: bytes) -> list[list[Any]]:
+    numbers, decimals = _numbers(raw), [_base64(bytes([byte])) for byte in raw]
+    return [
+        [raw.decode()],
+        [_base64(raw)],
+        [_uuid(raw)],
+        numbers,
+        [Number(f"{number}.0") for number in numbers],
+        [number != 0 for number in numbers],
+        decimals,
+        [{"scale": 0, "value": decimal} for decimal in decimals],
+    ]
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _uuid(raw: bytes) -> str:
+    """Return the UUID that Java makes of bytes (``UUID.nameUUIDFromBytes``)."""
+    return str(uuid.UUID(bytes=hashlib.md5(raw).digest(), version=3))  # noqa: S324
+
+
+def _numbers(raw: bytes) -> list[int]:
+    """Return bytes as Java's, which have a sign."""
+    return [byte - 256 if byte > 127 else byte for byte in raw]
 
 
 def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
@@ -90,12 +136,16 @@ def _lists(raw: bytes, element: IcebergType, kind: pa.DataType) -> list[list[Any
 
 
 def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
-    numbers = [byte - 256 if byte > 127 else byte for byte in raw]  # Java's bytes
+    numbers = _numbers(raw)
     match element:
         case StringType():
-            named = uuid.UUID(bytes=hashlib.md5(raw).digest(), version=3)  # noqa: S324  as Java's
-            # Decimals whose scale varies are numbers as text.
-            return [[raw.decode()], [str(named)], [str(number) for number in numbers]]
+            lists = _untyped_lists(raw)
+            return [
+                *(items for items in lists if all(type(item) is str for item in items)),
+                # Decimals whose scale varies are numbers as text.
+                [str(number) for number in numbers],
+                *([rendered(item) for item in items] for items in lists),
+            ]
         case BinaryType():
             return [[raw]]
         case DateType():

@@ -27,7 +27,6 @@ from pyiceberg.types import (
 )
 
 from topicberg.errors import TableflowError, TableFormatError
-from topicberg.formats.avro.schema import unit_of
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.iceberg.names import partition_field_name, shared_full_name
 from topicberg.iceberg.readers import require_spark
@@ -36,6 +35,7 @@ from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import note_identity
 from topicberg.tableflow.layout import KEY, METADATA_COLUMNS, sameness, twins
+from topicberg.tableflow.meanings import HAS_MEANINGS, followed
 from topicberg.tableflow.waiting import (
     EVENT_TIME_RULE,
     KEYS_NAME_SCHEMAS,
@@ -117,6 +117,7 @@ def ensure_table(
     config: Settings,
     schema: Schema,
     identity: Sequence[str] = (),
+    older: Iterable[StructType] = (),
 ) -> Table:
     """Return the topic's table, created or evolved so that it has the columns of ``schema``.
 
@@ -124,6 +125,7 @@ def ensure_table(
     recreated never shares a location with the files of the old one.
 
     :param identity: the columns that identify rows, see :func:`.identity_columns`
+    :param older: the columns of the older versions of the topic's schemas
     :raises TableflowError: the spec or the schema changed in a way that a table cannot follow
     """
     identifier = spec.table_identifier(config)
@@ -144,7 +146,7 @@ def ensure_table(
         return table
     require_spark(table)
     check_table(table, spec, identity)
-    _evolve(table, _with_held_key(spec, schema, table.schema()))
+    _evolve(table, _with_held_key(spec, schema, table.schema()), older)
     keep_bounds(table, _bounded_columns(spec))
     _keep_formats(table, spec)
     note_identity(table, identity)
@@ -226,6 +228,7 @@ def _create(
                 **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
                 **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
                 WRITE_MODE: spec.write_mode,
+                HAS_MEANINGS: "true",
                 KEYS_NAME_SCHEMAS: names_schemas(spec),
                 **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
                 **formats(spec),
@@ -245,8 +248,11 @@ def _with_held_key(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
     return Schema(*(raw if field.name == KEY else field for field in schema.fields))
 
 
-def _evolve(table: Table, schema: Schema) -> None:
+def _evolve(table: Table, schema: Schema, older: Iterable[StructType] = ()) -> None:
     """Add new columns, widen types; a dropped field keeps its column.
+
+    A table of an earlier version, whose comments do not say what its columns mean, goes on unless
+    versions of the schema differ in that; then its comments say it.
 
     :raises TableflowError: the table cannot follow the schema; it stays as it is
     """
@@ -266,8 +272,18 @@ def _evolve(table: Table, schema: Schema) -> None:
                 "dot in its name, the other inside of another column"
             )
         check_types(existing.as_struct(), schema.as_struct())
-        with table.update_schema() as update:
-            update.union_by_name(schema)
+        has_meanings = HAS_MEANINGS in table.properties
+        columns_now = followed(
+            existing.as_struct(),
+            schema.as_struct(),
+            [] if has_meanings else [*older],
+            is_documented=has_meanings,
+        )
+        with table.transaction() as transaction:
+            with transaction.update_schema() as update:
+                update.union_by_name(Schema(*columns_now.fields))
+            if not has_meanings:
+                transaction.set_properties({HAS_MEANINGS: "true"})
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",
@@ -279,8 +295,8 @@ def _evolve(table: Table, schema: Schema) -> None:
 def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None:
     """Refuse conversions that PyIceberg would do and Iceberg's specification forbids.
 
-    Text and bytes are not converted into each other, and a column keeps its unit of time. A decimal
-    keeps its scale, of which the values in older files are.
+    Text and bytes are not converted into each other. A decimal keeps its scale, of which the values
+    in older files are.
 
     :raises ValueError: the conversion is refused
     """
@@ -289,9 +305,6 @@ def check_types(existing: IcebergType, new: IcebergType, path: str = "") -> None
         for field in new.fields:
             if column := by_name.get(field.name):
                 where = f"{path}.{field.name}" if path else field.name
-                before, now = unit_of(column.doc), unit_of(field.doc)
-                if before and now and before != now:
-                    raise ValueError(f"the column {where} is in {before}, the schema has {now}")
                 check_types(column.field_type, field.field_type, where)
     elif isinstance(existing, ListType) and isinstance(new, ListType):
         check_types(existing.element_type, new.element_type, f"{path}.element")

@@ -48,8 +48,8 @@ class TableLoader:
             if beginning is not None and self.held_ms is not None:
                 check_kept(self._catalog, self._spec, self._config, beginning, self.held_ms)
             schema = table_schema(self._spec, layout)
-            identity = identity_columns(self._spec, layout)
-            table = ensure_table(self._catalog, self._spec, self._config, schema, identity)
+            identity, older = identity_columns(self._spec, layout), layout.older_columns()
+            table = ensure_table(self._catalog, self._spec, self._config, schema, identity, older)
             self._fitted = layout.fitted, *_columns(table)
         if self._spec.write_mode == "upsert":  # position deletes are written by topicberg
             require_written(table)

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
-from topicberg.formats.avro.schema import LOGICAL, Type, documented
+from topicberg.formats.avro.schema import LOGICAL, Type, meaning
 from topicberg.formats.bounds import MAX_PRECISION
+from topicberg.formats.meanings import with_meaning
 
 _PRIMITIVES: dict[str, type[T.IcebergType]] = {
     "boolean": T.BooleanType,
@@ -43,7 +44,7 @@ class Converter:
     def fields(self, record: Type) -> list[T.NestedField]:
         self.open.append(record)
         fields = [
-            self.field(field.name, field.type, f"{record.name}.{field.name}", documented(field))
+            self.field(field.name, field.type, f"{record.name}.{field.name}", field.doc)
             for field in record.fields
             if field.type.members  # otherwise a column could not hold anything
         ]
@@ -51,8 +52,8 @@ class Converter:
         return fields
 
     def field(self, name: str, kind: Type, path: str, doc: str | None = None) -> T.NestedField:
-        number = next(self.ids)
-        return T.NestedField(number, name, self.convert(kind, path), required=False, doc=doc)
+        number, comment = next(self.ids), with_meaning(doc, meaning(kind))
+        return T.NestedField(number, name, self.convert(kind, path), required=False, doc=comment)
 
     def convert(self, kind: Type, path: str) -> T.IcebergType:
         """Return a type's column. For a union: a struct with a member for each type.

@@ -10,7 +10,14 @@ from pyiceberg import types as T
 
 from topicberg.formats.avro.schema import NO_DEFAULT, AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
-from topicberg.formats.connect_values import MAX_SCALE, unscaled_text
+from topicberg.formats.connect_values import (
+    INFINITE_NANOS,
+    MAX_DECIMAL_BYTES,
+    MAX_SCALE,
+    TEXTS,
+    parsed,
+    unscaled_text,
+)
 
 UNITS = {"millis": 1_000, "micros": 1}
 """Microseconds of a unit of a timestamp."""
@@ -44,6 +51,8 @@ def _value(kind: Type, value: Any, column: T.IcebergType) -> Any:
 
 
 def _plain(kind: Type, value: Any, column: T.IcebergType) -> Any:
+    if (kind.logical or "").startswith("topicberg."):
+        return _connect(kind, value, column)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match column:
         case T.BooleanType() if kind.kind == "boolean" and isinstance(value, bool):
@@ -57,10 +66,6 @@ def _plain(kind: Type, value: Any, column: T.IcebergType) -> Any:
             return value
         case T.StringType() if kind.kind == "string" and isinstance(value, str):
             return value
-        case T.StringType() if kind.logical == "topicberg.decimal":
-            data, scale = _latin(value), kind.scale
-            if data and type(scale) is int and abs(scale) <= MAX_SCALE:
-                return unscaled_text(data, scale)
         case T.StringType() if kind.kind in ("bytes", "fixed"):
             return _text(_latin(value))
         case T.BinaryType() if kind.kind in ("bytes", "fixed"):
@@ -90,6 +95,34 @@ def _plain(kind: Type, value: Any, column: T.IcebergType) -> Any:
                 for column_field in column.fields
             }
     return None
+
+
+def _connect(kind: Type, value: Any, column: T.IcebergType) -> Any:
+    """Return the stored value of a type of :mod:`topicberg.formats.connect`."""
+    logical = (kind.logical or "").removeprefix("topicberg.")
+    if (text := TEXTS.get(logical)) is not None:
+        if not isinstance(value, str):
+            return None
+        if isinstance(column, T.StringType):
+            return value
+        return parsed(text, value) if isinstance(column, text.column) else None
+    match logical, column:
+        case "nano-timestamp", T.TimestampType() if type(value) in (int, float):
+            nanos = _whole(value, *LONG)
+            return None if nanos is None or nanos in INFINITE_NANOS else nanos // 1_000
+        case "decimal", T.StringType():
+            return _decimal_text(_latin(value), kind.scale)
+        case "variable-decimal", T.StringType() if isinstance(value, dict):
+            given = {field.name: field.default for field in kind.fields} | value
+            return _decimal_text(_latin(given.get("value")), given.get("scale"))
+    return None
+
+
+def _decimal_text(unscaled: bytes | None, scale: Any) -> str | None:
+    """Return a decimal as text; None: it is none, or exceeds the limits of records."""
+    if not unscaled or len(unscaled) > MAX_DECIMAL_BYTES or type(scale) is not int:
+        return None
+    return unscaled_text(unscaled, scale) if abs(scale) <= MAX_SCALE else None
 
 
 def _whole(value: float, low: int, high: int) -> int | None:

@@ -19,6 +19,7 @@ from topicberg.formats.avro.defaults import UNITS, default
 from topicberg.formats.avro.schema import AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MAX_PRECISION, MICROS
 from topicberg.formats.connect_values import MAX_SCALE, TEXTS, Text
+from topicberg.formats.meanings import meaning_of
 
 _PROMOTED = {
     "int": ("long", "float", "double"),
@@ -178,7 +179,8 @@ def resolve(writer: Type, latest: Type | None, columns: Sequence[T.NestedField])
             parts.append((field.name, None, Skipped(field.type, None)))
         else:
             new = newest.get(column.name)
-            node = _value(field.type, new.type if new else None, column.field_type)
+            unit = meaning_of(column.doc).values
+            node = _value(field.type, new.type if new else None, column.field_type, unit)
             parts.append((field.name, column.name, node))
     have = {name for _, name, _ in parts}
     defaults = {
@@ -191,14 +193,15 @@ def resolve(writer: Type, latest: Type | None, columns: Sequence[T.NestedField])
     return Row(tuple(parts), defaults, T.StructType(*columns))
 
 
-def _value(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
+def _value(writer: Type, latest: Type | None, column: T.IcebergType, unit: str | None) -> Node:
+    """:param unit: of the times of the column; None: they are none, or its comment has no unit"""
     if latest is not None and not latest.members:
         latest = None
     members = writer.members
     if not members:
         return Skipped(writer, column)
     if writer.kind != "union":
-        return _branch(writer, None, latest, column)
+        return _branch(writer, None, latest, column, unit)
     nodes: list[Node | None] = []
     place = -1
     for branch in writer.branches:
@@ -206,11 +209,17 @@ def _value(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
             nodes.append(None)
             continue
         place += 1
-        nodes.append(_branch(branch, place if writer.has_members else None, latest, column))
+        nodes.append(_branch(branch, place if writer.has_members else None, latest, column, unit))
     return Choice(tuple(nodes))
 
 
-def _branch(writer: Type, place: int | None, latest: Type | None, column: T.IcebergType) -> Node:
+def _branch(
+    writer: Type,
+    place: int | None,
+    latest: Type | None,
+    column: T.IcebergType,
+    unit: str | None,
+) -> Node:
     """Resolve a type that is not a union to the column, or to a member of the column.
 
     :param place: index of the type in the writer's union; None: its column has no members
@@ -225,7 +234,7 @@ def _branch(writer: Type, place: int | None, latest: Type | None, column: T.Iceb
             return _member(writer, None, column, kept)
         if _has_only_members(columns) and not shares_fields:
             return Unfit(writer, column)
-        return _direct(writer, None, column)
+        return _direct(writer, None, column, unit)
     options = latest.members
     if latest.has_members:
         index = _match(writer, options)
@@ -233,22 +242,23 @@ def _branch(writer: Type, place: int | None, latest: Type | None, column: T.Iceb
             return _member(writer, options[index], column, member)
         if kept is not None and place is not None and place >= len(options):
             return _member(writer, None, column, kept)
-        return _direct(writer, None, column) if shares_fields else Unfit(writer, column)
+        return _direct(writer, None, column, unit) if shares_fields else Unfit(writer, column)
     # Of several records, only the record of that name is what the column is of now.
     is_named = place is not None and writer.kind in _NAMED and writer.kind == options[0].kind
     if is_named and _match(writer, options) is None:
         return _member(writer, None, column, kept) if kept is not None else Unfit(writer, column)
-    return _direct(writer, options[0] if len(options) == 1 else None, column)
+    return _direct(writer, options[0] if len(options) == 1 else None, column, unit)
 
 
 def _member(
     writer: Type, latest: Type | None, column: T.IcebergType, member: T.NestedField
 ) -> Node:
     assert isinstance(column, T.StructType)  # noqa: S101  it has the member
-    return AvroMember(member.name, _direct(writer, latest, member.field_type), column)
+    unit = meaning_of(member.doc).values
+    return AvroMember(member.name, _direct(writer, latest, member.field_type, unit), column)
 
 
-def _direct(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
+def _direct(writer: Type, latest: Type | None, column: T.IcebergType, unit: str | None) -> Node:
     """Resolve a type that is not a union to a column as a whole."""
     if latest is not None and latest.kind != writer.kind and writer.kind in _CONTAINERS:
         latest = None
@@ -257,10 +267,18 @@ def _direct(writer: Type, latest: Type | None, column: T.IcebergType) -> Node:
             return resolve(writer, latest, column.fields)
         case "array", T.ListType():
             assert writer.inner is not None  # noqa: S101  it is an array
-            return Items(_value(writer.inner, latest and latest.inner, column.element_type), column)
+            return Items(
+                _value(writer.inner, latest and latest.inner, column.element_type, unit), column
+            )
         case "map", T.MapType():
             assert writer.inner is not None  # noqa: S101  it is a map
-            return Entries(_value(writer.inner, latest and latest.inner, column.value_type), column)
+            return Entries(
+                _value(writer.inner, latest and latest.inner, column.value_type, unit), column
+            )
+    if isinstance(column, T.IntegerType | T.LongType) and writer.unit is not None:
+        unit = unit or (latest.unit if latest else None)
+        if unit not in (None, writer.unit):
+            return Unfit(writer, column)
     return _scalar(writer, latest, column) or Unfit(writer, column)
 
 
@@ -273,10 +291,11 @@ def _scalar(writer: Type, latest: Type | None, column: T.IcebergType) -> AvroSca
     if (meaning or "").startswith("topicberg."):
         return _connect(writer, column)
     new = _meaning(latest) if latest else None
+    has_unit = latest is not None and writer.unit is not None and writer.unit == latest.unit
     bounds = _BOUNDS.get(kind, LONG)
     is_whole = kind in _BOUNDS
     size = writer.size if kind == "fixed" else None
-    means_the_same = meaning is None or new in (None, meaning)
+    means_the_same = meaning is None or new in (None, meaning) or has_unit
     match column:
         case T.BooleanType() if kind == "boolean":
             return AvroScalar(Form.BOOLEAN, column)

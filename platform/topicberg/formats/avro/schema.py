@@ -12,6 +12,14 @@ from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
+from topicberg.formats.meanings import (
+    CONNECT_UNITS,
+    EPOCH_NANOS,
+    LOCAL_NANOS,
+    MICROS,
+    MILLIS,
+    Meaning,
+)
 from topicberg.formats.reasons import shortened
 from topicberg.formats.subjects import RegisteredSchema
 
@@ -54,6 +62,8 @@ class Type:
     logical: str | None = None
     precision: Any = None
     scale: Any = 0
+    unit: str | None = None
+    """Of a time that is a plain number in its column."""
     name: str = ""
     """Full name of a record, an enum or a fixed."""
     aliases: frozenset[str] = frozenset()
@@ -116,22 +126,21 @@ class AvroField:
 
 
 TIMES: Final = {
-    "time-millis": "milliseconds since midnight",
-    "time-micros": "microseconds since midnight",
-    "topicberg.iso-time": "microseconds since midnight",
+    "time-millis": MILLIS,
+    "time-micros": MICROS,
+    "topicberg.iso-time": MICROS,
+    "timestamp-nanos": EPOCH_NANOS,
+    "local-timestamp-nanos": LOCAL_NANOS,
 }
-"""Times of the day, which are plain numbers in their columns."""
+"""Times that are plain numbers in their columns."""
 
 
-def documented(field: AvroField) -> str | None:
-    """Return the comment of a field's column, with its unit if it is a time of the day."""
-    unit = next((TIMES[kind.logical] for kind in field.type.members if kind.logical in TIMES), None)
-    return "; ".join(filter(None, (field.doc, unit))) or None
-
-
-def unit_of(comment: str | None) -> str | None:
-    """Return the unit that the comment of a column names."""
-    return next((unit for unit in TIMES.values() if comment and comment.endswith(unit)), None)
+def meaning(kind: Type) -> Meaning:
+    """Return what the values of a type's column mean; members of a union have their own columns."""
+    if kind.has_members or not kind.members:
+        return Meaning()
+    member = kind.members[0]
+    return meaning(member.inner) if member.inner is not None else Meaning(member.unit)
 
 
 def parse(where: str, schema: RegisteredSchema) -> Type:
@@ -343,9 +352,10 @@ def _full_name(name: str, namespace: str) -> str:
 def _logical(kind: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     logical = schema.get("logicalType")
     if (kind, logical) not in LOGICAL:
-        return {}
+        is_whole = kind in ("int", "long")
+        return {"unit": CONNECT_UNITS.get(str(schema.get("connect.name"))) if is_whole else None}
     if logical not in ("decimal", "topicberg.decimal"):
-        return {"logical": logical}
+        return {"logical": logical, "unit": TIMES.get(str(logical))}
     return {
         "logical": logical,
         "precision": schema.get("precision"),

@@ -47,6 +47,7 @@ from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, specification_with
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
 from topicberg.formats.json.syntax import type_of
+from topicberg.formats.meanings import CONNECT_UNITS, JSON_TEXT, Meaning
 from topicberg.formats.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
@@ -78,7 +79,8 @@ class Node:
     the members of a union. ``opening``: the first characters that the text of a ``json`` value may
     have: ``{`` for an object, ``[`` for an array, ``n`` for null; empty: any type.
     ``conversions``: see :mod:`.conversions`. ``is_closed``: an object has no properties but those
-    that are declared; the type of its column does not depend on that.
+    that are declared; the type of its column does not depend on that. ``unit``: of a time that is
+    a plain number in its column.
     """
 
     kind: Kind
@@ -92,6 +94,16 @@ class Node:
     opening: str = ""
     conversions: tuple[str, ...] = ()
     is_closed: bool = field(default=False, compare=False)
+    unit: str | None = None
+
+    @property
+    def meaning(self) -> Meaning:
+        """What the values of its column mean; one of nulls only has none."""
+        if self.kind == "list":
+            return self.children["element"].meaning
+        if self.kind in ("map", "entries"):
+            return self.children["value"].meaning._replace(keys=self.children["key"].unit)
+        return Meaning(JSON_TEXT if self.kind == "json" and self.opening != "n" else self.unit)
 
     def __hash__(self) -> int:
         return hash((self.kind, frozenset(self.children), self.required, tuple(self.texts)))
@@ -333,11 +345,14 @@ class _Reader:
             kind = kinds[0] if kinds else None
         constants = _constants(parts)
         doc = _get(parts, "description")
+        typed = self.of_kind(parts, where, kind)
+        has_unit = typed.kind in ("int", "long", "iso-time")
         return replace(
-            self.of_kind(parts, where, kind),
+            typed,
             constants=tuple(constants or ()),
             doc=doc if isinstance(doc, str) else None,
             name=_name(parts),
+            unit=CONNECT_UNITS.get(str(_get(parts, "title"))) if has_unit else None,
         )
 
     def choice(
@@ -553,7 +568,7 @@ def _union(members: Sequence[Node]) -> Node:
     if len(members) == 1:
         return first
     if all(member.kind == first.kind for member in members) and not first.children:
-        same = [(member.precision, member.scale) for member in members]
+        same = [(member.precision, member.scale, member.unit) for member in members]
         if len(set(same)) == 1:
             constants = tuple(value for member in members for value in member.constants)
             bound = all(member.constants for member in members)
@@ -564,6 +579,7 @@ def _union(members: Sequence[Node]) -> Node:
                 precision=first.precision,
                 scale=first.scale,
                 opening="".join(dict.fromkeys(openings)) if all(openings) else "",
+                unit=first.unit,
             )
     return Node("union", {f"{UNION_FIELD}{n}": member for n, member in enumerate(members)})
 

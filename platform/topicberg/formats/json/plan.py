@@ -18,6 +18,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect_values import TEXTS
 from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join
+from topicberg.formats.meanings import JSON_TEXT, Meaning, meaning_of, with_meaning
 
 _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
 
@@ -125,14 +126,20 @@ def _takes_text(plan: JsonPlan) -> bool:
     if plan.kind == "union":
         return any(_takes_text(member.plan) for member in plan.members)
     if plan.kind == "json":
-        return not plan.node.opening
+        return not plan.node.opening or '"' in plan.node.opening
     return plan.kind in ("string", "binary", "date-time", *_TEXTS)
 
 
 def fields_of(children: Mapping[str, Node], ids: Iterator[int]) -> list[T.NestedField]:
     """Return the columns of an object's properties, or of a union's members."""
     return [
-        T.NestedField(next(ids), name, _type_of(child, ids), required=False, doc=child.doc)
+        T.NestedField(
+            next(ids),
+            name,
+            _type_of(child, ids),
+            required=False,
+            doc=with_meaning(child.doc, child.meaning),
+        )
         for name, child in children.items()
     ]
 
@@ -157,54 +164,106 @@ def columns_of(kind: T.StructType) -> dict[str, T.IcebergType]:
     return {one.name: one.field_type for one in kind.fields}
 
 
+def _meanings_of(kind: T.StructType) -> dict[str, Meaning]:
+    return {one.name: meaning_of(one.doc) for one in kind.fields}
+
+
 def fit(
-    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str = ""
+    subject: str,
+    node: Node,
+    latest: Node | None,
+    column: T.IcebergType,
+    path: str = "",
+    meaning: Meaning = Meaning(),  # noqa: B008  it cannot be changed
 ) -> JsonPlan:
     """Return the plan by which values of the writer's ``node`` become values of ``column``.
 
     :param latest: the latest schema's type at this place; None: it has none
+    :param meaning: what the comment of the column says
     :raises TableflowError: none of the writer's values could be in this column
     """
     if node.kind == "union" or (latest is not None and latest.kind == "union"):
-        return _fit_union(subject, node, latest, column, path)
-    read_as = _read_as(node, latest, column)
-    match read_as, column:
+        return _fit_union(subject, node, latest, column, path, meaning)
+    node = _read_as(subject, node, latest, column, path, meaning.values)
+    meanings: Mapping[str, Meaning] = {}
+    match node.kind, column:
         case "struct", T.StructType():
             parts = {n: kind for n, kind in columns_of(column).items() if n in node.children}
+            meanings = _meanings_of(column)
         case "list", T.ListType():
-            parts = {"element": column.element_type}
+            parts, meanings = {"element": column.element_type}, {"element": meaning}
         case "map", T.MapType() if isinstance(column.key_type, T.StringType):
-            parts = {"value": column.value_type}
+            parts, meanings = {"value": column.value_type}, {"value": meaning}
         case "entries", T.MapType():
             parts = {"key": column.key_type, "value": column.value_type}
+            meanings = {"key": Meaning(meaning.keys), "value": Meaning(meaning.values)}
         case kind, _ if kind in SCALARS and isinstance(column, SCALARS[kind].columns):
             parts = {}
         case _:
             raise _unlike(subject, node, column, path)
     twins = latest.children if latest else {}
     children = {
-        part: fit(subject, node.children[part], twins.get(part), kind, join(path, part))
+        part: fit(
+            subject,
+            node.children[part],
+            twins.get(part),
+            kind,
+            join(path, part),
+            meanings[part],
+        )
         for part, kind in parts.items()
     }
-    return JsonPlan(read_as, column, node, children)
+    return JsonPlan(node.kind, column, node, children)
 
 
-def _read_as(node: Node, latest: Node | None, column: T.IcebergType) -> Kind:
-    """Return how a value is read; the ``format`` of a string may differ between versions."""
-    if node.kind in ("date-time", *_TEXTS) and isinstance(column, T.StringType):
-        return "string"
+def _read_as(
+    subject: str,
+    node: Node,
+    latest: Node | None,
+    column: T.IcebergType,
+    path: str,
+    meaning: str | None,
+) -> Node:
+    """Return the type as which a value is read.
+
+    The ``format`` of a string may differ between versions. Text goes to a column of JSON text as
+    its JSON text, and of the values that may be anything, only text goes to a column of text.
+
+    :raises TableflowError: the values would have another meaning in the column
+    """
+    if isinstance(column, T.StringType):
+        own = latest.meaning.values if latest is not None else None
+        is_json = JSON_TEXT in (meaning, own)
+        if node.kind in ("string", "date-time", *_TEXTS):
+            kind: Kind = "json" if is_json else "string"
+            return replace(node, kind=kind, opening='"' if is_json else "")
+        if node.meaning.values == JSON_TEXT and not is_json:
+            if node.opening:  # no text
+                raise _unlike(subject, node, column, path)
+            return replace(node, kind="string")
+    expected = meaning or (latest.unit if latest else None)
+    if node.unit and expected and node.unit != expected:
+        place = f"field {path}" if path else "the record"
+        raise TableflowError(
+            f"{subject}: {place} is in {node.unit}, its column in {expected}", hint=_NEW_TABLE
+        )
     is_time = latest is not None and latest.kind == "date-time"
     if node.kind == "string" and is_time and isinstance(column, T.TimestamptzType):
-        return "date-time"
-    return node.kind
+        return replace(node, kind="date-time")
+    return node
+
+
+_NEW_TABLE = (
+    "disable Tableflow for the topic with --drop-table and enable it again, which creates a new "
+    "table"
+)
 
 
 def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
     place = f"field {path}" if path else "the record"
     return TableflowError(
         f"{subject}: {place} is a {node.kind}, its column a {column}",
-        hint="disable Tableflow for the topic with --drop-table and enable it again, which "
-        "creates a new table",
+        hint=_NEW_TABLE,
     )
 
 
@@ -212,11 +271,17 @@ def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> Table
 
 
 def _fit_union(
-    subject: str, node: Node, latest: Node | None, column: T.IcebergType, path: str
+    subject: str,
+    node: Node,
+    latest: Node | None,
+    column: T.IcebergType,
+    path: str,
+    meaning: Meaning,
 ) -> JsonPlan:
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
     columns = columns_of(column) if isinstance(column, T.StructType) else {}
+    meanings = _meanings_of(column) if isinstance(column, T.StructType) else {}
     twins: Sequence[tuple[str | None, Node | None]]
     if f"{UNION_FIELD}0" not in columns:
         twins = [("" if _may_be(member_node, latest) else None, latest) for member_node in nodes]
@@ -229,11 +294,20 @@ def _fit_union(
         kind = columns.get(place or "", column)
         if place in ("", *columns):
             try:
-                members.append(JsonMember(fit(subject, member_node, twin, kind, path), place))
+                placed = fit(
+                    subject, member_node, twin, kind, path, meanings.get(place or "", meaning)
+                )
+                members.append(JsonMember(placed, place))
                 continue
             except TableflowError:
                 pass
-        unplaced = fit(subject, member_node, None, _type_of(member_node, itertools.count()))
+        unplaced = fit(
+            subject,
+            member_node,
+            None,
+            _type_of(member_node, itertools.count()),
+            meaning=member_node.meaning,
+        )
         members.append(JsonMember(unplaced, None))
     if all(member.place is None for member in members):
         raise _unlike(subject, node, column, path)

@@ -45,7 +45,7 @@ _EXACT: dict[type, int] = {FloatType: 2**24, DoubleType: 2**53}
 """All whole numbers up to this one are exact."""
 _TYPES = ("string", "number", "boolean", "object", "array")
 """JSON's types, as the targets of a union are in order."""
-_OPENINGS = {"object": "{", "array": "["}
+_OPENINGS = {"object": "{", "array": "[", "string": '"'}
 _MAX_BITS = 62
 """Of a mask: kinds of objects, and names of their properties."""
 

@@ -31,7 +31,7 @@ from topicberg.formats.json.scalars import Read, ScalarMisfitError, scalar, unex
 from topicberg.formats.json.syntax import members, parsed, rendered
 from topicberg.formats.reasons import MalformedError, shortened
 
-_OPENED = {"{": "an object", "[": "an array", "n": "null"}
+_OPENED = {"{": "an object", "[": "an array", '"': "a string", "n": "null"}
 _MIN_STEPS, _STEPS = 1_000_000, 8
 """The most values that the unions of a record look at, and more of them for each character."""
 

@@ -1,0 +1,351 @@
+"""What the values of a column mean, when the schema of a topic changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
+
+from topicberg.errors import TableflowError
+from topicberg.formats.connect import with_connect_types
+from topicberg.formats.meanings import JSON_TEXT, MICROS, MILLIS, NANOS, meaning_of
+from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
+from topicberg.logins.catalog import LOCATIONS
+from topicberg.settings import Settings, settings
+from topicberg.tableflow.layout import Layout, MessageField, table_schema
+from topicberg.tableflow.meanings import HAS_MEANINGS, followed
+from topicberg.tableflow.table import ensure_table
+from topicberg.topics import TopicSpec
+
+_AVRO: dict[str, Any] = {
+    "ms": {"type": "int", "connect.name": "io.debezium.time.Time"},
+    "us": {"type": "long", "connect.name": "io.debezium.time.MicroTime"},
+    "ns": {"type": "long", "connect.name": "io.debezium.time.NanoTime"},
+    "iso": {"type": "string", "connect.name": "io.debezium.time.IsoTime"},
+    "int": "int",
+    "long": "long",
+}
+_JSON: dict[str, Any] = {
+    "ms": {"type": "integer", "title": "io.debezium.time.Time", "connect.type": "int32"},
+    "us": {"type": "integer", "title": "io.debezium.time.MicroTime"},
+    "ns": {"type": "integer", "title": "io.debezium.time.NanoTime"},
+    "iso": {"type": "string", "title": "io.debezium.time.IsoTime"},
+    "int": {"type": "integer", "connect.type": "int32"},
+    "long": {"type": "integer"},
+    "text": {"type": "string"},
+    "json": {},
+    "mixed": {"enum": ["a", "b", 1]},
+    "null": {"type": "null"},
+}
+_FIELDS: dict[SchemaType, dict[str, Any]] = {"AVRO": _AVRO, "JSON": _JSON}
+_WRAPPED: dict[str, dict[str, Any]] = {
+    "plain": {"AVRO": lambda one: one, "JSON": lambda one: one},
+    "list": {
+        "AVRO": lambda one: {"type": "array", "items": one},
+        "JSON": lambda one: {"type": "array", "items": one},
+    },
+    "map": {
+        "AVRO": lambda one: {"type": "map", "values": one},
+        "JSON": lambda one: {"type": "object", "additionalProperties": one or True},
+    },
+    "struct": {
+        "AVRO": lambda one: {"type": "record", "name": "I", "fields": [{"name": "x", "type": one}]},
+        "JSON": lambda one: {"type": "object", "properties": {"x": one}},
+    },
+    "union": {
+        "AVRO": lambda one: ["boolean", one],
+        "JSON": lambda one: {"oneOf": [{"type": "boolean"}, one]},
+    },
+}
+_WRAPPED["structs"] = {
+    kind: lambda one, kind=kind: _WRAPPED["list"][kind](_WRAPPED["struct"][kind](one))
+    for kind in ("AVRO", "JSON")
+}
+MIXED_UNITS = [
+    (kind, before, now)
+    for kind in ("AVRO", "JSON")
+    for before, now in (
+        *(("ms", "us"), ("ms", "ns"), ("ms", "iso"), ("us", "ns"), ("iso", "ns")),
+        *(("ns", "us"), ("int", "us"), ("ms", "long")),
+    )
+]
+
+
+class Topic:
+    """The versions of a topic's schema, and its table."""
+
+    def __init__(self, catalog: SqlCatalog, config: Settings, kind: SchemaType) -> None:
+        self.catalog, self.config, self.kind = catalog, config, kind
+        self.versions: list[RegisteredSchema] = []
+        form = {"format": kind.lower(), "file": "t.schema"}
+        self.spec = TopicSpec.model_validate({"name": "t", "pipeline": "p", "schema": form})
+
+    def register(self, field: Any, doc: str | None = None) -> Topic:
+        if self.kind == "AVRO":
+            fields = [{"name": "a", "type": field} | ({"doc": doc} if doc else {})]
+            text = json.dumps({"type": "record", "name": "R", "fields": fields})
+        else:
+            described = {**field, "description": doc} if doc else field
+            text = json.dumps({"type": "object", "properties": {"a": described}})
+        schema = RegisteredSchema(len(self.versions) + 1, self.kind, text)
+        self.versions.append(with_connect_types(schema))
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        schemas = {schema.schema_id: schema for schema in self.versions}
+        subject = Subject("t-value", schemas, self.versions[-1])
+        return Layout(MessageField("key", None), MessageField("value", subject))
+
+    def ensure(self) -> Table:
+        layout = self.layout
+        schema = table_schema(self.spec, layout)
+        older = layout.older_columns()
+        return ensure_table(self.catalog, self.spec, self.config, schema, older=older)
+
+    def columns(self) -> StructType:
+        return table_schema(self.spec, self.layout).as_struct()
+
+    def as_earlier_version(self) -> None:
+        """Create the table as versions did whose comments do not say what columns mean."""
+        schema = Schema(*_without_comments(self.columns()).fields)
+        identifier = self.spec.table_identifier(self.config)
+        self.catalog.create_namespace_if_not_exists(identifier[0])
+        self.catalog.create_table(identifier, schema)
+
+    def meaning(self) -> str | None:
+        return meaning_of(self.ensure().schema().find_field("a").doc).values
+
+
+def _without_comments(kind: IcebergType) -> Any:
+    match kind:
+        case StructType():
+            fields = [
+                NestedField(one.field_id, one.name, _without_comments(one.field_type), False)
+                for one in kind.fields
+            ]
+            return StructType(*fields)
+        case ListType():
+            return ListType(kind.element_id, _without_comments(kind.element_type), False)
+        case MapType():
+            value = _without_comments(kind.value_type)
+            return MapType(kind.key_id, kind.key_type, kind.value_id, value, False)
+    return kind
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    for folder in ("topics", "schemas"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(tmp_path))
+    monkeypatch.setenv("TOPICBERG_STATE_DIR", str(tmp_path / "state"))
+    settings.cache_clear()
+    yield settings()
+    settings.cache_clear()
+
+
+@pytest.fixture
+def make_topic(config: Settings, tmp_path: Path) -> Any:
+    warehouse = {"uri": f"sqlite:///{tmp_path}/c.db", "warehouse": f"file://{tmp_path}/lake"}
+    catalog = SqlCatalog("unit", **warehouse, **{LOCATIONS: "catalog"})
+    return lambda kind: Topic(catalog, config, kind)
+
+
+@pytest.mark.parametrize("wrap", list(_WRAPPED))
+@pytest.mark.parametrize(("kind", "before", "now"), MIXED_UNITS)
+def test_column_whose_unit_changes_is_refused(
+    make_topic: Any, kind: SchemaType, before: str, now: str, wrap: str
+) -> None:
+    topic, wrapped = make_topic(kind), _WRAPPED[wrap][kind]
+    columns = topic.register(wrapped(_FIELDS[kind][before])).columns()
+    new = topic.register(wrapped(_FIELDS[kind][now])).columns()
+    if wrap == "union" and now == "iso":  # a text is another member, which its records go to
+        return
+    with pytest.raises(ValueError, match=r"the column a.* is .*, the schema has"):
+        followed(columns, new, is_documented=True)
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def test_table_whose_unit_would_change_stays_as_it_is(make_topic: Any, kind: SchemaType) -> None:
+    topic = make_topic(kind)
+    table = topic.register(_FIELDS[kind]["ms"]).ensure()
+    topic.register(_FIELDS[kind]["us"])
+    with pytest.raises(TableflowError, match="cannot follow the new schema: the column a"):
+        topic.ensure()
+    assert table.refresh().schema() == table.schema()
+
+
+@pytest.mark.parametrize("wrap", ["plain", "list", "map", "struct", "structs"])
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        *(("text", "json"), ("json", "text"), ("text", "mixed"), ("mixed", "text")),
+        ("null", "json"),
+    ],
+)
+def test_column_that_changes_between_text_and_json_text_is_refused(
+    make_topic: Any, before: str, now: str, wrap: str
+) -> None:
+    topic, wrapped = make_topic("JSON"), _WRAPPED[wrap]["JSON"]
+    columns = topic.register(wrapped(_JSON[before])).columns()
+    new = topic.register(wrapped(_JSON[now])).columns()
+    if wrap == "map" and "json" in (before, now):  # such a map is JSON text itself
+        return
+    with pytest.raises(ValueError, match=f"text.*{JSON_TEXT}|{JSON_TEXT}.* text"):
+        followed(columns, new, is_documented=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "now"),
+    [
+        *(("AVRO", "us", "iso"), ("AVRO", "int", "ms"), ("AVRO", "ms", "int")),
+        *(("AVRO", "int", "long"), ("AVRO", "long", "us"), ("AVRO", "us", "us")),
+        *(("JSON", "iso", "us"), ("JSON", "int", "ms"), ("JSON", "long", "ns")),
+        *(("JSON", "int", "long"), ("JSON", "mixed", "json"), ("JSON", "null", "text")),
+        ("JSON", "text", "null"),
+    ],
+)
+def test_column_whose_meaning_does_not_change_goes_on(
+    make_topic: Any, kind: SchemaType, before: str, now: str
+) -> None:
+    topic = make_topic(kind)
+    columns = topic.register(_FIELDS[kind][before]).columns()
+    followed(columns, topic.register(_FIELDS[kind][now]).columns(), is_documented=True)
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def test_column_keeps_its_unit_when_a_version_has_none(make_topic: Any, kind: SchemaType) -> None:
+    """Otherwise a third version could bring another unit."""
+    fields, topic = _FIELDS[kind], make_topic(kind)
+    topic.register(fields["us"], "start").ensure()
+    column = topic.register(fields["long"], "begin").ensure().schema().find_field("a")
+    assert column.doc == f"begin; {MICROS}"
+    topic.register(fields["ns"], "begin")
+    with pytest.raises(TableflowError, match=f"is in {MICROS}, the schema has {NANOS}"):
+        topic.ensure()
+
+
+def test_new_table_of_versions_that_differ_goes_on(make_topic: Any) -> None:
+    topic = make_topic("JSON").register(_JSON["json"]).register(_JSON["text"])
+    for _ in range(2):
+        table = topic.ensure()
+        assert table.schema().find_field("a").doc is None
+    assert table.properties[HAS_MEANINGS] == "true"
+
+
+# --- tables of earlier versions ---
+
+
+@pytest.mark.parametrize("wrap", list(_WRAPPED))
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, fields in _FIELDS.items() for name in fields]
+)
+def test_earlier_columns_of_one_version_go_on_and_get_their_meaning(
+    make_topic: Any, kind: SchemaType, name: str, wrap: str
+) -> None:
+    new = make_topic(kind).register(_WRAPPED[wrap][kind](_FIELDS[kind][name])).columns()
+    assert followed(_without_comments(new), new, is_documented=False) == new
+    assert followed(_without_comments(new), new, [new], is_documented=False) == new
+
+
+@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def test_earlier_table_goes_on_and_gets_its_meaning(make_topic: Any, kind: SchemaType) -> None:
+    topic = make_topic(kind).register(_WRAPPED["structs"][kind](_FIELDS[kind]["ns"]))
+    topic.as_earlier_version()
+    table = topic.ensure()
+    assert table.properties[HAS_MEANINGS] == "true"
+    assert table.schema().find_field("a.element.x").doc == NANOS
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "now"),
+    [one for one in MIXED_UNITS if one[1:] not in (("int", "us"), ("ms", "long"))]
+    + [("JSON", *pair) for pair in (("text", "json"), ("json", "text"), ("mixed", "text"))],
+)
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_earlier_table_whose_versions_differ_is_refused(
+    make_topic: Any, kind: SchemaType, before: str, now: str, is_mixed: bool
+) -> None:
+    """:param is_mixed: whether the earlier version had followed the newest version"""
+    topic, fields = make_topic(kind), _FIELDS[kind]
+    held = topic.register(fields[before]).columns()
+    new = topic.register(fields[now]).columns()
+    older = [*topic.layout.older_columns()]
+    with pytest.raises(ValueError, match=r"the column a is .*, the schema has"):
+        followed(_without_comments(new if is_mixed else held), new, older, is_documented=False)
+
+
+def test_earlier_table_with_an_older_version_without_a_unit_goes_on(make_topic: Any) -> None:
+    topic = make_topic("JSON").register(_JSON["long"]).register(_JSON["us"])
+    topic.as_earlier_version()
+    assert topic.meaning() == MICROS
+
+
+def test_earlier_table_whose_column_widens_to_a_unit_is_refused(make_topic: Any) -> None:
+    topic = make_topic("JSON").register(_JSON["ms"])
+    topic.as_earlier_version()
+    topic.versions.clear()  # the registry does not have it any more
+    topic.register(_JSON["us"])
+    with pytest.raises(
+        TableflowError, match=f"a is a number without a unit, the schema has {MICROS}"
+    ):
+        topic.ensure()
+
+
+# --- any columns ---
+
+_DOCS = st.sampled_from([None, "d", MILLIS, MICROS, f"d; {NANOS}", JSON_TEXT])
+
+
+@st.composite
+def _structs(draw: st.DrawFn, depth: int = 2) -> StructType:
+    names = draw(st.lists(st.sampled_from("abc"), unique=True, min_size=1))
+    return StructType(*(draw(_fields(name, depth)) for name in names))
+
+
+@st.composite
+def _fields(draw: st.DrawFn, name: str, depth: int) -> NestedField:
+    from pyiceberg.types import IntegerType, LongType, StringType
+
+    kind: IcebergType = draw(st.sampled_from([IntegerType(), LongType(), StringType()]))
+    if depth:
+        match draw(st.sampled_from(["plain", "struct", "list", "map"])):
+            case "struct":
+                kind = draw(_structs(depth - 1))
+            case "list":
+                kind = ListType(1, draw(_fields("x", depth - 1)).field_type, False)
+            case "map":
+                kind = MapType(1, StringType(), 2, draw(_fields("x", depth - 1)).field_type, False)
+    return NestedField(1, name, kind, False, draw(_DOCS))
+
+
+@given(_structs())
+def test_followed_by_the_same_columns_is_unchanged(columns: StructType) -> None:
+    for older in ([], [columns], [columns, columns]):
+        for is_documented in (False, True):
+            assert followed(columns, columns, older, is_documented=is_documented) == columns
+
+
+@given(_structs(), _structs(), st.booleans())
+def test_followed_keeps_every_unit_of_the_table(
+    existing: StructType, new: StructType, is_documented: bool
+) -> None:
+    try:
+        result = followed(existing, new, is_documented=is_documented)
+    except ValueError:
+        return
+    by_name = {field.name: field for field in existing.fields}
+    assert [field.name for field in result.fields] == [field.name for field in new.fields]
+    for field in result.fields:
+        if field.doc is not None and (held := by_name.get(field.name)) is not None:
+            unit = meaning_of(held.doc).values
+            assert unit is None or meaning_of(field.doc).values is not None
