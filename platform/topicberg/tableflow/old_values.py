@@ -157,7 +157,7 @@ class OldValues:
                 values = None
             if values is not None:
                 resolved.append((place, values))
-            elif self.state.has_reached(place[0], order_of(need["m"], need["p"])):
+            elif self._is_repeated(need):
                 self.repeated.add(place)
             else:
                 self.refused[place] = _lacking(
@@ -205,6 +205,12 @@ class OldValues:
                 continue
             usable[number] = False
         return usable
+
+    def _is_repeated(self, need: Mapping[str, Any]) -> bool:
+        """Return whether a change was read before, and later ones deleted its row."""
+        key = tuple(need[name] for name in self.target.key_columns)
+        order = order_of(need["m"], need["p"])
+        return self.state.has_reached(need["partition"], order) and self._undone_row(key) is None
 
     def _is_changed_before(self, need: Mapping[str, Any]) -> bool:
         """Return whether another partition of the batch has changes of the key from before."""
@@ -292,10 +298,31 @@ class OldValues:
             row_values, row_order = self.rows.row(row)
             if row_order is not None and moved is not None and row_order >= moved:
                 return {name: row_values[name] for name in need["missing"]}
+        if moved is not None and (undone := self._undone(need, moved)) is not None:
+            return undone
         old_key = self._parsed(origin["key"])
         if old_key is None or moved is None:
             return None
         return self._before(old_key, moved, need["missing"])
+
+    def _undone(self, need: Mapping[str, Any], moved: Order) -> dict[str, Any] | None:
+        """Return the values of a row that the repetition of an earlier deletion deleted.
+
+        :param moved: the order of the insertion, which is repeated as well
+        """
+        key = tuple(need[name] for name in self.target.key_columns)
+        if (deleted := self._undone_row(key)) is None or deleted.lacks:
+            return None
+        found = self._ordered_row(key, deleted.snapshot)
+        if found is None or found[1] is None or found[1] < moved:
+            return None
+        return {name: found[0][name] for name in need["missing"]}
+
+    def _undone_row(self, key: tuple[Any, ...]) -> Move | None:
+        if not self.state.undone:
+            return None
+        hashes = self.target.hashed(self.target.of_key(key))
+        return self.state.undone.get(hashes.get(0, ""))
 
     def _before(
         self,
