@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -161,6 +162,13 @@ class OldRows:
         for number, place in zip(has_row.tolist(), places, strict=True):
             row_places[number] = place
         return row_places
+
+    @cached_property
+    def micros(self) -> NDArray[np.int64]:
+        """The time of each row in the source; -1: it has none."""
+        times = self.values.column(self.target.order_columns[1]).cast(pa.int64())
+        found: NDArray[np.int64] = pc.fill_null(times, -1).to_numpy()
+        return found
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""

@@ -69,10 +69,12 @@ class Lost(BaseModel):
 
 
 class Move(_Change):
-    """A deletion by a change of the primary key, applied before the insertion with the new key.
+    """A deleted row whose values an insertion may need that is still to come.
 
-    ``key``: the hash of the old key. ``snapshot``: the last one that had the row; None: none did.
-    ``lacks``: whether a change of the row was left out before the deletion; None: not known.
+    Most are deletions by a change of the primary key, applied before the insertion with the new
+    key. ``key``: the hash of the deleted key. ``snapshot``: the last one that had the row; None:
+    none did. ``lacks``: whether a change of the row was left out before the deletion; None: not
+    known.
     """
 
     key: str
@@ -101,6 +103,9 @@ class FoldState(BaseModel):
     """Changes that were left out: of rows from before them, some values are not the newest."""
     moves: list[Move] = []
     """Whose insertions may lack values that only an earlier snapshot has."""
+    undone: dict[str, Move] = {}
+    """Rows that the repetition of an earlier deletion deleted, by the hash of their key, with time
+    and position of their change: the insertion is repeated too, and may lack their values."""
     reached: dict[int, tuple[int | None, int | str | None]] = {}
     """Time and position of the newest change by partition: a connector that starts again repeats
     changes."""
@@ -142,7 +147,8 @@ class FoldState(BaseModel):
         :param line: the snapshots of the head's ancestry
         """
         moves = [move for move in self.moves if move.snapshot in line]
-        return self.model_copy(update={"moves": moves, "reached": {}})
+        undone = {key: row for key, row in self.undone.items() if row.snapshot in line}
+        return self.model_copy(update={"moves": moves, "undone": undone, "reached": {}})
 
     def noted(self) -> dict[str, str]:
         """Return what the summary of the batch's snapshot has of it."""

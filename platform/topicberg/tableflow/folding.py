@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags
-from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, newest_by_partition
+from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts, newest_by_partition
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
 from topicberg.tableflow.fold_state import (
@@ -32,6 +32,7 @@ from topicberg.tableflow.fold_state import (
     Lost,
     LostChanges,
     Move,
+    Order,
     order_of,
 )
 from topicberg.tableflow.folded_files import NewRows
@@ -135,6 +136,8 @@ class Folding:
         if lost and missing:
             self._cut_after_lost(changes, lost)
         by_key = ByKey.of(changes.facts)
+        if has_moves and missing:
+            self._cut_before_repeated(by_key)
         moves = self._moves(changes, by_key) if has_moves and self.target.toast else None
         return self._applied(changes, by_key, missing, truncates, moves, lost)
 
@@ -172,6 +175,27 @@ class Folding:
         numbers = np.array(alone, np.intp)
         keys = self._with_keys(changes, by_key, numbers)
         return Moves(inserted, keys, by_key.key_numbers[numbers])
+
+    def _cut_before_repeated(self, by_key: ByKey) -> None:
+        """End the batch before the repetition of a deletion, after a later insertion of its key.
+
+        The insertion took values from the row of an old key. It is repeated too, and by then only
+        a snapshot has them.
+
+        :raises BatchCutError: there is such a deletion
+        """
+        facts = by_key.facts
+        takes = by_key.is_insertion & facts.has("old_key") & facts.missing.any(axis=0)
+        last = by_key.newest(takes, by_key.starts)
+        places = np.flatnonzero(facts.is_op("d") & (last >= 0))
+        ends: dict[int, int] = {}
+        for place, own, other in zip(
+            places, _orders(facts, places), _orders(facts, last[places]), strict=True
+        ):
+            if own is not None and other is not None and own < other:
+                end_before(ends, int(facts.partition[place]), int(facts.offset[place]))
+        if ends:
+            raise BatchCutError(ends)
 
     def _with_keys(self, changes: ChangeBatch, by_key: ByKey, places: NDArray[np.intp]) -> pa.Table:
         """Return places, facts and keys of some changes, given in the order of their keys."""
@@ -275,6 +299,7 @@ class Folding:
             partitions=self.state.partitions or len(self.progress.batch.end),
             deletes=deletes,
             moves=self.state.moves if moves is None else self._known_moves(moves, values, lost),
+            undone=self._undone(places, keys, old_rows) if missing or self.state.lacking else {},
             reached=self._reached(places),
             lost=self.lost.after(lost),
             offsets=dict(self.progress.batch.end),
@@ -317,6 +342,40 @@ class Folding:
                 move = Move(micros=m, position=p, key=key, snapshot=snapshot, lacks=lacks)
                 pending_moves.setdefault((m, p, key), move)
         return list(pending_moves.values())[-_MAX_MOVES:]
+
+    def _undone(self, places: pa.Table, keys: Keys, old: OldRows) -> dict[str, Move]:
+        """Return the rows that repetitions of earlier deletions deleted, and that are not back.
+
+        :param places: of the last change of each key
+        """
+        undone = dict(self.state.undone)
+        known = np.array([int(key[:16], 16) for key in undone], np.uint64)
+        for which in map(int, np.flatnonzero(np.isin(keys.high, known))):
+            key, place = keys.text(which), places.slice(which, 1).to_pylist()[0]
+            order = order_of(place["m"], place["p"])
+            earlier = undone[key].order if key in undone else None
+            if order is not None and earlier is not None and order >= earlier:
+                del undone[key]
+        matches = old.matches(np.arange(len(places)))
+        is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)
+        deletions = np.flatnonzero(is_delete & (matches >= 0))
+        micros = pc.fill_null(places.column("m"), -1).to_numpy()
+        for which in map(int, deletions[old.micros[matches[deletions]] >= micros[deletions]]):
+            place, (row, row_order) = places.slice(which, 1).to_pylist()[0], old.row(matches[which])
+            order = order_of(place["m"], place["p"])
+            partition, micros_column, position = (row[name] for name in self.target.order_columns)
+            if order is None or row_order is None or order >= row_order:
+                continue
+            if partition == place["partition"] and self.target.head is not None:
+                key, offset = keys.text(which), row[self.target.offset_column]
+                undone[key] = Move(
+                    micros=None if micros_column is None else row_order[0],
+                    position=position,
+                    key=key,
+                    snapshot=self.target.head.snapshot_id,
+                    lacks=self.lost.is_after(key, partition, offset),
+                )
+        return dict(list(undone.items())[-_MAX_MOVES:])
 
     def _reached(self, places: pa.Table) -> dict[int, tuple[int | None, int | str | None]]:
         """Return time and position of the newest change by partition.
@@ -438,3 +497,9 @@ class Folding:
         ]
         columns = {name: fills.column(fill) for name, fill in self.target.fills.items()}
         return replace(new, fills=pa.table({"place": pa.array(numbers, pa.int64()), **columns}))
+
+
+def _orders(facts: Facts, places: NDArray[np.intp]) -> list[Order | None]:
+    """Return what orders some changes of different partitions."""
+    pairs = zip(facts.values("m", places), facts.values("p", places), strict=True)
+    return [order_of(micros, position) for micros, position in pairs]

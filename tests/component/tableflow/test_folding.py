@@ -55,6 +55,18 @@ def changed_topic(folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) ->
     return topic
 
 
+def random_source(rng: random.Random, seed: int) -> Source:
+    """Return a source with changes; every second seed changes the schema of the keys."""
+    source = Source(rng)
+    for number in range(CHANGES):
+        if number == CHANGES // 2 and seed % 2:
+            source.change_key_schema()
+        source.change()
+        if rng.random() < 0.05:
+            source.restart()
+    return source
+
+
 def rows_of(topic: MemoryTopic) -> dict[int, dict[str, Any]]:
     return {
         row["id"]: {name: value for name, value in row.items() if not name.startswith("$$")}
@@ -68,13 +80,7 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
 ) -> None:
     monkeypatch.setattr(old_values, "PATIENCE_MS", 10**15)
     rng = random.Random(seed)
-    source = Source(rng)
-    for number in range(CHANGES):
-        if number == CHANGES // 2 and seed % 2:
-            source.change_key_schema()
-        source.change()
-        if rng.random() < 0.05:
-            source.restart()
+    source = random_source(rng, seed)
     topic = changed_topic(tmp_path, monkeypatch)
     for module in (tasks, folded_files):  # several tasks read and write a batch
         monkeypatch.setattr(module, "FILE_RECORDS", rng.choice([3, 20, 500_000]))
@@ -120,8 +126,29 @@ def test_changes_that_are_left_out_leave_no_older_values(
     assert malformed <= last.rows_skipped <= left_out  # some are superseded in their batch
 
 
+@pytest.mark.parametrize("seed", [5, 298])
+def test_first_batch_and_all_others_at_once_are_the_rows_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The connector repeats changes of the primary key, whose rows are deleted or moved again."""
+    source = random_source(random.Random(seed), seed)
+    topic = changed_topic(tmp_path, monkeypatch)
+    connector = Connector(topic)
+    ingestor = topic.ingestor()
+    first, *others = source.batches(6)
+    connector.send(first)
+    with suppress(LaterRecordsError):
+        while ingestor.step().records:
+            pass
+    connector.send(event for batch in others for event in batch)
+    while ingestor.step().records:
+        pass
+    ingestor.close()
+    assert rows_of(topic) == source.rows
+
+
 @pytest.mark.parametrize("is_noted", [True, False])
-@pytest.mark.parametrize("seed", [31, 48, 72])
+@pytest.mark.parametrize("seed", [5, 31, 48, 72])
 def test_rollback_to_a_batch_leads_to_the_rows_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, *, is_noted: bool
 ) -> None:
@@ -130,13 +157,7 @@ def test_rollback_to_a_batch_leads_to_the_rows_of_the_source(
     if not is_noted:
         monkeypatch.setattr(fold_state, "_MAX_NOTED", 0)
     rng = random.Random(seed)
-    source = Source(rng)
-    for number in range(CHANGES):
-        if number == CHANGES // 2 and seed % 2:
-            source.change_key_schema()
-        source.change()
-        if rng.random() < 0.05:
-            source.restart()
+    source = random_source(rng, seed)
     topic = changed_topic(tmp_path, monkeypatch)
     connector = Connector(topic)
     snapshots: list[int] = []
