@@ -348,8 +348,9 @@ def _read_version(derived: DerivedTable, lake: "Lake") -> str:
 def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
     origin, ingested = lake.origin(name), lake.ingested.get(name)
     kept = ingested.retention_ms if ingested else None
-    is_limited = kept is not None and kept < MAX_RETENTION_MS
-    retention = timedelta(milliseconds=kept) if is_limited else None
+    retention = None
+    if kept is not None and kept < MAX_RETENTION_MS:
+        retention = timedelta(milliseconds=kept)
     ahead = timedelta()
     if retention and ingested and origin.time == ingested.root.event_time:
         rule = ingested.root.payload_time
