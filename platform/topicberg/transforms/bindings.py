@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -22,11 +22,11 @@ Name = tuple[str, str]
 class Bindings(NamedTuple):
     """Of a module, by name."""
 
-    statements: Mapping[str, list[ast.stmt]]
+    statements: dict[str, list[ast.stmt]]
     """Those that bind the name."""
-    effects: Mapping[str, list[ast.stmt]]
+    effects: dict[str, list[ast.stmt]]
     """What else its value depends on: conditions and loops around these, and later changes."""
-    setters: Mapping[str, list[str]]
+    setters: dict[str, list[str]]
     """Functions that may set it, by ``global``."""
 
 
@@ -158,11 +158,11 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
             if not isinstance(called, ast.Name) and (name := _root(called)):
                 yield name
     while targets:
-        match target := targets.pop():
+        match changed := targets.pop():
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 targets += parts
             case ast.Attribute() | ast.Subscript():
-                if name := _root(target):
+                if name := _root(changed):
                     yield name
 
 

@@ -36,7 +36,9 @@ class Source:
     """None: it is read as a whole, and its changes trigger nothing."""
     whole: bool = False
     kept: timedelta | None = None
-    """Its data retention; None: for ever."""
+    """Its data retention, by Kafka's time; None: for ever."""
+    ahead: timedelta = timedelta()
+    """How long after Kafka's time its event times may be: so much earlier rows are deleted."""
 
     @property
     def name(self) -> str:
@@ -164,6 +166,16 @@ class Derivation:
             )
         return tables
 
+    @property
+    def kept(self) -> timedelta | None:
+        """How long all sources have the rows of an hour after it; None: for ever."""
+        kept = [
+            each.kept - each.ahead
+            for each in self.sources
+            if each.kept is not None and not each.whole
+        ]
+        return min(kept, default=None)
+
     def first_hour(self, now: datetime, *, of_partitions: bool = False) -> int:
         """Return the first hour since 1970 that may be computed again without a request.
 
@@ -172,11 +184,10 @@ class Derivation:
 
         :param of_partitions: the first hour of a partition of which this is so for all hours
         """
-        kept = [each.kept for each in self.sources if each.kept is not None and not each.whole]
-        if not kept:
+        if (kept := self.kept) is None:
             return BEFORE_EVERYTHING
         back = self.lookback if self.lookback and self.lookback != FOREVER else timedelta()
-        first = now - min(kept) + back + RETENTION_MARGIN
+        first = now - kept + back + RETENTION_MARGIN
         width = self.hours if of_partitions else 1
         return -int(-first.timestamp() // (3600 * width)) * width
 

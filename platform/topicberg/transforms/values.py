@@ -138,7 +138,8 @@ class Values(NamedTuple):
     def _state(self, value: Any, around: tuple[int, ...]) -> str:
         """Return the text of an object, but for its class."""
         is_lazy = type(value).__name__ == "DataFrame"  # Spark's asks its server
-        if type(value).__repr__ is not object.__repr__ and not is_lazy:
+        has_text: bool = type(value).__repr__ is not object.__repr__  # type: ignore[comparison-overlap]
+        if has_text and not is_lazy:
             text = repr(value)
             if " at 0x" not in text:
                 return f" {text}"

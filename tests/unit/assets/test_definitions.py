@@ -367,6 +367,28 @@ def test_version_of_a_table_changes_with_the_event_time_of_its_source() -> None:
     assert len({*others}) == 2
 
 
+@pytest.mark.parametrize(
+    ("hours", "ahead"), [(None, 0), (48, 48), (24 * 15 - 1, 24 * 15 - 1), (24 * 365, 0)]
+)
+def test_event_time_ahead_of_kafka_shortens_what_can_be_computed(
+    hours: float | None, ahead: int
+) -> None:
+    """The retention counts by Kafka's time: rows are deleted before their hour is as old."""
+
+    def trades_of_hour(trades: Any) -> Any:
+        return trades
+
+    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
+    kept = spec.tableflow.model_copy(update={"data_retention_ms": 30 * 86_400_000})
+    rule = EventTimeSpec(field="account", format="iso", max_ahead_hours=hours)
+    spec = spec.model_copy(update={"tableflow": kept, "event_time_rule": rule})
+    table = derived_table(source="stock_trades", time_column="at")(trades_of_hour)
+    plan = derivation(table, Lake(LAKE.config, (spec,), (table,)))
+    now = datetime(2026, 3, 1, tzinfo=UTC)
+    first = now - timedelta(days=30) + timedelta(hours=1 + ahead)
+    assert plan.first_hour(now) == int(first.timestamp()) // 3600
+
+
 def test_watch_requests_what_one_of_its_tables_can_compute() -> None:
     """Although another one joins a topic that keeps its rows for 30 days."""
 

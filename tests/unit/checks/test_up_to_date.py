@@ -434,7 +434,9 @@ def test_an_upsert_view(pair: Pair) -> None:
         view.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=note)
 
     name = ".".join(pair.source.name())
-    definition = UpsertView(pair.source.name(), ("shop", "view"), ("id", "at"), ("at", "offset"))
+    definition = UpsertView(
+        ("shop", pair.source.name()[-1]), ("shop", "view"), ("id", "at"), ("at", "offset")
+    )
     assert judge(None, 60).passed, "there are no records"
     pair.arrive(1)
     assert judge(None, 20).passed
@@ -467,7 +469,7 @@ def test_upsert_view_of_an_earlier_version_counts_as_computed_by_its_keys(pair: 
     view = pair.catalog.create_table(f"shop.view{pair.number}", SCHEMA)
     note = {SOURCE_SNAPSHOTS: json.dumps({".".join(pair.source.name()): None})}
     view.append(schema_to_pyarrow(SCHEMA).empty_table(), snapshot_properties=note)
-    definition = UpsertView(pair.source.name(), view.name(), ("id",), ("at",))
+    definition = UpsertView(("shop", pair.source.name()[-1]), ("shop", "view"), ("id",), ("at",))
     assert defined_alike(view, definition)
 
 
@@ -483,7 +485,9 @@ def test_refresh_of_a_view_with_other_keys_replaces_it(
 
     monkeypatch.setattr(upsert_view, "_replace", replace_view)
     spark: Any = None
-    view = UpsertView(pair.source.name(), ("shop", f"view{pair.number}"), ("id",), ("at",))
+    view = UpsertView(
+        ("shop", pair.source.name()[-1]), ("shop", f"view{pair.number}"), ("id",), ("at",)
+    )
     pair.catalog.create_table(view.target, SCHEMA)
     refresh(spark, pair.catalog, view)
     refresh(spark, pair.catalog, view)

@@ -312,13 +312,12 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
 
     :raises SpecError: it has not
     """
-    kept = [each.kept for each in plan.sources if each.kept is not None and not each.whole]
     around = {
         name: duration
         for name, duration in (("lookback", plan.lookback), ("lookahead", plan.lookahead))
         if duration
     }
-    if not kept or not around:
+    if plan.kept is None or not around:
         return
     partition = timedelta(hours=plan.hours)
     needed = (
@@ -326,11 +325,11 @@ def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
         if FOREVER in around.values()
         else sum(around.values(), partition) + RETENTION_MARGIN
     )
-    if needed >= min(kept):
+    if needed >= plan.kept:
         names = " and ".join(around)
         raise SpecError(
             f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
-            f"{min(kept)}; with its {names}, a partition needs them "
+            f"{plan.kept}; with its {names}, a partition needs them "
             + ("for ever" if needed == FOREVER else f"for {needed}"),
             hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
             + " or ".join(f"`{name}`" for name in around),
@@ -349,9 +348,16 @@ def _read_version(derived: DerivedTable, lake: "Lake") -> str:
 def _source(name: str, lake: "Lake", *, whole: bool) -> Source:
     origin, ingested = lake.origin(name), lake.ingested.get(name)
     kept = ingested.retention_ms if ingested else None
-    is_limited = kept is not None and kept < MAX_RETENTION_MS
-    retention = timedelta(milliseconds=kept) if is_limited else None
-    return Source(origin.identifier, origin.time, whole=whole, kept=retention)
+    retention = None
+    if kept is not None and kept < MAX_RETENTION_MS:
+        retention = timedelta(milliseconds=kept)
+    ahead = timedelta()
+    if retention and ingested and origin.time == ingested.root.event_time:
+        rule = ingested.root.payload_time
+        limit = timedelta(hours=rule.max_ahead_hours or 0) if rule else timedelta()
+        # A longer limit keeps out wrong clocks: most times are not so far ahead.
+        ahead = limit if limit < retention / 2 else ahead
+    return Source(origin.identifier, origin.time, whole=whole, kept=retention, ahead=ahead)
 
 
 def with_parameters(function: Callable[..., T], parameters: BaseModel | None) -> Callable[..., T]:

@@ -1,0 +1,79 @@
+"""What a run computes of the partitions that a sensor or a user requests."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from topicberg.orchestration.assets import Lake
+from topicberg.orchestration.assets import derived as derived_assets
+from topicberg.orchestration.assets.derived import derivation, derived_asset, derived_table
+from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND
+from topicberg.settings import settings
+from topicberg.topics import load_topics
+from topicberg.topics.spec import DerivedPartitions
+from topicberg.transforms.derived import WrittenWindow
+from topicberg.transforms.windows import Window
+
+
+@pytest.mark.parametrize(
+    ("tags", "left"), [({KIND: COMPUTATION}, 2), ({KIND: COMPUTATION}, 0), ({}, 4)]
+)
+def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
+    monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], left: int
+) -> None:
+    """One that a user requested computes all."""
+
+    def large_trades(trades: Any) -> Any:
+        return trades
+
+    (spec,) = (spec for spec in load_topics(settings()) if spec.name == "stock_trades")
+    now = datetime.now(UTC)
+    spec = spec.model_copy(
+        update={
+            "tableflow": spec.tableflow.model_copy(update={"data_retention_ms": 30 * 86_400_000}),
+            "derived_partitions": DerivedPartitions(
+                granularity="hourly", start=(now - timedelta(days=90)).date()
+            ),
+        }
+    )
+    declared = derived_table(source="stock_trades", time_column="at")(large_trades)
+    lake = Lake(settings(), (spec,), (declared,))
+    table = next(table for table in lake.tables if table.name == "large_trades")
+    first = derivation(declared, lake).first_hour(now)
+    begin = datetime.fromtimestamp((first - 4 + left) * 3600, UTC)
+    requested = [begin + timedelta(hours=number) for number in range(4)]
+    computed: list[Window] = []
+
+    def write_window(_: Any, __: Any, ___: Any, window: Window, **more: Any) -> WrittenWindow:
+        assert more == {"keep_expired": bool(tags)}
+        computed.append(window)
+        return WrittenWindow(rows=1, rows_by_hour={window.hours.start: 1})
+
+    monkeypatch.setattr(derived_assets, "write_window", write_window)
+    monkeypatch.setattr(derived_assets, "table_metadata", lambda *_, **__: {})
+    monkeypatch.setattr(derived_assets.TableState, "of", lambda _: None)
+    catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
+    lakehouse = SimpleNamespace(
+        catalog=lambda: catalog, endpoints=lambda: SimpleNamespace(spark_connect=""), config=None
+    )
+    keys = [f"{moment:%Y-%m-%d-%H:%M}" for moment in requested]
+    result = dg.materialize(
+        [derived_asset(declared, table, lake)],
+        resources={
+            "topicberg_lakehouse": lakehouse,
+            "topicberg_spark": SimpleNamespace(spark_session=None),
+        },
+        tags=tags
+        | {
+            "dagster/asset_partition_range_start": keys[0],
+            "dagster/asset_partition_range_end": keys[-1],
+        },
+    )
+    assert result.success
+    end = requested[-1] + timedelta(hours=1)
+    assert computed == ([Window(end - timedelta(hours=left), end)] if left else [])
