@@ -414,9 +414,10 @@ def source_column(schema: Schema, field_id: int, columns: Mapping[str, pa.Array]
     :raises KeyError: there is no such column
     """
     accessor = schema.accessor_for_field(field_id)
-    column = columns[schema.fields[accessor.position].name]
-    while (accessor := accessor.inner) is not None:
-        column = pc.struct_field(column, [accessor.position])  # null where the struct is null
+    column, inner = columns[schema.fields[accessor.position].name], accessor.inner
+    while inner is not None:
+        column = pc.struct_field(column, [inner.position])  # null where the struct is null
+        inner = inner.inner
     return column
 
 

@@ -86,13 +86,15 @@ def _with_defaults(column: _Column, kind: StructType) -> _Column:
         return column
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([_with_defaults(chunk, kind) for chunk in column.chunks])
-    own = {field.name: column.field(place) for place, field in enumerate(column.type)}
+    arrays: dict[str, Any] = {
+        field.name: column.field(place) for place, field in enumerate(column.type)
+    }
     for field in kind.fields:
-        if field.name not in own and field.initial_default is not None:
-            own[field.name] = missing_column(field, len(column))
-        elif field.name in own and isinstance(field.field_type, StructType):
-            own[field.name] = _with_defaults(own[field.name], field.field_type)
-    return pa.StructArray.from_arrays([*own.values()], names=[*own], mask=column.is_null())
+        if field.name not in arrays and field.initial_default is not None:
+            arrays[field.name] = missing_column(field, len(column))
+        elif field.name in arrays and isinstance(field.field_type, StructType):
+            arrays[field.name] = _with_defaults(arrays[field.name], field.field_type)
+    return pa.StructArray.from_arrays([*arrays.values()], names=[*arrays], mask=column.is_null())
 
 
 def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -112,13 +112,20 @@ def folder(table: Table, name: str = "") -> tuple[FileSystem, str, str] | None:
     :param name: of a folder in the table's folder, to return instead
     :returns: None: PyArrow does not access the table
     """
+    return folder_at(table.io, f"{table.location().rstrip('/')}/{name}".rstrip("/"))
+
+
+def folder_at(io: FileIO, location: str) -> tuple[FileSystem, str, str] | None:
+    """Return the file system of a folder, its path in it, and what precedes paths.
+
+    :returns: None: PyArrow does not access it
+    """
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
-    if not isinstance(table.io, PyArrowFileIO):
+    if not isinstance(io, PyArrowFileIO):
         return None
-    location = f"{table.location().rstrip('/')}/{name}".rstrip("/")
     scheme, netloc, path = PyArrowFileIO.parse_location(location)
-    return table.io.fs_by_scheme(scheme, netloc), path, location.removesuffix(path)
+    return io.fs_by_scheme(scheme, netloc), path, location.removesuffix(path)
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> int:

@@ -289,6 +289,34 @@ def test_erase_deletes_files_of_a_killed_writer(make: Make) -> None:
     assert not path.exists()
 
 
+def test_prove_with_a_file_of_a_killed_writer_beside_the_folder_names_it(
+    make: Make, tmp_path: Path
+) -> None:
+    """The folder may be that of other tables too: nothing in it is deleted."""
+    table = make()
+    elsewhere = tmp_path / "elsewhere"
+    with table.transaction() as transaction:
+        transaction.set_properties({"write.data.path": f"file://{elsewhere}/"})
+    append(table, SECRET, "bob")
+    rows = secret(table.refresh())
+    left = elsewhere / "a" / "left.parquet"
+    left.parent.mkdir()
+    arrow = pa.Table.from_pylist([row(SECRET, 1)], schema=table.schema().as_arrow())
+    pq.write_table(arrow, left)
+    other_type = pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "1"})
+    other = pa.table([pa.array([7])], schema=pa.schema([other_type]))
+    pq.write_table(other, elsewhere / "other.parquet")
+    (elsewhere / "notes.txt").write_text(SECRET)
+    assert find(table, rows).unreachable == 1
+    erase(table, rows)
+    with pytest.raises(TopicbergError, match=r"no snapshot has 1 file .* left: left\.parquet"):
+        prove(table, rows)
+    left.unlink()
+    assert find(table, rows).unreachable == 0
+    assert prove(table, rows).holders == ()
+    assert table.refresh().scan().to_arrow()["email"].to_pylist() == ["bob"]
+
+
 def test_erase_beside_a_commit_retries_on_the_new_head(make: Make) -> None:
     table = make()
     append(table, SECRET, "bob")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, ManifestFile
 from pyiceberg.table import Table
 
+from topicberg.iceberg.erasure.elsewhere import holders_elsewhere
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.erasure.proof import all_files
 from topicberg.iceberg.erasure.rewriting import check_rewritable
@@ -39,7 +40,7 @@ class RowsToErase:
     history: int = 0
     """Data files that only other snapshots have."""
     unreachable: int = 0
-    """Files in the folder that no snapshot has."""
+    """Files in the folder, or where the table's data files are written, that no snapshot has."""
     snapshots: int = 0
     """Snapshots that have to expire."""
     refs: tuple[str, ...] = ()
@@ -86,6 +87,7 @@ class RowLocations:
         live = [file.file_path for file in head if self.has_rows(file.file_path)]
         history = [path for path in named.keys() - set(live) if self.has_rows(path)]
         outside = [path for path in self.unreachable() if self.has_rows(path)]
+        outside += holders_elsewhere(self._table, self._rows)
         to_erase = RowsToErase(live=len(live), history=len(history), unreachable=len(outside))
         if not to_erase:
             return to_erase

@@ -13,10 +13,14 @@ from pyiceberg.manifest import DataFile, FileFormat, ManifestFile
 from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
+from topicberg.iceberg.erasure.elsewhere import data_folder, holders_elsewhere
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.files import entries_by_manifest, in_parallel, manifests
 from topicberg.iceberg.maintenance.orphans import listing
 from topicberg.iceberg.shared_keys import place_of
+from topicberg.wording import count
+
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,11 @@ class Proof:
 
 
 def prove(table: Table, rows: Rows) -> Proof:
-    """Read every file that the metadata reaches or that is in the table's folder."""
+    """Read every file that the metadata reaches or that is in the table's folder.
+
+    :raises TopicbergError: a file cannot be read; or one beside the table's folder has such rows
+    """
+    _prove_elsewhere(table, rows)
     table.refresh()
     snapshots = table.metadata.snapshots
     manifest_files = manifests(table.io, snapshots)
@@ -54,6 +62,18 @@ def prove(table: Table, rows: Rows) -> Proof:
         files=len(everything),
         unreachable=len(listed.keys() - paths.keys()),
         holders=tuple(sorted(holders)),
+    )
+
+
+def _prove_elsewhere(table: Table, rows: Rows) -> None:
+    if not (holders := holders_elsewhere(table, rows)):
+        return
+    names = ", ".join(path.rpartition("/")[2] for path in holders[:_MAX_SHOWN])
+    more = ", …" if len(holders) > _MAX_SHOWN else ""
+    raise TopicbergError(
+        f"table {'.'.join(table.name())}: no snapshot has {count(len(holders), 'file')} of its "
+        f"data folder {data_folder(table)}, in which rows are left: {names}{more}",
+        hint="delete these files if no other table has them, and run the command again",
     )
 
 

@@ -1,0 +1,70 @@
+"""Data files that no snapshot has, in a folder beside the table's.
+
+A property of the table may name a folder for its data files. Other tables may have theirs there
+too, so what is in it is read, and never deleted: a user has to know whose it is.
+
+Source: Iceberg's "Configuration", ``write.data.path`` and the properties that it replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyarrow.fs import FileSelector
+from pyiceberg.table import Table
+
+from topicberg.iceberg.erasure.matching import Rows
+from topicberg.iceberg.files import folder_at, in_parallel
+from topicberg.iceberg.maintenance.orphans import known_files
+from topicberg.iceberg.shared_keys import place_of
+
+_PROPERTIES = ("write.data.path", "write.object-storage.path", "write.folder-storage.path")
+
+
+def data_folder(table: Table) -> str | None:
+    """Return the folder for data files that is not in the table's own; None: there is none."""
+    path = next((table.properties[name] for name in _PROPERTIES if name in table.properties), None)
+    if path is None:
+        return None
+    inside = f"{place_of(table.location()).rstrip('/')}/"
+    return None if f"{place_of(path).rstrip('/')}/".startswith(inside) else path.rstrip("/")
+
+
+def holders_elsewhere(table: Table, rows: Rows) -> list[str]:
+    """Return the paths of files in :func:`data_folder` with such rows that no metadata leads to.
+
+    :raises TopicbergError: a file cannot be read
+    """
+    if (location := data_folder(table)) is None:
+        return []
+    files = {place_of(path): path for path in _listing(table, location)}
+    for path in known_files(table.refresh()):
+        files.pop(place_of(path), None)
+
+    def has_rows(path: str) -> bool:
+        try:
+            positions = rows.in_file(table.io, path)
+        except (pa.ArrowException, TypeError):  # its columns are those of another table
+            return False
+        return positions is not None and len(positions) > 0
+
+    paths = sorted(files.values())
+    is_holder = in_parallel(has_rows, paths)
+    return [path for path, holds in zip(paths, is_holder, strict=True) if holds]
+
+
+def _listing(table: Table, location: str) -> Iterator[str]:
+    place = folder_at(table.io, location)
+    if place is None:  # as for the table's own folder, whose listing says it
+        return
+    files, path, prefix = place
+    own = f"{place_of(table.location()).rstrip('/')}/"
+    for info in files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True)):
+        full_path = prefix + info.path
+        if (
+            info.is_file
+            and info.path.endswith(".parquet")
+            and not place_of(full_path).startswith(own)
+        ):
+            yield full_path
