@@ -210,7 +210,7 @@ class OldValues:
         """Return whether a change was read before, and later ones deleted its row."""
         key = tuple(need[name] for name in self.target.key_columns)
         order = order_of(need["m"], need["p"])
-        return self.state.has_reached(need["partition"], order) and self._undone_row(key) is None
+        return self.state.has_reached(need["partition"], order) and self._reverted_row(key) is None
 
     def _is_changed_before(self, need: Mapping[str, Any]) -> bool:
         """Return whether another partition of the batch has changes of the key from before."""
@@ -298,31 +298,31 @@ class OldValues:
             row_values, row_order = self.rows.row(row)
             if row_order is not None and moved is not None and row_order >= moved:
                 return {name: row_values[name] for name in need["missing"]}
-        if moved is not None and (undone := self._undone(need, moved)) is not None:
-            return undone
+        if moved is not None and (reverted := self._reverted(need, moved)) is not None:
+            return reverted
         old_key = self._parsed(origin["key"])
         if old_key is None or moved is None:
             return None
         return self._before(old_key, moved, need["missing"])
 
-    def _undone(self, need: Mapping[str, Any], moved: Order) -> dict[str, Any] | None:
-        """Return the values of a row that the repetition of an earlier deletion deleted.
+    def _reverted(self, need: Mapping[str, Any], moved: Order) -> dict[str, Any] | None:
+        """Return the values of a row that the repetition of an earlier change replaced.
 
         :param moved: the order of the insertion, which is repeated as well
         """
         key = tuple(need[name] for name in self.target.key_columns)
-        if (deleted := self._undone_row(key)) is None or deleted.lacks:
+        if (reverted := self._reverted_row(key)) is None or reverted.lacks:
             return None
-        found = self._ordered_row(key, deleted.snapshot)
-        if found is None or found[1] is None or found[1] < moved:
+        row = self._ordered_row(key, reverted.snapshot)
+        if row is None or row[1] is None or row[1] < moved:
             return None
-        return {name: found[0][name] for name in need["missing"]}
+        return {name: row[0][name] for name in need["missing"]}
 
-    def _undone_row(self, key: tuple[Any, ...]) -> Move | None:
-        if not self.state.undone:
+    def _reverted_row(self, key: tuple[Any, ...]) -> Move | None:
+        if not self.state.reverted:
             return None
         hashes = self.target.hashed(self.target.of_key(key))
-        return self.state.undone.get(hashes.get(0, ""))
+        return self.state.reverted.get(hashes.get(0, ""))
 
     def _before(
         self,
@@ -380,10 +380,10 @@ class OldValues:
         """Return the table's row of a key if its change is between two orders, both included."""
         if self.target.head is None:
             return None
-        found = self._ordered_row(key, self.target.head.snapshot_id)
-        if found is None or found[1] is None or not first <= found[1] <= last:
+        row = self._ordered_row(key, self.target.head.snapshot_id)
+        if row is None or row[1] is None or not first <= row[1] <= last:
             return None
-        return None if self._lacks(key, found[0]) else found[0]
+        return None if self._lacks(key, row[0]) else row[0]
 
     def _check_partition(self, partition: int, deletion: Mapping[str, Any] | None) -> None:
         """:raises _WaitError: newer changes of the key may be to come from other partitions"""
@@ -449,10 +449,9 @@ class OldValues:
 
         :param lacks: whether there is such a change; None: not known
         """
-        found = self._ordered_row(key, snapshot_id)
-        if found is None:
+        if (ordered := self._ordered_row(key, snapshot_id)) is None:
             return None
-        row, row_order = found
+        row, row_order = ordered
         if row_order is None or not precedes(row_order, order):
             return None
         return None if (self._lacks(key, row) if lacks is None else lacks) else row
