@@ -39,6 +39,11 @@ def precedes(change: Order, other: Order) -> bool:
     return change < other or (type(change[1]) is type(other[1]) and change[1] < other[1])
 
 
+def is_repetition(change: Order, newest: Order) -> bool:
+    """Return whether a change of a key is from before one that was read earlier."""
+    return change < newest and not precedes(newest, change)
+
+
 class _Change(BaseModel):
     """A change, by its time and position in the source."""
 
@@ -103,9 +108,10 @@ class FoldState(BaseModel):
     """Changes that were left out: of rows from before them, some values are not the newest."""
     moves: list[Move] = []
     """Whose insertions may lack values that only an earlier snapshot has."""
-    undone: dict[str, Move] = {}
-    """Rows that the repetition of an earlier deletion deleted, by the hash of their key, with time
-    and position of their change: the insertion is repeated too, and may lack their values."""
+    reverted: dict[str, Move] = {}
+    """Rows that the repetition of an earlier change replaced or deleted, by the hash of their key,
+    with time and position of their own change: their insertion is repeated too, and may lack their
+    values."""
     reached: dict[int, tuple[int | None, int | str | None]] = {}
     """Time and position of the newest change by partition: a connector that starts again repeats
     changes."""
@@ -147,8 +153,8 @@ class FoldState(BaseModel):
         :param line: the snapshots of the head's ancestry
         """
         moves = [move for move in self.moves if move.snapshot in line]
-        undone = {key: row for key, row in self.undone.items() if row.snapshot in line}
-        return self.model_copy(update={"moves": moves, "undone": undone, "reached": {}})
+        reverted = {key: row for key, row in self.reverted.items() if row.snapshot in line}
+        return self.model_copy(update={"moves": moves, "reverted": reverted, "reached": {}})
 
     def noted(self) -> dict[str, str]:
         """Return what the summary of the batch's snapshot has of it."""

@@ -33,6 +33,7 @@ from topicberg.tableflow.fold_state import (
     LostChanges,
     Move,
     Order,
+    is_repetition,
     order_of,
 )
 from topicberg.tableflow.folded_files import NewRows
@@ -177,22 +178,22 @@ class Folding:
         return Moves(inserted, keys, by_key.key_numbers[numbers])
 
     def _cut_before_repeated(self, by_key: ByKey) -> None:
-        """End the batch before the repetition of a deletion, after a later insertion of its key.
+        """End the batch before the repetition of a change, after a later insertion of its key.
 
         The insertion took values from the row of an old key. It is repeated too, and by then only
         a snapshot has them.
 
-        :raises BatchCutError: there is such a deletion
+        :raises BatchCutError: there is such a change
         """
         facts = by_key.facts
         takes = by_key.is_insertion & facts.has("old_key") & facts.missing.any(axis=0)
         last = by_key.newest(takes, by_key.starts)
-        places = np.flatnonzero(facts.is_op("d") & (last >= 0))
+        places = np.flatnonzero(facts.has("op") & ~facts.is_op(READ) & (last >= 0))
         ends: dict[int, int] = {}
         for place, own, other in zip(
             places, _orders(facts, places), _orders(facts, last[places]), strict=True
         ):
-            if own is not None and other is not None and own < other:
+            if own is not None and other is not None and is_repetition(own, other):
                 end_before(ends, int(facts.partition[place]), int(facts.offset[place]))
         if ends:
             raise BatchCutError(ends)
@@ -299,7 +300,9 @@ class Folding:
             partitions=self.state.partitions or len(self.progress.batch.end),
             deletes=deletes,
             moves=self.state.moves if moves is None else self._known_moves(moves, values, lost),
-            undone=self._undone(places, keys, old_rows) if missing or self.state.lacking else {},
+            reverted=self._reverted(places, keys, old_rows)
+            if missing or self.state.lacking
+            else {},
             reached=self._reached(places),
             lost=self.lost.after(lost),
             offsets=dict(self.progress.batch.end),
@@ -343,39 +346,39 @@ class Folding:
                 pending_moves.setdefault((m, p, key), move)
         return list(pending_moves.values())[-_MAX_MOVES:]
 
-    def _undone(self, places: pa.Table, keys: Keys, old: OldRows) -> dict[str, Move]:
-        """Return the rows that repetitions of earlier deletions deleted, and that are not back.
+    def _reverted(self, places: pa.Table, keys: Keys, old: OldRows) -> dict[str, Move]:
+        """Return the rows that repetitions of earlier changes replaced, and that are not back.
 
         :param places: of the last change of each key
         """
-        undone = dict(self.state.undone)
-        known = np.array([int(key[:16], 16) for key in undone], np.uint64)
+        reverted = dict(self.state.reverted)
+        known = np.array([int(key[:16], 16) for key in reverted], np.uint64)
         for which in map(int, np.flatnonzero(np.isin(keys.high, known))):
             key, place = keys.text(which), places.slice(which, 1).to_pylist()[0]
             order = order_of(place["m"], place["p"])
-            earlier = undone[key].order if key in undone else None
-            if order is not None and earlier is not None and order >= earlier:
-                del undone[key]
+            newest = reverted[key].order if key in reverted else None
+            if order is not None and newest is not None and not is_repetition(order, newest):
+                del reverted[key]
         matches = old.matches(np.arange(len(places)))
-        is_delete = np.array(pc.equal(places.column("op"), "d"), np.bool_)
-        deletions = np.flatnonzero(is_delete & (matches >= 0))
+        counts = np.array(pc.not_equal(places.column("op"), READ), np.bool_) & (matches >= 0)
         micros = pc.fill_null(places.column("m"), -1).to_numpy()
-        for which in map(int, deletions[old.micros[matches[deletions]] >= micros[deletions]]):
-            place, (row, row_order) = places.slice(which, 1).to_pylist()[0], old.row(matches[which])
-            order = order_of(place["m"], place["p"])
+        counts[counts] = old.micros[matches[counts]] >= micros[counts]
+        for which in map(int, np.flatnonzero(counts)):
+            place, (row, newest) = places.slice(which, 1).to_pylist()[0], old.row(matches[which])
+            order, key = order_of(place["m"], place["p"]), keys.text(which)
             partition, micros_column, position = (row[name] for name in self.target.order_columns)
-            if order is None or row_order is None or order >= row_order:
+            is_own = partition == place["partition"] and key not in reverted
+            if order is None or newest is None or self.target.head is None or not is_own:
                 continue
-            if partition == place["partition"] and self.target.head is not None:
-                key, offset = keys.text(which), row[self.target.offset_column]
-                undone[key] = Move(
-                    micros=None if micros_column is None else row_order[0],
+            if is_repetition(order, newest):
+                reverted[key] = Move(
+                    micros=None if micros_column is None else newest[0],
                     position=position,
                     key=key,
                     snapshot=self.target.head.snapshot_id,
-                    lacks=self.lost.is_after(key, partition, offset),
+                    lacks=self.lost.is_after(key, partition, row[self.target.offset_column]),
                 )
-        return dict(list(undone.items())[-_MAX_MOVES:])
+        return dict(list(reverted.items())[-_MAX_MOVES:])
 
     def _reached(self, places: pa.Table) -> dict[int, tuple[int | None, int | str | None]]:
         """Return time and position of the newest change by partition.

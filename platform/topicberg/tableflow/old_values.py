@@ -208,7 +208,7 @@ class OldValues:
         """Return whether a change was read before, and later ones deleted its row."""
         key = tuple(need[name] for name in self.target.key_columns)
         order = order_of(need["m"], need["p"])
-        return self.state.has_reached(need["partition"], order) and self._undone_row(key) is None
+        return self.state.has_reached(need["partition"], order) and self._reverted_row(key) is None
 
     def _is_changed_before(self, need: Mapping[str, Any]) -> bool:
         """Return whether another partition of the batch has changes of the key from before."""
@@ -296,31 +296,31 @@ class OldValues:
             row_values, row_order = self.rows.row(row)
             if row_order is not None and moved is not None and row_order >= moved:
                 return {name: row_values[name] for name in need["missing"]}
-        if moved is not None and (undone := self._undone(need, moved)) is not None:
-            return undone
+        if moved is not None and (reverted := self._reverted(need, moved)) is not None:
+            return reverted
         old_key = self.target.old_keys.read(origin["key"])
         if old_key is None or moved is None:
             return None
         return self._before(old_key, moved, need["missing"])
 
-    def _undone(self, need: Mapping[str, Any], moved: Order) -> dict[str, Any] | None:
-        """Return the values of a row that the repetition of an earlier deletion deleted.
+    def _reverted(self, need: Mapping[str, Any], moved: Order) -> dict[str, Any] | None:
+        """Return the values of a row that the repetition of an earlier change replaced.
 
         :param moved: the order of the insertion, which is repeated as well
         """
         key = tuple(need[name] for name in self.target.key_columns)
-        if (deleted := self._undone_row(key)) is None or deleted.lacks:
+        if (reverted := self._reverted_row(key)) is None or reverted.lacks:
             return None
-        row = self._ordered_row(key, deleted.snapshot)
+        row = self._ordered_row(key, reverted.snapshot)
         if row is None or row[1] is None or row[1] < moved:
             return None
         return {name: row[0][name] for name in need["missing"]}
 
-    def _undone_row(self, key: tuple[Any, ...]) -> Move | None:
-        if not self.state.undone:
+    def _reverted_row(self, key: tuple[Any, ...]) -> Move | None:
+        if not self.state.reverted:
             return None
         hashes = self.target.hashed(self.target.of_key(key))
-        return self.state.undone.get(hashes.get(0, ""))
+        return self.state.reverted.get(hashes.get(0, ""))
 
     def _before(
         self,
@@ -448,10 +448,9 @@ class OldValues:
 
         :param lacks: whether there is such a change; None: not known
         """
-        ordered_row = self._ordered_row(key, snapshot_id)
-        if ordered_row is None:
+        if (ordered := self._ordered_row(key, snapshot_id)) is None:
             return None
-        row, row_order = ordered_row
+        row, row_order = ordered
         if row_order is None or not precedes(row_order, order):
             return None
         return None if (self._lacks(key, row) if lacks is None else lacks) else row
