@@ -41,8 +41,8 @@ demo: install  ## run the stock-trades pipeline end to end, then stop the stack
 ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
 
-test: install  ## unit, integration and end to end on stacks of their own, but for the slow ones
-	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 2)) --stacks $(WORKERS) \
+test: install  ## unit, integration and end to end on a stack of their own, but for the slow ones
+	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 2)) --stack-workers $$(($(WORKERS) + 1)) \
 	  --no-loadscope-reorder $(ARGS)
 
 test-all: install  ## every test, also those that take minutes each

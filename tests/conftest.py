@@ -86,14 +86,14 @@ for _name in ("load_der_private_key", "load_pem_private_key"):
 rsa.BITS = 2048
 RECOVERY_SECONDS = 90.0
 STACKLESS_NICENESS = 10
-"""Of a worker without a stack: those with one often wait, and help it when they have no more."""
+"""Of a worker without the stack: those with it often wait, and help when they have no more."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--stacks",
+        "--stack-workers",
         type=int,
-        help="with --numprocesses: how many workers run tests that need a stack",
+        help="with --numprocesses: how many workers run tests that need the stack",
     )
 
 
@@ -106,14 +106,14 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    stacks, worker = config.getoption("stacks"), os.environ.get("PYTEST_XDIST_WORKER")
+    stacks, worker = config.getoption("stack_workers"), os.environ.get("PYTEST_XDIST_WORKER")
     if stacks is not None and worker and int(worker.removeprefix("gw")) >= stacks:
         os.nice(STACKLESS_NICENESS)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> StackScheduling | None:
-    if config.getoption("stacks") is None:
+    if config.getoption("stack_workers") is None:
         return None
     from scheduling import StackScheduling
 

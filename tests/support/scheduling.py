@@ -33,16 +33,16 @@ RESTARTING = ("tests/integration/test_exactly_once.py", "tests/integration/test_
 
 
 class StackScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist has no types
-    """A whole file for a worker; the first ``--stacks`` workers have those that need the stack.
+    """A whole file for a worker; the first ``--stack-workers`` have those that need the stack.
 
-    They share it; the first has all files that use the reference project's names, one at a time.
+    They share it; the first worker has all that use the reference project's names.
     A test with a stack often waits, for a service or a commit. The workers without use that time
     for the other tests.
     """
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         number = int(node.gateway.id.removeprefix("gw"))
-        has_stack = number < self.config.getoption("stacks")
+        has_stack = number < self.config.getoption("stack_workers")
         replaces_one = number >= self.numnodes  # that has crashed
         stackless = [scope for scope in self.workqueue if not self._has(scope, "integration")]
         restarting = [scope for scope in RESTARTING if scope in self.workqueue]
