@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from topicberg.clients.lineage import TableState
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets import derived as derived_assets
 from topicberg.orchestration.assets.derived import derivation, derived_asset, derived_table
@@ -56,7 +57,7 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
 
     monkeypatch.setattr(derived_assets, "write_window", write_window)
     monkeypatch.setattr(derived_assets, "table_metadata", lambda *_, **__: {})
-    monkeypatch.setattr(derived_assets.TableState, "of", lambda _: None)
+    monkeypatch.setattr(TableState, "of", lambda _: None)
     catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
     lakehouse = SimpleNamespace(
         catalog=lambda: catalog, endpoints=lambda: SimpleNamespace(spark_connect=""), config=None
