@@ -235,8 +235,9 @@ def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
     context.record.put(resource.key, BEGUN)
     try:
         made = _make(resource, context, was_begun=before == BEGUN)
-    except HiddenError:
-        _restore(resource, context, before)
+    except HiddenError as error:
+        if not error.may_be_ours:
+            _restore(resource, context, before)
         raise
     except Exception as error:
         if not unanswered(error):
@@ -270,7 +271,7 @@ def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False
     :param was_begun: an earlier process may have created it
     :raises HiddenError: it exists, and cannot be seen
     """
-    attempt, may_be_ours = 0, was_begun
+    attempt, is_begun = 0, False
     while True:
         attempt += 1
         try:
@@ -280,8 +281,8 @@ def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False
             made = exists(error)
             if attempt == TRIES or not (made or is_retryable(error)):
                 raise
-            may_be_ours = may_be_ours or not made or was_repeated(error)
-            outcome = _Made.PART if may_be_ours else _Made.ADOPTED
+            is_begun = is_begun or not made or was_repeated(error)
+            outcome = _Made.PART if is_begun or was_begun else _Made.ADOPTED
             context.sleep(min(30.0, 2.0 ** (attempt - 1)))
             if look(resource, context) is not None:
                 return outcome
@@ -292,10 +293,12 @@ def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False
                     )
                     return outcome
             if made and attempt > 4:
-                raise HiddenError(
+                hidden = HiddenError(
                     f"{resource.title} exists, and this login does not see it: {_reason(error)}",
                     hint="let its owner grant the login access to it, or choose another prefix",
-                ) from error
+                )
+                hidden.may_be_ours = is_begun
+                raise hidden from error
 
 
 def _correct(

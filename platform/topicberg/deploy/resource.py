@@ -76,7 +76,12 @@ class WaitingError(Exception):
 
 
 class HiddenError(TopicbergError):
-    """An object of a resource's name exists, and who deploys does not see it."""
+    """An object of a resource's name exists, and who deploys does not see it.
+
+    ``may_be_ours``: an earlier request may have created it.
+    """
+
+    may_be_ours = False
 
 
 class CannotChangeError(TopicbergError):

@@ -562,6 +562,25 @@ def test_what_the_login_does_not_see_stays_recorded(context: DeployContext) -> N
     assert deleted(context, graph) == set()
 
 
+class LostAndHidden(HiddenAndTaken):
+    """A request creates it, its response is lost, and nobody sees it for minutes."""
+
+    def create(self, context: DeployContext) -> None:
+        if self.key not in _there(context):
+            Thing.create(self, context)
+            raise UncertainError("lost")
+        super().create(context)
+
+
+def test_what_appears_late_after_an_unclear_request_is_ours(context: DeployContext) -> None:
+    cast(Any, context).is_visible = False
+    graph = [LostAndHidden("a", "A")]
+    with pytest.raises(engine.DeployError, match="does not see it"):
+        engine.create(graph, context, quiet)
+    cast(Any, context).is_visible = True
+    assert deleted(context, graph) == set()
+
+
 @pytest.mark.parametrize(
     ("error", "is_there"),
     [
