@@ -312,7 +312,14 @@ def test_prove_with_a_file_of_a_killed_writer_beside_the_folder_names_it(
     with pytest.raises(TopicbergError, match=r"no snapshot has 1 file .* left: left\.parquet"):
         prove(table, rows)
     left.unlink()
-    assert find(table, rows).unreachable == 0
+    namespace = table.name()[:-1]
+    beside = table.catalog.create_table(
+        (*namespace, "beside"),
+        table.schema(),
+        properties={"write.data.path": f"file://{elsewhere}"},
+    )
+    append(beside, SECRET)
+    assert find(table, rows).unreachable == 0, "another table of the catalog has the file"
     assert prove(table, rows).holders == ()
     assert table.refresh().scan().to_arrow()["email"].to_pylist() == ["bob"]
 

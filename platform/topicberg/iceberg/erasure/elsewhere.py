@@ -1,7 +1,7 @@
 """Data files that no snapshot has, in a folder beside the table's.
 
 A property of the table may name a folder for its data files. Other tables may have theirs there
-too, so what is in it is read, and never deleted: a user has to know whose it is.
+too: what is in it is never deleted, and files that another table of the catalog has do not count.
 
 Source: Iceberg's "Configuration", ``write.data.path`` and the properties that it replaced.
 """
@@ -9,9 +9,11 @@ Source: Iceberg's "Configuration", ``write.data.path`` and the properties that i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector
+from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.table import Table
 
 from topicberg.iceberg.erasure.matching import Rows
@@ -51,7 +53,25 @@ def holders_elsewhere(table: Table, rows: Rows) -> list[str]:
 
     paths = sorted(files.values())
     is_holder = in_parallel(has_rows, paths)
-    return [path for path, holds in zip(paths, is_holder, strict=True) if holds]
+    holders = {place_of(path): path for path, holds in zip(paths, is_holder, strict=True) if holds}
+    for other in _others(table, location) if holders else ():
+        for path in known_files(other):
+            holders.pop(place_of(path), None)
+    return [*holders.values()]
+
+
+def _others(table: Table, location: str) -> Iterator[Table]:
+    """Yield the other tables of the catalog whose data files may be in a folder."""
+    folder = f"{place_of(location)}/"
+    for namespace in table.catalog.list_namespaces():
+        for name in table.catalog.list_tables(namespace):
+            if name == table.name():
+                continue
+            with suppress(NoSuchTableError, NoSuchIcebergTableError):  # dropped, or none of Iceberg
+                other = table.catalog.load_table(name)
+                place = f"{place_of(data_folder(other) or other.location()).rstrip('/')}/"
+                if place.startswith(folder) or folder.startswith(place):
+                    yield other
 
 
 def _listing(table: Table, location: str) -> Iterator[str]:
