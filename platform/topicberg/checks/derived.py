@@ -23,7 +23,7 @@ from topicberg.checks.check import (
     delay_check,
 )
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union, without
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
 from topicberg.iceberg.snapshots import changes_since, held_hours
 from topicberg.iceberg.summaries import DATA_TTL_RUN, operation_of, summary
 from topicberg.topics import TopicSpec
@@ -80,7 +80,6 @@ def derived_check(
             plan.version,
             lambda keys: f"compute them again: {computation_command(name, chosen(keys))}",
             plan.first_partition,
-            plan.removed(probe.find, probe.now),
         )
 
     names = ", ".join(f"`{each}`" for each in reads)
@@ -104,7 +103,6 @@ def check_up_to_date(
     version: str | None = None,
     recomputation: Callable[[Sequence[str]], str] | None = None,
     first_partition: Hours | None = None,
-    removed: Sequence[Hours] = (),
 ) -> Finding:
     """Return whether everything that the sources held some time ago was computed.
 
@@ -116,7 +114,6 @@ def check_up_to_date(
     :param partitions: some hours → the keys of their existing partitions, in order
     :param remediation: partitions → how to compute them
     :param first_hour: earlier hours are past the retention of a source, and not computed again
-    :param removed: later ones of which a source has deleted rows
     :param version: the function's; None: it is not known
     :param recomputation: partitions that another version computed → how to compute them again
     """
@@ -131,7 +128,7 @@ def check_up_to_date(
         return Finding(message, remediation(partitions(source_hours)), facts=facts)
     same = memory if memory and memory.table == uuid else None
     everything = unread(table, time, sources, first_hour, same.known if same else None)
-    read = computable(everything, first_hour, removed)
+    read = computable(everything, first_hour)
     now_ms = int(now.timestamp() * 1000)
     since = None
     if any(each.new for each in read.values()):
@@ -151,8 +148,6 @@ def check_up_to_date(
     if table:
         versions = outdated(computed_by(table), version, first_partition)
         old = _outdated_hours(table, time, sources, versions, now, first_hour)
-        for hours in removed:
-            old = without(old, hours)
     old_keys = partitions(old) if old else []
     facts = {
         "unread_partitions": len(keys),
@@ -164,8 +159,12 @@ def check_up_to_date(
     if old_keys:
         return _outdated(old_keys, keys, names, version, recomputation or remediation, facts)
     if not keys:
-        expired = any(everything[name].unread != read[name].unread for name in read)
-        return good(_all_read(names, is_past_retention=expired), **facts)
+        expired = any(
+            hours.start < first_hour
+            for progress in everything.values()
+            for hours in progress.unread
+        )
+        return good(_all_read(names, first_hour if expired else None), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     which = _range(keys)
@@ -182,12 +181,12 @@ def _range(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
 
 
-def _all_read(unused: Sequence[str], *, is_past_retention: bool) -> str:
-    """:param is_past_retention: whether there are rows that were not read and are past one"""
+def _all_read(unused: Sequence[str], expired_until: int | None) -> str:
+    """:param expired_until: the hour until which rows that were not read are past a retention"""
     what = "everything that its sources hold was read"
-    if is_past_retention:
-        what += ", but for rows of hours of which a source has deleted rows by its data retention, "
-        what += "or soon will"
+    if expired_until is not None:
+        what += f", but for rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which "
+        what += "are past the data retention of a source, or soon will be"
     if unused:
         what += f"; of {', '.join(unused)}, which its function no longer returns, only rows that "
         what += "cannot be computed again have values"

@@ -11,10 +11,9 @@ from typing import NamedTuple
 from pyiceberg.table import Table
 from pyspark.sql import DataFrame
 
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
-from topicberg.iceberg.removed_hours import removed_hours
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
 from topicberg.transforms.unread import SourceTable
-from topicberg.transforms.windows import FOREVER, Window, reached
+from topicberg.transforms.windows import FOREVER, Window
 
 AT_ONCE = 48
 """Parts of a window that one job of Spark computes, and one commit replaces."""
@@ -24,8 +23,6 @@ Transform = Callable[..., "DataFrame"]
 """The user's function: a DataFrame for each source in, rows of the derived table out."""
 TableName = tuple[str, str]
 """Namespace and name."""
-_FIRST_DATE = -17_000_000
-"""The hour of about the first date that Python has; earlier hours are of rows without a time."""
 _HOURS = {"hour": 1, "day": 24}
 """Iceberg transform of the event time → hours of a partition."""
 
@@ -178,26 +175,6 @@ class Derivation:
             if each.kept is not None and not each.whole
         ]
         return min(kept, default=None)
-
-    def removed(self, find: Callable[[TableName], Table | None], now: datetime) -> list[Hours]:
-        """Return the hours that follow from rows that sources have deleted, in whole partitions.
-
-        Earlier than the first partition: all hours up to the last such one.
-        """
-        width, first = self.hours, self.first_partition
-        ranges = list[Hours]()
-        for each in self.sources:
-            if each.whole or (table := find(each.table)) is None:
-                continue
-            for hours in removed_hours(table):
-                target_hours = reached(hours, self.back, now, self.ahead)
-                start = target_hours.start // width * width
-                stop = -(-target_hours.stop // width) * width
-                if first and target_hours.start < first.start:
-                    start = BEFORE_EVERYTHING
-                    stop = target_hours.stop if target_hours.stop <= first.start else stop
-                ranges.append(Hours(start, stop))
-        return [each for each in union(ranges) if each.stop > _FIRST_DATE]
 
     def first_hour(self, now: datetime, *, of_partitions: bool = False) -> int:
         """Return the first hour since 1970 that may be computed again without a request.

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial, reduce
+from functools import reduce
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from topicberg.errors import CommitConflictError, TopicbergError
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours, union, without
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, NO_TIME, Hours, union
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import added_rows, held_hours
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS, ancestry, summary
@@ -102,11 +102,14 @@ def write_window(
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
-    written = WrittenWindow()
+    left = without_expired(catalog, derivation, window, keep_expired=keep_expired)
+    if left is None:
+        return WrittenWindow()
+    first, *others = _portions(catalog, derivation, left)
     try:
-        for left in without_expired(catalog, derivation, window, keep_expired=keep_expired):
-            for portion in _portions(catalog, derivation, left):
-                written = written.followed_by(_write(spark, catalog, derivation, portion))
+        written = _write(spark, catalog, derivation, first)
+        for portion in others:
+            written = written.followed_by(_write(spark, catalog, derivation, portion))
     except TopicbergError:
         raise
     except Exception as error:
@@ -137,39 +140,15 @@ def lacking(subject: str, module: str) -> TopicbergError:
 
 def without_expired(
     catalog: Catalog, derivation: Derivation, window: Window, *, keep_expired: bool
-) -> list[Window]:
-    """Return the parts of a window without the hours whose rows a source may no longer have.
+) -> Window | None:
+    """Return a window without the hours whose rows a source may no longer have.
 
     Partitions that are past a retention are computed only if a user requests them; the first one is
     requested for its own hours, too.
 
     :param keep_expired: no user requested them: they were not past it when the window was requested
+    :return: None: nothing is left
     """
-    left = _within_retention(catalog, derivation, window, keep_expired=keep_expired)
-    if left is None:
-        return []
-    if not keep_expired:
-        return [left]
-    ranges = [left.hours]
-    for removed in derivation.removed(partial(find_table, catalog), datetime.now(UTC)):
-        ranges = without(ranges, removed)
-    return [
-        Window(
-            left.start if each.start == left.hours.start else _moment(each.start),
-            _moment(each.stop),
-        )
-        for each in ranges
-    ]
-
-
-def _moment(hour: int) -> datetime:
-    return datetime.fromtimestamp(hour * 3600, UTC)
-
-
-def _within_retention(
-    catalog: Catalog, derivation: Derivation, window: Window, *, keep_expired: bool
-) -> Window | None:
-    """Return what of a window is not past a retention by its event time; None: nothing."""
     first = derivation.first_hour(datetime.now(UTC), of_partitions=True)
     if derivation.first is None or first == BEFORE_EVERYTHING:
         return window

@@ -154,27 +154,15 @@ def unread(
     return reads
 
 
-def computable(
-    reads: Mapping[str, Read], first_hour: int, removed: Iterable[Hours] = ()
-) -> dict[str, Read]:
+def computable(reads: Mapping[str, Read], first_hour: int) -> dict[str, Read]:
     """Return how far each source is read, without the hours that are past a retention.
 
     :param first_hour: the first one that is not
-    :param removed: later ones that are
     """
-    left = {name: [*_from(first_hour, read.unread)] for name, read in reads.items()}
-    for hours in removed:
-        for name, ranges in left.items():
-            left[name] = [
-                part
-                for each in ranges
-                for part in (
-                    each._replace(stop=min(each.stop, hours.start)),
-                    each._replace(start=max(each.start, hours.stop)),
-                )
-                if part.start < part.stop
-            ]
-    return {name: read.model_copy(update={"unread": left[name]}) for name, read in reads.items()}
+    return {
+        name: read.model_copy(update={"unread": [*_from(first_hour, read.unread)]})
+        for name, read in reads.items()
+    }
 
 
 def after(read: Mapping[str, Read], window: Window) -> str:

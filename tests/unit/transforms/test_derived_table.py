@@ -22,9 +22,7 @@ from topicberg.clients.catalog import READ_ONLY, TABLES
 from topicberg.errors import CommitConflictError, TopicbergError
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.changes import Mark, changed
-from topicberg.iceberg.hours import BEFORE_EVERYTHING
 from topicberg.iceberg.maintenance.report import TableSize
-from topicberg.iceberg.maintenance.ttl import drop_files
 from topicberg.iceberg.read_tags import reading
 from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record, newest_rows
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
@@ -34,7 +32,7 @@ from topicberg.transforms.derivation import Derivation, Source
 from topicberg.transforms.derived import without_expired
 from topicberg.transforms.publish import PublishProgress, _target
 from topicberg.transforms.target import _PROPERTIES, COMPUTED, ensure_table
-from topicberg.transforms.unread import Read, SourceTable, Unread, computable, unread
+from topicberg.transforms.unread import SourceTable, unread
 from topicberg.transforms.upsert_view import UpsertView
 from topicberg.transforms.windows import Window, computations
 
@@ -244,54 +242,7 @@ def test_without_expired_leaves_out_what_no_user_requested(
     begin = datetime.fromtimestamp((hour - (days - 30) * 24) * 3600, UTC)
     window = Window(begin, begin + timedelta(hours=hours))
     left = without_expired(glue, plan, window, keep_expired=keep_expired)
-    assert left == (
-        [] if expected is None else [Window(begin + timedelta(hours=expected), window.end)]
-    )
-
-
-@pytest.mark.parametrize("width", ["hour", "day"])
-def test_without_expired_leaves_out_hours_of_which_a_source_deleted_rows(
-    glue: GlueCatalog, width: str
-) -> None:
-    """By Kafka's time, whatever their event time is."""
-    glue.create_namespace_if_not_exists(NAME[0])
-    columns = COLUMNS.append(pa.field("kafka", pa.timestamp("us", "UTC")))
-    location = f"{glue.properties[TABLES]}o"
-    source = glue.create_table(("shop", "orders"), columns, location=location)
-    day = (NOW - timedelta(days=3)).replace(hour=0, minute=0, second=0, microsecond=0)
-    old, new = NOW - timedelta(days=40), NOW
-    for kafka, at in ((old, day + timedelta(hours=5)), (old, day + timedelta(days=-90))):
-        row = {"kafka": kafka, "at": at, "id": 1}
-        source.append(pa.Table.from_pylist([row], schema=columns))
-    source.append(pa.Table.from_pylist([{"kafka": new, "at": day, "id": 1}], schema=columns))
-    assert drop_files(source, "kafka", NOW - timedelta(days=30), "at") == 2
-    unused: Any = None
-    plan = Derivation(
-        sources=(Source(("shop", "orders"), "at", kept=timedelta(days=30)),),
-        target=NAME,
-        transform=unused,
-        target_time="at",
-        partitioned_by=width,
-        first=day - timedelta(days=20),
-    )
-    window = Window(day - timedelta(days=1), day + timedelta(days=2))
-    left = without_expired(glue, plan, window, keep_expired=True)
-    hole = (5, 6) if width == "hour" else (0, 24)
-    assert left == [
-        Window(window.start, day + timedelta(hours=hole[0])),
-        Window(day + timedelta(hours=hole[1]), window.end),
-    ]
-    assert without_expired(glue, plan, window, keep_expired=False) == [window]
-    first = Window(None, day - timedelta(days=19))
-    (rest,) = without_expired(glue, plan, first, keep_expired=True)
-    assert rest == Window(day - timedelta(days=90) + timedelta(hours=1), first.end)
-    reads = {"shop.orders": Read(mark=Mark.of(source, None), unread=[_unread(day, 4, 7)])}
-    removed = plan.removed(lambda _: source, NOW)
-    ranges = computable(reads, BEFORE_EVERYTHING, removed)["shop.orders"].unread
-    expected = [_unread(day, 4, 5), _unread(day, 6, 7)] if width == "hour" else []
-    assert ranges == expected
-
-
-def _unread(day: datetime, start: int, stop: int) -> Unread:
-    hour = int(day.timestamp()) // 3600
-    return Unread(hour + start, hour + stop, 1, 1, 0, 0)
+    if expected is None:
+        assert left is None
+    else:
+        assert left == Window(begin + timedelta(hours=expected), window.end)

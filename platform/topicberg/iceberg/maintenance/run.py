@@ -95,7 +95,7 @@ def maintain_table(
     rows_expired = 0
     if timestamp is not None and policy.data_retention is not None:
         cutoff = now - policy.data_retention
-        rows_expired = run.expire_rows(timestamp, cutoff, policy.data_slack, time, unknown=daily)
+        rows_expired = run.expire_rows(timestamp, cutoff, policy.data_slack, unknown=daily)
     files, deletes = run.compact(policy, now_ms, sort_by)
     if rows_expired or files:
         deletes += run.trim_deletes()
@@ -160,22 +160,13 @@ class _Run:
             self.postponed.append(task)
             return 0
 
-    def expire_rows(
-        self,
-        column: str,
-        cutoff: datetime,
-        slack: timedelta,
-        time: str | None,
-        *,
-        unknown: bool,
-    ) -> int:
-        """:param time: the event time, see :mod:`topicberg.iceberg.removed_hours`"""
+    def expire_rows(self, column: str, cutoff: datetime, slack: timedelta, *, unknown: bool) -> int:
         whole, partly = ttl.expired(self.files(), cutoff, slack, unknown=unknown)
         rows = 0
         if whole.any():
-            rows += self.step("data TTL", partial(ttl.drop_files, self.table, column, cutoff, time))
+            rows += self.step("data TTL", partial(ttl.drop_files, self.table, column, cutoff))
         if partly:
-            delete = partial(ttl.delete_rows, self.endpoints, self.table, column, cutoff, time)
+            delete = partial(ttl.delete_rows, self.endpoints, self.table, column, cutoff)
             rows += self.step("data TTL of mixed files", delete)
         return rows
 

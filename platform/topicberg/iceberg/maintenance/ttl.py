@@ -22,11 +22,9 @@ from pyiceberg.table.snapshots import Operation
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.file_facts import Files, files_by_manifest
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, FileHours, Hours
 from topicberg.iceberg.maintenance.conflicts import spark_sql
 from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.position_deletes import Deletes
-from topicberg.iceberg.removed_hours import note_removed
 from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.summaries import DATA_TTL_RUN, ancestry, summary
 from topicberg.spark import quote
@@ -55,10 +53,9 @@ def expired(
     return whole, partly
 
 
-def drop_files(table: Table, column: str, cutoff: datetime, event_time: str | None = None) -> int:
+def drop_files(table: Table, column: str, cutoff: datetime) -> int:
     """Remove the files that hold only rows before ``cutoff``; return the number of their rows.
 
-    :param event_time: the column by whose hours tables are derived from this one
     :raises CommitConflictError: another commit came first
     """
     note = _note(cutoff)
@@ -73,11 +70,6 @@ def drop_files(table: Table, column: str, cutoff: datetime, event_time: str | No
             deletes += [file for file in files if file.content != DataFileContent.DATA]
     if not whole:  # another run was faster
         return 0
-    if event_time is not None and head is not None:
-        of_file = FileHours(table, event_time)
-        is_same = event_time == column
-        hours = [_before(cutoff)] if is_same else of_file.of_all(whole, head)
-        note_removed(table, hours)
     paths = {file.file_path for file in whole}
     change = SnapshotChange(table, Operation.DELETE, properties=note)
     change.remove(whole)
@@ -86,47 +78,21 @@ def drop_files(table: Table, column: str, cutoff: datetime, event_time: str | No
     return _deleted_rows(table.refresh(), note)
 
 
-def delete_rows(
-    endpoints: Endpoints,
-    table: Table,
-    column: str,
-    cutoff: datetime,
-    event_time: str | None = None,
-) -> int:
+def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetime) -> int:
     """Delete all rows before ``cutoff``; return their number.
 
-    :param event_time: the column by whose hours tables are derived from this one
     :raises CommitConflictError: another commit came first
     """
     note = _note(cutoff)
     identifier = (table.name()[-2], table.name()[-1])
-    name, target = ".".join(identifier), f"{CATALOG}.{quote(*identifier)}"
-    condition = f"{quote(column)} < TIMESTAMP '{cutoff.isoformat(sep=' ')}'"
-    if event_time == column:
-        note_removed(table.refresh(), [_before(cutoff)])
-    elif event_time is not None:
-        # An hour of years that no date has is of a wrong clock, and is null here.
-        seconds = f"unix_seconds(CAST({quote(event_time)} AS TIMESTAMP))"
-        rows = spark_sql(
-            endpoints,
-            name,
-            f"SELECT DISTINCT CAST(floor({seconds} / 3600) AS BIGINT) AS hour "  # noqa: S608
-            f"FROM {target} WHERE {condition}",
-        )
-        hours = [Hours(row.hour, row.hour + 1) for row in rows if row.hour is not None]
-        note_removed(table.refresh(), hours)
     spark_sql(
         endpoints,
-        name,
-        f"DELETE FROM {target} WHERE {condition}",  # noqa: S608  names are quoted
+        ".".join(identifier),
+        f"DELETE FROM {CATALOG}.{quote(*identifier)} "  # noqa: S608  names are quoted
+        f"WHERE {quote(column)} < TIMESTAMP '{cutoff.isoformat(sep=' ')}'",
         {f"spark.sql.iceberg.snapshot-property.{key}": value for key, value in note.items()},
     )
     return _deleted_rows(table.refresh(), note)
-
-
-def _before(cutoff: datetime) -> Hours:
-    """Return the hours that hold times before ``cutoff``."""
-    return Hours(BEFORE_EVERYTHING, -int(-cutoff.timestamp() // 3600))
 
 
 def _note(cutoff: datetime) -> dict[str, str]:

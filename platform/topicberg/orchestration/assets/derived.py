@@ -409,10 +409,10 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         catalog = lakehouse.catalog()
         # The run may have waited, or other tables of it have sources that keep their rows longer.
         of_sensor = is_computation_of_sensor(context.run.tags)
-        windows = [requested]
-        if of_sensor:
-            windows = without_expired(catalog, plan, requested, keep_expired=True)
-        if not windows:
+        left = (
+            without_expired(catalog, plan, requested, keep_expired=True) if of_sensor else requested
+        )
+        if left is None:
             context.log.info("its sources may have deleted the rows: its own stay as they are")
             return dg.MaterializeResult(metadata={"rows_written": 0})
         for name, origin in parents.items():
@@ -420,19 +420,16 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 context.log.info(f"there is no table of {name} yet: creating it")
                 lake.create(name, lakehouse)
         with reported(_job_run(context, derived, requested, parents, catalog)) as outcome:
-            written = WrittenWindow()
-            for part in windows:
-                if emr := emr_settings():
-                    # Not above: dagster-aws takes as long to import as all else of a run.
-                    from topicberg.orchestration.emr.client import write_window_on_emr
+            if emr := emr_settings():
+                # Not above: dagster-aws takes as long to import as all that a run without it needs.
+                from topicberg.orchestration.emr.client import write_window_on_emr
 
-                    part_written = write_window_on_emr(
-                        context, derived.name, part, emr, lakehouse.config, lakehouse.endpoints()
-                    )
-                else:
-                    spark = topicberg_spark.spark_session
-                    part_written = write_window(spark, catalog, plan, part, keep_expired=of_sensor)
-                written = written.followed_by(part_written)
+                written = write_window_on_emr(
+                    context, derived.name, left, emr, lakehouse.config, lakehouse.endpoints()
+                )
+            else:
+                spark = topicberg_spark.spark_session
+                written = write_window(spark, catalog, plan, left, keep_expired=of_sensor)
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
@@ -447,7 +444,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
-        for key in partition_keys(partitions, [part.hours for part in windows], datetime.now(UTC)):
+        for key in partition_keys(partitions, [left.hours], datetime.now(UTC)):
             context.add_asset_metadata(
                 {"dagster/partition_row_count": rows[key]}, partition_key=key
             )

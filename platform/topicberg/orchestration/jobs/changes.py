@@ -170,11 +170,9 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
         sources = plan.source_tables(tables.get)
         if name in sources:
             # As runs do, else what no run computes would be requested for ever.
-            now = datetime.now(UTC)
-            first_hour = plan.first_hour(now, of_partitions=True)
-            removed = plan.removed(tables.get, now)
+            first_hour = plan.first_hour(datetime.now(UTC), of_partitions=True)
             read = unread(tables.get(plan.target), plan.target_time, sources, first_hour)
-            ranges = computable(read, first_hour, removed)[name].unread
+            ranges = computable(read, first_hour)[name].unread
             known = (each for each in ranges if seen and each.sequence <= seen.sequence)
             yield from (Hours(each.start, each.stop) for each in known)
 
