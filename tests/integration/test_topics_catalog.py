@@ -35,11 +35,11 @@ TOPICS = "lkc-open"
 HOUR = Window(datetime(2026, 5, 1, 10, tzinfo=UTC), datetime(2026, 5, 1, 11, tzinfo=UTC))
 LARGE = Derivation(
     sources=(Source((TOPICS, "orders"), "at"),),
-    target=("open_pipeline", "large_orders"),
+    target=("airline", "large_orders"),
     transform=lambda orders: orders.filter("amount > 1"),
     target_time="at",
 )
-NEWEST = UpsertView((TOPICS, "orders"), ("open_pipeline", "newest_orders"), ("id",), ("at",))
+NEWEST = UpsertView((TOPICS, "orders"), ("airline", "newest_orders"), ("id",), ("at",))
 
 
 @pytest.fixture(scope="module")

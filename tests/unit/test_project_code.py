@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 from python_project import write_project
 
 from topicberg import project_code
@@ -107,6 +109,9 @@ def test_pickled_function_of_a_pipeline_imports_no_topicberg(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    # A function asks this process's session, which another test may have stopped.
+    monkeypatch.setattr(ConnectSession, "_default_session", None)
+    monkeypatch.setattr(ConnectSession, "_active_session", threading.local())
     pipelines = importlib.import_module("parcels.pipelines")
     pickle_by_value(packages(root))
     pickled = cloudpickle.dumps(pipelines.described)  # type: ignore[no-untyped-call]
