@@ -171,8 +171,9 @@ def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endp
                 wait_ready()
             yield endpoints
         finally:
-            if shared.is_ours_to_end():
-                _end(shared.folder, keep=request.session.testsfailed > 0)
+            with shared.ending() as is_ours:
+                if is_ours:
+                    _end(shared.folder, keep=request.session.testsfailed > 0)
 
 
 def _end(folder: Path, *, keep: bool) -> None:

@@ -33,16 +33,20 @@ class SharedStack:
     def note_that_we_started(self) -> None:
         self._started.touch()
 
-    def is_ours_to_end(self) -> bool:
-        """Return whether this run started the stack and no other worker uses it any more."""
-        assert self._users is not None
-        try:
-            fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        finally:
+    @contextmanager
+    def ending(self) -> Iterator[bool]:
+        """Yield whether this run started the stack, and no other worker uses it any more."""
+        if self._users is None:
+            yield False
+            return
+        with self._locked("start", fcntl.LOCK_EX):  # nobody begins to use it meanwhile
+            is_last = True
+            try:
+                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_last = False
             self._users.close()
-        return self._started.exists()
+            yield is_last and self._started.exists()
 
     @contextmanager
     def turn(self, *, alone: bool) -> Iterator[None]:

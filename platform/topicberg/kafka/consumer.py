@@ -57,12 +57,13 @@ def messages(
 ) -> Iterator[Message]:
     """Yield the committed records of offset ranges, in the order of each partition.
 
+    A broker that has just become the leader may return an earlier end than the one before. It is
+    waited for, because the ranges are before the ends for a read_committed consumer.
+
     :param ranges: partition → first offset, and the offset after the last one
     :param seconds: how long to wait for the next record
-        A broker that has just become the leader may return an earlier end than the one before: it
-        is waited for, because the ranges are before the ends for a read_committed consumer
-    :param may_end_early: they may not be, such as that of a record in an open transaction; then
-        the end that a broker returns counts
+    :param may_end_early: the ranges may be after these ends, such as that of a record in an open
+        transaction; then the end that a broker returns counts
     :raises DamagedRecordsError: the client cannot read what the broker has
     :raises UnreachableError: the broker does not answer
     """

@@ -113,8 +113,9 @@ class BatchCommitter:
             noted = plan.missed.noted(changed)
             if self._spec.changelog is not None and self._spec.write_mode == "upsert":
                 state = folded.state if folded else FoldState.of(table, plan.head)
+                state = state.model_copy(update={"offsets": dict(batch.end)})
                 noted |= state.noted()
-                changed |= {STATE: state.model_dump_json()} if folded else {}
+                changed[STATE] = state.model_dump_json()
             self._check()
         except BaseException:
             discard(table.io, written.files)

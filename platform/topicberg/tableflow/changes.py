@@ -19,6 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
     IcebergType,
     IntegerType,
     LongType,
@@ -67,8 +70,12 @@ _SOURCE_FIELDS = (
 )
 _WHOLE = ("ts_ms", "ts_us", "lsn")
 """Of these, those that are whole numbers; the others are numbers or text."""
+_NUMBERS = (IntegerType, LongType, FloatType, DoubleType, DecimalType, StringType)
+"""Types of columns that can hold a whole number: text is that of a JSON value."""
 _DIGITS = 20
 """Of a number in a position."""
+_BEYOND = 2**63
+"""No whole number of 64 bits is so large."""
 _FILE_DIGITS = 6
 """At least, of the number of a file of MySQL's log."""
 
@@ -108,7 +115,7 @@ def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> 
     parts = [_optional(ids, name, source[name]) for name in _SOURCE_FIELDS if name in source]
     for part in parts:
         kind, is_whole = part.field_type, part.name in _WHOLE
-        if not isinstance(kind, (IntegerType, LongType) if is_whole else PrimitiveType):
+        if not isinstance(kind, _NUMBERS if is_whole else PrimitiveType):
             raise TableflowError(
                 f"field source.{part.name} is {kind}; Debezium writes "
                 + ("a whole number" if is_whole else "a number or text"),
@@ -197,7 +204,7 @@ def read_envelopes(
     op = values.get(OPERATION, nothing.cast(pa.string()))
     source = _members(values.get(SOURCE))
     micros, out_of_range = _micros(source, count)
-    position = _position(source, plan.source, count)
+    position, without_position = _position(source, plan.source, count)
     facts = {"op": op, "m": micros, "p": position}
     columns = dict(keys)
     after = values.get(AFTER)
@@ -230,6 +237,8 @@ def read_envelopes(
         wrong.setdefault(
             int(number), "field source (struct): its time is not in the years 1 to 9999"
         )
+    for number in np.flatnonzero(without_position):
+        wrong.setdefault(int(number), "field source (struct): lsn is not a number of 64 bits")
     return Envelopes(columns, facts, missing, wrong)
 
 
@@ -279,10 +288,10 @@ def _micros(source: Mapping[str, Any], count: int) -> tuple[pa.Array, NDArray[np
     wrong = np.zeros(count, np.bool_)
     for name, factor in (("ts_us", 1), ("ts_ms", 1_000)):
         if name in source:
-            given = source[name].cast(pa.int64())
+            given, is_no_number = _whole(source[name])
             first, last = FIRST_MS * 1_000 // factor, (LAST_MS * 1_000 + 999) // factor
             is_wrong = pc.or_(pc.less(given, first), pc.greater(given, last))
-            wrong |= flags(pc.and_(is_wrong, micros.is_null()))
+            wrong |= flags(pc.and_(pc.or_kleene(is_wrong, is_no_number), micros.is_null()))
             fits = pc.if_else(is_wrong, pa.scalar(None, pa.int64()), given)
             micros = pc.coalesce(micros, pc.multiply(fits, factor))
     return micros, wrong
@@ -304,8 +313,32 @@ def _log_files(files: pa.Array) -> pa.Array:
     return pa.array(map(sortable, names.dictionary.to_pylist()), pa.string()).take(names.indices)
 
 
-def _position(source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count: int) -> pa.Array:
-    """Return a number or text that grows along the source's log; null: the connector has none."""
+def _whole(column: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return numbers as whole ones of 64 bits, and which values are none (they are null)."""
+    try:
+        return column.cast(pa.int64()), np.zeros(len(column), np.bool_)
+    except pa.ArrowInvalid:  # a fraction, text, or more bits
+        numbers = [_integer(value) for value in column.to_pylist()]
+    whole = pa.array(numbers, pa.int64())
+    return whole, flags(column.is_valid()) & flags(whole.is_null())
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if abs(number) < _BEYOND else None
+
+
+def _position(
+    source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count: int
+) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return a number or text that grows along the source's log, and which places have a wrong one.
+
+    Null: the connector has none.
+    """
+    none = np.zeros(count, np.bool_)
 
     def padded(name: str) -> pa.Array:
         number = source[name].cast(pa.string()) if name in source else pa.nulls(count, pa.string())
@@ -315,11 +348,11 @@ def _position(source: Mapping[str, Any], kinds: Mapping[str, IcebergType], count
         return pc.binary_join_element_wise(*parts, ":")
 
     if "lsn" in kinds:  # PostgreSQL
-        return source["lsn"].cast(pa.int64()) if "lsn" in source else pa.nulls(count, pa.int64())
+        return _whole(source["lsn"]) if "lsn" in source else (pa.nulls(count, pa.int64()), none)
     if {"file", "pos"} <= source.keys():  # MySQL: mysql-bin.000003, 154, and the row of the event
-        return joined(_log_files(source["file"]), padded("pos"), padded("row"))
+        return joined(_log_files(source["file"]), padded("pos"), padded("row")), none
     if {"commit_lsn", "change_lsn"} <= source.keys():  # SQL Server: both of one length
-        return joined(source["commit_lsn"], source["change_lsn"], padded("event_serial_no"))
+        return joined(source["commit_lsn"], source["change_lsn"], padded("event_serial_no")), none
     if "scn" in source:  # Oracle
-        return pc.utf8_lpad(source["scn"].cast(pa.string()), _DIGITS, "0")
-    return pa.nulls(count, pa.string())
+        return pc.utf8_lpad(source["scn"].cast(pa.string()), _DIGITS, "0"), none
+    return pa.nulls(count, pa.string()), none

@@ -14,7 +14,7 @@ from topicberg.kafka.offsets import Offsets, parse_offsets
 
 STATE = "topicberg.changelog"
 """Table property, and property of a batch's snapshot: see :class:`FoldState`."""
-_MAX_NOTED = 3_000
+_MAX_NOTED = 1_000
 """The most characters of what a snapshot has: every commit writes the summaries of all."""
 _MAX_LOST = 1_000
 """How many keys of changes that were left out are known; of others, only how far they may reach."""
@@ -90,9 +90,8 @@ class Move(_Change):
 class FoldState(BaseModel):
     """What is known of the changes so far.
 
-    The table's property has all of it, as of the newest batch. Each batch's snapshot has it too,
-    except for ``deletes`` and if it is not too large: after a rollback of ``main``, it is as of the
-    batch that the head has.
+    The table's property has all of it, as of the newest batch. Each batch's snapshot has it too, if
+    it is not too large and without ``deletes``: it counts after a rollback of ``main``.
     """
 
     truncates: list[Deletion] = []
@@ -137,9 +136,11 @@ class FoldState(BaseModel):
         if newest is None:
             return cls()
         properties = summary(newest)
+        ends = parse_offsets(properties[END_OFFSETS])
+        if latest.offsets == ends:
+            return latest
         if STATE in properties:
             return cls.load(properties).model_copy(update={"deletes": latest.deletes})
-        ends = parse_offsets(properties[END_OFFSETS])
         if any(offset > ends.get(partition, 0) for partition, offset in latest.offsets.items()):
             return latest._rolled_back({each.snapshot_id for each in ancestry(table, head)})
         return latest
@@ -158,9 +159,11 @@ class FoldState(BaseModel):
 
     def noted(self) -> dict[str, str]:
         """Return what the summary of the batch's snapshot has of it."""
-        excluded = {"deletes", "offsets"}
-        text = self.model_dump_json(exclude=excluded, exclude_defaults=True)
-        return {STATE: text} if len(text) <= _MAX_NOTED else {}
+        for excluded in ({"deletes", "offsets"}, {"deletes", "offsets", "reached"}):
+            text = self.model_dump_json(exclude=excluded, exclude_defaults=True)
+            if len(text) <= _MAX_NOTED:
+                return {STATE: text}
+        return {}
 
     def has_fewer_partitions(self, number: int) -> bool:
         """Return whether the topic had fewer partitions at the first batch."""

@@ -305,7 +305,6 @@ class Folding:
             else {},
             reached=self._reached(places),
             lost=self.lost.after(lost),
-            offsets=dict(self.progress.batch.end),
         )
         return Folded(
             rows=new,

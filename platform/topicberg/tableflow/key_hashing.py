@@ -102,7 +102,7 @@ class KeyHasher:
         if self.key is not None:
             texts = key_texts(table, file, self.key, self.decode)
             return HeldKeys.of(merged([self.hashed(*each) for each in texts]))
-        columns = _key_columns(table, file, self._key_ids, self._key_types)
+        columns = _key_columns(table, file, self._key_ids, is_decoded=self._key_types is not None)
         return HeldKeys.of(merged([self.hashes(*each) for each in columns]))
 
     def _probe(self) -> str:
@@ -202,7 +202,8 @@ def _key_columns(
     table: Table,
     file: DataFile,
     field_ids: tuple[int, ...],
-    decoded: Sequence[pa.DataType] | None = None,
+    *,
+    is_decoded: bool = False,
 ) -> Iterator[tuple[list[Any], int]]:
     """Yield the key columns of some rows, and the position of the first one.
 
@@ -213,7 +214,7 @@ def _key_columns(
         parquet = pq.ParquetFile(stream)
         schema, arrow = table.schema(), parquet.schema_arrow
         names = names_by_id(arrow)
-        if decoded is None and not names.keys() >= set(field_ids):
+        if not is_decoded and not names.keys() >= set(field_ids):
             return
         columns = [names[number] for number in field_ids if number in names]
         first = 0

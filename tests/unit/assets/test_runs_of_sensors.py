@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from topicberg.clients.lineage import TableState
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets import derived as derived_assets
 from topicberg.orchestration.assets.derived import derivation, derived_asset, derived_table

@@ -174,7 +174,7 @@ def plain(value: Any) -> str:
     return repr(float(value) if isinstance(value, int | Decimal) else value)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.one_of(cases(SCHEMAS, True).map(within), cases(RECORDS, True)))
 def test_valid_value_loses_nothing_and_has_a_member_that_allows_it(
     case: tuple[Schema, list[Any]],
@@ -184,7 +184,7 @@ def test_valid_value_loses_nothing_and_has_a_member_that_allows_it(
         assert plain(restored(schema, row, value)) == plain(value)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.one_of(cases(SCHEMAS, False).map(within), cases(RECORDS, False)))
 def test_any_value_is_the_same_by_both_decoders(case: tuple[Schema, list[Any]]) -> None:
     rows(*case)

@@ -13,7 +13,7 @@ import pytest
 from pyiceberg import types as T
 
 from topicberg.errors import TableflowError
-from topicberg.tableflow.changes import ChangePlan, envelope, read_envelopes
+from topicberg.tableflow.changes import ChangePlan, Envelopes, envelope, read_envelopes
 from topicberg.topics import TopicSpec
 
 SPEC = TopicSpec.model_validate(
@@ -30,16 +30,18 @@ SPEC = TopicSpec.model_validate(
 
 
 def positions(source: list[dict[str, Any]]) -> list[Any]:
-    plan = ChangePlan(True, (), (), {}, {}, "")
+    return cast("list[Any]", read(pa.array(source)).facts["p"].to_pylist())
+
+
+def read(source: pa.Array, kinds: dict[str, Any] | None = None) -> Envelopes:
+    plan = ChangePlan(True, (), (), kinds or {}, {}, "")
     values = {
-        "source": pa.array(source),
+        "source": source,
         "op": pa.array(["c"] * len(source)),
         "after": pa.array([{"id": 1}] * len(source)),
     }
     every = np.ones(len(source), np.int64)
-    return cast(
-        "list[Any]", read_envelopes(plan, {}, values, every > 0, every).facts["p"].to_pylist()
-    )
+    return read_envelopes(plan, {}, values, every > 0, every)
 
 
 def test_files_of_mysqls_log_are_ordered_by_their_numbers() -> None:
@@ -70,9 +72,9 @@ def layout(**source: T.IcebergType) -> Any:
     ("source", "expected"),
     [
         ({"ts_ms": T.TimestamptzType()}, "source.ts_ms is timestamptz; Debezium writes a whole"),
-        ({"ts_us": T.DoubleType()}, "source.ts_us is double"),
-        ({"lsn": T.StringType()}, "source.lsn is string"),
-        ({"lsn": T.DecimalType(20, 0)}, "source.lsn is decimal"),
+        ({"ts_us": T.BooleanType()}, "source.ts_us is boolean"),
+        ({"lsn": T.BinaryType()}, "source.lsn is binary"),
+        ({"lsn": T.DateType()}, "source.lsn is date"),
         (
             {"txId": T.ListType(1, T.LongType())},
             "source.txId is list<long>; Debezium writes a number",
@@ -91,3 +93,15 @@ def test_source_with_numbers_or_text_is_read() -> None:
     for ts_ms, txid in itertools.product(kinds[:2], kinds):
         parts = envelope(SPEC, layout(ts_ms=ts_ms, txId=txid), [])
         assert [part.name for part in parts] == ["after", "source", "op"]
+
+
+def test_numbers_of_a_source_may_be_text_or_have_fractions() -> None:
+    """As in JSON without types. What is no number makes its record malformed, and no other."""
+    times = pa.array([1_700_000_000_000.5, 5.0, float("nan"), None])
+    found = read(pa.StructArray.from_arrays([times], ["ts_ms"]))
+    assert found.facts["m"].to_pylist() == [1_700_000_000_000_000, 5_000, None, None]
+    assert list(found.wrong) == [2]
+    for places in (pa.array(["7", "0/16B3748", None]), pa.array([7, 2**63, None], pa.uint64())):
+        found = read(pa.StructArray.from_arrays([places], ["lsn"]), {"lsn": None})
+        assert found.facts["p"].to_pylist() == [7, None, None]
+        assert found.wrong == {1: "field source (struct): lsn is not a number of 64 bits"}
