@@ -418,6 +418,37 @@ def test_watch_requests_what_one_of_its_tables_can_compute() -> None:
     assert first_hours == {trades.name: BEFORE_EVERYTHING, users.name: limited}
 
 
+def test_watch_of_a_table_that_others_come_from_requests_nothing_past_its_retention() -> None:
+    def plain(trades: Any) -> Any:
+        return trades
+
+    def summed(rows: Any) -> Any:
+        return rows
+
+    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
+    kept = spec.tableflow.model_copy(update={"data_retention_ms": 30 * 86_400_000})
+    spec = spec.model_copy(update={"tableflow": kept})
+    tables = (
+        derived_table(source=spec.name, time_column="at", lookback=timedelta(hours=1))(plain),
+        derived_table(source="plain", time_column="at")(summed),
+    )
+    lake, now = Lake(LAKE.config, (spec,), tables), datetime.now(UTC)
+    (watch,) = (watch for watch in watches(lake) if len(watch.plans) == 2)
+    limited = derivation(tables[0], lake).first_hour(now)
+    assert limited > BEFORE_EVERYTHING
+    assert watch.first_hour(now) == limited
+    table = replace(tables[0], lookback=None)
+    lake = Lake(LAKE.config, (spec,), (table, tables[1]))
+    (watch,) = (watch for watch in watches(lake) if len(watch.plans) == 2)
+    assert watch.first_hour(now) == derivation(table, lake).first_hour(now)
+
+
+def test_watched_tables_are_read_by_what_is_computed() -> None:
+    for watch in watches(LAKE):
+        read = {source.table for plan in watch.plans for source in plan.sources}
+        assert not watch.plans or watch.origin.identifier in read
+
+
 @pytest.mark.parametrize(
     ("hours", "arguments", "message"),
     [
