@@ -416,19 +416,17 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 context.log.info(f"there is no table of {name} yet: creating it")
                 lake.create(name, lakehouse)
         with reported(_job_run(context, derived, requested, parents, catalog)) as outcome:
-            written = WrittenWindow()
-            for part in windows:
-                if emr := emr_settings():
-                    # Not above: dagster-aws takes as long to import as all else of a run.
-                    from topicberg.orchestration.emr.client import write_window_on_emr
+            # Either leaves out itself what is past a retention.
+            if emr := emr_settings():
+                # Not above: dagster-aws takes as long to import as all else of a run.
+                from topicberg.orchestration.emr.client import write_window_on_emr
 
-                    part_written = write_window_on_emr(
-                        context, derived.name, part, emr, lakehouse.config, lakehouse.endpoints()
-                    )
-                else:
-                    spark = topicberg_spark.spark_session
-                    part_written = write_window(spark, catalog, plan, part, keep_expired=of_sensor)
-                written = written.followed_by(part_written)
+                written = write_window_on_emr(
+                    context, derived.name, requested, emr, lakehouse.config, lakehouse.endpoints()
+                )
+            else:
+                spark = topicberg_spark.spark_session
+                written = write_window(spark, catalog, plan, requested, keep_expired=of_sensor)
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
