@@ -96,7 +96,7 @@ def recorded(
     versions = base
     for hours, name in _parts(window.hours, version, first):
         versions = _overlaid(versions, hours, name)
-    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions))}
+    properties = {VERSION: version, COMPUTED_BY: json.dumps(_coarse(versions, version))}
     if first and window.start is None:
         properties[FIRST_PARTITION] = json.dumps([first.start, first.stop])
     return properties | ({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {})
@@ -142,8 +142,15 @@ def _joined(versions: Versions) -> Versions:
     return found
 
 
-def _coarse(versions: Versions) -> Versions:
-    """Return at most :data:`MAX_RANGES`; the versions of the shortest ones become unknown."""
+def _coarse(versions: Versions, version: str) -> Versions:
+    """Return at most :data:`MAX_RANGES`; the versions of the shortest ones become unknown.
+
+    Before that, hours of a version beside those of its code alone become hours of the code.
+
+    :param version: the one that computes now
+    """
+    if len(versions) > MAX_RANGES:
+        versions = _joined(_without_digests(versions, version))
     while len(versions) > MAX_RANGES:
         inner = range(1, len(versions) - 1)
         shortest = min(inner, key=lambda n: versions[n + 1][0] - versions[n][0])
@@ -154,3 +161,13 @@ def _coarse(versions: Versions) -> Versions:
             ]
         )
     return versions
+
+
+def _without_digests(versions: Versions, version: str) -> Versions:
+    """Return the versions, with the code of one instead of it where the code is beside it."""
+    code = version.partition(".")[0]
+    names = [UNKNOWN, *(name for _, name in versions), UNKNOWN]
+    return [
+        (start, code if name == version and code in (names[n], names[n + 2]) else name)
+        for n, (start, name) in enumerate(versions)
+    ]

@@ -418,16 +418,47 @@ def test_watch_requests_what_one_of_its_tables_can_compute() -> None:
     assert first_hours == {trades.name: BEFORE_EVERYTHING, users.name: limited}
 
 
+def test_watch_of_a_table_that_others_come_from_requests_nothing_past_its_retention() -> None:
+    def plain(trades: Any) -> Any:
+        return trades
+
+    def summed(rows: Any) -> Any:
+        return rows
+
+    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
+    kept = spec.tableflow.model_copy(update={"data_retention_ms": 30 * 86_400_000})
+    spec = spec.model_copy(update={"tableflow": kept})
+    tables = (
+        derived_table(source=spec.name, time_column="at", lookback=timedelta(hours=1))(plain),
+        derived_table(source="plain", time_column="at")(summed),
+    )
+    lake, now = Lake(LAKE.config, (spec,), tables), datetime.now(UTC)
+    (watch,) = (watch for watch in watches(lake) if len(watch.plans) == 2)
+    limited = derivation(tables[0], lake).first_hour(now)
+    assert limited > BEFORE_EVERYTHING
+    assert watch.first_hour(now) == limited
+    table = replace(tables[0], lookback=None)
+    lake = Lake(LAKE.config, (spec,), (table, tables[1]))
+    (watch,) = (watch for watch in watches(lake) if len(watch.plans) == 2)
+    assert watch.first_hour(now) == derivation(table, lake).first_hour(now)
+
+
+def test_watched_tables_are_read_by_what_is_computed() -> None:
+    for watch in watches(LAKE):
+        read = {source.table for plan in watch.plans for source in plan.sources}
+        assert not watch.plans or watch.origin.identifier in read
+
+
 @pytest.mark.parametrize(
     ("hours", "arguments", "message"),
     [
         (24, {"lookahead": timedelta(hours=30)}, "a source keeps its rows for 1 day"),
-        (24, {"lookahead": FOREVER}, "with its lookahead, a partition needs them for ever"),
+        (24, {"lookahead": FOREVER}, "with its lookahead, a window needs them for ever"),
         (24, {"lookahead": timedelta(hours=12), "lookback": timedelta(hours=12)}, "keeps its rows"),
-        (720, {"lookback": timedelta(days=30)}, "with its lookback, .* for 30 days, 2:00:00"),
-        (720, {"lookback": timedelta(days=29, hours=22)}, "needs them for 30 days"),
+        (720, {"lookback": timedelta(days=30)}, "with its lookback, .* than 30 days, 1:00:00"),
+        (720, {"lookback": timedelta(days=29, hours=23)}, "needs them for longer than 30 days"),
         (720, {"lookback": timedelta(days=90)}, "keeps its rows for 30 days"),
-        (720, {"lookback": FOREVER}, "with its lookback, a partition needs them for ever"),
+        (720, {"lookback": FOREVER}, "with its lookback, a window needs them for ever"),
         (None, {"lookback": timedelta(hours=-1)}, "lookback is datetime.timedelta"),
         (None, {"lookahead": lambda _: 5}, "lookahead is 5"),
     ],
@@ -445,7 +476,8 @@ def test_window_longer_than_what_the_source_keeps_is_refused(
 @pytest.mark.parametrize(
     ("days", "arguments"),
     [
-        (30, {"lookback": timedelta(days=29, hours=21)}),
+        (30, {"lookback": timedelta(days=29, hours=22, minutes=59)}),
+        (30, {"lookahead": timedelta(days=29, hours=22, minutes=59)}),
         (2**63 // 86_400_000, {"lookback": FOREVER, "lookahead": FOREVER}),
         (30, {}),
     ],
@@ -453,6 +485,31 @@ def test_window_longer_than_what_the_source_keeps_is_refused(
 def test_window_that_the_source_keeps_is_allowed(days: int, arguments: dict[str, Any]) -> None:
     lake = with_large_trades(days * 86_400_000, **arguments)
     assert derivation(lake.derived[0], lake).lookback == arguments.get("lookback")
+
+
+@pytest.mark.parametrize(
+    ("days", "arguments"),
+    [(2, {"lookahead": timedelta(days=1)}), (8, {"lookback": timedelta(days=7)})],
+)
+def test_daily_window_that_can_be_computed_is_allowed(days: int, arguments: dict[str, Any]) -> None:
+    """Although a partition has more hours, and event times may be ahead of Kafka's."""
+
+    def trades_of_day(trades: Any) -> Any:
+        return trades
+
+    (spec,) = (spec for spec in LAKE.topics if spec.name == "stock_trades")
+    kept = spec.tableflow.model_copy(update={"data_retention_ms": days * 86_400_000})
+    spec = spec.model_copy(
+        update={
+            "tableflow": kept,
+            "event_time_rule": EventTimeSpec(field="account", format="iso", max_ahead_hours=23),
+            "derived_partitions": DerivedPartitions(granularity="daily", start=date(2026, 1, 1)),
+        }
+    )
+    table = derived_table(source="stock_trades", time_column="at", **arguments)(trades_of_day)
+    plan = derivation(table, Lake(LAKE.config, (spec,), (table,)))
+    assert plan.hours == 24
+    assert plan.kept == timedelta(days=days, hours=-23)
 
 
 @pytest.mark.parametrize(

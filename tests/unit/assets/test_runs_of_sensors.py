@@ -10,24 +10,29 @@ import dagster as dg
 import pytest
 
 from topicberg.clients.lineage import TableState
+from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets import derived as derived_assets
 from topicberg.orchestration.assets.derived import derivation, derived_asset, derived_table
 from topicberg.orchestration.assets.run_kinds import COMPUTATION, KIND
+from topicberg.orchestration.emr import client
 from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg.topics.spec import DerivedPartitions
+from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.windows import Window
 
 
+@pytest.mark.parametrize("on_emr", [False, True])
 @pytest.mark.parametrize(
-    ("tags", "left"), [({KIND: COMPUTATION}, 2), ({KIND: COMPUTATION}, 0), ({}, 4)]
+    ("tags", "left"),
+    [({KIND: COMPUTATION}, 4), ({KIND: COMPUTATION}, 2), ({KIND: COMPUTATION}, 0), ({}, 4)],
 )
 def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
-    monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], left: int
+    monkeypatch: pytest.MonkeyPatch, tags: dict[str, str], left: int, on_emr: bool
 ) -> None:
-    """One that a user requested computes all."""
+    """One that a user requested computes all. Either is one job of Spark."""
 
     def large_trades(trades: Any) -> Any:
         return trades
@@ -47,15 +52,24 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     table = next(table for table in lake.tables if table.name == "large_trades")
     first = derivation(declared, lake).first_hour(now)
     begin = datetime.fromtimestamp((first - 4 + left) * 3600, UTC)
+    hole = Hours(first + 1, first + 2)
     requested = [begin + timedelta(hours=number) for number in range(4)]
     computed: list[Window] = []
 
     def write_window(_: Any, __: Any, ___: Any, window: Window, **more: Any) -> WrittenWindow:
         assert more == {"keep_expired": bool(tags)}
         computed.append(window)
-        return WrittenWindow(rows=1, rows_by_hour={window.hours.start: 1})
+        return WrittenWindow(rows=1, rows_by_hour={window.hours.stop - 1: 1})
 
+    def write_window_on_emr(_: Any, name: str, window: Window, *__: Any) -> WrittenWindow:
+        assert name == table.name
+        computed.append(window)
+        return WrittenWindow(rows=1, rows_by_hour={window.hours.stop - 1: 1})
+
+    monkeypatch.setattr(derived_assets, "emr_settings", lambda: on_emr)
+    monkeypatch.setattr(client, "write_window_on_emr", write_window_on_emr)
     monkeypatch.setattr(derived_assets, "write_window", write_window)
+    monkeypatch.setattr(Derivation, "removed", lambda *_: [hole])
     monkeypatch.setattr(derived_assets, "table_metadata", lambda *_, **__: {})
     monkeypatch.setattr(TableState, "of", lambda _: None)
     catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
@@ -76,5 +90,12 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
         },
     )
     assert result.success
-    end = requested[-1] + timedelta(hours=1)
-    assert computed == ([Window(end - timedelta(hours=left), end)] if left else [])
+    whole = Window(requested[0], requested[-1] + timedelta(hours=1))
+    assert computed == ([whole] if left else [])
+    kept = [h for h in whole.hours if not tags or (h >= first and h not in hole)]
+    counted = {
+        each.partition
+        for each in result.asset_materializations_for_node("__".join(table.key("iceberg").path))
+        if "dagster/partition_row_count" in each.metadata
+    }
+    assert counted == {keys[hour - whole.hours.start] for hour in kept}

@@ -74,6 +74,18 @@ def test_recorded_versions_of_very_many_ranges_are_never_called_newer() -> None:
     assert all(version_at(versions, hour) in (name, UNKNOWN) for hour, name in expected.items())
 
 
+def test_late_rows_in_hours_of_an_earlier_version_of_topicberg_leave_nothing_outdated() -> None:
+    versions: Versions = [(BEFORE_EVERYTHING, "code")]
+    for number in range(400):
+        late = window(number * 3 + 1, number * 3 + 2)
+        text = recorded(versions, "code.digest", late, [])[COMPUTED_BY]
+        versions = [(start, name) for start, name in json.loads(text)]
+    assert len(versions) <= MAX_RANGES
+    assert outdated(versions, "code.digest") == []
+    assert outdated(versions, "changed.digest")[0].start == BEFORE_EVERYTHING
+    assert {name for _, name in versions} == {"code", "code.digest"}
+
+
 @pytest.fixture
 def tables(catalog: SqlCatalog) -> tuple[Table, Table]:
     """A source with a row in each of four hours, and the table of another version of topicberg."""

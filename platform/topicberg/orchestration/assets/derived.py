@@ -308,29 +308,25 @@ def derivation(derived: DerivedTable, lake: "Lake") -> Derivation:
 
 
 def _check_retention(derived: DerivedTable, plan: Derivation) -> None:
-    """Check that a source still has the rows of a partition when the last of them has arrived.
+    """Check that a window can be computed while the sources still have the rows that it needs.
 
-    :raises SpecError: it has not
+    :raises SpecError: it cannot, whenever it is computed
     """
     around = {
         name: duration
         for name, duration in (("lookback", plan.lookback), ("lookahead", plan.lookahead))
         if duration
     }
-    if plan.kept is None or not around:
+    kept = [each.kept for each in plan.sources if each.kept is not None and not each.whole]
+    if not kept or not around:
         return
-    partition = timedelta(hours=plan.hours)
-    needed = (
-        FOREVER
-        if FOREVER in around.values()
-        else sum(around.values(), partition) + RETENTION_MARGIN
-    )
-    if needed >= plan.kept:
+    needed = FOREVER if FOREVER in around.values() else sum(around.values(), start=RETENTION_MARGIN)
+    if needed >= min(kept):
         names = " and ".join(around)
         raise SpecError(
             f"{derived.file}: derived table {derived.name}: a source keeps its rows for "
-            f"{plan.kept}; with its {names}, a partition needs them "
-            + ("for ever" if needed == FOREVER else f"for {needed}"),
+            f"{min(kept)}; with its {names}, a window needs them "
+            + ("for ever" if needed == FOREVER else f"for longer than {needed}"),
             hint="set `tableflow.data_retention_ms` of the topic to more, or declare a shorter "
             + " or ".join(f"`{name}`" for name in around),
         )
@@ -420,16 +416,17 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 context.log.info(f"there is no table of {name} yet: creating it")
                 lake.create(name, lakehouse)
         with reported(_job_run(context, derived, requested, parents, catalog)) as outcome:
+            # Either leaves out itself what is past a retention.
             if emr := emr_settings():
-                # Not above: dagster-aws takes as long to import as all that a run without it needs.
+                # Not above: dagster-aws takes as long to import as all else of a run.
                 from topicberg.orchestration.emr.client import write_window_on_emr
 
                 written = write_window_on_emr(
-                    context, derived.name, left, emr, lakehouse.config, lakehouse.endpoints()
+                    context, derived.name, requested, emr, lakehouse.config, lakehouse.endpoints()
                 )
             else:
                 spark = topicberg_spark.spark_session
-                written = write_window(spark, catalog, plan, left, keep_expired=of_sensor)
+                written = write_window(spark, catalog, plan, requested, keep_expired=of_sensor)
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")

@@ -72,9 +72,15 @@ class TableWatch:
     def first_hour(self, now: datetime) -> int:
         """Return the first hour that may be computed again for some of the tables.
 
-        A run computes it only for these.
+        A run computes it only for these. Tables that are derived from these have no limit of their
+        own, and change only where these do.
         """
-        return min((plan.first_hour(now) for plan in self.plans), default=BEFORE_EVERYTHING)
+        direct = (
+            plan
+            for plan in self.plans
+            if any(source.table == self.origin.identifier for source in plan.sources)
+        )
+        return min((plan.first_hour(now) for plan in direct), default=BEFORE_EVERYTHING)
 
 
 def watches(lake: Lake) -> Iterator[TableWatch]:
