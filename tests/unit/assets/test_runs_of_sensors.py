@@ -10,7 +10,6 @@ import dagster as dg
 import pytest
 
 from topicberg.clients.lineage import TableState
-from topicberg.iceberg.hours import Hours
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets import derived as derived_assets
 from topicberg.orchestration.assets.derived import derivation, derived_asset, derived_table
@@ -19,7 +18,6 @@ from topicberg.orchestration.emr import client
 from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg.topics.spec import DerivedPartitions
-from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.windows import Window
 
@@ -52,7 +50,6 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     table = next(table for table in lake.tables if table.name == "large_trades")
     first = derivation(declared, lake).first_hour(now)
     begin = datetime.fromtimestamp((first - 4 + left) * 3600, UTC)
-    hole = Hours(first + 1, first + 2)
     requested = [begin + timedelta(hours=number) for number in range(4)]
     computed: list[Window] = []
 
@@ -69,7 +66,6 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     monkeypatch.setattr(derived_assets, "emr_settings", lambda: on_emr)
     monkeypatch.setattr(client, "write_window_on_emr", write_window_on_emr)
     monkeypatch.setattr(derived_assets, "write_window", write_window)
-    monkeypatch.setattr(Derivation, "removed", lambda *_: [hole])
     monkeypatch.setattr(derived_assets, "table_metadata", lambda *_, **__: {})
     monkeypatch.setattr(TableState, "of", lambda _: None)
     catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
@@ -92,7 +88,7 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     assert result.success
     whole = Window(requested[0], requested[-1] + timedelta(hours=1))
     assert computed == ([whole] if left else [])
-    kept = [h for h in whole.hours if not tags or (h >= first and h not in hole)]
+    kept = [h for h in whole.hours if not tags or h >= first]
     counted = {
         each.partition
         for each in result.asset_materializations_for_node("__".join(table.key("iceberg").path))
