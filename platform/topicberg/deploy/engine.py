@@ -567,6 +567,8 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
             # A conflict: something that used it still exists somewhere.
             conflict = isinstance(error, ConflictError)
             if not (conflict or is_retryable(error) or gone(error)):
+                if was_repeated(error) and is_gone():  # the first request deleted it
+                    return
                 raise
             if attempt >= (CONFLICT_TRIES if conflict else TRIES):
                 if gone(error):

@@ -530,6 +530,28 @@ def test_what_a_killed_process_created_before_a_conflict_is_deleted(
     assert deleted(context, graph) == set()
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_deletion_that_the_sdk_repeated_is_looked_at(context: DeployContext, retries: int) -> None:
+    """EMR Serverless refuses to delete what is terminated: ``ValidationException``."""
+    refused = ClientError(
+        {
+            "Error": {"Code": "ValidationException"},
+            "ResponseMetadata": cast(Any, {"RetryAttempts": retries, "HTTPStatusCode": 400}),
+        },
+        "DeleteApplication",
+    )
+
+    class Terminated(Thing):
+        def delete(self, context: DeployContext, live: Live) -> None:
+            super().delete(context, live)
+            raise refused
+
+    graph = [Terminated("a", "A")]
+    engine.create(graph, context, quiet)
+    left = engine.delete(engine.existing(graph, context, quiet), context, quiet)
+    assert list(left) == (["thing A"] if retries == 0 else [])
+
+
 class HiddenAndTaken(Taken, Hidden):
     """Its vendor refuses to create what exists, also from who does not see it."""
 
