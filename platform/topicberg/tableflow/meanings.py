@@ -101,9 +101,9 @@ def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted
 
     def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
         (column,) = versions
-        if column is None:
-            return before.comment(field)
-        return with_meaning(None, meaning_of(column.doc))
+        if column is not None:
+            return with_meaning(None, meaning_of(column.doc))
+        return before.comment(field) if field.field_id <= before.last_id else _unit(field, [])
 
     described = _with_comments(schema.as_struct(), [columns], comment)
     fields = index_by_id(Schema(*described.fields))
@@ -172,7 +172,7 @@ def followed(
         others = [other for other in rest if other is not None]
         is_documented = column.field_id <= last_id
         if not is_documented:
-            column = _with_unit(column, [field, *others])
+            column = column.model_copy(update={"doc": _unit(column, [field, *others])})
         for suffix, place_of in (("", _values), (".key", _keys)):
             before, now = (place_of(each, path + suffix) for each in (column, field))
             if before is not None and now is not None:
@@ -190,19 +190,19 @@ def followed(
     return _with_comments(new, [existing, *older], comment)
 
 
-def _with_unit(column: NestedField, versions: Sequence[NestedField]) -> NestedField:
-    """Return the column of an earlier version's table, whose comment is the unit that it names.
+def _unit(column: NestedField, versions: Sequence[NestedField]) -> str | None:
+    """Return the unit that the comment of an earlier version's column names.
 
     Earlier versions wrote it there, for times of the day in Avro. A description may be one.
 
     :param versions: the field in the versions of the schema
     """
-    names_unit = [unit for unit in (MILLIS, MICROS) if (column.doc or "").endswith(unit)]
-    is_whole = isinstance(column.field_type, IntegerType | LongType)
+    if not isinstance(column.field_type, IntegerType | LongType):
+        return None
     descriptions = [parts_of(version.doc)[0] for version in versions]
-    is_description = f"{column.doc}." in descriptions or column.doc in descriptions
-    unit = names_unit[0] if names_unit and is_whole and not is_description else None
-    return column.model_copy(update={"doc": unit})
+    if f"{column.doc}." in descriptions or column.doc in descriptions:
+        return None
+    return next((unit for unit in (MILLIS, MICROS) if (column.doc or "").endswith(unit)), None)
 
 
 _Versions: TypeAlias = Sequence[NestedField | None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -30,8 +30,10 @@ from topicberg.formats.meanings import (
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings, settings
+from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import Layout, MessageField, table_schema
 from topicberg.tableflow.meanings import MEANINGS, columns_of, followed, noted
+from topicberg.tableflow.plan import message_decoders
 from topicberg.tableflow.table import ensure_table
 from topicberg.topics import TopicSpec
 
@@ -299,6 +301,18 @@ def test_edited_comment_of_a_field_without_a_description_stays(make_topic: Any) 
     assert topic.ensure().schema().find_field("a").doc == "free notes"
 
 
+def test_edited_comment_changes_no_decoded_value(make_topic: Any) -> None:
+    """Records of an older version in another unit than the column's stay malformed."""
+    topic = make_topic("JSON").register(_JSON["ns"]).register(_JSON["us"])
+    topic.ensure()
+    topic.register(_JSON["long"]).ensure()  # now only the table has the unit
+    for text in ("free notes", NANOS):
+        topic.comment(text)
+        foreign = ForeignSchemas(cast("Any", None))
+        decoders = message_decoders(topic.spec, topic.layout, topic.ensure(), {"value": foreign})
+        assert f"in {NANOS}, its column in {MICROS}" in decoders["value"].refused[1]
+
+
 def test_comment_that_an_earlier_version_wrote_changes_no_meaning(make_topic: Any) -> None:
     """Upgrade, downgrade and upgrade: the earlier version writes comments without meanings."""
     topic = make_topic("JSON").register(_JSON["json"], "d")
@@ -496,6 +510,19 @@ def test_earlier_table_keeps_the_unit_that_its_comment_names(make_topic: Any, co
         topic.ensure()
     topic.versions.clear()
     assert topic.register(_AVRO["long"]).meaning() == MICROS
+
+
+def test_earlier_column_that_no_version_has_keeps_the_unit_of_its_comment(make_topic: Any) -> None:
+    topic = make_topic("AVRO").register(_AVRO["long"])
+    topic.as_earlier_version(MICROS)
+    field = {"name": "b", "type": "int"}
+    text = json.dumps({"type": "record", "name": "R", "fields": [field]})
+    topic.versions[:] = [RegisteredSchema(1, "AVRO", text)]
+    assert topic.meaning() == MICROS
+    topic.versions.clear()
+    topic.register(_AVRO["ns"])
+    with pytest.raises(TableflowError, match=f"is in {MICROS}, the schema has {NANOS}"):
+        topic.ensure()
 
 
 @pytest.mark.parametrize("comment", [MICROS, f"start; {MICROS}", f"The {MICROS}"])
