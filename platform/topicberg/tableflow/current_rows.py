@@ -24,6 +24,7 @@ from topicberg.tableflow.fold_state import Order, order_of
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.layout import MessageField
+from topicberg.tableflow.meanings import columns_of
 from topicberg.tableflow.old_keys import OldKeys
 from topicberg.tableflow.placeholders import toastable
 from topicberg.topics import TopicSpec
@@ -53,7 +54,7 @@ class FoldTarget:
     @cached_property
     def old_keys(self) -> OldKeys:
         """What reads the old keys of changes of the primary key."""
-        columns = {column.name: column for column in self.table.schema().fields}
+        columns = {column.name: column for column in columns_of(self.table)}
         fields = [columns[name] for name in self.keys]
         return OldKeys.of(self.key, fields, self.types(self.keys))
 

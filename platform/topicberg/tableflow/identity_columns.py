@@ -69,7 +69,13 @@ def _is_in(name: str, columns: Collection[str]) -> bool:
 
 
 def _noted(table: Table) -> dict[str, int]:
-    noted: dict[str, int] = json.loads(table.properties.get(IDENTITY_COLUMNS, "{}"))
+    """Return what the property has; nothing if someone made it unreadable."""
+    try:
+        noted = json.loads(table.properties.get(IDENTITY_COLUMNS, "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(noted, dict) or any(type(number) is not int for number in noted.values()):
+        return {}
     return noted
 
 

@@ -1,14 +1,19 @@
-"""What the values of a table's columns mean, when the schema changes.
+"""What the values of a table's columns mean, also when the schema changes.
 
 A column keeps the unit of its times, and is either text or JSON text: of two rows with the same
-value, nothing else would say what each one means. See :mod:`topicberg.formats.meanings`.
+value, nothing else would say what each one means. See :mod:`topicberg.formats.meanings`. A table's
+property has it by field id; its comments show it, and anyone may edit them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import json
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
+from pyiceberg.schema import Schema, index_by_id
+from pyiceberg.table import Table
 from pyiceberg.types import (
     IcebergType,
     IntegerType,
@@ -20,10 +25,29 @@ from pyiceberg.types import (
     StructType,
 )
 
-from topicberg.formats.meanings import Meaning, meaning_of, with_meaning
+from topicberg.formats.meanings import (
+    MICROS,
+    MILLIS,
+    NULLS,
+    Meaning,
+    meaning_of,
+    parts_of,
+    with_meaning,
+)
 
-HAS_MEANINGS = "topicberg.has-meanings"
-"""Property of a table: its comments have always said what its columns mean."""
+MEANINGS = "topicberg.meanings"
+"""Property of a table, in JSON. ``meanings``: field id → meaning, of the fields whose values have
+one. ``last_id``: the highest field id when they were noted."""
+
+
+class Noted(NamedTuple):
+    """What is noted of the fields with ids up to ``last_id``."""
+
+    meanings: Mapping[int, Meaning] = MappingProxyType({})
+    last_id: int = 0
+
+    def comment(self, field: NestedField) -> str | None:
+        return with_meaning(None, self.meanings.get(field.field_id, Meaning()))
 
 
 class _Place(NamedTuple):
@@ -34,89 +58,208 @@ class _Place(NamedTuple):
     meaning: str | None
 
 
+def noted(table: Table) -> Noted:
+    """Return what is noted: nothing if someone made it unreadable, or in earlier versions' tables.
+
+    Of fields that an earlier version adds later, after a downgrade, nothing is noted either.
+    """
+    try:
+        contents = json.loads(table.properties[MEANINGS])
+        last_id = int(contents["last_id"])
+        parts = {int(number): parts_of(text) for number, text in contents["meanings"].items()}
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        return Noted()
+    if any(description or not any(meaning) for description, meaning in parts.values()):
+        return Noted()
+    return Noted({number: meaning for number, (_, meaning) in parts.items()}, last_id)
+
+
+def columns_of(table: Table) -> tuple[NestedField, ...]:
+    """Return the columns of a table, whose comments are the meanings that are noted."""
+    own = noted(table)
+    columns = table.schema().as_struct()
+    return _with_comments(columns, [], lambda field, *_: own.comment(field)).fields
+
+
+def with_noted(columns: StructType, own: Noted) -> StructType:
+    """Return the columns of a table; the comments of those that are noted are their meanings."""
+
+    def comment(field: NestedField, *_: object) -> str | None:
+        return own.comment(field) if field.field_id <= own.last_id else field.doc
+
+    return _with_comments(columns, [], comment)
+
+
+def property_of(schema: Schema, last_id: int, columns: StructType, before: Noted) -> dict[str, str]:
+    """Return the property of a table.
+
+    :param schema: of the table
+    :param last_id: the highest id that the table has given to a field
+    :param columns: those of the topic's schema, see :func:`followed`
+    :param before: what was noted, also of columns that the topic's schema does not have
+    """
+
+    def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
+        (column,) = versions
+        if column is not None:
+            return with_meaning(None, meaning_of(column.doc))
+        return before.comment(field) if field.field_id <= before.last_id else _unit(field, [])
+
+    described = _with_comments(schema.as_struct(), [columns], comment)
+    fields = index_by_id(Schema(*described.fields))
+    meanings = {str(number): field.doc for number, field in sorted(fields.items()) if field.doc}
+    return {MEANINGS: json.dumps({"last_id": last_id, "meanings": meanings})}
+
+
+def shown(columns: StructType, table: StructType) -> StructType:
+    """Return the columns of a schema with the comments for a table.
+
+    A column of a field without a description keeps its comment, which someone may have written.
+
+    :param table: the columns that the table has
+    """
+
+    def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
+        (column,) = versions
+        description, meaning = parts_of(field.doc)
+        if description is None and column is not None and column.doc:
+            return None
+        if meaning.values == NULLS:
+            meaning = meaning._replace(values=None)
+        return with_meaning(description, meaning)
+
+    return _with_comments(columns, [table], comment)
+
+
+def with_older(new: StructType, older: Sequence[StructType]) -> StructType:
+    """Return the columns of a schema; one of nulls has the meaning of the text of older versions.
+
+    :param older: the columns of the older versions, the newest one first
+    """
+
+    def comment(field: NestedField, versions: _Versions, _: str) -> str | None:
+        description, meaning = parts_of(field.doc)
+        if meaning.values != NULLS:
+            return field.doc
+        places = (_values(version, "") for version in versions if version is not None)
+        texts = (place.meaning for place in places if isinstance(place.kind, StringType))
+        values = next((text for text in texts if text != NULLS), NULLS)
+        return with_meaning(description, meaning._replace(values=values))
+
+    return _with_comments(new, older, comment)
+
+
 def followed(
     existing: StructType,
     new: StructType,
     older: Sequence[StructType] = (),
     *,
-    is_documented: bool,
-    path: str = "",
+    last_id: int,
 ) -> StructType:
-    """Return the columns of a new schema, whose comments keep what those of the table say.
+    """Return the columns of a new schema, whose comments keep the meanings of the table's.
 
-    :param older: the columns of older versions of the schema: they say what the values of a table
-        mean that is not documented
-    :param is_documented: whether the table has :data:`HAS_MEANINGS`
+    :param existing: the columns of the table, see :func:`with_noted`
+    :param older: the columns of older versions of the schema: they say what the values of a column
+        mean that is not noted
+    :param last_id: the meanings of the columns with ids up to this one are noted
     :raises ValueError: a column would have values of different meanings
     """
-    by_name = {field.name: field for field in existing.fields}
-    fields = []
-    for field in new.fields:
-        column = by_name.get(field.name)
+
+    def comment(field: NestedField, versions: _Versions, path: str) -> str | None:
+        column, *rest = versions
         if column is None:
-            fields.append(field)
-            continue
-        where = f"{path}.{field.name}" if path else field.name
-        versions = [struct.field_by_name(field.name) for struct in older]
-        others = [version for version in versions if version is not None]
+            return field.doc
+        others = [other for other in rest if other is not None]
+        is_documented = column.field_id <= last_id
+        if not is_documented:
+            column = column.model_copy(update={"doc": _unit(column, [field, *others])})
         for suffix, place_of in (("", _values), (".key", _keys)):
-            before, now = (place_of(each, where + suffix) for each in (column, field))
+            before, now = (place_of(each, path + suffix) for each in (column, field))
             if before is not None and now is not None:
-                _check(
-                    before,
-                    now,
-                    [place for other in others if (place := place_of(other, "")) is not None],
-                    is_documented=is_documented,
-                )
-        inside = _inside(
-            column.field_type,
-            field.field_type,
-            [other.field_type for other in others],
-            is_documented=is_documented,
-            path=where,
-        )
-        doc = field.doc and with_meaning(field.doc, _lost(column, field))
-        fields.append(NestedField(field.field_id, field.name, inside, field.required, doc))
+                places = [place for other in others if (place := place_of(other, "")) is not None]
+                _check(before, now, places, is_documented=is_documented)
+        description, now_means = parts_of(field.doc)
+        means = meaning_of(column.doc)
+        values = now_means.values or means.values
+        if now_means.values == NULLS and (is_documented or means.values):
+            values = means.values
+        elif means.values == NULLS:
+            values = now_means.values
+        return with_meaning(description, Meaning(values, now_means.keys or means.keys))
+
+    return _with_comments(new, [existing, *older], comment)
+
+
+def _unit(column: NestedField, versions: Sequence[NestedField]) -> str | None:
+    """Return the unit that the comment of an earlier version's column names.
+
+    Earlier versions wrote it there, for times of the day in Avro. A description may be one.
+
+    :param versions: the field in the versions of the schema
+    """
+    if not isinstance(column.field_type, IntegerType | LongType):
+        return None
+    descriptions = [parts_of(version.doc)[0] for version in versions]
+    if f"{column.doc}." in descriptions or column.doc in descriptions:
+        return None
+    return next((unit for unit in (MILLIS, MICROS) if (column.doc or "").endswith(unit)), None)
+
+
+_Versions: TypeAlias = Sequence[NestedField | None]
+"""The same field in other columns; None: they do not have it."""
+_Comment: TypeAlias = Callable[[NestedField, _Versions, str], str | None]
+"""Returns the comment of a field: of the field, of it in other columns, and of its path."""
+
+
+def _with_comments(
+    columns: StructType,
+    others: Sequence[IcebergType | None],
+    comment: _Comment,
+    path: str = "",
+) -> StructType:
+    """Return columns with other comments, at every depth.
+
+    :param others: other columns; those that are no struct have none of the fields
+    """
+    by_name = [
+        {field.name: field for field in other.fields} if isinstance(other, StructType) else {}
+        for other in others
+    ]
+    fields = []
+    for field in columns.fields:
+        where = f"{path}.{field.name}" if path else field.name
+        versions = [fields_of.get(field.name) for fields_of in by_name]
+        doc = comment(field, versions, where)
+        kinds = [version and version.field_type for version in versions]
+        kind = _inside(field.field_type, kinds, comment, where)
+        fields.append(field.model_copy(update={"doc": doc, "field_type": kind}))
     return StructType(*fields)
 
 
-def _lost(column: NestedField, field: NestedField) -> Meaning:
-    """Return what the comment of a column says of its values, and the new comment does not."""
-    before, now = meaning_of(column.doc), meaning_of(field.doc)
-    return Meaning(
-        None if now.values else before.values, None if now.keys or now.values else before.keys
-    )
-
-
 def _inside(
-    column: IcebergType,
-    new: IcebergType,
-    older: Sequence[IcebergType],
-    *,
-    is_documented: bool,
-    path: str,
+    kind: IcebergType, others: Sequence[IcebergType | None], comment: _Comment, path: str
 ) -> IcebergType:
-    """Return a new type whose inner fields keep the comments of the column's."""
-    rest: dict[str, Any] = {"is_documented": is_documented, "path": path}
-    match column, new:
-        case StructType(), StructType():
-            structs = [other for other in older if isinstance(other, StructType)]
-            return followed(column, new, structs, **rest)
-        case ListType(), ListType():
-            items = [other.element_type for other in older if isinstance(other, ListType)]
-            rest["path"] += ".element"
-            element = _inside(column.element_type, new.element_type, items, **rest)
-            return ListType(new.element_id, element, new.element_required)
-        case MapType(), MapType():
-            values = [other.value_type for other in older if isinstance(other, MapType)]
-            rest["path"] += ".value"
-            value = _inside(column.value_type, new.value_type, values, **rest)
-            return MapType(new.key_id, new.key_type, new.value_id, value, new.value_required)
-    return new
+    match kind:
+        case StructType():
+            return _with_comments(kind, others, comment, path)
+        case ListType():
+            items = [
+                other.element_type if isinstance(other, ListType) else None for other in others
+            ]
+            element = _inside(kind.element_type, items, comment, f"{path}.element")
+            return ListType(kind.element_id, element, kind.element_required)
+        case MapType():
+            values = [other.value_type if isinstance(other, MapType) else None for other in others]
+            value = _inside(kind.value_type, values, comment, f"{path}.value")
+            return MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
+    return kind
 
 
 def _check(before: _Place, now: _Place, older: Sequence[_Place], *, is_documented: bool) -> None:
     """:raises ValueError: values would have another meaning than those that the column has"""
+    if NULLS in (before.meaning, now.meaning):
+        return
+    older = [other for other in older if other.meaning != NULLS]
     if before.meaning and now.meaning and before.meaning != now.meaning:
         raise _differs(now.path, before, now)
     if {type(before.kind), type(now.kind)} <= {IntegerType, LongType}:

@@ -32,6 +32,7 @@ from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing, InlineSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, columns_to_fill, raw_columns
+from topicberg.tableflow.meanings import columns_of
 from topicberg.tableflow.rejections import ErrorMode
 from topicberg.tableflow.upsert_key import UpsertKey
 from topicberg.tableflow.writers import (
@@ -173,14 +174,15 @@ def message_decoders(
     metadata = {spec.metadata_column(name) for name in (*METADATA_TYPES, RAW_KEY)}
     if spec.payload_time is not None:
         metadata.add(spec.event_time)
-    columns = [column for column in table.schema().fields if column.name not in metadata]
+    fields = columns_of(table)
+    columns = [column for column in fields if column.name not in metadata]
     decoders = dict[str, MessageDecoder]()
     for half in (layout.key, layout.value):
         if half.subject is not None and spec.changelog is not None:
             keys = key_names(layout)
             parts = [column for column in columns if column.name in keys]
             if half.column == VALUE:
-                parts = envelope(spec, layout, table.schema().fields)
+                parts = envelope(spec, layout, fields)
             decoders[half.column] = message_decoder(Writers(half, foreign[half.column], parts))
         elif half.subject is not None:
             own = columns_to_fill(half, layout, columns)

@@ -35,7 +35,14 @@ from topicberg.logins.catalog import LOCATIONS
 from topicberg.settings import Settings
 from topicberg.tableflow.identity_columns import note_identity
 from topicberg.tableflow.layout import KEY, METADATA_COLUMNS, sameness, twins
-from topicberg.tableflow.meanings import HAS_MEANINGS, followed
+from topicberg.tableflow.meanings import (
+    followed,
+    noted,
+    property_of,
+    shown,
+    with_noted,
+    with_older,
+)
 from topicberg.tableflow.waiting import (
     EVENT_TIME_RULE,
     KEYS_NAME_SCHEMAS,
@@ -142,6 +149,7 @@ def ensure_table(
         table = catalog.load_table(identifier)
     except NoSuchTableError:
         table = _create(catalog, identifier, schema, spec, config)
+        _evolve(table, schema, older)
         note_identity(table, identity)
         return table
     require_spark(table)
@@ -219,7 +227,7 @@ def _create(
     try:
         return catalog.create_table(
             identifier,
-            schema=schema,
+            schema=Schema(*shown(schema.as_struct(), StructType()).fields),
             location=location,
             partition_spec=partition_spec(schema, spec.table.partition_fields),
             properties={
@@ -228,7 +236,6 @@ def _create(
                 **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {}),
                 **bounds_kept(c for c in _bounded_columns(spec) if c in schema.column_names),
                 WRITE_MODE: spec.write_mode,
-                HAS_MEANINGS: "true",
                 KEYS_NAME_SCHEMAS: names_schemas(spec),
                 **({EVENT_TIME_RULE: event_time_rule(spec)} if spec.payload_time else {}),
                 **formats(spec),
@@ -251,8 +258,8 @@ def _with_held_key(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
 def _evolve(table: Table, schema: Schema, older: Iterable[StructType] = ()) -> None:
     """Add new columns, widen types; a dropped field keeps its column.
 
-    A table of an earlier version, whose comments do not say what its columns mean, goes on unless
-    versions of the schema differ in that; then its comments say it.
+    A table that does not note what its columns mean, as those of earlier versions, goes on unless
+    versions of the schema differ in that, or it is empty; then it notes it.
 
     :raises TableflowError: the table cannot follow the schema; it stays as it is
     """
@@ -272,18 +279,21 @@ def _evolve(table: Table, schema: Schema, older: Iterable[StructType] = ()) -> N
                 "dot in its name, the other inside of another column"
             )
         check_types(existing.as_struct(), schema.as_struct())
-        has_meanings = HAS_MEANINGS in table.properties
+        before, versions = noted(table), [*older]
+        is_empty = table.current_snapshot() is None
         columns_now = followed(
-            existing.as_struct(),
-            schema.as_struct(),
-            [] if has_meanings else [*older],
-            is_documented=has_meanings,
+            with_noted(existing.as_struct(), before),
+            with_older(schema.as_struct(), versions),
+            [] if is_empty else versions,
+            last_id=before.last_id,
         )
         with table.transaction() as transaction:
             with transaction.update_schema() as update:
-                update.union_by_name(Schema(*columns_now.fields))
-            if not has_meanings:
-                transaction.set_properties({HAS_MEANINGS: "true"})
+                update.union_by_name(Schema(*shown(columns_now, existing.as_struct()).fields))
+            metadata = transaction.table_metadata
+            meanings = property_of(metadata.schema(), metadata.last_column_id, columns_now, before)
+            if not meanings.items() <= table.properties.items():
+                transaction.set_properties(meanings)
     except (ValidationError, ValueError, TypeError) as error:
         raise TableflowError(
             f"table {'.'.join(table.name())} cannot follow the new schema: {error}",

@@ -14,7 +14,16 @@ from topicberg.errors import TableflowError
 from topicberg.formats.connect import with_connect_types
 from topicberg.formats.contract import ResolvedSchema
 from topicberg.formats.dispatch import format_of
-from topicberg.formats.meanings import JSON_TEXT, MICROS, MILLIS, NANOS, Meaning, meaning_of
+from topicberg.formats.meanings import (
+    JSON_TEXT,
+    MICROS,
+    MILLIS,
+    NANOS,
+    NULLS,
+    Meaning,
+    meaning_of,
+    parts_of,
+)
 from topicberg.formats.meanings import with_meaning as commented
 from topicberg.formats.reasons import MalformedError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType
@@ -58,6 +67,24 @@ def test_meaning_of_a_description_is_none(doc: str | None) -> None:
     assert meaning_of(doc) == Meaning()
 
 
+@pytest.mark.parametrize("doc", [MILLIS, f"start; {NANOS}", f"keys: {MICROS}", JSON_TEXT])
+@pytest.mark.parametrize("kind", ["AVRO", "JSON"])
+def test_description_that_ends_as_a_meaning_is_none(kind: SchemaType, doc: str) -> None:
+    assert parts_of(commented(doc, Meaning())) == (f"{doc}.", Meaning())
+    assert parts_of(commented(doc, Meaning(MICROS))) == (f"{doc}.", Meaning(MICROS))
+    field = {"type": "string", "description": doc}
+    if kind == "AVRO":
+        text = {
+            "type": "record",
+            "name": "R",
+            "fields": [{"name": "a", "type": "long", "doc": doc}],
+        }
+        schema = RegisteredSchema(1, kind, json.dumps(text))
+    else:
+        schema = registered(1, kind, a=field)
+    assert comments(schema) == {"a": f"{doc}."}
+
+
 @pytest.mark.parametrize("has_connect_types", [False, True])
 @pytest.mark.parametrize(
     ("kind", "field", "unit"),
@@ -85,7 +112,7 @@ def test_meaning_of_a_description_is_none(doc: str | None) -> None:
         ("JSON", {"enum": ["a", "b"]}, None),
         ("JSON", {"type": "array"}, JSON_TEXT),
         ("JSON", {"type": "array", "items": {}}, JSON_TEXT),
-        ("JSON", {"type": "null"}, None),
+        ("JSON", {"type": "null"}, NULLS),
         ("JSON", {"type": "string"}, None),
     ],
 )

@@ -132,6 +132,19 @@ def test_step_on_a_table_without_noted_columns_notes_them(
     assert table_of(topic).properties[IDENTITY_COLUMNS] == noted
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"id": "x"}', "[" * 100_000])
+def test_unreadable_ids_are_noted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    topic = upserts(tmp_path, monkeypatch)
+    started(topic)
+    noted = table_of(topic).properties[IDENTITY_COLUMNS]
+    with table_of(topic).transaction() as transaction:
+        transaction.set_properties({IDENTITY_COLUMNS: text})
+    assert not started(topic).report.status.suspended
+    assert table_of(topic).properties[IDENTITY_COLUMNS] == noted
+
+
 @pytest.mark.parametrize("new_name", ["customer", None])
 def test_forget_of_a_key_whose_column_changed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_name: str | None

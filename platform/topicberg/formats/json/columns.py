@@ -47,7 +47,7 @@ from referencing.jsonschema import DRAFT3, DRAFT4, DRAFT7, specification_with
 from topicberg.errors import TableflowError
 from topicberg.formats import limits
 from topicberg.formats.json.syntax import type_of
-from topicberg.formats.meanings import CONNECT_UNITS, JSON_TEXT, Meaning
+from topicberg.formats.meanings import CONNECT_UNITS, JSON_TEXT, NULLS, Meaning
 from topicberg.formats.subjects import RegisteredSchema
 
 UNION_FIELD = "connect_union_field_"
@@ -98,12 +98,14 @@ class Node:
 
     @property
     def meaning(self) -> Meaning:
-        """What the values of its column mean; one of nulls only has none."""
+        """What the values of its column mean."""
         if self.kind == "list":
             return self.children["element"].meaning
         if self.kind in ("map", "entries"):
             return self.children["value"].meaning._replace(keys=self.children["key"].unit)
-        return Meaning(JSON_TEXT if self.kind == "json" and self.opening != "n" else self.unit)
+        if self.kind == "json":
+            return Meaning(NULLS if self.opening == "n" else JSON_TEXT)
+        return Meaning(self.unit)
 
     def __hash__(self) -> int:
         return hash((self.kind, frozenset(self.children), self.required, tuple(self.texts)))
