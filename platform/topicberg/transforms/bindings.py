@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from topicberg.transforms.syntax import tree
+from topicberg.transforms.syntax import dotted, is_function, tree
+
+_OF_PROCESS = frozenset({"logging", "warnings", "atexit"})
+"""Modules whose calls change what the process does, and no value of the user's."""
+_LOGGERS = frozenset({"getLogger", "get_dagster_logger"})
+"""Functions that return a logger."""
+_SETTERS = frozenset({"setattr", "delattr"})
 
 Name = tuple[str, str]
 """A module, and a name in it."""
@@ -74,7 +80,7 @@ def _add(
                     _add(names, module, handler.body, inner)
             case _:
                 bound = _stored(statement)
-                for name in _changed(statement):
+                for name in _changed(statement, names, module):
                     _affect(names, name, (statement, *around))
         for name in bound:
             names.statements[name].append(statement)
@@ -139,11 +145,13 @@ def _stored(node: ast.AST) -> set[str]:
     }
 
 
-def _changed(statement: ast.stmt) -> Iterator[str]:
+def _changed(statement: ast.stmt, names: Bindings, module: str) -> Iterator[str]:
     """Yield the names whose values a simple statement changes in place.
 
     A call whose result is not used is made for what it changes: the object of a method, or an
-    argument.
+    argument. A function as an argument is called then or later, and not changed.
+
+    :param names: those that are bound before
     """
     targets: list[ast.expr] = []
     match statement:
@@ -151,10 +159,15 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
             targets = [*assigned]
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
             targets = [target]
+        case ast.Expr(value=ast.Call(func=called)) if _is_of_process(called, names, module):
+            pass
         case ast.Expr(value=ast.Call(func=called) as call):
-            if not (isinstance(called, ast.Name) and called.id == "print"):
-                given = (*call.args, *(keyword.value for keyword in call.keywords))
-                yield from filter(None, map(_argument, given))
+            function = called.id if isinstance(called, ast.Name) else ""
+            given = (*call.args, *(keyword.value for keyword in call.keywords))
+            for each in given if function != "print" else ():
+                is_called = isinstance(each, ast.Name) and _is_function(each.id, names, module)
+                if (name := _argument(each)) and (not is_called or function in _SETTERS):
+                    yield name
             if not isinstance(called, ast.Name) and (name := _root(called)):
                 yield name
     while targets:
@@ -164,6 +177,37 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
             case ast.Attribute() | ast.Subscript():
                 if name := _root(changed):
                     yield name
+
+
+def _is_of_process(called: ast.expr, names: Bindings, module: str) -> bool:
+    """Return whether a call is one of a logger, or of a module such as ``warnings``."""
+    root = _root(called) or ""
+    for statement in names.statements.get(root, ()):
+        match statement:
+            case ast.Import() | ast.ImportFrom():
+                origin = imported(statement, module).get(root, "")
+                outer = origin if isinstance(origin, str) else origin[0]
+                if outer.partition(".")[0] in _OF_PROCESS:
+                    return True
+            case ast.Assign(value=ast.Call(func=made)) | ast.AnnAssign(value=ast.Call(func=made)):
+                if _LOGGERS.intersection(dotted(made)[-1:]):
+                    return True
+    return False
+
+
+def _is_function(name: str, names: Bindings, module: str) -> bool:
+    """Return whether a name is that of a function, of this module or another of its package."""
+    statements = names.statements.get(name, [])
+    if len(statements) == 1 and isinstance(statement := statements[0], ast.ImportFrom):
+        origin, package = module_of(statement, module), module.partition(".")[0]
+        parsed = tree(origin) if origin.partition(".")[0] == package else None
+        named = {each.asname or each.name: each.name for each in statement.names}
+        statements = [
+            each
+            for each in (parsed.body if parsed else ())
+            if named.get(name) in (getattr(each, "name", None), *_stored(each))
+        ]
+    return bool(statements) and all(map(is_function, statements))
 
 
 def _argument(node: ast.expr) -> str | None:

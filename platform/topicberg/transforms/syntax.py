@@ -79,9 +79,7 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
     for field in sorted(node._fields):
         value = getattr(node, field, None)
         if field == "decorator_list":
-            value = [
-                each for each in value or () if _DECORATORS.isdisjoint(_dotted_call(each)[-1:])
-            ]
+            value = _decorators(value or ())
         elif field in _IGNORED:
             continue
         if field == "body" and isinstance(value, list) and value and _is_text(value[0]):
@@ -89,6 +87,18 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
         if value is None or value == []:  # Python's versions differ in what they leave out
             continue
         yield field, value
+
+
+def _decorators(decorators: Iterable[ast.expr]) -> list[ast.expr]:
+    """Return those that count."""
+    return [each for each in decorators if _DECORATORS.isdisjoint(_dotted_call(each)[-1:])]
+
+
+def is_function(node: ast.AST) -> bool:
+    """Return whether a statement defines a function, of which no decorator makes something else."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _decorators(
+        node.decorator_list
+    )
 
 
 def _dotted_call(node: ast.AST) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class Values(NamedTuple):
                 yield f"\n{name} = {self.text(value, around)}"
         if is_project and _LOCAL in getattr(function, "__qualname__", ""):
             defaults = (function.__defaults__ or (), function.__kwdefaults__ or {})
-            if any(defaults):
+            if any(defaults) and not _shows_defaults(function):
                 yield f"\ndefaults = {self.text(defaults, around)}"
         if wrapped := getattr(function, "__wrapped__", None):
             yield from self._captured(wrapped, around)
@@ -169,6 +169,31 @@ def _module(function: Any) -> str:
     names = getattr(function, "__globals__", None) or {}
     module: str = names.get("__name__") or getattr(function, "__module__", None) or ""
     return module
+
+
+def _shows_defaults(function: Any) -> bool:
+    """Return whether the source says what all defaults of a function are: constants."""
+    definitions = [
+        node.args
+        for node in ast.walk(tree(_module(function)) or ast.Module([], []))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == function.__code__.co_name
+        and function.__code__.co_firstlineno
+        == min(each.lineno for each in (node, *node.decorator_list))
+    ]
+    if len(definitions) != 1:
+        return False
+    (args,) = definitions
+    keywords = zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    try:
+        positional = tuple(map(ast.literal_eval, args.defaults))
+        named = {name.arg: ast.literal_eval(value) for name, value in keywords if value}
+    except ValueError:  # an expression, which may have another value in each call
+        return False
+    # They may have been set later.
+    return bool(
+        positional == (function.__defaults__ or ()) and named == (function.__kwdefaults__ or {})
+    )
 
 
 def _lambdas(module: str, line: int) -> Iterator[ast.Lambda]:

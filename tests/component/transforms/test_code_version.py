@@ -182,6 +182,9 @@ def version_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         ("for X in (1, 2):\n    pass\n" + TOTALS, "(1, 2)", "(1, 3)"),
         ("X = 0\nwhile X < 3:\n    X += 1\n" + TOTALS, "< 3", "< 4"),
         ("if (X := 1) > 2:\n    pass\n" + TOTALS, "X := 1", "X := 3"),
+        ("def X(a):\n    return a\nsetattr(X, 'rate', 2)\n" + TOTALS, "2)", "3)"),
+        ("import logging\nX = {}\nX.update(a=logging.INFO)\n" + TOTALS, "INFO", "DEBUG"),
+        ("X = []\nadd = list.extend\nadd(X, [1])\n" + TOTALS, "[1]", "[2]"),
         (
             "X = 0\ndef put(n):\n    global X\n    X = n + 1\nput(2)\n" + TOTALS,
             "n + 1",
@@ -211,6 +214,20 @@ def version_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
             "'totals', 1",
             "'totals', 2",
         ),
+        (
+            FACTORY.replace("totals_of(rows)", "totals_of(rows, rate=0)").replace(
+                "__name__ = name", "__defaults__ = (eval(name),)"
+            )
+            + "totals = make('1', 2)\n",
+            "'1', 2",
+            "'3', 2",
+        ),
+        (
+            FACTORY.replace("totals_of(rows)", "totals_of(rows, *, rate=1.0)")
+            + "totals = make('totals', 1)\n",
+            "1.0",
+            "2.0",
+        ),
     ],
 )
 def test_code_version_with_a_changed_value_is_another_one(
@@ -230,6 +247,39 @@ def test_code_version_with_a_changed_value_is_another_one(
             "append(3)",
         ),
         (HEAD + "X = 1\nY = []\nY.append(X + 1)\n" + TOTALS, "X + 1", "X + 2"),
+        (
+            HEAD + "import logging\nX = logging.getLogger('a')\n#\n" + TOTALS,
+            "#",
+            "X.setLevel(logging.INFO)",
+        ),
+        (
+            HEAD + "from dagster import get_dagster_logger\nX = get_dagster_logger()\n#\n" + TOTALS,
+            "#",
+            "X.info('begun')",
+        ),
+        (
+            HEAD + "import logging as log\nX = [1]\n#\n" + TOTALS,
+            "#",
+            "log.getLogger('a').info('%s', X)",
+        ),
+        (
+            HEAD + "import warnings\nX = UserWarning\n#\n" + TOTALS,
+            "#",
+            "warnings.simplefilter('ignore', X)",
+        ),
+        (
+            HEAD + "from atexit import register\nX = [1]\n#\n" + TOTALS,
+            "#",
+            "register(print, X)",
+        ),
+        (
+            HEAD
+            + "ALL = []\ndef register(f):\n    ALL.append(f)\ndef X():\n    pass\n#\n"
+            + TOTALS,
+            "#",
+            "register(X)",
+        ),
+        (HEAD + "ALL = []\n" + TOTALS + "#\n", "#", "ALL.append(totals)"),
         (HEAD + FACTORY + "totals = make('totals', {'b', 'a'})\n", "{'b', 'a'}", "{'a', 'b'}"),
         (HEAD + FACTORY + "totals = make('totals', object())\n", "object()", " object()"),
     ],
@@ -248,6 +298,14 @@ def test_code_version_of_what_earlier_versions_knew_stays(
     text = "X = [1]\ndef make(n, rows, sep):\n    def totals_of(rows):\n        return n, X, sep\n"
     text += "    return derived_table(source='orders', time_column='at')(totals_of)\n"
     assert version_of(HEAD + text + "totals = make(('a', 1), 2, '-')\n") == "3d5be9c5dff9"
+
+
+def test_code_version_of_constant_defaults_is_what_earlier_versions_knew(
+    version_of: Callable[[str], str],
+) -> None:
+    text = "def make():\n    def totals_of(rows, rate=1.0, *, sign=-1):\n        return rows\n"
+    text += "    return derived_table(source='orders', time_column='at')(totals_of)\n"
+    assert version_of(HEAD + text + "totals = make()\n") == "feff469ebdc3"
 
 
 def test_code_version_with_other_settings_is_another_one(project: Callable[..., str]) -> None:
