@@ -29,6 +29,7 @@ from topicberg.errors import TableflowError
 from topicberg.formats.subjects import RegisteredSchema, SchemaType, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, raw_columns, table_schema
+from topicberg.tableflow.meanings import Noted, property_of
 from topicberg.tableflow.plan import ReadPlan, message_decoders
 from topicberg.topics import TopicSpec
 from topicberg.topics.spec import METADATA_TYPES
@@ -95,7 +96,8 @@ class Topic:
             MessageField(KEY, key), MessageField(VALUE, _subject("v", self.judge.value))
         )
         schema = table_schema(spec, layout)
-        table = cast("Any", SimpleNamespace(schema=lambda: schema))
+        noted = property_of(schema, schema.highest_field_id, schema.as_struct(), Noted())
+        table = cast("Any", SimpleNamespace(schema=lambda: schema, properties=noted))
         foreign = ForeignSchemas(cast("Any", None))
         for number, version in self.judge.foreign.items():
             foreign.schemas[number] = _registered(number, version)
