@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table
-from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from topicberg.tableflow.layout import Layout
 from topicberg.topics import TopicSpec
@@ -81,24 +80,5 @@ def _noted(table: Table) -> dict[str, int]:
 
 def _ids(schema: Schema, columns: Collection[str]) -> dict[str, int]:
     """Return the field ids of columns and of the fields in them, by their full names."""
-    return {
-        schema.find_column_name(field_id) or "": field_id
-        for field in schema.fields
-        if field.name in columns
-        for field_id in _field_ids(field)
-    }
-
-
-def _field_ids(field: NestedField) -> Iterator[int]:
-    yield field.field_id
-    match field.field_type:
-        case StructType(fields=fields):
-            inside = list(fields)
-        case ListType() as kind:
-            inside = [kind.element_field]
-        case MapType() as kind:
-            inside = [kind.key_field, kind.value_field]
-        case _:
-            return
-    for each in inside:
-        yield from _field_ids(each)
+    chosen = Schema(*(field for field in schema.fields if field.name in columns))
+    return {chosen.find_column_name(number) or "": number for number in index_by_id(chosen)}

@@ -38,6 +38,7 @@ from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
 from topicberg.formats.table import FORMATS
 from topicberg.iceberg.names import name_in_files, shared_full_name
 from topicberg.settings import Settings
+from topicberg.tableflow.meanings import without_comments
 from topicberg.topics.schema import Part
 from topicberg.topics.spec import (
     EVENT_TIME,
@@ -512,30 +513,7 @@ def columns_to_fill(
 
 def type_text(field: NestedField) -> str:
     """Return the type of a column without field ids and comments."""
-    return re.sub(r"\b\d+: ", "", str(_without_comments(field.field_type)))
-
-
-def _without_comments(kind: IcebergType) -> IcebergType:
-    match kind:
-        case StructType():
-            return StructType(
-                *(
-                    NestedField(
-                        inner.field_id,
-                        inner.name,
-                        _without_comments(inner.field_type),
-                        inner.required,
-                    )
-                    for inner in kind.fields
-                )
-            )
-        case ListType():
-            element = _without_comments(kind.element_type)
-            return ListType(kind.element_id, element, kind.element_required)
-        case MapType():
-            value = _without_comments(kind.value_type)
-            return MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
-    return kind
+    return re.sub(r"\b\d+: ", "", str(without_comments(field.field_type)))
 
 
 def inner_fields(kind: IcebergType) -> Sequence[NestedField]:

@@ -190,6 +190,11 @@ def followed(
     return _with_comments(new, [existing, *older], comment)
 
 
+def without_comments(kind: IcebergType) -> IcebergType:
+    """Return a type whose fields have no comments, at every depth."""
+    return _inside(kind, [], lambda *_: None, "")
+
+
 def _unit(column: NestedField, versions: Sequence[NestedField]) -> str | None:
     """Return the unit that the comment of an earlier version's column names.
 

@@ -258,7 +258,7 @@ def _with_held_key(spec: TopicSpec, schema: Schema, held: Schema) -> Schema:
 def _evolve(table: Table, schema: Schema, older: Iterable[StructType] = ()) -> None:
     """Add new columns, widen types; a dropped field keeps its column.
 
-    A table that does not note what its columns mean, as those of earlier versions, goes on unless
+    A table that does not note what its columns mean, as those of earlier versions, continues unless
     versions of the schema differ in that, or it is empty; then it notes it.
 
     :raises TableflowError: the table cannot follow the schema; it stays as it is

@@ -329,10 +329,6 @@ def _read(spark: SparkSession, table: Table, snapshot: int, target: int) -> Data
     is null.
     """
 
-    def names(number: int) -> dict[int, str]:
-        schema = table.scan(snapshot_id=number).projection()
-        return {field.field_id: field.name for field in schema.fields}
-
     namespace, table_name = table.name()
 
     def frame(number: int) -> DataFrame:
@@ -340,9 +336,10 @@ def _read(spark: SparkSession, table: Table, snapshot: int, target: int) -> Data
         return spark.read.option("versionAsOf", str(number)).table(named)
 
     rows = frame(snapshot)
-    if snapshot == target:
+    before, after = (table.scan(snapshot_id=each).projection() for each in (snapshot, target))
+    if before.as_struct() == after.as_struct():
         return rows
-    then, now = names(snapshot), names(target)
+    then, now = ({each.field_id: each.name for each in schema.fields} for schema in (before, after))
     types = {field.name: field.dataType for field in frame(target).schema}
     columns = {
         name: F.col(quote(then[number])) if number in then else F.lit(None)
