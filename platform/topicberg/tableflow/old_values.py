@@ -430,7 +430,8 @@ class OldValues:
                 for e in events
                 if e["op"] != READ and precedes(read["order"], e["order"])
             ]
-            read["order"] = (min([read["order"][0], *later]), read["order"][1])
+            micros, *position = read["order"]
+            read["order"] = (min([micros, *later]), *position)
         events.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
         self.known[key] = events
         return events
