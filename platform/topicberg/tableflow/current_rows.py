@@ -19,7 +19,8 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.changes import row_columns
+from topicberg.tableflow.arrays import flags
+from topicberg.tableflow.changes import READ, row_columns
 from topicberg.tableflow.fold_state import Order, order_of
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.keys import KeyIndex
@@ -164,12 +165,31 @@ class OldRows:
             row_places[number] = place
         return row_places
 
-    @cached_property
-    def micros(self) -> NDArray[np.int64]:
-        """The time of each row in the source; -1: it has none."""
-        times = self.values.column(self.target.order_columns[1]).cast(pa.int64())
-        found: NDArray[np.int64] = pc.fill_null(times, -1).to_numpy()
-        return found
+    def maybe_newer(self, places: pa.Table, matches: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the numbers of the keys whose row may be of a newer change of the partition.
+
+        Those of which :func:`.fold_state.is_repetition` is false are sorted out for all at once:
+        a source has many changes in each millisecond.
+
+        :param places: of the last change of each key: partition, operation, time and position
+        :param matches: the number of the row of each key; -1: it has none
+        """
+        is_change = flags(pc.not_equal(places.column("op"), READ))
+        numbers = np.flatnonzero(is_change & (matches >= 0))
+        changes = places.take(pa.array(numbers))
+        rows = self.values.select(self.target.order_columns).take(pa.array(matches[numbers]))
+        partition, times, position = rows.columns
+        micros, own_micros = pc.fill_null(times.cast(pa.int64()), -1), changes.column("m")
+        own_micros, own_position = pc.fill_null(own_micros, -1), changes.column("p")
+        is_later = pc.less(micros, own_micros)
+        if position.type == own_position.type:
+            is_after = pc.fill_null(pc.less(position, own_position), False)
+            both_null = pc.and_(position.is_null(), own_position.is_null())
+            is_same = pc.coalesce(pc.equal(position, own_position), both_null)
+            is_same = pc.and_(is_same, pc.equal(micros, own_micros))
+            is_later = pc.or_(is_later, pc.or_(is_after, is_same))
+        is_own = pc.equal(partition, changes.column("partition"))
+        return numbers[flags(pc.and_not(is_own, is_later))]
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""

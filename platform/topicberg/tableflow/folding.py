@@ -359,15 +359,11 @@ class Folding:
             if order is not None and newest is not None and not is_repetition(order, newest):
                 del reverted[key]
         matches = old.matches(np.arange(len(places)))
-        counts = np.array(pc.not_equal(places.column("op"), READ), np.bool_) & (matches >= 0)
-        micros = pc.fill_null(places.column("m"), -1).to_numpy()
-        counts[counts] = old.micros[matches[counts]] >= micros[counts]
-        for which in map(int, np.flatnonzero(counts)):
+        for which in map(int, old.maybe_newer(places, matches)):
             place, (row, newest) = places.slice(which, 1).to_pylist()[0], old.row(matches[which])
             order, key = order_of(place["m"], place["p"]), keys.text(which)
             partition, micros_column, position = (row[name] for name in self.target.order_columns)
-            is_own = partition == place["partition"] and key not in reverted
-            if order is None or newest is None or self.target.head is None or not is_own:
+            if order is None or newest is None or self.target.head is None or key in reverted:
                 continue
             if is_repetition(order, newest):
                 reverted[key] = Move(
