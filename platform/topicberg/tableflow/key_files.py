@@ -25,7 +25,7 @@ from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replacing
-from topicberg.tableflow.key_lookup import fill, ordered, pairs, pairs_of_high, passing
+from topicberg.tableflow.key_lookup import fill, ordered, pairs, passing
 
 ROW_BYTES = 8 + 8 + 4
 FORMAT = 2
@@ -40,7 +40,8 @@ _TRAILER_BYTES = 8 + _CHECKSUM_BYTES
 _COPIED_AT_ONCE = 1 << 20
 PARTITION_BITS = 16
 """The highest bits of the second half of a decoded key's hash: the partition of its row."""
-_KEY_BITS = np.uint64((1 << (64 - PARTITION_BITS)) - 1)
+_ALL_BITS = np.uint64((1 << 64) - 1)
+_KEY_BITS = _ALL_BITS >> np.uint64(PARTITION_BITS)
 _FEW = 8
 """A file with fewer rows than this share of the keys is looked up in the keys."""
 
@@ -75,40 +76,28 @@ class HeldKeys(Keys):
         fill(bits, BLOCK_BITS, keys.high, keys.low)
         return cls(keys.high, keys.low, keys.position, bits)
 
-    def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
+    def positions_of(self, keys: Keys, *, are_decoded: bool = False) -> NDArray[np.uint32]:
         """Return the positions, ascending, of the rows that have one of these keys.
 
         :param keys: sorted
         """
-        return np.sort(self.position[self.equal(keys)[1]])
+        return np.sort(self.position[self.equal(keys, are_decoded=are_decoded)[1]])
 
-    def equal(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return all pairs of equal keys.
+    def equal(
+        self, keys: Keys, *, are_decoded: bool = False
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return all pairs of equal keys; of decoded ones, whatever their partitions are.
 
         :param keys: sorted
         :returns: places in ``keys``, and here
         """
+        compared = _KEY_BITS if are_decoded else _ALL_BITS
         if len(self.high) <= len(keys.high) // _FEW:
-            own, wanted = pairs(self.high, self.low, keys.high, keys.low)
+            own, wanted = pairs(self.high, self.low, keys.high, keys.low, compared)
             return wanted, own
         maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
-        wanted, own = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
+        wanted, own = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low, compared)
         return maybe[wanted], own
-
-    def matches(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return all pairs of equal decoded keys, whatever their partitions are.
-
-        :param keys: sorted
-        :returns: places in ``keys``, and here
-        """
-        if len(self.high) <= len(keys.high) // _FEW:
-            own, wanted = pairs_of_high(self.high, keys.high)
-        else:
-            maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
-            wanted, own = pairs_of_high(keys.high[maybe], self.high)
-            wanted = maybe[wanted]
-        is_same = ((keys.low[wanted] ^ self.low[own]) & _KEY_BITS) == 0
-        return wanted[is_same], own[is_same]
 
 
 def with_partition(low: NDArray[np.uint64], partitions: NDArray[np.integer]) -> NDArray[np.uint64]:

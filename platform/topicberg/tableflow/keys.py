@@ -166,9 +166,9 @@ class KeyIndex:
         """
 
         def others(file_keys: HeldKeys) -> NDArray[np.uint32]:
-            if self.hasher.key is None:
-                return np.setdiff1d(file_keys.position, file_keys.positions_of(kept))
-            return np.setdiff1d(file_keys.position, file_keys.position[file_keys.matches(kept)[1]])
+            are_decoded = self.hasher.key is not None
+            stay = file_keys.positions_of(kept, are_decoded=are_decoded)
+            return np.setdiff1d(file_keys.position, stay)
 
         return self._rows(table, head, others)
 
@@ -190,7 +190,7 @@ class KeyIndex:
 
         def choose(file_keys: HeldKeys) -> NDArray[np.uint32]:
             nonlocal matches
-            places, rows = file_keys.matches(keys)
+            places, rows = file_keys.equal(keys, are_decoded=True)
             order = np.argsort(file_keys.position[rows])
             places, rows = places[order], rows[order]
             matches = places, file_keys.low[rows]
