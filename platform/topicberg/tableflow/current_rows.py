@@ -20,7 +20,7 @@ from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags
-from topicberg.tableflow.changes import READ, row_columns
+from topicberg.tableflow.changes import READ, key_columns, row_columns
 from topicberg.tableflow.fold_state import Order, order_of
 from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.keys import KeyIndex
@@ -34,8 +34,6 @@ from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIM
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KeyedRows = tuple[FileRows, NDArray[np.intp]]
 """Rows of a data file, and the numbers of their keys among those that were looked up."""
-_KEY = "__topicberg_key_"
-_FILL = "__topicberg_fill_"
 
 
 @dataclass(frozen=True)
@@ -78,12 +76,7 @@ class FoldTarget:
     @property
     def key_columns(self) -> list[str]:
         """The names of the keys in a batch."""
-        return [f"{_KEY}{number}" for number in range(len(self.keys))]
-
-    @cached_property
-    def fills(self) -> dict[str, str]:
-        """Column of :attr:`toast` → the column with a value for it."""
-        return {name: f"{_FILL}{number}" for number, name in enumerate(self.toast)}
+        return key_columns(self.keys)
 
     def types(self, names: Sequence[str]) -> list[pa.DataType]:
         """Return the types of columns."""

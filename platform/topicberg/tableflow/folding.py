@@ -88,8 +88,8 @@ class Folding:
     progress: BatchProgress
     changes: ChangeBatch
     lost_records: pa.Table
-    """The malformed records that have a key: partition, offset, and the columns of the key, which
-    are null if the key is malformed."""
+    """The malformed records that have a key: partition, offset, and the columns of the key, see
+    :attr:`.FoldTarget.key_columns`, which are null if the key is malformed."""
 
     def __post_init__(self) -> None:
         self.state = FoldState.of(self.target.table, self.target.head)
@@ -214,18 +214,16 @@ class Folding:
 
     def _lost(self, refused: Mapping[PartitionOffset, str]) -> list[Lost]:
         """Return the batch's changes that are left out; a record without a key is not a change."""
-        names = list(self.target.keys)
         tables = [self.lost_records]
         if refused:
             facts = self.changes.facts
             places = np.flatnonzero(facts.at(refused) & facts.has_key)
-            rows = self.changes.rows.take(pa.array(places)).select(names)
-            table = facts.table(["partition", "offset"], places)
-            for name in names:
-                table = table.append_column(name, rows.column(name))
+            table = self._and_keys(
+                facts.table(["partition", "offset"], places), self.changes, places
+            )
             tables.append(table.cast(self.lost_records.schema))
         lost = pa.concat_tables(tables)
-        hashes = self.target.hashed(lost.select(names))
+        hashes = self.target.hashed(lost.select(self.target.key_columns))
         pairs = zip(
             *(lost.column(name).to_pylist() for name in ("partition", "offset")), strict=True
         )
@@ -477,24 +475,8 @@ class Folding:
                 ),
             ),
         )
-        if (fills := old.fills(needs, wanted[lacking])) is None:
-            return new
-        of_place = {
-            place: int(number)
-            for place, number in zip(
-                zip(*(needs.column(n).to_pylist() for n in ("partition", "offset")), strict=True),
-                lacking,
-                strict=True,
-            )
-        }
-        numbers = [
-            of_place[place]
-            for place in zip(
-                *(fills.column(n).to_pylist() for n in ("partition", "offset")), strict=True
-            )
-        ]
-        columns = {name: fills.column(fill) for name, fill in self.target.fills.items()}
-        return replace(new, fills=pa.table({"place": pa.array(numbers, pa.int64()), **columns}))
+        numbers, fills = old.fills(needs, wanted[lacking])
+        return replace(new, fills=fills, filled=lacking[numbers])
 
 
 def _orders(facts: Facts, places: NDArray[np.intp]) -> list[Order | None]:

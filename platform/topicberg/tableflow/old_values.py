@@ -121,29 +121,24 @@ class OldValues:
         self.repeated: set[PartitionOffset] = set()
         """The changes for which there is no value any more."""
 
-    def fills(self, needs: pa.Table, keys: NDArray[np.intp]) -> pa.Table | None:
-        """Return a value for each missing column of the changes that have one.
+    def fills(self, needs: pa.Table, keys: NDArray[np.intp]) -> tuple[NDArray[np.intp], pa.Table]:
+        """Return a value for each missing column of the changes that have one, and their numbers.
 
         :param keys: the numbers of their keys
         """
         target, old = self.target, self.rows
-        types = target.types(target.toast)
         matches = old.matches(keys)
         has_row = matches >= 0
         matches[has_row] = np.where(old.is_truncated[matches[has_row]], -1, matches[has_row])
         origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
         life = needs.column("life").to_numpy(zero_copy_only=False)
         plain = ~origin & (life == 0) & (matches >= 0)
-        parts = []
         waiting: dict[int, int] = {}
         if plain.any() and (self.lost or self.progress.may_move):
             plain &= self._usable(needs, matches, plain, waiting)
-        if plain.any():
-            taken = old.values.select(target.toast).take(pa.array(matches[plain]))
-            parts.append(self._part(needs.filter(pa.array(plain)), taken.columns, types))
-        resolved: list[tuple[PartitionOffset, dict[str, Any]]] = []
-        for number in np.flatnonzero(~plain):
-            need, place = _need(needs, int(number))
+        resolved: dict[int, dict[str, Any]] = {}
+        for number in map(int, np.flatnonzero(~plain)):
+            need, place = _need(needs, number)
             if place in self.refused or place[1] >= waiting.get(place[0], 1 << 62):
                 continue
             try:
@@ -154,7 +149,7 @@ class OldValues:
                     continue
                 values = None
             if values is not None:
-                resolved.append((place, values))
+                resolved[number] = values
             elif self._is_repeated(need):
                 self.repeated.add(place)
             else:
@@ -162,15 +157,13 @@ class OldValues:
                     target, need, "the row from before the change is not known"
                 )
         self._wait(waiting)
-        if resolved:
-            partitions, offsets = zip(*(place for place, _ in resolved), strict=True)
-            places = pa.table([pa.array(partitions), pa.array(offsets)], ["partition", "offset"])
-            columns = [
-                pa.array([values.get(name) for _, values in resolved], kind)
-                for name, kind in zip(target.toast, types, strict=True)
-            ]
-            parts.append(self._part(places, columns, types))
-        return pa.concat_tables(parts) if parts else None
+        taken = old.values.select(target.toast).take(pa.array(matches[plain]))
+        columns = [
+            pa.array([values.get(name) for values in resolved.values()], kind)
+            for name, kind in zip(target.toast, target.types(target.toast), strict=True)
+        ]
+        numbers = np.concatenate([np.flatnonzero(plain), np.array([*resolved], np.intp)])
+        return numbers, pa.concat_tables([taken, pa.table(columns, names=target.toast)])
 
     def _usable(
         self,
@@ -252,14 +245,6 @@ class OldValues:
             if is_elsewhere or (has_moved and not self._is_certain(need)):
                 end_before(waiting, *place)
         self._wait(waiting)
-
-    def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
-        arrays = [
-            places.column("partition").cast(pa.int32()),
-            places.column("offset").cast(pa.int64()),
-            *(column.cast(kind) for column, kind in zip(columns, types, strict=True)),
-        ]
-        return pa.table(arrays, names=["partition", "offset", *self.target.fills.values()])
 
     def _may_wait(self, need: Mapping[str, Any]) -> bool:
         if self.progress.batch.until({need["partition"]: need["offset"]}).records:
