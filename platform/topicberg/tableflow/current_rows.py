@@ -91,6 +91,10 @@ class FoldTarget:
         """Return the hash of one key."""
         return self.index.hasher.hashes(self.of_key(key).columns)
 
+    def hash_of(self, key: Sequence[Any]) -> str | None:
+        """Return the hash of one key; a key with a null has none."""
+        return self.hashed(self.of_key(key)).get(0)
+
     def hashed(self, keys: pa.Table) -> dict[int, str]:
         """Return the hash of each key by its number; a key with a null has none."""
         if not keys.num_rows:
@@ -145,18 +149,11 @@ class OldRows:
         found[self._keys] = np.arange(len(self._keys))
         return found[keys]
 
-    def places(self, keys: NDArray[np.intp]) -> list[PartitionOffset | None]:
-        """Return partition and offset of the row of each key, given by its number; None: it has
-        none."""
-        matches = self.matches(keys)
-        has_row = np.flatnonzero(matches >= 0)
-        columns = [self.target.order_columns[0], self.target.offset_column]
-        rows = self.values.select(columns).take(pa.array(matches[has_row]))
-        row_places: list[PartitionOffset | None] = [None] * len(keys)
-        places = zip(*(column.to_pylist() for column in rows.columns), strict=True)
-        for number, place in zip(has_row.tolist(), places, strict=True):
-            row_places[number] = place
-        return row_places
+    def place(self, number: int) -> PartitionOffset:
+        """Return partition and offset of one row."""
+        columns = (self.target.order_columns[0], self.target.offset_column)
+        partition, offset = (self.values.column(name)[number].as_py() for name in columns)
+        return partition, offset
 
     def maybe_newer(self, places: pa.Table, matches: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return the numbers of the keys whose row may be of a newer change of the partition.

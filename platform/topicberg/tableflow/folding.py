@@ -315,17 +315,18 @@ class Folding:
         }
         snapshot = self.target.head.snapshot_id if self.target.head else None
         hashes = self.target.hashed(moves.alone.select(self.target.key_columns))
-        rows = values.rows.places(moves.keys)
+        rows = values.rows.matches(moves.keys).tolist()
         columns = (
             moves.alone.column(name).to_pylist() for name in ("partition", "offset", "m", "p")
         )
         for number, (partition, offset, m, p) in enumerate(zip(*columns, strict=True)):
             if (m is not None or p is not None) and (key := hashes.get(number)):
                 lacks = False
-                if (row := rows[number]) is not None:
+                if rows[number] >= 0:
                     before = [change for change in lost if change.is_before(partition, offset)]
+                    place = values.rows.place(rows[number])
                     lacks = any(
-                        lost_changes.is_after(key, *row)
+                        lost_changes.is_after(key, *place)
                         for lost_changes in (self.lost, LostChanges(before))
                     )
                 move = Move(micros=m, position=p, key=key, snapshot=snapshot, lacks=lacks)
