@@ -33,7 +33,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.tableflow import keys as module
 from topicberg.tableflow.key_files import Keys, in_order, newest_of_partitions
-from topicberg.tableflow.key_hashing import hash_decoded, times_of
+from topicberg.tableflow.key_hashing import hash_keys, times_of
 from topicberg.tableflow.key_values import KeyShape, key_text
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.upsert_key import UpsertKey
@@ -112,9 +112,8 @@ class Upserted:
     def batch(self, records: Sequence[Record]) -> None:
         rows = self.arrow(records)
         text = key_text([pa.array([one.key for one in records], pa.int64())])
-        hashed = hash_decoded(
-            self.table.metadata.table_uuid, text, rows.column("$$partition").combine_chunks()
-        )
+        partition = rows.column("$$partition").combine_chunks()
+        hashed = hash_keys(self.table.metadata.table_uuid, text, partition, are_decoded=True)
         times = times_of(rows.column("$$timestamp"), rows.column("$$raw-key"), self.key)
         keys = in_order(hashed.high, hashed.low)
         keys = keys.chosen(newest_of_partitions(keys, times))
@@ -259,11 +258,12 @@ def test_key_files_of_other_definitions_are_not_read(catalog: SqlCatalog, tmp_pa
 
 
 def test_hash_of_a_decoded_key_keeps_its_order() -> None:
-    found = hash_decoded(
+    found = hash_keys(
         UUID(int=7),
         pa.array([b"a", b"b", b"a"]),
         pa.array([1, None, 3], pa.int32()),
         first=10,
+        are_decoded=True,
     )
     assert isinstance(found, Keys)
     assert found.position.tolist() == [10, 12]
