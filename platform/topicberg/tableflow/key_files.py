@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -54,7 +54,15 @@ class Keys:
     low: NDArray[np.uint64]
     position: NDArray[np.uint32]
 
-    def chosen(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> Keys:
+    @staticmethod
+    def joined(parts: Iterable[Keys]) -> Keys:
+        """Return the keys of all parts, one part after the other."""
+        empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
+        listed = [empty, *parts]
+        names = ("high", "low", "position")
+        return Keys(*(np.concatenate([getattr(part, name) for part in listed]) for name in names))
+
+    def chosen(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Keys:
         """Return some of the keys."""
         return Keys(self.high[which], self.low[which], self.position[which])
 
@@ -138,13 +146,9 @@ def newest_of_partitions(keys: Keys, times: NDArray[np.int64]) -> NDArray[np.boo
 
 def merged(parts: Sequence[Keys]) -> Keys:
     """Return all keys of the parts, sorted."""
-    empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
-    high, low, position = (
-        np.concatenate([getattr(part, name) for part in (empty, *parts)])
-        for name in ("high", "low", "position")
-    )
-    found = in_order(high, low)
-    return Keys(found.high, found.low, position[found.position])
+    keys = Keys.joined(parts)
+    found = in_order(keys.high, keys.low)
+    return Keys(found.high, found.low, keys.position[found.position])
 
 
 def in_order(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> Keys:
@@ -195,12 +199,6 @@ class Seal:
     keys: str
     data_file: str
 
-    def checksum(self, *parts: bytes) -> bytes:
-        digest = self.begin()
-        for part in parts:
-            digest.update(part)
-        return digest.digest()
-
     def begin(self) -> hashlib.blake2b:
         digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
         digest.update(f"{self.keys} {self.data_file}\n".encode())
@@ -236,12 +234,14 @@ def write(path: Path, keys: HeldKeys, seal: Seal) -> None:
     :raises TopicbergError: it cannot be written
     """
     arrays = (keys.high, keys.low, keys.position, keys.filter)
-    parts = [*(part.tobytes() for part in arrays), np.uint64(len(keys.high)).tobytes()]
+    digest = seal.begin()
     try:
         with replacing(path) as stream:
-            for part in parts:
-                stream.write(part)
-            stream.write(seal.checksum(*parts))
+            for part in (*arrays, np.uint64(len(keys.high))):
+                content = part.tobytes()
+                stream.write(content)
+                digest.update(content)
+            stream.write(digest.digest())
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:

@@ -340,21 +340,9 @@ def _in_ranges(
         live[rows.positions] = True
         is_live.append(live)
     for number in range(count):
-        parts, numbers = [], []
-        for place, (_, keys) in enumerate(rows_and_keys):
-            inside = slice(bounds[place][number], bounds[place][number + 1])
-            stays = is_live[place][keys.position[inside]]
-            live_keys = Keys(
-                keys.high[inside][stays], keys.low[inside][stays], keys.position[inside][stays]
-            )
-            parts.append(live_keys)
-            numbers.append(np.full(len(live_keys.high), place, np.int32))
-        if parts:
-            yield (
-                np.concatenate(numbers),
-                Keys(
-                    np.concatenate([part.high for part in parts]),
-                    np.concatenate([part.low for part in parts]),
-                    np.concatenate([part.position for part in parts]),
-                ),
-            )
+        parts = []
+        for (_, keys), live, bound in zip(rows_and_keys, is_live, bounds, strict=True):
+            inside = keys.chosen(slice(bound[number], bound[number + 1]))
+            parts.append(inside.chosen(live[inside.position]))
+        sizes = np.array([len(part.high) for part in parts], np.intp)
+        yield np.repeat(np.arange(len(parts), dtype=np.int32), sizes), Keys.joined(parts)
