@@ -89,8 +89,6 @@ class KeyHasher:
         """
         if self.key is None:
             return self.hashed(raw, partition)
-        if not len(raw):
-            return merged([])
         text = self.decode(raw)
         rows = np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))
         keys = self.hashed(text.take(rows), partition.take(rows))

@@ -157,7 +157,7 @@ def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
                 for factor in (1_000, 1_000_000, 1)
             ]
         case DecimalType(precision=precision, scale=scale):
-            values = [Decimal((int(number < 0), _digits(number), -scale)) for number in numbers]
+            values = [Decimal(number).scaleb(-scale) for number in numbers]
             # Else the column cannot have it: such a record is malformed.
             return (
                 [values]
@@ -167,7 +167,3 @@ def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
         case BooleanType():
             return [[number != 0 for number in numbers]]
     return [numbers]
-
-
-def _digits(number: int) -> tuple[int, ...]:
-    return tuple(map(int, str(abs(number))))

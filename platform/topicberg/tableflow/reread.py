@@ -82,8 +82,9 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
     Records whose key is malformed are left out: they have no row.
     """
     described = np.empty(len(records), _RECORD)
-    columns = zip(*records, strict=True) if records else ((),) * 5
-    listed, described["partition"], described["offset"], described["deletes"], times = columns
+    listed, described["partition"], described["offset"], described["deletes"], times = zip(
+        *records, strict=True
+    )
     raw, partition = pa.array(listed, pa.binary()), np.ascontiguousarray(described["partition"])
     described["time"] = 0
     if index.hasher.key is not None:
@@ -146,7 +147,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     key, decode, framing = _key(spec, table, endpoints)
     index = index_of(config, spec.name, table, key, decode)
     started_ms, records = int(time.time() * 1000), 0
-    keys = _described([], index)
+    keys = np.empty(0, _RECORD)
     reached = kafka.beginning_offsets(endpoints, spec.name)
 
     def read() -> None:
