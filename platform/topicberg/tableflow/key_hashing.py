@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Self
 from uuid import UUID
 
 import numpy as np
@@ -58,16 +59,28 @@ class KeyHasher:
         key: UpsertKey | None = None,
         decode: DecodeKeys = no_decoder,
     ) -> None:
-        """See :class:`topicberg.tableflow.keys.KeyIndex`."""
+        """:param key_columns: the raw key and Kafka's partition; or those of a decoded key
+        :param is_decoded: whether the keys of a change log are compared: equal values are equal
+            keys, whatever the bytes and the partition
+        :param key: of an upsert table whose keys are decoded
+        :param decode: decodes the raw keys of such a table, if its columns do not have the keys
+        """
         self.table_uuid = table.metadata.table_uuid
         self.key, self.decode = key, decode
+        self.of = (self.table_uuid, tuple(key_columns), key)
+        """What the keys are of."""
         schema = table.schema()
         self._key_ids = tuple(
             schema.find_field(name).field_id for name in (() if key else key_columns)
         )
         self._key_types = key_types(schema, key_columns) if is_decoded else None
-        self.definition = self._probe()
-        """Differs if other keys are equal, or if they are hashed otherwise."""
+
+    @classmethod
+    def of_upserts(cls, table: Table, key: UpsertKey, decode: DecodeKeys) -> Self:
+        """Return what hashes the keys of an upsert table without a change log."""
+        if key.is_decoded:
+            return cls(table, key.names, key=key, decode=decode)
+        return cls(table, (key.raw, key.partition))
 
     def hashes(self, columns: Sequence[Any], first: int = 0) -> Keys:
         """Return the keys of rows, given their key columns; see :meth:`hashed`."""
@@ -102,8 +115,12 @@ class KeyHasher:
         columns = _key_columns(table, file, self._key_ids, is_decoded=self._key_types is not None)
         return HeldKeys.of(merged([self.hashes(*each) for each in columns]))
 
-    def _probe(self) -> str:
-        """Return a digest of the key format: key files of another format are not read."""
+    @cached_property
+    def definition(self) -> str:
+        """A digest that differs if other keys are equal, or if they are hashed otherwise.
+
+        Key files of another one are not read.
+        """
         keys = self.hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )

@@ -47,9 +47,8 @@ from topicberg.tableflow.key_files import (
     newest_of_partitions,
     same_key,
 )
-from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
+from topicberg.tableflow.key_hashing import KeyHasher, times_of
 from topicberg.tableflow.key_store import KeyStore
-from topicberg.tableflow.upsert_key import UpsertKey
 
 _RANGE_ROWS = 4_000_000
 """Rows of a table whose keys are compared with each other at once."""
@@ -74,51 +73,25 @@ def forget_files(config: Settings, topic: str, table: Table, paths: Collection[s
 
 
 def index_of(
-    config: Settings,
-    topic: str,
-    table: Table,
-    key: UpsertKey,
-    decode: DecodeKeys,
-    known: KeyIndex | None = None,
+    config: Settings, topic: str, hasher: KeyHasher, known: KeyIndex | None = None
 ) -> KeyIndex:
-    """Return the index of an upsert table without a change log.
+    """Return the index of a table.
 
     :param known: the index of before, which is kept if it is of the same keys
     """
-    columns = key.names if key.is_decoded else (key.raw, key.partition)
-    decoded = key if key.is_decoded else None
-    if known is not None and known.of == (table.metadata.table_uuid, columns, decoded):
-        known.hasher.decode = decode
+    if known is not None and known.hasher.of == hasher.of:
+        known.hasher.decode = hasher.decode
         return known
-    return KeyIndex(key_folder(config, topic), table, columns, key=decoded, decode=decode)
+    return KeyIndex(key_folder(config, topic), hasher)
 
 
 class KeyIndex:
-    """The keys of one table. Not thread-safe; any number of processes may share the folder.
+    """The keys of one table. Not thread-safe; any number of processes may share the folder."""
 
-    :param folder: of the topic; holds a folder for its table
-    :param key_columns: names of the columns with the raw key and with Kafka's partition; or those
-        of a decoded key
-    :param is_decoded: whether the keys are decoded: equal values are equal keys, whatever the bytes
-        and the partition
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        table: Table,
-        key_columns: Sequence[str],
-        *,
-        is_decoded: bool = False,
-        key: UpsertKey | None = None,
-        decode: DecodeKeys = no_decoder,
-    ) -> None:
-        """:param key: of an upsert table whose keys are decoded
-        :param decode: decodes the raw keys of such a table, if its columns do not have the keys
-        """
-        self.of = (table.metadata.table_uuid, tuple(key_columns), key)
-        self.hasher = KeyHasher(table, key_columns, is_decoded=is_decoded, key=key, decode=decode)
-        self.store = KeyStore(folder, self.hasher)
+    def __init__(self, folder: Path, hasher: KeyHasher) -> None:
+        """:param folder: of the topic; holds a folder for its table"""
+        self.hasher = hasher
+        self.store = KeyStore(folder, hasher)
         self._deleted = DeletedRows()
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
 

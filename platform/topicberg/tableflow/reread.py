@@ -35,7 +35,7 @@ from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
-from topicberg.tableflow.key_hashing import DecodeKeys, no_decoder, times_of
+from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
 from topicberg.tableflow.keys import KeyIndex, index_of
 from topicberg.tableflow.layout import KEY, read_layout
 from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
@@ -145,7 +145,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     require_upsert(spec)
     check_identity(table, spec)
     key, decode, framing = _key(spec, table, endpoints)
-    index = index_of(config, spec.name, table, key, decode)
+    index = index_of(config, spec.name, KeyHasher.of_upserts(table, key, decode))
     started_ms, records = int(time.time() * 1000), 0
     keys = np.empty(0, _RECORD)
     reached = kafka.beginning_offsets(endpoints, spec.name)

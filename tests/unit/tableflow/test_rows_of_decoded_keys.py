@@ -33,7 +33,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.tableflow import keys as module
 from topicberg.tableflow.key_files import Keys, in_order, newest_of_partitions
-from topicberg.tableflow.key_hashing import hash_keys, times_of
+from topicberg.tableflow.key_hashing import KeyHasher, hash_keys, times_of
 from topicberg.tableflow.key_values import KeyShape, key_text
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.upsert_key import UpsertKey
@@ -92,7 +92,9 @@ class Upserted:
         self.restart()
 
     def restart(self) -> None:
-        self.index = KeyIndex(self.folder, self.table, self.key.names, key=self.key, decode=decode)
+        self.index = KeyIndex(
+            self.folder, KeyHasher(self.table, self.key.names, key=self.key, decode=decode)
+        )
 
     def arrow(self, records: Sequence[Record]) -> pa.Table:
         # What a value's field of the key's name would have, if columns do not tell the key.
@@ -241,7 +243,7 @@ def test_rows_that_others_wrote_without_a_partition_stay(
 
 def test_key_files_of_other_definitions_are_not_read(catalog: SqlCatalog, tmp_path: Path) -> None:
     one = Upserted(catalog, tmp_path, is_in_columns=True)
-    raw_index = KeyIndex(one.folder, one.table, ("$$raw-key", "$$partition"))
+    raw_index = KeyIndex(one.folder, KeyHasher(one.table, ("$$raw-key", "$$partition")))
     one.batch([Record(1, 0, 0, 1, "a")])
     head = one.table.current_snapshot()
     assert head is not None
@@ -250,7 +252,7 @@ def test_key_files_of_other_definitions_are_not_read(catalog: SqlCatalog, tmp_pa
     one.batch([Record(1, 1, 2, 2, "b")])
     assert one.read() == {1: "b"}
     assert len({path.parent for path in one.folder.rglob("*.keys")}) == 2
-    wider = KeyIndex(one.folder, one.table, ("id", "value"), is_decoded=True)
+    wider = KeyIndex(one.folder, KeyHasher(one.table, ("id", "value"), is_decoded=True))
     assert (
         len({wider.hasher.definition, raw_index.hasher.definition, one.index.hasher.definition})
         == 3
