@@ -22,7 +22,6 @@ from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.changes import READ, key_columns, row_columns
 from topicberg.tableflow.fold_state import Order, order_of
-from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.meanings import columns_of
@@ -87,10 +86,6 @@ class FoldTarget:
         pairs = zip(key, self.types(self.keys), strict=True)
         return pa.table([pa.array([one], kind) for one, kind in pairs], names=list(self.keys))
 
-    def key_of(self, key: Sequence[Any]) -> Keys:
-        """Return the hash of one key."""
-        return self.index.hasher.hashes(self.of_key(key).columns)
-
     def hash_of(self, key: Sequence[Any]) -> str | None:
         """Return the hash of one key; a key with a null has none."""
         return self.hashed(self.of_key(key)).get(0)
@@ -105,17 +100,6 @@ class FoldTarget:
             whole &= column.is_valid().to_numpy(zero_copy_only=False)
         numbers = enumerate(hashes.position)
         return {int(key): hashes.text(number) for number, key in numbers if whole[key]}
-
-    def rows_of(self, snapshot: Snapshot, keys: Keys) -> list[KeyedRows]:
-        """Return the rows of a snapshot that have one of the keys.
-
-        :param keys: sorted
-        """
-        return self.index.keyed_rows(self.table, snapshot, keys)
-
-    def read(self, rows: FileRows, names: Sequence[str]) -> pa.Table:
-        """Return columns of some rows of a data file, with the types of the table."""
-        return read_rows(self.table, rows, names)
 
 
 class OldRows:
@@ -134,7 +118,7 @@ class OldRows:
         """The number of each row's key."""
         wanted = [*target.order_columns, target.offset_column, *toast]
         none = pa.schema(list(zip(wanted, target.types(wanted), strict=True))).empty_table()
-        parts = [target.read(of_file, wanted) for of_file in self.rows]
+        parts = [read_rows(target.table, of_file, wanted) for of_file in self.rows]
         self.values: pa.Table = pa.concat_tables([none, *parts])
         gone = {each.file.file_path: each.positions for each in truncated}
         self.is_truncated = np.concatenate(

@@ -264,7 +264,8 @@ class Folding:
         truncated = truncates.rows()
         keyed_rows: list[KeyedRows] = []
         if self.target.head is not None and places.num_rows:
-            keyed_rows = self.target.rows_of(self.target.head, keys)
+            index, table = self.target.index, self.target.table
+            keyed_rows = index.keyed_rows(table, self.target.head, keys)
         toast = self.target.toast if missing else []
         old_rows = OldRows(self.target, keyed_rows, toast, truncated)
         replaced, stale = old_rows.replaced_by(places)

@@ -177,7 +177,9 @@ class KeyIndex:
             if is_moved.any():
                 moved = np.flatnonzero(is_moved)
                 rows = FileRows(of_file.file, of_file.positions[moved])
-                held_times = self._times(table, rows)
+                names = [self.hasher.key.time, self.hasher.key.raw]
+                micros, raw = read_rows(table, rows, names).columns
+                held_times = times_of(micros, raw, self.hasher.key)
                 own_times = times[keys.position[places[moved]]]
                 # As in newest_of_partitions: the higher partition if the times are equal.
                 is_newer = (held_times > own_times) | (
@@ -252,11 +254,6 @@ class KeyIndex:
             int(number): keys.position[gone[numbers[gone] == number]]
             for number in np.unique(numbers[gone])
         }
-
-    def _times(self, table: Table, rows: FileRows) -> NDArray[np.int64]:
-        assert self.hasher.key is not None  # noqa: S101  the keys are decoded
-        micros, raw = read_rows(table, rows, [self.hasher.key.time, self.hasher.key.raw]).columns
-        return times_of(micros, raw, self.hasher.key)
 
     def _rows(
         self, table: Table, head: Snapshot, choose: Callable[[HeldKeys], NDArray[np.uint32]]

@@ -448,7 +448,8 @@ class OldValues:
         snapshot = target.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
         if snapshot is None:
             return None
-        rows = target.rows_of(snapshot, target.key_of(key))
+        keys = target.index.hasher.hashes(target.of_key(key).columns)
+        rows = target.index.keyed_rows(target.table, snapshot, keys)
         return OldRows(target, rows, target.toast, []).row(0) if rows else None
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:

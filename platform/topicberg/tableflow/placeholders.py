@@ -68,8 +68,10 @@ def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDA
         case BinaryType():
             is_same = pc.equal(values, pa.scalar(placeholder.encode(), values.type))
         case ListType(element_type=element):
-            lists = _lists(placeholder.encode(), element, values.type.value_type)
-            return _among(values, lists)
+            lists = _as_elements(placeholder.encode(), element)
+            # As Python has values of the column's type.
+            wanted = [pa.array(one).cast(values.type.value_type).to_pylist() for one in lists]
+            return _among(values, wanted)
         case _:
             return _among(values, [[(placeholder, placeholder)]])
     return flags(is_same)
@@ -130,12 +132,8 @@ def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
     return found
 
 
-def _lists(raw: bytes, element: IcebergType, kind: pa.DataType) -> list[list[Any]]:
-    """Return the lists that are the placeholder, as Python has values of an Arrow type."""
-    return [pa.array(one).cast(kind).to_pylist() for one in _as_elements(raw, element)]
-
-
 def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
+    """Return the lists that are the placeholder, for a type of elements."""
     numbers = _numbers(raw)
     match element:
         case StringType():
