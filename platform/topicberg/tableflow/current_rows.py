@@ -148,22 +148,22 @@ class OldRows:
         :param places: of the last change of each key: partition, operation, time and position
         :param matches: the number of the row of each key; -1: it has none
         """
+        partition, times, position = map(self.values.column, self.target.order_columns)
+        micros = pc.fill_null(times.cast(pa.int64()), -1).to_numpy()
+        own_micros = pc.fill_null(places.column("m"), -1).to_numpy()
         is_change = flags(pc.not_equal(places.column("op"), READ))
         numbers = np.flatnonzero(is_change & (matches >= 0))
-        changes = places.take(pa.array(numbers))
-        rows = self.values.select(self.target.order_columns).take(pa.array(matches[numbers]))
-        partition, times, position = rows.columns
-        micros, own_micros = pc.fill_null(times.cast(pa.int64()), -1), changes.column("m")
-        own_micros, own_position = pc.fill_null(own_micros, -1), changes.column("p")
-        is_later = pc.less(micros, own_micros)
+        numbers = numbers[micros[matches[numbers]] >= own_micros[numbers]]
+        rows, changes = matches[numbers], places.take(pa.array(numbers))
+        partition, position = (column.take(pa.array(rows)) for column in (partition, position))
+        may_be = flags(pc.equal(partition, changes.column("partition")))
+        own_position = changes.column("p")
         if position.type == own_position.type:
-            is_after = pc.fill_null(pc.less(position, own_position), False)
             both_null = pc.and_(position.is_null(), own_position.is_null())
-            is_same = pc.coalesce(pc.equal(position, own_position), both_null)
-            is_same = pc.and_(is_same, pc.equal(micros, own_micros))
-            is_later = pc.or_(is_later, pc.or_(is_after, is_same))
-        is_own = pc.equal(partition, changes.column("partition"))
-        return numbers[flags(pc.and_not(is_own, is_later))]
+            is_same = flags(pc.coalesce(pc.equal(position, own_position), both_null))
+            is_same &= micros[rows] == own_micros[numbers]
+            may_be &= ~is_same & ~flags(pc.less(position, own_position))
+        return numbers[may_be]
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""
