@@ -70,7 +70,7 @@ def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDA
         case ListType(element_type=element):
             lists = _as_elements(placeholder.encode(), element)
             # As Python has values of the column's type.
-            wanted = [pa.array(one).cast(values.type.value_type).to_pylist() for one in lists]
+            wanted = [pa.array(items).cast(values.type.value_type).to_pylist() for items in lists]
             return _among(values, wanted)
         case _:
             return _among(values, [[(placeholder, placeholder)]])
