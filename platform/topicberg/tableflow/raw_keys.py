@@ -1,4 +1,4 @@
-"""The texts of raw keys that have a schema, decoded as the engine decodes records."""
+"""Raw keys that have a schema: as tables hold them, and their texts, decoded as the engine does."""
 
 from __future__ import annotations
 
