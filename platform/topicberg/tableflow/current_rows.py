@@ -152,7 +152,7 @@ class OldRows:
         micros = pc.fill_null(times.cast(pa.int64()), -1).to_numpy()
         own_micros = pc.fill_null(places.column("m"), -1).to_numpy()
         is_change = flags(pc.not_equal(places.column("op"), READ))
-        numbers = np.flatnonzero(is_change & (matches >= 0))
+        numbers: NDArray[np.intp] = np.flatnonzero(is_change & (matches >= 0))
         numbers = numbers[micros[matches[numbers]] >= own_micros[numbers]]
         rows, changes = matches[numbers], places.take(pa.array(numbers))
         partition, position = (column.take(pa.array(rows)) for column in (partition, position))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ Change = tuple[int, int | None, int | None]
 CHANGES = st.tuples(st.integers(0, 1), st.none() | st.integers(0, 2), st.none() | st.integers(0, 2))
 
 
-def old_rows(rows: list[Change], kind: pa.DataType) -> OldRows:
+def old_rows(rows: Sequence[Change], kind: pa.DataType) -> OldRows:
     """Return the rows of a table whose changes are these."""
     types = [pa.int32(), pa.timestamp("us", "UTC"), kind, pa.int64()]
     target: Any = SimpleNamespace(
@@ -40,7 +41,7 @@ def old_rows(rows: list[Change], kind: pa.DataType) -> OldRows:
     return old
 
 
-def places_of(changes: list[Change], kind: pa.DataType, ops: list[str]) -> pa.Table:
+def places_of(changes: Sequence[Change], kind: pa.DataType, ops: list[str]) -> pa.Table:
     partitions, micros, positions = zip(*changes, strict=True) if changes else ((), (), ())
     return pa.table(
         {
