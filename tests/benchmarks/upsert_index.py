@@ -36,6 +36,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.manifests import new_file
 from topicberg.tableflow import key_files
 from topicberg.tableflow.key_files import HeldKeys, Keys, merged
+from topicberg.tableflow.key_hashing import KeyHasher
 from topicberg.tableflow.keys import KeyIndex
 
 FILE_ROWS = 1_000_000
@@ -107,7 +108,7 @@ def measure(folder: Path, rows: int, keys: int) -> list[str]:
         for end in ("", "_appended")
     )
     wanted = batch(keys)
-    index = KeyIndex(folder / "keys", table, COLUMNS)
+    index = KeyIndex(folder / "keys", KeyHasher(table, COLUMNS))
     hashes = index.hasher.hashes([*wanted.select(COLUMNS).columns])
     fill(table, index, rows // FILE_ROWS, Keys(hashes.high[::2], hashes.low[::2], hashes.position))
     head = table.current_snapshot()
@@ -117,12 +118,12 @@ def measure(folder: Path, rows: int, keys: int) -> list[str]:
         found = index.rows_with(table, head, merged([hashes]))
         assert sum(len(part.positions) for part in found) == keys // 2
 
-    index = KeyIndex(folder / "keys", table, COLUMNS)
+    index = KeyIndex(folder / "keys", KeyHasher(table, COLUMNS))
     first = timed(look_up, time.process_time)
     best = min(timed(look_up, time.process_time) for _ in range(ROUNDS))
     appended = min(timed(lambda: other.append(wanted), time.process_time) for _ in range(ROUNDS))
     shutil.rmtree(folder / "keys")
-    index = KeyIndex(folder / "keys", table, COLUMNS)
+    index = KeyIndex(folder / "keys", KeyHasher(table, COLUMNS))
     taken_over = timed(look_up, time.perf_counter)
     shutil.rmtree(folder)
     seconds = (first, best, appended, taken_over)

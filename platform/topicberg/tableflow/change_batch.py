@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.arrays import flags, whole
 from topicberg.tableflow.changes import LIVE
-from topicberg.tableflow.key_files import Keys, in_order
+from topicberg.tableflow.key_files import Keys, in_order, is_last
 
 PLACES = ("partition", "offset", "kafka_ms")
 """Of a record: where it is in Kafka, and its time there."""
@@ -168,8 +168,7 @@ class ByKey:
         keys = in_order(facts.high, facts.low)
         order = keys.position.astype(np.intp)
         partition = facts.partition[order]
-        same = (keys.high[1:] == keys.high[:-1]) & (keys.low[1:] == keys.low[:-1])
-        if (same & (partition[1:] != partition[:-1])).any():
+        if (~is_last(keys)[:-1] & (partition[1:] != partition[:-1])).any():
             order = np.lexsort((facts.offset, facts.partition, facts.low, facts.high))
             keys = Keys(facts.high[order], facts.low[order], order.astype(np.uint32))
         return cls(facts.chosen(order), order, keys)
@@ -177,9 +176,8 @@ class ByKey:
     @cached_property
     def is_new_key(self) -> NDArray[np.bool_]:
         """Whether a change is the first one of its key."""
-        high, low = self.hashes.high, self.hashes.low
-        new = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-        return np.concatenate([np.ones(min(1, len(high)), np.bool_), new])
+        ends = is_last(self.hashes)
+        return np.append(True, ends[:-1])[: len(ends)]
 
     @cached_property
     def key_numbers(self) -> NDArray[np.intp]:
@@ -196,7 +194,7 @@ class ByKey:
     @cached_property
     def is_last(self) -> NDArray[np.bool_]:
         """Whether a change is the last one of its group."""
-        return np.append(self.is_new_group[1:], np.ones(min(1, len(self.facts)), np.bool_))
+        return np.append(self.is_new_group[1:], True)[: len(self.facts)]
 
     @cached_property
     def starts(self) -> NDArray[np.intp]:

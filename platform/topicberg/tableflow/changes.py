@@ -64,6 +64,7 @@ OLD_KEY, NEW_KEY = "__debezium.oldkey", "__debezium.newkey"
 FACTS = ("op", "m", "p", "old_key", "new_key")
 """Of a change: the operation (null: a tombstone), time in microseconds and position in the source,
 and the other key, if the change is half of a change of the primary key."""
+_KEY = "__topicberg_key_"
 _SOURCE_FIELDS = (
     *("ts_ms", "ts_us", "snapshot", "txId", "lsn", "file", "pos", "row", "gtid"),
     *("commit_lsn", "change_lsn", "event_serial_no", "scn", "commit_scn"),
@@ -92,6 +93,11 @@ def key_names(layout: Layout) -> list[str]:
     if layout.key.subject is None:
         return []
     return [field.name for field in layout.key.fields()]
+
+
+def key_columns(keys: Sequence[str]) -> list[str]:
+    """Return names of the columns of a key beside facts, whose names a column may have."""
+    return [f"{_KEY}{number}" for number in range(len(keys))]
 
 
 def envelope(spec: TopicSpec, layout: Layout, fields: Sequence[NestedField]) -> list[NestedField]:

@@ -35,6 +35,7 @@ from topicberg.tableflow.changes import (
     NEW_KEY,
     OLD_KEY,
     ChangePlan,
+    key_columns,
     read_envelopes,
 )
 from topicberg.tableflow.event_time import event_times
@@ -361,8 +362,8 @@ def _lost(
     inside = lost - first
     taken = pa.array(place[inside], mask=~is_there[inside])
     kinds = {column.name: arrow_type(column.field_type) for column in changes.rows}
-    for name in changes.keys:
-        columns[name] = (
+    for name, key_column in zip(changes.keys, key_columns(changes.keys), strict=True):
+        columns[key_column] = (
             arrays[name].take(taken).cast(kinds[name])
             if name in arrays
             else pa.nulls(len(lost), kinds[name])

@@ -19,9 +19,9 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.file_rows import column_types, read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.changes import row_columns
+from topicberg.tableflow.arrays import flags
+from topicberg.tableflow.changes import READ, key_columns, row_columns
 from topicberg.tableflow.fold_state import Order, order_of
-from topicberg.tableflow.key_files import Keys
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.meanings import columns_of
@@ -33,8 +33,6 @@ from topicberg.topics.spec import OFFSET, PARTITION, SOURCE_POSITION, SOURCE_TIM
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KeyedRows = tuple[FileRows, NDArray[np.intp]]
 """Rows of a data file, and the numbers of their keys among those that were looked up."""
-_KEY = "__topicberg_key_"
-_FILL = "__topicberg_fill_"
 
 
 @dataclass(frozen=True)
@@ -77,12 +75,7 @@ class FoldTarget:
     @property
     def key_columns(self) -> list[str]:
         """The names of the keys in a batch."""
-        return [f"{_KEY}{number}" for number in range(len(self.keys))]
-
-    @cached_property
-    def fills(self) -> dict[str, str]:
-        """Column of :attr:`toast` → the column with a value for it."""
-        return {name: f"{_FILL}{number}" for number, name in enumerate(self.toast)}
+        return key_columns(self.keys)
 
     def types(self, names: Sequence[str]) -> list[pa.DataType]:
         """Return the types of columns."""
@@ -93,9 +86,9 @@ class FoldTarget:
         pairs = zip(key, self.types(self.keys), strict=True)
         return pa.table([pa.array([one], kind) for one, kind in pairs], names=list(self.keys))
 
-    def key_of(self, key: Sequence[Any]) -> Keys:
-        """Return the hash of one key."""
-        return self.index.hasher.hashes(self.of_key(key).columns)
+    def hash_of(self, key: Sequence[Any]) -> str | None:
+        """Return the hash of one key; a key with a null has none."""
+        return self.hashed(self.of_key(key)).get(0)
 
     def hashed(self, keys: pa.Table) -> dict[int, str]:
         """Return the hash of each key by its number; a key with a null has none."""
@@ -107,17 +100,6 @@ class FoldTarget:
             whole &= column.is_valid().to_numpy(zero_copy_only=False)
         numbers = enumerate(hashes.position)
         return {int(key): hashes.text(number) for number, key in numbers if whole[key]}
-
-    def rows_of(self, snapshot: Snapshot, keys: Keys) -> list[KeyedRows]:
-        """Return the rows of a snapshot that have one of the keys.
-
-        :param keys: sorted
-        """
-        return self.index.keyed_rows(self.table, snapshot, keys)
-
-    def read(self, rows: FileRows, names: Sequence[str]) -> pa.Table:
-        """Return columns of some rows of a data file, with the types of the table."""
-        return read_rows(self.table, rows, names)
 
 
 class OldRows:
@@ -136,7 +118,7 @@ class OldRows:
         """The number of each row's key."""
         wanted = [*target.order_columns, target.offset_column, *toast]
         none = pa.schema(list(zip(wanted, target.types(wanted), strict=True))).empty_table()
-        parts = [target.read(of_file, wanted) for of_file in self.rows]
+        parts = [read_rows(target.table, of_file, wanted) for of_file in self.rows]
         self.values: pa.Table = pa.concat_tables([none, *parts])
         gone = {each.file.file_path: each.positions for each in truncated}
         self.is_truncated = np.concatenate(
@@ -151,25 +133,37 @@ class OldRows:
         found[self._keys] = np.arange(len(self._keys))
         return found[keys]
 
-    def places(self, keys: NDArray[np.intp]) -> list[PartitionOffset | None]:
-        """Return partition and offset of the row of each key, given by its number; None: it has
-        none."""
-        matches = self.matches(keys)
-        has_row = np.flatnonzero(matches >= 0)
-        columns = [self.target.order_columns[0], self.target.offset_column]
-        rows = self.values.select(columns).take(pa.array(matches[has_row]))
-        row_places: list[PartitionOffset | None] = [None] * len(keys)
-        places = zip(*(column.to_pylist() for column in rows.columns), strict=True)
-        for number, place in zip(has_row.tolist(), places, strict=True):
-            row_places[number] = place
-        return row_places
+    def place(self, number: int) -> PartitionOffset:
+        """Return partition and offset of one row."""
+        columns = (self.target.order_columns[0], self.target.offset_column)
+        partition, offset = (self.values.column(name)[number].as_py() for name in columns)
+        return partition, offset
 
-    @cached_property
-    def micros(self) -> NDArray[np.int64]:
-        """The time of each row in the source; -1: it has none."""
-        times = self.values.column(self.target.order_columns[1]).cast(pa.int64())
-        found: NDArray[np.int64] = pc.fill_null(times, -1).to_numpy()
-        return found
+    def maybe_newer(self, places: pa.Table, matches: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return the numbers of the keys whose row may be of a newer change of the partition.
+
+        Those of which :func:`.fold_state.is_repetition` is false are sorted out for all at once:
+        a source has many changes in each millisecond.
+
+        :param places: of the last change of each key: partition, operation, time and position
+        :param matches: the number of the row of each key; -1: it has none
+        """
+        partition, times, position = map(self.values.column, self.target.order_columns)
+        micros = pc.fill_null(times.cast(pa.int64()), -1).to_numpy()
+        own_micros = pc.fill_null(places.column("m"), -1).to_numpy()
+        is_change = flags(pc.not_equal(places.column("op"), READ))
+        numbers: NDArray[np.intp] = np.flatnonzero(is_change & (matches >= 0))
+        numbers = numbers[micros[matches[numbers]] >= own_micros[numbers]]
+        rows, changes = matches[numbers], places.take(pa.array(numbers))
+        partition, position = (column.take(pa.array(rows)) for column in (partition, position))
+        may_be = flags(pc.equal(partition, changes.column("partition")))
+        own_position = changes.column("p")
+        if position.type == own_position.type:
+            both_null = pc.and_(position.is_null(), own_position.is_null())
+            is_same = flags(pc.coalesce(pc.equal(position, own_position), both_null))
+            is_same &= micros[rows] == own_micros[numbers]
+            may_be &= ~is_same & ~flags(pc.less(position, own_position))
+        return numbers[may_be]
 
     def row(self, number: int) -> tuple[dict[str, Any], Order | None]:
         """Return the columns of one row, and its order."""

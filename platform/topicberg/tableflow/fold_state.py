@@ -18,16 +18,17 @@ _MAX_NOTED = 1_000
 """The most characters of what a snapshot has: every commit writes the summaries of all."""
 _MAX_LOST = 1_000
 """How many keys of changes that were left out are known; of others, only how far they may reach."""
-Order = tuple[int, Any]
-"""Time in microseconds, and position, in the source."""
+Order = tuple[int, int, str]
+"""Time in microseconds, and position, in the source: a number, or text. -1 and no text: none."""
 
 
 def order_of(micros: int | None, position: Any) -> Order | None:
     """Return what orders changes of different partitions; None: nothing does."""
     if micros is None and position is None:
         return None
-    empty: Any = "" if isinstance(position, str) else -1
-    return (-1 if micros is None else micros, empty if position is None else position)
+    # A change may have no position where others of its source have text.
+    number, text = (-1, position) if isinstance(position, str) else (position, "")
+    return -1 if micros is None else micros, -1 if number is None else number, text
 
 
 def precedes(change: Order, other: Order) -> bool:
@@ -36,7 +37,8 @@ def precedes(change: Order, other: Order) -> bool:
     A snapshot reads rows as they were at its position, but with the time of the reading: changes
     after this position may have earlier times.
     """
-    return change < other or (type(change[1]) is type(other[1]) and change[1] < other[1])
+    are_comparable = bool(change[2]) == bool(other[2])
+    return change < other or (are_comparable and change[1:] < other[1:])
 
 
 def is_repetition(change: Order, newest: Order) -> bool:

@@ -32,7 +32,7 @@ class NewRows:
 
     ``places``: the change of each row, by its number in ``changes``, ascending. ``keys``: of the
     rows. ``origins``: for columns that lack values: from which change each row has the value; -1:
-    ``fills`` has it, if any does.
+    ``fills`` has it, if any does. ``filled``: the numbers of the rows of ``fills``.
     """
 
     changes: ChangeBatch
@@ -40,7 +40,7 @@ class NewRows:
     keys: Keys
     origins: dict[str, NDArray[np.intp]] = field(default_factory=dict)
     fills: pa.Table | None = None
-    """Columns ``place`` (in ``places``), and values by the names of columns."""
+    filled: NDArray[np.intp] = field(default_factory=lambda: np.empty(0, np.intp))
 
     def parts(self, first: int, end: int) -> Iterator[tuple[dict[str, pa.Array], Keys]]:
         """Yield some rows, in parts, as columns of the table, and their keys.
@@ -68,7 +68,7 @@ class NewRows:
         values = [whole(column.take(pa.array(origin, mask=origin < 0))).cast(own.type)]
         chosen = np.arange(len(origin), dtype=np.int64)
         if self.fills is not None and (unknown := np.flatnonzero(origin < 0)).size:
-            place = pc.index_in(pa.array(unknown + first), value_set=self.fills.column("place"))
+            place = pc.index_in(pa.array(unknown + first), value_set=pa.array(self.filled))
             is_known = place.is_valid().to_numpy(zero_copy_only=False)
             known = whole(self.fills.column(name).take(place.drop_null())).cast(own.type)
             values.append(known)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.kafka.offsets import PartitionOffset
-from topicberg.tableflow.arrays import flags
+from topicberg.tableflow.arrays import flags, whole
 from topicberg.tableflow.change_batch import PLACES, ByKey, ChangeBatch, Facts, newest_by_partition
 from topicberg.tableflow.changes import FACTS, LIVE, READ
 from topicberg.tableflow.current_rows import FoldTarget, KeyedRows, OldRows, together
@@ -88,8 +88,8 @@ class Folding:
     progress: BatchProgress
     changes: ChangeBatch
     lost_records: pa.Table
-    """The malformed records that have a key: partition, offset, and the columns of the key, which
-    are null if the key is malformed."""
+    """The malformed records that have a key: partition, offset, and the columns of the key, see
+    :attr:`.FoldTarget.key_columns`, which are null if the key is malformed."""
 
     def __post_init__(self) -> None:
         self.state = FoldState.of(self.target.table, self.target.head)
@@ -167,14 +167,10 @@ class Folding:
             for place, (op, m, p) in zip(places, rows, strict=True)
             if op == "d" and (m, p) not in inserted
         ]
-        ends: dict[int, int] = {}
-        for place in alone:
-            if before[place]:
-                end_before(ends, int(facts.partition[place]), int(facts.offset[place]))
-        if ends:
-            raise BatchCutError(ends)
         numbers = np.array(alone, np.intp)
-        keys = self._with_keys(changes, by_key, numbers)
+        _cut_before(facts, numbers[before[numbers] > 0])
+        table = facts.table([*PLACES, *FACTS], numbers)
+        keys = self._with_keys(table, changes, by_key.order[numbers])
         return Moves(inserted, keys, by_key.key_numbers[numbers])
 
     def _cut_before_repeated(self, by_key: ByKey) -> None:
@@ -189,21 +185,14 @@ class Folding:
         takes = by_key.is_insertion & facts.has("old_key") & facts.missing.any(axis=0)
         last = by_key.newest(takes, by_key.starts)
         places = np.flatnonzero(facts.has("op") & ~facts.is_op(READ) & (last >= 0))
-        ends: dict[int, int] = {}
-        for place, own, other in zip(
-            places, _orders(facts, places), _orders(facts, last[places]), strict=True
-        ):
-            if own is not None and other is not None and is_repetition(own, other):
-                end_before(ends, int(facts.partition[place]), int(facts.offset[place]))
-        if ends:
-            raise BatchCutError(ends)
+        orders = zip(_orders(facts, places), _orders(facts, last[places]), strict=True)
+        is_repeated = [
+            own is not None and other is not None and is_repetition(own, other)
+            for own, other in orders
+        ]
+        _cut_before(facts, places[np.array(is_repeated, np.bool_)])
 
-    def _with_keys(self, changes: ChangeBatch, by_key: ByKey, places: NDArray[np.intp]) -> pa.Table:
-        """Return places, facts and keys of some changes, given in the order of their keys."""
-        table = by_key.facts.table([*PLACES, *FACTS], places)
-        return self._and_keys(table, changes, by_key.order[places])
-
-    def _and_keys(
+    def _with_keys(
         self, table: pa.Table, changes: ChangeBatch, numbers: NDArray[np.intp]
     ) -> pa.Table:
         """Return a table of some changes, given by their numbers, with their keys."""
@@ -214,18 +203,16 @@ class Folding:
 
     def _lost(self, refused: Mapping[PartitionOffset, str]) -> list[Lost]:
         """Return the batch's changes that are left out; a record without a key is not a change."""
-        names = list(self.target.keys)
         tables = [self.lost_records]
         if refused:
             facts = self.changes.facts
             places = np.flatnonzero(facts.at(refused) & facts.has_key)
-            rows = self.changes.rows.take(pa.array(places)).select(names)
-            table = facts.table(["partition", "offset"], places)
-            for name in names:
-                table = table.append_column(name, rows.column(name))
+            table = self._with_keys(
+                facts.table(["partition", "offset"], places), self.changes, places
+            )
             tables.append(table.cast(self.lost_records.schema))
         lost = pa.concat_tables(tables)
-        hashes = self.target.hashed(lost.select(names))
+        hashes = self.target.hashed(lost.select(self.target.key_columns))
         pairs = zip(
             *(lost.column(name).to_pylist() for name in ("partition", "offset")), strict=True
         )
@@ -277,7 +264,8 @@ class Folding:
         truncated = truncates.rows()
         keyed_rows: list[KeyedRows] = []
         if self.target.head is not None and places.num_rows:
-            keyed_rows = self.target.rows_of(self.target.head, keys)
+            index, table = self.target.index, self.target.table
+            keyed_rows = index.keyed_rows(table, self.target.head, keys)
         toast = self.target.toast if missing else []
         old_rows = OldRows(self.target, keyed_rows, toast, truncated)
         replaced, stale = old_rows.replaced_by(places)
@@ -292,7 +280,7 @@ class Folding:
         )
         new = NewRows(changes, by_key.order[live], by_key.hashes.chosen(live))
         if missing:
-            known = self._and_keys(places.take(pa.array(chosen)), changes, by_key.order[live])
+            known = self._with_keys(places.take(pa.array(chosen)), changes, by_key.order[live])
             new = self._resolved(values, by_key, chosen, live, known, new)
         state = FoldState(
             truncates=truncates.newest,
@@ -328,17 +316,18 @@ class Folding:
         }
         snapshot = self.target.head.snapshot_id if self.target.head else None
         hashes = self.target.hashed(moves.alone.select(self.target.key_columns))
-        rows = values.rows.places(moves.keys)
+        rows = values.rows.matches(moves.keys).tolist()
         columns = (
             moves.alone.column(name).to_pylist() for name in ("partition", "offset", "m", "p")
         )
         for number, (partition, offset, m, p) in enumerate(zip(*columns, strict=True)):
             if (m is not None or p is not None) and (key := hashes.get(number)):
                 lacks = False
-                if (row := rows[number]) is not None:
+                if rows[number] >= 0:
                     before = [change for change in lost if change.is_before(partition, offset)]
+                    place = values.rows.place(rows[number])
                     lacks = any(
-                        lost_changes.is_after(key, *row)
+                        lost_changes.is_after(key, *place)
                         for lost_changes in (self.lost, LostChanges(before))
                     )
                 move = Move(micros=m, position=p, key=key, snapshot=snapshot, lacks=lacks)
@@ -359,15 +348,11 @@ class Folding:
             if order is not None and newest is not None and not is_repetition(order, newest):
                 del reverted[key]
         matches = old.matches(np.arange(len(places)))
-        counts = np.array(pc.not_equal(places.column("op"), READ), np.bool_) & (matches >= 0)
-        micros = pc.fill_null(places.column("m"), -1).to_numpy()
-        counts[counts] = old.micros[matches[counts]] >= micros[counts]
-        for which in map(int, np.flatnonzero(counts)):
+        for which in map(int, old.maybe_newer(places, matches)):
             place, (row, newest) = places.slice(which, 1).to_pylist()[0], old.row(matches[which])
             order, key = order_of(place["m"], place["p"]), keys.text(which)
             partition, micros_column, position = (row[name] for name in self.target.order_columns)
-            is_own = partition == place["partition"] and key not in reverted
-            if order is None or newest is None or self.target.head is None or not is_own:
+            if order is None or newest is None or self.target.head is None or key in reverted:
                 continue
             if is_repetition(order, newest):
                 reverted[key] = Move(
@@ -444,61 +429,45 @@ class Folding:
         """
         facts, starts = by_key.facts, by_key.life_starts
         origins: dict[str, NDArray[np.intp]] = {}
-        left: list[list[str]] = [[] for _ in live]
+        left = np.zeros((len(live), len(self.target.toast)), np.bool_)
         for number, name in enumerate(self.target.toast):
             lacks = facts.missing[number]
             if not lacks[live].any():
                 continue
             has_value = by_key.newest(facts.is_live & ~lacks, starts)[live]
             origins[name] = np.where(has_value < 0, -1, by_key.order[has_value])
-            for place in np.flatnonzero(has_value < 0):
-                left[place].append(name)
+            left[:, number] = has_value < 0
         new = replace(new, origins=origins)
-        lacking = np.flatnonzero([bool(names) for names in left])
+        lacking = np.flatnonzero(left.any(axis=1))
         if not len(lacking):
             return new
         moved = by_key.newest(facts.is_live & facts.has("old_key"), starts)[live[lacking]]
-        needs = places.take(pa.array(lacking))
-        kafka_ms = facts.table(["kafka_ms"], live[lacking]).column(0)
-        needs = needs.append_column("kafka_ms", kafka_ms)
-        needs = needs.append_column("missing", pa.array([left[place] for place in lacking]))
-        needs = needs.append_column("life", pa.array(by_key.lives[live[lacking]]))
-        halves = [facts.values(name, moved[moved >= 0]) for name in ("old_key", "m", "p")]
-        keys, micros, positions = halves
-        origin = iter(
-            {"key": key, "m": m, "p": p} for key, m, p in zip(keys, micros, positions, strict=True)
+        keys = facts.table(["old_key", "m", "p"], np.maximum(moved, 0))
+        origin = pa.StructArray.from_arrays(
+            [whole(column) for column in keys.columns], ["key", "m", "p"], mask=pa.array(moved < 0)
         )
-        needs = needs.append_column(
-            "origin",
-            pa.array(
-                [next(origin) if place >= 0 else None for place in moved],
-                pa.struct(
-                    [
-                        ("key", pa.string()),
-                        ("m", pa.int64()),
-                        ("p", facts.of_type("p")),
-                    ]
-                ),
-            ),
-        )
-        if (fills := old.fills(needs, wanted[lacking])) is None:
-            return new
-        of_place = {
-            place: int(number)
-            for place, number in zip(
-                zip(*(needs.column(n).to_pylist() for n in ("partition", "offset")), strict=True),
-                lacking,
-                strict=True,
-            )
+        ends = np.cumsum(left[lacking].sum(axis=1), dtype=np.int32)
+        names = pa.array(self.target.toast).take(pa.array(np.nonzero(left)[1]))
+        more = {
+            "kafka_ms": facts.table(["kafka_ms"], live[lacking]).column(0),
+            "missing": pa.ListArray.from_arrays(np.append(np.int32(0), ends), names),
+            "life": pa.array(by_key.lives[live[lacking]]),
+            "origin": origin,
         }
-        numbers = [
-            of_place[place]
-            for place in zip(
-                *(fills.column(n).to_pylist() for n in ("partition", "offset")), strict=True
-            )
-        ]
-        columns = {name: fills.column(fill) for name, fill in self.target.fills.items()}
-        return replace(new, fills=pa.table({"place": pa.array(numbers, pa.int64()), **columns}))
+        needs = places.take(pa.array(lacking))
+        for name, column in more.items():
+            needs = needs.append_column(name, column)
+        numbers, fills = old.fills(needs, wanted[lacking])
+        return replace(new, fills=fills, filled=lacking[numbers])
+
+
+def _cut_before(facts: Facts, places: NDArray[np.intp]) -> None:
+    """:raises BatchCutError: there are changes, before which the batch has to end"""
+    ends: dict[int, int] = {}
+    for partition, offset in zip(facts.partition[places], facts.offset[places], strict=True):
+        end_before(ends, int(partition), int(offset))
+    if ends:
+        raise BatchCutError(ends)
 
 
 def _orders(facts: Facts, places: NDArray[np.intp]) -> list[Order | None]:

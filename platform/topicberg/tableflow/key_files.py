@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -25,7 +25,7 @@ from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.files import replacing
-from topicberg.tableflow.key_lookup import fill, ordered, pairs, pairs_of_high, passing
+from topicberg.tableflow.key_lookup import fill, ordered, pairs, passing
 
 ROW_BYTES = 8 + 8 + 4
 FORMAT = 2
@@ -40,7 +40,8 @@ _TRAILER_BYTES = 8 + _CHECKSUM_BYTES
 _COPIED_AT_ONCE = 1 << 20
 PARTITION_BITS = 16
 """The highest bits of the second half of a decoded key's hash: the partition of its row."""
-_KEY_BITS = np.uint64((1 << (64 - PARTITION_BITS)) - 1)
+_ALL_BITS = np.uint64((1 << 64) - 1)
+_KEY_BITS = _ALL_BITS >> np.uint64(PARTITION_BITS)
 _FEW = 8
 """A file with fewer rows than this share of the keys is looked up in the keys."""
 
@@ -53,7 +54,15 @@ class Keys:
     low: NDArray[np.uint64]
     position: NDArray[np.uint32]
 
-    def chosen(self, which: NDArray[np.bool_] | NDArray[np.intp]) -> Keys:
+    @staticmethod
+    def joined(parts: Iterable[Keys]) -> Keys:
+        """Return the keys of all parts, one part after the other."""
+        empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
+        listed = [empty, *parts]
+        names = ("high", "low", "position")
+        return Keys(*(np.concatenate([getattr(part, name) for part in listed]) for name in names))
+
+    def chosen(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Keys:
         """Return some of the keys."""
         return Keys(self.high[which], self.low[which], self.position[which])
 
@@ -75,40 +84,28 @@ class HeldKeys(Keys):
         fill(bits, BLOCK_BITS, keys.high, keys.low)
         return cls(keys.high, keys.low, keys.position, bits)
 
-    def positions_of(self, keys: Keys) -> NDArray[np.uint32]:
+    def positions_of(self, keys: Keys, *, are_decoded: bool = False) -> NDArray[np.uint32]:
         """Return the positions, ascending, of the rows that have one of these keys.
 
         :param keys: sorted
         """
-        return np.sort(self.position[self.equal(keys)[1]])
+        return np.sort(self.position[self.equal(keys, are_decoded=are_decoded)[1]])
 
-    def equal(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return all pairs of equal keys.
+    def equal(
+        self, keys: Keys, *, are_decoded: bool = False
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return all pairs of equal keys; of decoded ones, whatever their partitions are.
 
         :param keys: sorted
         :returns: places in ``keys``, and here
         """
+        compared = _KEY_BITS if are_decoded else _ALL_BITS
         if len(self.high) <= len(keys.high) // _FEW:
-            own, wanted = pairs(self.high, self.low, keys.high, keys.low)
+            own, wanted = pairs(self.high, self.low, keys.high, keys.low, compared)
             return wanted, own
         maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
-        wanted, own = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low)
+        wanted, own = pairs(keys.high[maybe], keys.low[maybe], self.high, self.low, compared)
         return maybe[wanted], own
-
-    def matches(self, keys: Keys) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return all pairs of equal decoded keys, whatever their partitions are.
-
-        :param keys: sorted
-        :returns: places in ``keys``, and here
-        """
-        if len(self.high) <= len(keys.high) // _FEW:
-            own, wanted = pairs_of_high(self.high, keys.high)
-        else:
-            maybe = passing(self.filter, BLOCK_BITS, keys.high, keys.low)
-            wanted, own = pairs_of_high(keys.high[maybe], self.high)
-            wanted = maybe[wanted]
-        is_same = ((keys.low[wanted] ^ self.low[own]) & _KEY_BITS) == 0
-        return wanted[is_same], own[is_same]
 
 
 def with_partition(low: NDArray[np.uint64], partitions: NDArray[np.integer]) -> NDArray[np.uint64]:
@@ -149,13 +146,9 @@ def newest_of_partitions(keys: Keys, times: NDArray[np.int64]) -> NDArray[np.boo
 
 def merged(parts: Sequence[Keys]) -> Keys:
     """Return all keys of the parts, sorted."""
-    empty = Keys(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint32))
-    high, low, position = (
-        np.concatenate([getattr(part, name) for part in (empty, *parts)])
-        for name in ("high", "low", "position")
-    )
-    found = in_order(high, low)
-    return Keys(found.high, found.low, position[found.position])
+    keys = Keys.joined(parts)
+    found = in_order(keys.high, keys.low)
+    return Keys(found.high, found.low, keys.position[found.position])
 
 
 def in_order(high: NDArray[np.uint64], low: NDArray[np.uint64]) -> Keys:
@@ -206,12 +199,6 @@ class Seal:
     keys: str
     data_file: str
 
-    def checksum(self, *parts: bytes) -> bytes:
-        digest = self.begin()
-        for part in parts:
-            digest.update(part)
-        return digest.digest()
-
     def begin(self) -> hashlib.blake2b:
         digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
         digest.update(f"{self.keys} {self.data_file}\n".encode())
@@ -247,12 +234,14 @@ def write(path: Path, keys: HeldKeys, seal: Seal) -> None:
     :raises TopicbergError: it cannot be written
     """
     arrays = (keys.high, keys.low, keys.position, keys.filter)
-    parts = [*(part.tobytes() for part in arrays), np.uint64(len(keys.high)).tobytes()]
+    digest = seal.begin()
     try:
         with replacing(path) as stream:
-            for part in parts:
-                stream.write(part)
-            stream.write(seal.checksum(*parts))
+            for part in (*arrays, np.uint64(len(keys.high))):
+                content = part.tobytes()
+                stream.write(content)
+                digest.update(content)
+            stream.write(digest.digest())
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:

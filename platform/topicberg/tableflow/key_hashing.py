@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Self
 from uuid import UUID
 
 import numpy as np
@@ -58,16 +59,28 @@ class KeyHasher:
         key: UpsertKey | None = None,
         decode: DecodeKeys = no_decoder,
     ) -> None:
-        """See :class:`topicberg.tableflow.keys.KeyIndex`."""
+        """:param key_columns: the raw key and Kafka's partition; or those of a decoded key
+        :param is_decoded: whether the keys of a change log are compared: equal values are equal
+            keys, whatever the bytes and the partition
+        :param key: of an upsert table whose keys are decoded
+        :param decode: decodes the raw keys of such a table, if its columns do not have the keys
+        """
         self.table_uuid = table.metadata.table_uuid
         self.key, self.decode = key, decode
+        self.of = (self.table_uuid, tuple(key_columns), key)
+        """What the keys are of."""
         schema = table.schema()
         self._key_ids = tuple(
             schema.find_field(name).field_id for name in (() if key else key_columns)
         )
         self._key_types = key_types(schema, key_columns) if is_decoded else None
-        self.definition = self._probe()
-        """Differs if other keys are equal, or if they are hashed otherwise."""
+
+    @classmethod
+    def of_upserts(cls, table: Table, key: UpsertKey, decode: DecodeKeys) -> Self:
+        """Return what hashes the keys of an upsert table without a change log."""
+        if key.is_decoded:
+            return cls(table, key.names, key=key, decode=decode)
+        return cls(table, (key.raw, key.partition))
 
     def hashes(self, columns: Sequence[Any], first: int = 0) -> Keys:
         """Return the keys of rows, given their key columns; see :meth:`hashed`."""
@@ -80,8 +93,7 @@ class KeyHasher:
 
         :param raw: raw keys, or the texts of decoded ones
         """
-        hash_rows = hash_keys if self.key is None else hash_decoded
-        return hash_rows(self.table_uuid, raw, partition, first)
+        return hash_keys(self.table_uuid, raw, partition, first, are_decoded=self.key is not None)
 
     def hashed_raw(self, raw: Any, partition: Any) -> Keys:
         """Return the keys of records, given their raw keys; without those that are malformed.
@@ -90,8 +102,6 @@ class KeyHasher:
         """
         if self.key is None:
             return self.hashed(raw, partition)
-        if not len(raw):
-            return merged([])
         text = self.decode(raw)
         rows = np.flatnonzero(text.is_valid().to_numpy(zero_copy_only=False))
         keys = self.hashed(text.take(rows), partition.take(rows))
@@ -105,8 +115,12 @@ class KeyHasher:
         columns = _key_columns(table, file, self._key_ids, is_decoded=self._key_types is not None)
         return HeldKeys.of(merged([self.hashes(*each) for each in columns]))
 
-    def _probe(self) -> str:
-        """Return a digest of the key format: key files of another format are not read."""
+    @cached_property
+    def definition(self) -> str:
+        """A digest that differs if other keys are equal, or if they are hashed otherwise.
+
+        Key files of another one are not read.
+        """
         keys = self.hashed(
             pa.array([b"", b"\x00", b"k" * 256], pa.binary()), pa.array([0, 1, 2], pa.int32())
         )
@@ -114,28 +128,35 @@ class KeyHasher:
         content += repr((key_files.FORMAT, self._key_ids)).encode()
         if self._key_types is not None:
             content += repr(list(map(str, self._key_types))).encode()
-            if any(map(_is_floating, self._key_types)):
+            if any(map(pa.types.is_floating, self._key_types)):
                 content += b"-0.0 is 0.0"
         if self.key is not None:
             content += repr((_DECODED_VERSION, self.key.definition)).encode()
         return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def hash_keys(table_uuid: UUID, raw: Any, partition: Any, first: int = 0) -> Keys:
+def hash_keys(
+    table_uuid: UUID, raw: Any, partition: Any, first: int = 0, *, are_decoded: bool = False
+) -> Keys:
     """Return the keys of rows, given the Arrow arrays of raw keys and partitions.
 
     They are in the order of the rows, without those whose key is null.
 
+    :param raw: raw keys, or the texts of decoded ones
     :param first: position of the first row
+    :param are_decoded: equal keys have equal hashes in all partitions, but for the bits of these
     """
     from topicberg.tableflow.key_hash import hashes
 
     has_key = pc.and_(raw.is_valid(), partition.is_valid())
     keys = whole(raw.filter(has_key).cast(pa.binary()))
-    spread = partition.filter(has_key).to_numpy(zero_copy_only=False).astype(np.uint64) * _SPREAD
+    partitions = partition.filter(has_key).to_numpy(zero_copy_only=False)
     secret = table_uuid.hex.encode()
     high, low = (hashes(keys, part) for part in (secret[:16], secret[16:]))
-    high ^= spread
+    if are_decoded:
+        low = with_partition(low, partitions)
+    else:
+        high ^= partitions.astype(np.uint64) * _SPREAD
     position = np.flatnonzero(has_key.to_numpy(zero_copy_only=False)) + first
     return Keys(high, low, position.astype(np.uint32))
 
@@ -149,18 +170,6 @@ def hash_values(
     """
     text = one_text(columns, types)
     return hash_keys(table_uuid, text, pa.array(np.zeros(len(text), np.int32)), first)
-
-
-def hash_decoded(table_uuid: UUID, text: Any, partition: Any, first: int = 0) -> Keys:
-    """Return the keys of rows, given the texts of decoded keys; see :func:`hash_keys`."""
-    text, partition = whole(text), whole(partition)
-    is_there = partition.is_valid()
-    nowhere = pa.array(np.zeros(len(text), np.int32))
-    found = hash_keys(table_uuid, text.filter(is_there), nowhere.filter(is_there))
-    rows = np.flatnonzero(is_there.to_numpy(zero_copy_only=False)) + first
-    partitions = partition.filter(is_there).to_numpy(zero_copy_only=False)
-    low = with_partition(found.low, partitions[found.position])
-    return Keys(found.high, low, rows[found.position].astype(np.uint32))
 
 
 def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
@@ -180,10 +189,6 @@ def times_of(times: Any, raw: Any, key: UpsertKey) -> NDArray[np.int64]:
     return micros
 
 
-def _is_floating(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind))
-
-
 def key_types(schema: Schema, names: Sequence[str]) -> list[pa.DataType]:
     """Return the types of a table's columns whose values are keys."""
     arrow = schema_to_pyarrow(schema, include_field_ids=False)
@@ -198,35 +203,47 @@ def one_text(columns: Sequence[Any], types: Sequence[pa.DataType]) -> Any:
     return key_text([pc.cast(one, kind) for one, kind in zip(columns, types, strict=True)])
 
 
+def _columns_by_id(
+    table: Table, file: DataFile, field_ids: Collection[int]
+) -> Iterator[tuple[dict[int, Any], int, int]]:
+    """Yield columns of some rows, how many these are, and the position of the first one.
+
+    :param field_ids: of the columns; those that the file does not have are left out
+    """
+    with table.io.new_input(file.file_path).open() as stream:
+        parquet = pq.ParquetFile(stream)
+        schema, arrow = table.schema(), parquet.schema_arrow
+        in_file = names_by_id(arrow)
+        names = {number: in_file[number] for number in field_ids if number in in_file}
+        first = 0
+        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=list(names.values())):
+            columns = {
+                number: with_names_of(schema, batch.column(name), arrow.field(name))
+                for number, name in names.items()
+            }
+            yield columns, batch.num_rows, first
+            first += batch.num_rows
+
+
 def _key_columns(
-    table: Table,
-    file: DataFile,
-    field_ids: tuple[int, ...],
-    *,
-    is_decoded: bool = False,
+    table: Table, file: DataFile, field_ids: Sequence[int], *, is_decoded: bool
 ) -> Iterator[tuple[list[Any], int]]:
     """Yield the key columns of some rows, and the position of the first one.
 
     Raw keys: yields nothing if the file has no such columns. A column of a decoded key that the
     file does not have is null, or its default.
     """
-    with table.io.new_input(file.file_path).open() as stream:
-        parquet = pq.ParquetFile(stream)
-        schema, arrow = table.schema(), parquet.schema_arrow
-        names = names_by_id(arrow)
-        if not is_decoded and not names.keys() >= set(field_ids):
+    schema = table.schema()
+    for columns, rows, first in _columns_by_id(table, file, field_ids):
+        if not is_decoded and len(columns) < len(field_ids):
             return
-        columns = [names[number] for number in field_ids if number in names]
-        first = 0
-        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            arrays = [
-                with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
-                if number in names
-                else missing_column(schema.find_field(number), batch.num_rows)
-                for number in field_ids
-            ]
-            yield arrays, first
-            first += batch.num_rows
+        arrays = [
+            columns[number]
+            if number in columns
+            else missing_column(schema.find_field(number), rows)
+            for number in field_ids
+        ]
+        yield arrays, first
 
 
 def key_texts(
@@ -237,31 +254,26 @@ def key_texts(
     Rows that others wrote, without a partition, have no key.
     """
     schema = table.schema()
-    fields = {name: schema.find_field(name).field_id for name in (*key.names, key.partition)}
-    raw_id = schema.find_field(key.raw).field_id
-    with table.io.new_input(file.file_path).open() as stream:
-        parquet = pq.ParquetFile(stream)
-        arrow = parquet.schema_arrow
-        names = names_by_id(arrow)
-        if fields[key.partition] not in names:
+    fields = [schema.find_field(name) for name in key.names]
+    raw, partition = (schema.find_field(name).field_id for name in (key.raw, key.partition))
+    ids = [*(field.field_id for field in fields), partition]
+    if not key.is_in_columns:
+        ids.append(raw)
+    for columns, rows, first in _columns_by_id(table, file, ids):
+        if partition not in columns:
             return
-        ids = [*fields.values(), *(() if key.is_in_columns else (raw_id,))]
-        columns = [names[number] for number in ids if number in names]
-        first = 0
-        for batch in parquet.iter_batches(_ROWS_AT_ONCE, columns=columns):
-            nothing = pa.nulls(batch.num_rows)  # of no type: it has the text of an absent field
-            arrays = {
-                name: with_names_of(schema, batch.column(names[number]), arrow.field(names[number]))
-                if number in names
-                else nothing
-                if schema.find_field(number).initial_default is None
-                else missing_column(schema.find_field(number), batch.num_rows)
-                for name, number in fields.items()
-            }
-            text = key_text([arrays[name] for name in key.names], key.shapes)
-            if not key.is_in_columns and raw_id in names:
-                # The columns may have the value's fields. They are for keys that cannot be decoded
-                # any more: earlier versions of topicberg kept only the SHA-256 of a long key.
-                text = pc.coalesce(decode(batch.column(names[raw_id])), text)
-            yield text, arrays[key.partition], first
-            first += batch.num_rows
+        nothing = pa.nulls(rows)  # of no type: it has the text of an absent field
+        arrays = [
+            columns[field.field_id]
+            if field.field_id in columns
+            else nothing
+            if field.initial_default is None
+            else missing_column(field, rows)
+            for field in fields
+        ]
+        text = key_text(arrays, key.shapes)
+        if raw in columns:
+            # The columns may have the value's fields. They are for keys that cannot be decoded any
+            # more: earlier versions of topicberg kept only the SHA-256 of a long key.
+            text = pc.coalesce(decode(columns[raw]), text)
+        yield text, columns[partition], first

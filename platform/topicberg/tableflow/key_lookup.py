@@ -120,42 +120,23 @@ def _place(sorted_hashes, wanted):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def pairs(few_high, few_low, many_high, many_low):  # type: ignore[no-untyped-def]
+def pairs(few_high, few_low, many_high, many_low, compared):  # type: ignore[no-untyped-def]
     """Return the places of all pairs of equal keys, in both: two arrays.
 
-    :param many_high: sorted, as ``many_low`` is by it
+    :param many_high: sorted
+    :param compared: the bits of the second halves that count
     """
     of_few, of_many = np.empty(1024, np.int64), np.empty(1024, np.int64)
     count = 0
     for number in range(len(few_high)):
         place = _place(many_high, few_high[number])
         while place < len(many_high) and many_high[place] == few_high[number]:
-            if many_low[place] == few_low[number]:
+            if (many_low[place] ^ few_low[number]) & compared == 0:
                 if count == len(of_few):
                     of_few = np.append(of_few, np.empty(3 * count, np.int64))
                     of_many = np.append(of_many, np.empty(3 * count, np.int64))
                 of_few[count], of_many[count] = number, place
                 count += 1
-            place += 1
-    return of_few[:count], of_many[:count]
-
-
-@compiled
-def pairs_of_high(few_high, many_high):  # type: ignore[no-untyped-def]
-    """Return the places of all pairs of keys that are equal in the first half: two arrays.
-
-    :param many_high: sorted
-    """
-    of_few, of_many = np.empty(1024, np.int64), np.empty(1024, np.int64)
-    count = 0
-    for number in range(len(few_high)):
-        place = _place(many_high, few_high[number])
-        while place < len(many_high) and many_high[place] == few_high[number]:
-            if count == len(of_few):
-                of_few = np.append(of_few, np.empty(3 * count, np.int64))
-                of_many = np.append(of_many, np.empty(3 * count, np.int64))
-            of_few[count], of_many[count] = number, place
-            count += 1
             place += 1
     return of_few[:count], of_many[:count]
 
@@ -166,5 +147,4 @@ def compile_lookup() -> None:
     ordered(hashes, hashes)
     fill(bits, 8, hashes, hashes)
     passing(bits, 8, hashes, hashes)
-    pairs(hashes, hashes, hashes, hashes)
-    pairs_of_high(hashes, hashes)
+    pairs(hashes, hashes, hashes, hashes, hashes[0])

@@ -72,9 +72,8 @@ def _text(values: Any, shape: KeyShape) -> Any:
     if pa.types.is_struct(kind):
         return _struct_text(values, shape)
     if pa.types.is_map(kind):
-        inner = (
-            _sized(_text(part, part_shape)) for part, (_, part_shape) in _entries(values, shape)
-        )
+        pairs = zip((values.keys, values.items), shape.parts, strict=True)
+        inner = (_sized(_text(part, part_shape)) for part, (_, part_shape) in pairs)
         entries = pc.binary_join_element_wise(*inner, b",")
         return _list_text(values, entries, is_map=True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -89,10 +88,6 @@ def _text(values: Any, shape: KeyShape) -> Any:
     if not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind):
         values = values.cast(pa.string())
     return values.cast(pa.binary())
-
-
-def _entries(values: pa.MapArray, shape: KeyShape) -> list[tuple[Any, tuple[str, KeyShape]]]:
-    return list(zip((values.keys, values.items), shape.parts, strict=True))
 
 
 def _struct_text(values: pa.StructArray, shape: KeyShape) -> Any:

@@ -47,9 +47,8 @@ from topicberg.tableflow.key_files import (
     newest_of_partitions,
     same_key,
 )
-from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
+from topicberg.tableflow.key_hashing import KeyHasher, times_of
 from topicberg.tableflow.key_store import KeyStore
-from topicberg.tableflow.upsert_key import UpsertKey
 
 _RANGE_ROWS = 4_000_000
 """Rows of a table whose keys are compared with each other at once."""
@@ -74,51 +73,25 @@ def forget_files(config: Settings, topic: str, table: Table, paths: Collection[s
 
 
 def index_of(
-    config: Settings,
-    topic: str,
-    table: Table,
-    key: UpsertKey,
-    decode: DecodeKeys,
-    known: KeyIndex | None = None,
+    config: Settings, topic: str, hasher: KeyHasher, known: KeyIndex | None = None
 ) -> KeyIndex:
-    """Return the index of an upsert table without a change log.
+    """Return the index of a table.
 
     :param known: the index of before, which is kept if it is of the same keys
     """
-    columns = key.names if key.is_decoded else (key.raw, key.partition)
-    decoded = key if key.is_decoded else None
-    if known is not None and known.of == (table.metadata.table_uuid, columns, decoded):
-        known.hasher.decode = decode
+    if known is not None and known.hasher.of == hasher.of:
+        known.hasher.decode = hasher.decode
         return known
-    return KeyIndex(key_folder(config, topic), table, columns, key=decoded, decode=decode)
+    return KeyIndex(key_folder(config, topic), hasher)
 
 
 class KeyIndex:
-    """The keys of one table. Not thread-safe; any number of processes may share the folder.
+    """The keys of one table. Not thread-safe; any number of processes may share the folder."""
 
-    :param folder: of the topic; holds a folder for its table
-    :param key_columns: names of the columns with the raw key and with Kafka's partition; or those
-        of a decoded key
-    :param is_decoded: whether the keys are decoded: equal values are equal keys, whatever the bytes
-        and the partition
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        table: Table,
-        key_columns: Sequence[str],
-        *,
-        is_decoded: bool = False,
-        key: UpsertKey | None = None,
-        decode: DecodeKeys = no_decoder,
-    ) -> None:
-        """:param key: of an upsert table whose keys are decoded
-        :param decode: decodes the raw keys of such a table, if its columns do not have the keys
-        """
-        self.of = (table.metadata.table_uuid, tuple(key_columns), key)
-        self.hasher = KeyHasher(table, key_columns, is_decoded=is_decoded, key=key, decode=decode)
-        self.store = KeyStore(folder, self.hasher)
+    def __init__(self, folder: Path, hasher: KeyHasher) -> None:
+        """:param folder: of the topic; holds a folder for its table"""
+        self.hasher = hasher
+        self.store = KeyStore(folder, hasher)
         self._deleted = DeletedRows()
         self._files: dict[str, tuple[DataFile, ...]] = {}  # by manifest; manifests never change
 
@@ -166,9 +139,9 @@ class KeyIndex:
         """
 
         def others(file_keys: HeldKeys) -> NDArray[np.uint32]:
-            if self.hasher.key is None:
-                return np.setdiff1d(file_keys.position, file_keys.positions_of(kept))
-            return np.setdiff1d(file_keys.position, file_keys.position[file_keys.matches(kept)[1]])
+            are_decoded = self.hasher.key is not None
+            stay = file_keys.positions_of(kept, are_decoded=are_decoded)
+            return np.setdiff1d(file_keys.position, stay)
 
         return self._rows(table, head, others)
 
@@ -190,7 +163,7 @@ class KeyIndex:
 
         def choose(file_keys: HeldKeys) -> NDArray[np.uint32]:
             nonlocal matches
-            places, rows = file_keys.matches(keys)
+            places, rows = file_keys.equal(keys, are_decoded=True)
             order = np.argsort(file_keys.position[rows])
             places, rows = places[order], rows[order]
             matches = places, file_keys.low[rows]
@@ -204,7 +177,9 @@ class KeyIndex:
             if is_moved.any():
                 moved = np.flatnonzero(is_moved)
                 rows = FileRows(of_file.file, of_file.positions[moved])
-                held_times = self._times(table, rows)
+                names = [self.hasher.key.time, self.hasher.key.raw]
+                micros, raw = read_rows(table, rows, names).columns
+                held_times = times_of(micros, raw, self.hasher.key)
                 own_times = times[keys.position[places[moved]]]
                 # As in newest_of_partitions: the higher partition if the times are equal.
                 is_newer = (held_times > own_times) | (
@@ -280,11 +255,6 @@ class KeyIndex:
             for number in np.unique(numbers[gone])
         }
 
-    def _times(self, table: Table, rows: FileRows) -> NDArray[np.int64]:
-        assert self.hasher.key is not None  # noqa: S101  the keys are decoded
-        micros, raw = read_rows(table, rows, [self.hasher.key.time, self.hasher.key.raw]).columns
-        return times_of(micros, raw, self.hasher.key)
-
     def _rows(
         self, table: Table, head: Snapshot, choose: Callable[[HeldKeys], NDArray[np.uint32]]
     ) -> list[FileRows]:
@@ -340,21 +310,9 @@ def _in_ranges(
         live[rows.positions] = True
         is_live.append(live)
     for number in range(count):
-        parts, numbers = [], []
-        for place, (_, keys) in enumerate(rows_and_keys):
-            inside = slice(bounds[place][number], bounds[place][number + 1])
-            stays = is_live[place][keys.position[inside]]
-            live_keys = Keys(
-                keys.high[inside][stays], keys.low[inside][stays], keys.position[inside][stays]
-            )
-            parts.append(live_keys)
-            numbers.append(np.full(len(live_keys.high), place, np.int32))
-        if parts:
-            yield (
-                np.concatenate(numbers),
-                Keys(
-                    np.concatenate([part.high for part in parts]),
-                    np.concatenate([part.low for part in parts]),
-                    np.concatenate([part.position for part in parts]),
-                ),
-            )
+        parts = []
+        for (_, keys), live, bound in zip(rows_and_keys, is_live, bounds, strict=True):
+            inside = keys.chosen(slice(bound[number], bound[number + 1]))
+            parts.append(inside.chosen(live[inside.position]))
+        sizes = np.array([len(part.high) for part in parts], np.intp)
+        yield np.repeat(np.arange(len(parts), dtype=np.int32), sizes), Keys.joined(parts)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,29 +25,21 @@ def last_changes(by_key: ByKey) -> tuple[NDArray[np.intp], pa.Table]:
     for name in ("m", "p"):
         nothing = pa.scalar(None, facts.of_type(name))
         places = places.append_column(name, pc.if_else(is_known, order.column(name), nothing))
-    starts = np.flatnonzero(by_key.is_new_key[by_key.starts[ends]])  # the first group of a key
-    if len(starts) == len(ends):
+    is_first = by_key.is_new_key[by_key.starts[ends]]  # the first group of a key
+    is_only = is_first & np.append(is_first[1:], True)[: len(ends)]
+    if is_only.all():
         return ends, places
-    bounds = [*starts.tolist(), len(ends)]
-    chosen = np.array(
-        [
-            first if end == first + 1 else _latest(places, first, end)
-            for first, end in pairwise(bounds)
-        ],
-        np.intp,
+    several = np.flatnonzero(~is_only)
+    changes = places.take(pa.array(several))
+    changes = changes.append_column("key", pa.array(by_key.key_numbers[ends[several]]))
+    columns = [(name, "ascending") for name in ("key", "m", "p", "offset")]
+    age = pc.sort_indices(
+        changes, [*columns, ("partition", "descending")], null_placement="at_start"
     )
+    in_order = changes.column("key").take(age).to_numpy()
+    latest = several[age.to_numpy()[np.append(in_order[1:] != in_order[:-1], True)]]
+    chosen = np.sort(np.concatenate([np.flatnonzero(is_only), latest]))
     return ends[chosen], places.take(pa.array(chosen))
-
-
-def _latest(places: pa.Table, first: int, end: int) -> int:
-    """Return the latest of the last changes of one key in several partitions."""
-
-    def age(number: int) -> tuple[Any, ...]:
-        m, p, offset = (places.column(name)[number].as_py() for name in ("m", "p", "offset"))
-        empty: Any = "" if isinstance(p, str) else 0
-        return m is not None, m or 0, p is not None, p or empty, offset
-
-    return max(range(first, end), key=age)
 
 
 def as_read(chosen: NDArray[np.intp], order: NDArray[np.intp], count: int) -> NDArray[np.intp]:

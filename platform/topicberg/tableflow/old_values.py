@@ -72,9 +72,9 @@ class BatchProgress:
 
     def end_at(self, ends: Mapping[int, int]) -> None:
         """Note the oldest change of each partition behind an earlier end."""
-        facts = self._facts
-        for partition, end in ends.items() if facts is not None else ():
-            assert facts is not None  # noqa: S101
+        if (facts := self._facts) is None:
+            return
+        for partition, end in ends.items():
             behind = (facts.partition == partition) & (facts.offset >= end)
             at = _extreme(facts, behind, pc.min)
             if at is not None:
@@ -121,29 +121,25 @@ class OldValues:
         self.repeated: set[PartitionOffset] = set()
         """The changes for which there is no value any more."""
 
-    def fills(self, needs: pa.Table, keys: NDArray[np.intp]) -> pa.Table | None:
-        """Return a value for each missing column of the changes that have one.
+    def fills(self, needs: pa.Table, keys: NDArray[np.intp]) -> tuple[NDArray[np.intp], pa.Table]:
+        """Return a value for each missing column of the changes that have one, and their numbers.
 
         :param keys: the numbers of their keys
         """
         target, old = self.target, self.rows
-        types = target.types(target.toast)
         matches = old.matches(keys)
         has_row = matches >= 0
         matches[has_row] = np.where(old.is_truncated[matches[has_row]], -1, matches[has_row])
         origin = needs.column("origin").is_valid().to_numpy(zero_copy_only=False)
         life = needs.column("life").to_numpy(zero_copy_only=False)
         plain = ~origin & (life == 0) & (matches >= 0)
-        parts = []
         waiting: dict[int, int] = {}
         if plain.any() and (self.lost or self.progress.may_move):
             plain &= self._usable(needs, matches, plain, waiting)
-        if plain.any():
-            taken = old.values.select(target.toast).take(pa.array(matches[plain]))
-            parts.append(self._part(needs.filter(pa.array(plain)), taken.columns, types))
-        resolved: list[tuple[PartitionOffset, dict[str, Any]]] = []
-        for number in np.flatnonzero(~plain):
-            need, place = _need(needs, int(number))
+        resolved: dict[int, dict[str, Any]] = {}
+        for number in map(int, np.flatnonzero(~plain)):
+            need = self._need(needs.slice(number, 1).to_pylist()[0])
+            place = need["place"]
             if place in self.refused or place[1] >= waiting.get(place[0], 1 << 62):
                 continue
             try:
@@ -154,7 +150,7 @@ class OldValues:
                     continue
                 values = None
             if values is not None:
-                resolved.append((place, values))
+                resolved[number] = values
             elif self._is_repeated(need):
                 self.repeated.add(place)
             else:
@@ -162,15 +158,13 @@ class OldValues:
                     target, need, "the row from before the change is not known"
                 )
         self._wait(waiting)
-        if resolved:
-            partitions, offsets = zip(*(place for place, _ in resolved), strict=True)
-            places = pa.table([pa.array(partitions), pa.array(offsets)], ["partition", "offset"])
-            columns = [
-                pa.array([values.get(name) for _, values in resolved], kind)
-                for name, kind in zip(target.toast, types, strict=True)
-            ]
-            parts.append(self._part(places, columns, types))
-        return pa.concat_tables(parts) if parts else None
+        taken = old.values.select(target.toast).take(pa.array(matches[plain]))
+        columns = [
+            pa.array([values.get(name) for values in resolved.values()], kind)
+            for name, kind in zip(target.toast, target.types(target.toast), strict=True)
+        ]
+        numbers = np.concatenate([np.flatnonzero(plain), np.array([*resolved], np.intp)])
+        return numbers, pa.concat_tables([taken, pa.table(columns, names=target.toast)])
 
     def _usable(
         self,
@@ -192,13 +186,13 @@ class OldValues:
             is_lost = self.lost.is_after(hashes.get(number), partitions[row], offsets[row])
             if not (is_lost or has_moved):
                 continue
-            need, place = _need(needs, number)
+            need = self._need(needs.slice(number, 1).to_pylist()[0])
             if is_lost:
-                self.refused[place] = _lacking(
+                self.refused[need["place"]] = _lacking(
                     target, need, "a change of the row that may have had it was left out"
                 )
             elif not self._is_certain(need):
-                end_before(waiting, *place)
+                end_before(waiting, *need["place"])
             elif not self._is_changed_before(need):
                 continue
             usable[number] = False
@@ -206,26 +200,22 @@ class OldValues:
 
     def _is_repeated(self, need: Mapping[str, Any]) -> bool:
         """Return whether a change was read before, and later ones deleted its row."""
-        key = tuple(need[name] for name in self.target.key_columns)
-        order = order_of(need["m"], need["p"])
-        return self.state.has_reached(need["partition"], order) and self._reverted_row(key) is None
+        has_reached = self.state.has_reached(need["partition"], need["order"])
+        return has_reached and self._reverted_row(need["key"]) is None
 
     def _is_changed_before(self, need: Mapping[str, Any]) -> bool:
         """Return whether another partition of the batch has changes of the key from before."""
-        key = tuple(need[name] for name in self.target.key_columns)
-        order = order_of(need["m"], need["p"])
-        return order is not None and any(
-            event["partition"] != need["partition"] and event["order"] < order
-            for event in self._events(key)
+        return need["order"] is not None and any(
+            event["partition"] != need["partition"] and event["order"] < need["order"]
+            for event in self._events(need["key"])
         )
 
     def _is_certain(self, need: Mapping[str, Any]) -> bool:
         """Return whether all changes from before one are read, in all partitions."""
         batch = self.progress.batch
-        order = order_of(need["m"], need["p"])
         is_old = time.time() * 1000 - (need["kafka_ms"] or 0) > CERTAIN_MS
         for partition, end in batch.end.items():
-            has_passed = self.progress.has_read(partition, order)
+            has_passed = self.progress.has_read(partition, need["order"])
             is_at_end = is_old and end >= self.progress.log_end.get(partition, 0)
             if partition != need["partition"] and not has_passed and not is_at_end:
                 return False
@@ -237,29 +227,27 @@ class OldValues:
         :param keys: the numbers of their keys
         :raises BatchCutError: there are such changes, or may be
         """
-        old, waiting = self.rows, dict[int, int]()
-        matches = old.matches(keys)
-        partitions = old.values.column(self.target.order_columns[0])
-        for number, need in enumerate(alone.to_pylist()):
-            place, order = (need["partition"], need["offset"]), order_of(need["m"], need["p"])
-            key = tuple(need[name] for name in self.target.key_columns)
-            is_elsewhere = any(
-                event["op"] in LIVE and event["partition"] != place[0] and event["order"] < order
-                for event in (self._events(key) if order is not None else [])
+        waiting: dict[int, int] = {}
+        for need, row in zip(
+            map(self._need, alone.to_pylist()), self.rows.matches(keys).tolist(), strict=True
+        ):
+            partition, order = need["partition"], need["order"]
+            is_elsewhere = order is not None and any(
+                event["op"] in LIVE and event["partition"] != partition and event["order"] < order
+                for event in self._events(need["key"])
             )
-            row = int(matches[number])
-            has_moved = row < 0 or partitions[row].as_py() != place[0]
+            has_moved = row < 0 or self.rows.place(row)[0] != partition
             if is_elsewhere or (has_moved and not self._is_certain(need)):
-                end_before(waiting, *place)
+                end_before(waiting, *need["place"])
         self._wait(waiting)
 
-    def _part(self, places: pa.Table, columns: Sequence[Any], types: Sequence[Any]) -> pa.Table:
-        arrays = [
-            places.column("partition").cast(pa.int32()),
-            places.column("offset").cast(pa.int64()),
-            *(column.cast(kind) for column, kind in zip(columns, types, strict=True)),
-        ]
-        return pa.table(arrays, names=["partition", "offset", *self.target.fills.values()])
+    def _need(self, change: dict[str, Any]) -> dict[str, Any]:
+        """Return a change that lacks values, with its place, key and order."""
+        return change | {
+            "place": (change["partition"], change["offset"]),
+            "key": tuple(change[name] for name in self.target.key_columns),
+            "order": order_of(change["m"], change["p"]),
+        }
 
     def _may_wait(self, need: Mapping[str, Any]) -> bool:
         if self.progress.batch.until({need["partition"]: need["offset"]}).records:
@@ -287,9 +275,7 @@ class OldValues:
                 return None
             if self.progress.may_move and not self._is_certain(need):
                 raise _WaitError(is_needed=True)
-            key = tuple(need[name] for name in self.target.key_columns)
-            order = order_of(need["m"], need["p"])
-            return self._before(key, order, need["missing"], is_moved=True)
+            return self._before(need["key"], need["order"], need["missing"], is_moved=True)
         origin = need["origin"]
         moved = order_of(origin["m"], origin["p"])
         if row >= 0:  # the same insertion again, delivered twice
@@ -308,10 +294,9 @@ class OldValues:
 
         :param moved: the order of the insertion, which is repeated as well
         """
-        key = tuple(need[name] for name in self.target.key_columns)
-        if (reverted := self._reverted_row(key)) is None or reverted.lacks:
+        if (reverted := self._reverted_row(need["key"])) is None or reverted.lacks:
             return None
-        row = self._ordered_row(key, reverted.snapshot)
+        row = self._ordered_row(need["key"], reverted.snapshot)
         if row is None or row[1] is None or row[1] < moved:
             return None
         return {name: row[0][name] for name in need["missing"]}
@@ -319,8 +304,7 @@ class OldValues:
     def _reverted_row(self, key: tuple[Any, ...]) -> Move | None:
         if not self.state.reverted:
             return None
-        hashes = self.target.hashed(self.target.of_key(key))
-        return self.state.reverted.get(hashes.get(0, ""))
+        return self.state.reverted.get(self.target.hash_of(key) or "")
 
     def _before(
         self,
@@ -392,17 +376,17 @@ class OldValues:
 
     def _move(self, key: tuple[Any, ...], order: Order) -> Move | None:
         """Return the deletion of an old key, if it was applied before this batch."""
-        of_order = [m for m in self.state.moves if order_of(m.micros, m.position) == order]
+        of_order = [move for move in self.state.moves if move.order == order]
         if not of_order:
             return None
-        hashes = self.target.hashed(self.target.of_key(key))
-        return next((move for move in of_order if move.key == hashes.get(0)), None)
+        hashed = self.target.hash_of(key)
+        return next((move for move in of_order if move.key == hashed), None)
 
     def _events(self, key: tuple[Any, ...]) -> list[dict[str, Any]]:
         if key in self.known:
             return self.known[key]
         target, by_key = self.target, self.by_key
-        hashed = target.hashed(target.of_key(key)).get(0)
+        hashed = target.hash_of(key)
         places = np.empty(0, np.intp)
         if hashed is not None:
             places = by_key.of_key(int(hashed[:16], 16), int(hashed[16:], 16))
@@ -430,7 +414,8 @@ class OldValues:
                 for e in events
                 if e["op"] != READ and precedes(read["order"], e["order"])
             ]
-            read["order"] = (min([read["order"][0], *later]), read["order"][1])
+            micros, *position = read["order"]
+            read["order"] = (min([micros, *later]), *position)
         events.sort(key=lambda e: (e["order"], e["partition"], e["offset"]))
         self.known[key] = events
         return events
@@ -463,17 +448,16 @@ class OldValues:
         snapshot = target.table.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
         if snapshot is None:
             return None
-        rows = target.rows_of(snapshot, target.key_of(key))
+        keys = target.index.hasher.hashes(target.of_key(key).columns)
+        rows = target.index.keyed_rows(target.table, snapshot, keys)
         return OldRows(target, rows, target.toast, []).row(0) if rows else None
 
     def _lacks(self, key: tuple[Any, ...], row: Mapping[str, Any]) -> bool:
         """Return whether a change after a row was left out."""
-        target = self.target
         if not self.lost:
             return False
-        hashed = self.target.hashed(self.target.of_key(key)).get(0)
-        partition, offset = row[target.order_columns[0]], row[target.offset_column]
-        return self.lost.is_after(hashed, partition, offset)
+        partition, offset = row[self.target.order_columns[0]], row[self.target.offset_column]
+        return self.lost.is_after(self.target.hash_of(key), partition, offset)
 
 
 class _WaitError(Exception):
@@ -483,12 +467,6 @@ class _WaitError(Exception):
         """:param is_needed: it is waited for, however long that takes"""
         super().__init__()
         self.is_needed = is_needed
-
-
-def _need(needs: pa.Table, number: int) -> tuple[dict[str, Any], PartitionOffset]:
-    """Return one of the changes that lack values, and its place."""
-    need: dict[str, Any] = needs.slice(number, 1).to_pylist()[0]
-    return need, (need["partition"], need["offset"])
 
 
 def _lacking(target: FoldTarget, need: Mapping[str, Any], why: str) -> str:

@@ -68,8 +68,10 @@ def is_placeholder(values: pa.Array, kind: IcebergType, placeholder: str) -> NDA
         case BinaryType():
             is_same = pc.equal(values, pa.scalar(placeholder.encode(), values.type))
         case ListType(element_type=element):
-            lists = _lists(placeholder.encode(), element, values.type.value_type)
-            return _among(values, lists)
+            lists = _as_elements(placeholder.encode(), element)
+            # As Python has values of the column's type.
+            wanted = [pa.array(items).cast(values.type.value_type).to_pylist() for items in lists]
+            return _among(values, wanted)
         case _:
             return _among(values, [[(placeholder, placeholder)]])
     return flags(is_same)
@@ -130,12 +132,8 @@ def _among(values: pa.Array, wanted: list[list[Any]]) -> NDArray[np.bool_]:
     return found
 
 
-def _lists(raw: bytes, element: IcebergType, kind: pa.DataType) -> list[list[Any]]:
-    """Return the lists that are the placeholder, as Python has values of an Arrow type."""
-    return [pa.array(one).cast(kind).to_pylist() for one in _as_elements(raw, element)]
-
-
 def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
+    """Return the lists that are the placeholder, for a type of elements."""
     numbers = _numbers(raw)
     match element:
         case StringType():
@@ -157,7 +155,7 @@ def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
                 for factor in (1_000, 1_000_000, 1)
             ]
         case DecimalType(precision=precision, scale=scale):
-            values = [Decimal((int(number < 0), _digits(number), -scale)) for number in numbers]
+            values = [Decimal(number).scaleb(-scale) for number in numbers]
             # Else the column cannot have it: such a record is malformed.
             return (
                 [values]
@@ -167,7 +165,3 @@ def _as_elements(raw: bytes, element: IcebergType) -> list[list[Any]]:
         case BooleanType():
             return [[number != 0 for number in numbers]]
     return [numbers]
-
-
-def _digits(number: int) -> tuple[int, ...]:
-    return tuple(map(int, str(abs(number))))

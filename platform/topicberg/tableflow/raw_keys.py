@@ -1,4 +1,4 @@
-"""The texts of raw keys that have a schema, decoded as the engine decodes records."""
+"""Raw keys that have a schema: as tables hold them, and their texts, decoded as the engine does."""
 
 from __future__ import annotations
 
@@ -19,6 +19,32 @@ from topicberg.tableflow.layout import MessageField
 from topicberg.tableflow.plan import message_decoder
 from topicberg.tableflow.upsert_key import UpsertKey
 from topicberg.tableflow.writers import MessageDecoder, Writers
+
+
+class KeyFraming:
+    """Brings keys of records into the form in which tables hold them."""
+
+    def __init__(self, half: MessageField, foreign: ForeignSchemas) -> None:
+        self._half, self._foreign = half, foreign
+        self._framing = half.record_framing()
+        assert half.subject is not None  # noqa: S101  it is decoded
+        self._known: set[int | UUID] = {*half.subject.schemas, *half.subject.guids}
+
+    def held(self, raw: bytes, header: bytes | None) -> bytes | None:
+        """Return a key with the id of its schema; None: nothing says what its schema is.
+
+        Schemas that the subject does not have are looked up, as the engine does.
+
+        :param header: see :func:`.formats.framing.header_of`
+        """
+        record = self._framing.framed(raw, header)
+        if isinstance(record, str):
+            return None
+        if record.schema not in self._known:
+            if self._foreign.look_up([record.schema]):
+                self._known.add(record.schema)
+            self._framing = self._half.record_framing(self._foreign.guids)
+        return self._framing.held(raw, header)
 
 
 class RawKeys:

@@ -36,7 +36,6 @@ from topicberg.tableflow.columns import (
 )
 from topicberg.tableflow.key_files import Keys, newest
 from topicberg.tableflow.key_hashing import (
-    hash_decoded,
     hash_keys,
     hash_values,
     key_types,
@@ -170,7 +169,7 @@ def _upsert(
     partition = columns[plan.columns[PARTITION]]
     times = None
     if key is not None and key.is_decoded:
-        hashed = hash_decoded(plan.upserts, columns.pop(IDENTITY), partition)
+        hashed = hash_keys(plan.upserts, columns.pop(IDENTITY), partition, are_decoded=True)
         times = times_of(columns[key.time], columns[key.raw], key)
     else:
         hashed = hash_keys(plan.upserts, columns[plan.columns[RAW_KEY]], partition)

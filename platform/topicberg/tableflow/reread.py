@@ -35,10 +35,10 @@ from topicberg.tableflow import tombstones
 from topicberg.tableflow.commit import committed
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.key_files import Keys, in_order, merged, newest, newest_of_partitions
-from topicberg.tableflow.key_hashing import DecodeKeys, no_decoder, times_of
+from topicberg.tableflow.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
 from topicberg.tableflow.keys import KeyIndex, index_of
-from topicberg.tableflow.layout import KEY, MessageField, read_layout
-from topicberg.tableflow.raw_keys import RawKeys
+from topicberg.tableflow.layout import KEY, read_layout
+from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
 from topicberg.tableflow.skips import current_user
 from topicberg.tableflow.upsert_key import UpsertKey, held_key, raw_key, upsert_key
 from topicberg.tableflow.waiting import check_identity
@@ -82,8 +82,9 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
     Records whose key is malformed are left out: they have no row.
     """
     described = np.empty(len(records), _RECORD)
-    columns = zip(*records, strict=True) if records else ((),) * 5
-    listed, described["partition"], described["offset"], described["deletes"], times = columns
+    listed, described["partition"], described["offset"], described["deletes"], times = zip(
+        *records, strict=True
+    )
     raw, partition = pa.array(listed, pa.binary()), np.ascontiguousarray(described["partition"])
     described["time"] = 0
     if index.hasher.key is not None:
@@ -143,10 +144,10 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     """
     require_upsert(spec)
     check_identity(table, spec)
-    key, decode, half = _key(spec, table, endpoints)
-    index = index_of(config, spec.name, table, key, decode)
+    key, decode, framing = _key(spec, table, endpoints)
+    index = index_of(config, spec.name, KeyHasher.of_upserts(table, key, decode))
     started_ms, records = int(time.time() * 1000), 0
-    keys = _described([], index)
+    keys = np.empty(0, _RECORD)
     reached = kafka.beginning_offsets(endpoints, spec.name)
 
     def read() -> None:
@@ -154,7 +155,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
         ranges = {p: (reached.get(p, 0), end[p]) for p in end}
-        unread = _records(endpoints, spec.name, ranges, half if key.is_decoded else None)
+        unread = _records(endpoints, spec.name, ranges, framing if key.is_decoded else None)
         while some := list(islice(unread, CHUNK)):
             keys, records = _newest(keys, _described(some, index)), records + len(some)
         reached = end
@@ -183,34 +184,33 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
 
 def _key(
     spec: TopicSpec, table: Table, endpoints: Endpoints
-) -> tuple[UpsertKey, DecodeKeys, MessageField | None]:
-    """Return the key of the table, what decodes raw keys, and the half that they are."""
+) -> tuple[UpsertKey, DecodeKeys, KeyFraming | None]:
+    """Return the key of the table, what decodes raw keys, and what frames those of records."""
     if not spec.key.has_schema:
         return raw_key(spec), no_decoder, None
     readers = schema_readers(endpoints)
     layout, foreign = read_layout(spec, readers), foreign_schemas(spec, readers)[KEY]
     key = upsert_key(spec, layout, table.schema().fields)
+    return key, RawKeys(layout.key, key, foreign).texts, KeyFraming(layout.key, foreign)
 
-    return key, RawKeys(layout.key, key, foreign).texts, layout.key
 
-
-def _held(half: MessageField, raw: bytes, message: Message) -> bytes:
-    """Return a key as tables hold it: with the id of its schema, which a header may have."""
+def _held(framing: KeyFraming, raw: bytes, message: Message) -> bytes:
+    """Return a key as tables hold it; one that cannot be decoded is as it was sent."""
     listed: Any = message.headers() or []
-    held = half.record_framing().held(raw, header_of(KEY, listed))
+    held = framing.held(raw, header_of(KEY, listed))
     return raw if held is None else held
 
 
 def _records(
-    endpoints: Endpoints, topic: str, ranges: Ranges, half: MessageField | None
+    endpoints: Endpoints, topic: str, ranges: Ranges, framing: KeyFraming | None
 ) -> Iterator[Record]:
-    """:param half: of keys that are decoded"""
+    """:param framing: of keys that are decoded"""
     for message in messages(endpoints, topic, ranges):
         if (key := message.key()) is not None:
             yield (
-                held_key(key) if half is None else _held(half, key, message),
+                held_key(key) if framing is None else _held(framing, key, message),
                 message.partition() or 0,
                 message.offset() or 0,
                 message.value() is None,
-                0 if half is None else message.timestamp()[1],
+                0 if framing is None else message.timestamp()[1],
             )

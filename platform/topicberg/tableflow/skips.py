@@ -11,7 +11,7 @@ from __future__ import annotations
 import getpass
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
@@ -90,46 +90,54 @@ def request(
     :raises SpecError: the table already holds the record, or the topic does not have it
     """
 
-    def attempt() -> bool:
-        table.refresh()
+    def wanted() -> list[Skip]:
         if place in requested(table):
-            return False
+            return []
         offsets = held_by(table, table.current_snapshot()).offsets
         if not offsets and (first := table.properties.get(FIRST_OFFSETS)):
             offsets = parse_offsets(first)
         _check(endpoints, topic, place, offsets)
-        skip = _skip(place, current_user(), reason)
-        note = dict([_note(skip)])
-        SnapshotChange(table, Operation.APPEND, properties=note).commit(note)
-        return True
+        return [_skip(place, current_user(), reason)]
 
-    exhausted = CommitConflictError(
-        f"topic {topic}: {ATTEMPTS} times in a row another commit came first",
-        hint="run the command again; nothing was changed",
-    )
-    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+    return _request(table, wanted, f"topic {topic}", "run the command again; nothing was changed")
 
 
 def adopt(table: Table, other: Table) -> None:
     """Request what was requested for another table of the same topic and is still to come here."""
 
-    def attempt() -> None:
-        table.refresh()
+    def wanted() -> list[Skip]:
         offsets = held_by(table, table.current_snapshot()).offsets
-        coming = [
+        known = requested(table)
+        return [
             skip
             for skip in requested(other).values()
-            if skip.place not in requested(table) and skip.offset >= offsets.get(skip.partition, 0)
+            if skip.place not in known and skip.offset >= offsets.get(skip.partition, 0)
         ]
-        if coming:
-            notes = dict(map(_note, coming))
+
+    _request(table, wanted, f"table {'.'.join(table.name())}", "try again; nothing was changed")
+
+
+def _request(table: Table, wanted: Callable[[], list[Skip]], name: str, hint: str) -> bool:
+    """Commit requests to skip records; return False if there are none.
+
+    :param wanted: returns them for the table as it is
+    """
+
+    def attempt() -> bool:
+        table.refresh()
+        skips = wanted()
+        if skips:
+            notes = {
+                f"{SKIP_PREFIX}{skip.partition}.{skip.offset}": skip.model_dump_json()
+                for skip in skips
+            }
             SnapshotChange(table, Operation.APPEND, properties=notes).commit(notes)
+        return bool(skips)
 
     exhausted = CommitConflictError(
-        f"table {'.'.join(table.name())}: {ATTEMPTS} times in a row another commit came first",
-        hint="try again; nothing was changed",
+        f"{name}: {ATTEMPTS} times in a row another commit came first", hint=hint
     )
-    retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+    return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
 
 
 def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Offsets) -> None:
@@ -161,11 +169,6 @@ def _check(endpoints: Endpoints, topic: str, place: PartitionOffset, offsets: Of
         )
 
 
-def _note(skip: Skip) -> tuple[str, str]:
-    """Return the table property of a requested skip."""
-    return f"{SKIP_PREFIX}{skip.partition}.{skip.offset}", skip.model_dump_json()
-
-
 def _skip(place: PartitionOffset, by: str, reason: str) -> Skip:
     now = int(time.time() * 1000)
     return Skip(partition=place[0], offset=place[1], by=by, at_ms=now, reason=reason)
@@ -179,7 +182,7 @@ def current_user() -> str:
         return socket.gethostname()
 
 
-def _parsed(text: str | None) -> Skip | None:
+def _parsed(text: str) -> Skip | None:
     try:
         return Skip.model_validate_json(text) if text else None
     except ValidationError as error:

@@ -15,8 +15,9 @@ from topicberg.settings import Settings
 from topicberg.tableflow.batch_plan import BatchPlan
 from topicberg.tableflow.current_rows import together
 from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.key_hashing import KeyHasher
 from topicberg.tableflow.key_state import KEYS, KeyState
-from topicberg.tableflow.keys import KeyIndex, index_of, key_folder
+from topicberg.tableflow.keys import KeyIndex, index_of
 from topicberg.tableflow.layout import KEY, Layout
 from topicberg.tableflow.raw_keys import RawKeys
 from topicberg.tableflow.reading import WrittenBatch
@@ -61,11 +62,8 @@ class TopicKeys:
         :param decoded: the columns of the key
         """
         self.wait()
-        folder = key_folder(self._config, self._spec.name)
-        if self._index is None or self._index.of != (
-            (table.metadata.table_uuid, tuple(decoded), None)
-        ):
-            self._index = KeyIndex(folder, table, decoded, is_decoded=True)
+        hasher = KeyHasher(table, decoded, is_decoded=True)
+        self._index = index_of(self._config, self._spec.name, hasher, self._index)
         return self._index
 
     def replaced(self, plan: BatchPlan, written: WrittenBatch) -> list[FileRows]:
@@ -161,12 +159,7 @@ class TopicKeys:
         self.wait()
         key = self.upsert_key(layout, table)
         assert key is not None  # noqa: S101  the table is upserted
-        self._index = index_of(
-            self._config,
-            self._spec.name,
-            table,
-            key,
-            RawKeys(layout.key, key, self._foreign[KEY]).texts,
-            self._index,
-        )
+        decode = RawKeys(layout.key, key, self._foreign[KEY]).texts
+        hasher = KeyHasher.of_upserts(table, key, decode)
+        self._index = index_of(self._config, self._spec.name, hasher, self._index)
         return self._index

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from topicberg.errors import TableflowError
+from topicberg.iceberg.file_rows import read_rows
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.tableflow.arrays import flags
 from topicberg.tableflow.change_batch import Facts
@@ -89,7 +90,7 @@ class Truncates:
             return []
         truncated = []
         for of_file in target.index.all_rows(target.table, target.head):
-            columns = target.read(of_file, target.order_columns)
+            columns = read_rows(target.table, of_file, target.order_columns)
             gone = self._came_before(columns)
             if gone.any():
                 truncated.append(FileRows(of_file.file, of_file.positions[gone]))

@@ -112,11 +112,13 @@ def upsert_key(spec: TopicSpec, layout: Layout, columns: Sequence[NestedField]) 
     if layout.key.subject is None:
         return raw_key(spec)
     natural = layout.key.fields()
-    shared = {field.name for field in natural} & _written(layout.value)
+    texts = {field.name: type_text(field) for field in natural}
+    shared = texts.keys() & _written(layout.value)
     fitting = {
-        field.name: field
-        for field, own in _pairs(columns, natural)
-        if own.name not in shared or type_text(field) == type_text(own)
+        column.name: column
+        for column in columns
+        if column.name in texts
+        and (column.name not in shared or type_text(column) == texts[column.name])
     }
     absent: Mapping[str, Any] = {}
     if layout.key.subject.latest.schema_type == "PROTOBUF":
@@ -150,16 +152,6 @@ def raw_key(spec: TopicSpec) -> UpsertKey:
     names = (RAW_KEY, PARTITION, OFFSET, "timestamp")
     raw, partition, offset, time = (spec.metadata_column(name) for name in names)
     return UpsertKey(raw, partition, offset, time)
-
-
-def _pairs(
-    columns: Sequence[NestedField], natural: Sequence[NestedField]
-) -> Iterator[tuple[NestedField, NestedField]]:
-    """Yield the columns that have the name of a field of the key, with that field."""
-    by_name = {field.name: field for field in natural}
-    for column in columns:
-        if column.name in by_name:
-            yield column, by_name[column.name]
 
 
 def _written(value: MessageField) -> set[str]:

@@ -47,6 +47,7 @@ from topicberg.iceberg.snapshots import report
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow import key_hashing, key_store
 from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, merged
+from topicberg.tableflow.key_hashing import KeyHasher
 from topicberg.tableflow.key_lookup import passing
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.table import drop
@@ -97,7 +98,7 @@ class Upserted:
         self.restart()
 
     def restart(self) -> None:
-        self.index = KeyIndex(self.folder, self.table, COLUMNS)
+        self.index = KeyIndex(self.folder, KeyHasher(self.table, COLUMNS))
 
     def batch(self, changes: Changes) -> None:
         added = {key: value for key, value in changes.items() if value is not None}
@@ -427,7 +428,7 @@ def test_deletes_are_of_one_partition_each(catalog: SqlCatalog, tmp_path: Path) 
         "b": [b for _, b in partitions],
     }
     table.append(pa.table(rows, schema=schema_to_pyarrow(schema)))
-    index = KeyIndex(tmp_path / "keys", table, COLUMNS)
+    index = KeyIndex(tmp_path / "keys", KeyHasher(table, COLUMNS))
     head = table.current_snapshot()
     assert head is not None
     keys = arrow({(b"%d" % n, 0): 0 for n in range(4)})

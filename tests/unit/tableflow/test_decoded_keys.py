@@ -244,7 +244,7 @@ def test_rows_of_a_key_are_found_in_all_partitions(
     times: int, held: list[tuple[int, int, int]], wanted: list[tuple[int, int, int]]
 ) -> None:
     rows, keys = merged([hashed(held * times)]), merged([hashed(wanted)])
-    of_keys, of_rows = HeldKeys.of(rows).matches(keys)
+    of_keys, of_rows = HeldKeys.of(rows).equal(keys, are_decoded=True)
     listed = held * times
     found = sorted(zip(keys.position[of_keys], rows.position[of_rows], strict=True))
     assert found == [

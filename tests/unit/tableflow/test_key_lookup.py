@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from topicberg.tableflow.key_files import BLOCK_BITS, HeldKeys, Keys, in_order, is_last, merged
 from topicberg.tableflow.key_lookup import pairs, passing
 
+ALL = np.uint64(2**64 - 1)
+"""Bits of the second halves."""
 NEAR = st.integers(0, 8) | st.integers(2**63 - 2, 2**63 + 2) | st.integers(2**64 - 4, 2**64 - 1)
 HASH = st.tuples(NEAR | st.integers(0, 2**64 - 1), st.integers(0, 2))
 """Many are equal in one half or in both."""
@@ -51,7 +53,7 @@ def test_all_pairs_of_equal_keys_are_found(
     few: list[tuple[int, int]], many: list[tuple[int, int]]
 ) -> None:
     one, other = keys(few), keys(many)
-    of_few, of_many = pairs(one.high, one.low, other.high, other.low)
+    of_few, of_many = pairs(one.high, one.low, other.high, other.low, ALL)
     found = sorted(zip(one.position[of_few], other.position[of_many], strict=True))
     assert found == [
         (first, second)
@@ -63,7 +65,7 @@ def test_all_pairs_of_equal_keys_are_found(
 
 def test_more_pairs_than_expected_are_found() -> None:
     same = keys([(7, 7)] * 100)
-    of_few, of_many = pairs(same.high, same.low, same.high, same.low)
+    of_few, of_many = pairs(same.high, same.low, same.high, same.low, ALL)
     assert len({*zip(of_few.tolist(), of_many.tolist(), strict=True)}) == 10_000
 
 
@@ -77,6 +79,6 @@ def test_filter_passes_all_of_its_keys(listed: list[tuple[int, int]]) -> None:
 @pytest.mark.parametrize("size", [1, 1_000, 100_000])
 def test_keys_are_found_where_hashes_are_not_spread(size: int) -> None:
     high = np.arange(size, dtype=np.uint64)
-    of_few, of_many = pairs(high[::3], high[::3], high, high)
+    of_few, of_many = pairs(high[::3], high[::3], high, high, ALL)
     assert np.array_equal(of_many, np.arange(0, size, 3))
     assert np.array_equal(of_few, np.arange(len(of_many)))

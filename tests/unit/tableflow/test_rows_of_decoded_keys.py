@@ -33,7 +33,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.position_deletes import FileRows
 from topicberg.tableflow import keys as module
 from topicberg.tableflow.key_files import Keys, in_order, newest_of_partitions
-from topicberg.tableflow.key_hashing import hash_decoded, times_of
+from topicberg.tableflow.key_hashing import KeyHasher, hash_keys, times_of
 from topicberg.tableflow.key_values import KeyShape, key_text
 from topicberg.tableflow.keys import KeyIndex
 from topicberg.tableflow.upsert_key import UpsertKey
@@ -92,7 +92,9 @@ class Upserted:
         self.restart()
 
     def restart(self) -> None:
-        self.index = KeyIndex(self.folder, self.table, self.key.names, key=self.key, decode=decode)
+        self.index = KeyIndex(
+            self.folder, KeyHasher(self.table, self.key.names, key=self.key, decode=decode)
+        )
 
     def arrow(self, records: Sequence[Record]) -> pa.Table:
         # What a value's field of the key's name would have, if columns do not tell the key.
@@ -112,9 +114,8 @@ class Upserted:
     def batch(self, records: Sequence[Record]) -> None:
         rows = self.arrow(records)
         text = key_text([pa.array([one.key for one in records], pa.int64())])
-        hashed = hash_decoded(
-            self.table.metadata.table_uuid, text, rows.column("$$partition").combine_chunks()
-        )
+        partition = rows.column("$$partition").combine_chunks()
+        hashed = hash_keys(self.table.metadata.table_uuid, text, partition, are_decoded=True)
         times = times_of(rows.column("$$timestamp"), rows.column("$$raw-key"), self.key)
         keys = in_order(hashed.high, hashed.low)
         keys = keys.chosen(newest_of_partitions(keys, times))
@@ -242,7 +243,7 @@ def test_rows_that_others_wrote_without_a_partition_stay(
 
 def test_key_files_of_other_definitions_are_not_read(catalog: SqlCatalog, tmp_path: Path) -> None:
     one = Upserted(catalog, tmp_path, is_in_columns=True)
-    raw_index = KeyIndex(one.folder, one.table, ("$$raw-key", "$$partition"))
+    raw_index = KeyIndex(one.folder, KeyHasher(one.table, ("$$raw-key", "$$partition")))
     one.batch([Record(1, 0, 0, 1, "a")])
     head = one.table.current_snapshot()
     assert head is not None
@@ -251,7 +252,7 @@ def test_key_files_of_other_definitions_are_not_read(catalog: SqlCatalog, tmp_pa
     one.batch([Record(1, 1, 2, 2, "b")])
     assert one.read() == {1: "b"}
     assert len({path.parent for path in one.folder.rglob("*.keys")}) == 2
-    wider = KeyIndex(one.folder, one.table, ("id", "value"), is_decoded=True)
+    wider = KeyIndex(one.folder, KeyHasher(one.table, ("id", "value"), is_decoded=True))
     assert (
         len({wider.hasher.definition, raw_index.hasher.definition, one.index.hasher.definition})
         == 3
@@ -259,11 +260,12 @@ def test_key_files_of_other_definitions_are_not_read(catalog: SqlCatalog, tmp_pa
 
 
 def test_hash_of_a_decoded_key_keeps_its_order() -> None:
-    found = hash_decoded(
+    found = hash_keys(
         UUID(int=7),
         pa.array([b"a", b"b", b"a"]),
         pa.array([1, None, 3], pa.int32()),
         first=10,
+        are_decoded=True,
     )
     assert isinstance(found, Keys)
     assert found.position.tolist() == [10, 12]

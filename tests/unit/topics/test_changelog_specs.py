@@ -14,7 +14,13 @@ from specs import Project, minimal
 
 from topicberg.errors import SpecError
 from topicberg.formats.json.connect import json_schema, opening
-from topicberg.tableflow.fold_state import Deletion, FoldState, order_of
+from topicberg.tableflow.fold_state import (
+    Deletion,
+    FoldState,
+    is_repetition,
+    order_of,
+    precedes,
+)
 from topicberg.topics import load_topic
 from topicberg.topics.discovery import FoundTopic
 from topicberg.topics.new import inferred_schema, is_envelope, new_topic_from_kafka
@@ -118,6 +124,16 @@ def test_order_time_decides_before_position() -> None:
     assert later is not None
     assert earlier < later
     assert order_of(None, None) is None
+
+
+def test_order_no_position_is_before_text_of_the_same_time() -> None:
+    without, change = order_of(1_000, None), order_of(1_000, "0000002a:01")
+    assert without is not None
+    assert change is not None
+    assert without < change
+    assert precedes(without, change)
+    assert not is_repetition(change, without)
+    assert is_repetition(without, change)
 
 
 def test_state_of_unreadable_property_is_empty() -> None:

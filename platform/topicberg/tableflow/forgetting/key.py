@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal
 from typing import Any
 
 import pyiceberg.types as iceberg
@@ -20,7 +20,9 @@ import pyiceberg.types as iceberg
 from topicberg.errors import SpecError
 
 _HEX = "hex"
-_NOT_OF_TYPE = (ValueError, TypeError, KeyError, InvalidOperation, OverflowError)
+_NOT_OF_TYPE = (ValueError, TypeError, KeyError, ArithmeticError)
+_EXACT = Context(prec=100)
+"""More digits than a decimal of Iceberg has."""
 _BITS: dict[type[iceberg.IcebergType], int] = {iceberg.IntegerType: 31, iceberg.LongType: 63}
 
 
@@ -133,10 +135,9 @@ def _value(given: Any, kind: iceberg.IcebergType) -> Any:
             return [(_value(k, kind.key_type), _value(v, kind.value_type)) for k, v in pairs]
         case iceberg.BinaryType():
             if isinstance(given, dict):
-                (name, digits) = next(iter(given.items()))
-                if name != _HEX or len(given) > 1:
+                if given.keys() != {_HEX}:
                     raise ValueError
-                return bytes.fromhex(digits)
+                return bytes.fromhex(given[_HEX])
             return str(_of(str, given)).encode()
         case iceberg.StringType():
             return _of(str, given)
@@ -156,8 +157,11 @@ def _scalar(text: str, kind: iceberg.IcebergType) -> Any:
             return float(text)
         case iceberg.DecimalType():
             decimal = Decimal(text)
-            scaled = decimal.scaleb(kind.scale)
-            if scaled != scaled.to_integral_value() or len(str(abs(int(scaled)))) > kind.precision:
+            scaled = _EXACT.scaleb(decimal, kind.scale)
+            if (
+                scaled != scaled.to_integral_value(context=_EXACT)
+                or len(str(abs(int(scaled)))) > kind.precision
+            ):
                 raise ValueError
             return decimal
         case iceberg.DateType():

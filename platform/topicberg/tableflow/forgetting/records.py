@@ -16,7 +16,7 @@ from topicberg import kafka
 from topicberg.endpoints import Endpoints
 from topicberg.endpoints.schemas import schema_readers
 from topicberg.errors import TopicbergError
-from topicberg.formats.framing import HEADERS, header_of, id_of, payload, wire_prefix
+from topicberg.formats.framing import HEADERS, header_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
@@ -26,6 +26,7 @@ from topicberg.tableflow.forgetting.key import Key
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import KEY, Layout
 from topicberg.tableflow.plan import message_decoder
+from topicberg.tableflow.raw_keys import KeyFraming
 from topicberg.tableflow.writers import Writers
 from topicberg.topics import TopicSpec
 
@@ -173,8 +174,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
     if changes is not None:
         log = kafka.topic_log(endpoints, spec.name)
         changes.learn_from(log.beginning, log.end)
-    known = layout.key.subject.schemas.keys()
-    kind = layout.key.subject.latest.schema_type
+    key_framing = KeyFraming(layout.key, foreign)
 
     def as_held(key: KafkaKey) -> bytes | None:
         """Return a key as tables hold it; None: nothing says what its schema is."""
@@ -184,18 +184,7 @@ def matching_keys(spec: TopicSpec, layout: Layout, key: Key, endpoints: Endpoint
                 raw = changes.wire(layout.key, raw)
             except MalformedError:
                 return None
-        record = layout.key.record_framing().framed(raw, key.header)
-        if isinstance(record, str):
-            return None
-        if record.schema not in known:
-            foreign.look_up([record.schema])
-        schema_id = id_of(record.schema, foreign.guids)
-        if layout.key.framing == "glue":
-            return None if schema_id is None else raw
-        body = payload(KEY, record, kind)
-        if schema_id is None or isinstance(body, str):
-            return None
-        return wire_prefix(schema_id) + body
+        return key_framing.held(raw, key.header)
 
     def decoded(keys: Collection[KafkaKey]) -> set[KafkaKey]:
         foreign.begin_batch()

@@ -1,0 +1,64 @@
+"""Keys of records whose schemas the subject of the topic does not have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyiceberg.types import LongType, NestedField
+
+from topicberg.formats.framing import wire_prefix
+from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.key_values import KeyShape
+from topicberg.tableflow.layout import KEY, MessageField
+from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
+from topicberg.tableflow.upsert_key import UpsertKey
+
+TEXT = json.dumps({"type": "record", "name": "k", "fields": [{"name": "k", "type": "long"}]})
+GUID, OTHER = UUID(int=9), UUID(int=10)
+
+
+class Registry:
+    """Has a schema of another subject, with id 9."""
+
+    name = "the registry"
+
+    def __init__(self) -> None:
+        self.known: dict[UUID, int] = {}
+
+    def guids(self, _: str) -> dict[UUID, int]:
+        return dict(self.known)
+
+    def id_of(self, guid: UUID, _: str) -> int | None:
+        if guid == GUID:
+            self.known[guid] = 9
+        return self.known.get(guid)
+
+    def by_id(self, number: int, _: str) -> RegisteredSchema | None:
+        return RegisteredSchema(9, "AVRO", TEXT) if number == 9 else None
+
+
+@pytest.mark.parametrize("is_in_header", [True, False])
+def test_key_framing_schema_of_another_subject_is_looked_up(*, is_in_header: bool) -> None:
+    schema = RegisteredSchema(1, "AVRO", TEXT)
+    half = MessageField(KEY, Subject("t-key", {1: schema}, schema))
+    registry: Any = Registry()
+    foreign = ForeignSchemas(registry)
+    fields = (NestedField(1, "k", LongType(), required=False),)
+    raw_keys = RawKeys(
+        half, UpsertKey("raw", "p", "o", "t", fields=fields, shapes=(KeyShape(),)), foreign
+    )
+    raw, header = (
+        (b"\x06", b"\1" + GUID.bytes) if is_in_header else (wire_prefix(9) + b"\x06", None)
+    )
+    framing = KeyFraming(half, foreign)
+    held = framing.held(raw, header)
+    assert held == wire_prefix(9) + b"\x06"
+    text, own = raw_keys.texts(pa.array([held, wire_prefix(1) + b"\x06"], pa.binary())).to_pylist()
+    assert text == own is not None
+    assert framing.held(b"\x06", b"\1" + OTHER.bytes) is None
+    assert framing.held(b"", None) is None
