@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TopicbergError
-from topicberg.kafka.discovery import Discoverer
+from topicberg.kafka.discovery import keep_discovering
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
@@ -62,27 +62,25 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
     return None
 
 
-class _Logins(threading.Thread):
-    """Finds whether `topicberg deploy rotate` replaced keys that this process uses.
+def _watch_logins(endpoints: Endpoints, config: Settings, are_replaced: threading.Event) -> None:
+    """Find whether `topicberg deploy rotate` replaced keys that this process uses.
 
     Its clients keep the keys that they began with, which are revoked a period after the rotation.
+
+    :param are_replaced: is set when they are
     """
+    while not are_replaced.wait(LOGINS_SECONDS):
+        try:
+            current = load_endpoints(config)
+        except TopicbergError as error:
+            logger.warning("the keys of the deployment cannot be read again: %s", error)
+        else:
+            if _logins(current) != _logins(endpoints):
+                are_replaced.set()
 
-    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
-        super().__init__(name="tableflow-logins", daemon=True)
-        self._endpoints = endpoints
-        self._config = config
-        self.are_replaced = False
 
-    def run(self) -> None:
-        while not self.are_replaced:
-            time.sleep(LOGINS_SECONDS)
-            try:
-                found = load_endpoints(self._config)
-            except TopicbergError as error:
-                logger.warning("the keys of the deployment cannot be read again: %s", error)
-            else:
-                self.are_replaced = _logins(found) != _logins(self._endpoints)
+def _in_background(name: str, work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
 
 
 def _logins(endpoints: Endpoints) -> tuple[KafkaLogin, RegistryLogin]:
@@ -248,21 +246,20 @@ def serve(
 
     # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
     calls._enable_debugging_cache = False  # type: ignore[assignment]
-    keeper = MaintenanceScheduler(endpoints, config, pool.queue)
-    discoverer = Discoverer(endpoints, config)
+    ended, are_replaced = threading.Event(), threading.Event()
     pool.start()
-    keeper.start()
-    discoverer.start()
+    scheduler = MaintenanceScheduler(endpoints, config, pool.queue, ended)
+    _in_background("tableflow-maintenance", scheduler.run)
+    _in_background("topic-discovery", keep_discovering, endpoints, config, ended)
     try:
         started(engine)
     except TopicbergError as error:  # a wrong setting of alerts stops no topic
         logger.error("nothing is watched: %s", error)
-    logins = _Logins(endpoints, config)
     if config.deployment == "cloud":
-        logins.start()
+        _in_background("tableflow-logins", _watch_logins, endpoints, config, are_replaced)
     requested = control.Requested(config)
     complaints: dict[str, str] = {}
-    while not (stopping.is_set() or logins.are_replaced):
+    while not (stopping.is_set() or are_replaced.is_set()):
         engine.looped_at = time.monotonic()
         known = {name: topic.spec for name, topic in pool.queue.topics.items()}
         specs, wrong = _usable(requested, known)
@@ -280,14 +277,13 @@ def serve(
             if stopping.wait(TICK_SECONDS):
                 break
         share.changed.clear()
-    if logins.are_replaced:
+    if are_replaced.is_set():
         logger.info(
             "keys of the deployment were replaced; the engine starts again with the new ones"
         )
-    discoverer.stop()
-    keeper.stop()
+    ended.set()
     share.stop()
-    return logins.are_replaced and not stopping.is_set()
+    return are_replaced.is_set() and not stopping.is_set()
 
 
 def main(
