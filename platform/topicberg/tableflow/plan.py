@@ -140,23 +140,29 @@ class Planner:
                 self._changes = ChangePlan.of(self._spec, layout, table.schema().fields)
             self._key = key
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
-        columns = (*METADATA_TYPES, RAW_KEY, EVENT_TIME)
-        names = {name: self._spec.metadata_column(name) for name in columns}
-        upserts = metadata.table_uuid if self._spec.write_mode == "upsert" else None
-        target, files = WriteTarget.of(table), dict(table.io.properties)
-        mode = self._spec.tableflow.error_handling.mode
-        # What the registry lacks changes as often as a producer names other ids.
-        decoders = {
-            column: decoder.without(foreign[column].missing)
-            for column, decoder in self._found.items()
-        }
-        raw, texts = raw_columns(layout, table.schema().fields)
-        consumer = kafka | CONSUMER
-        own = self._spec.name, target, files, consumer, decoders
-        inline = {} if framing is None else framing.inline_schemas(layout)
-        event_time = EventTime.of(self._spec, table.schema().fields)
-        of_rows_too = upserts, of_rows, self._changes, inline, event_time
-        return ReadPlan(*own, raw, texts, names, mode, *of_rows_too)
+        fields = table.schema().fields
+        raw, text = raw_columns(layout, fields)
+        names = (*METADATA_TYPES, RAW_KEY, EVENT_TIME)
+        return ReadPlan(
+            topic=self._spec.name,
+            target=WriteTarget.of(table),
+            files=dict(table.io.properties),
+            kafka=kafka | CONSUMER,
+            # What the registry lacks changes as often as a producer names other ids.
+            decoded={
+                column: decoder.without(foreign[column].missing)
+                for column, decoder in self._found.items()
+            },
+            raw=raw,
+            text=text,
+            columns={name: self._spec.metadata_column(name) for name in names},
+            error_mode=self._spec.tableflow.error_handling.mode,
+            upserts=metadata.table_uuid if self._spec.write_mode == "upsert" else None,
+            key=of_rows,
+            changes=self._changes,
+            inline={} if framing is None else framing.inline_schemas(layout),
+            event_time=EventTime.of(self._spec, fields),
+        )
 
 
 def message_decoders(
@@ -178,17 +184,19 @@ def message_decoders(
     columns = [column for column in fields if column.name not in metadata]
     decoders = dict[str, MessageDecoder]()
     for half in (layout.key, layout.value):
-        if half.subject is not None and spec.changelog is not None:
-            keys = key_names(layout)
-            parts = [column for column in columns if column.name in keys]
-            if half.column == VALUE:
-                parts = envelope(spec, layout, fields)
-            decoders[half.column] = message_decoder(Writers(half, foreign[half.column], parts))
-        elif half.subject is not None:
+        if half.subject is None:
+            continue
+        own: Sequence[NestedField]
+        if spec.changelog is None:
             own = columns_to_fill(half, layout, columns)
             if of_rows is not None and half.column == KEY:
                 own = of_rows.to_decode(own)
-            decoders[half.column] = message_decoder(Writers(half, foreign[half.column], own))
+        elif half.column == VALUE:
+            own = envelope(spec, layout, fields)
+        else:
+            keys = key_names(layout)
+            own = [column for column in columns if column.name in keys]
+        decoders[half.column] = message_decoder(Writers(half, foreign[half.column], own))
     return decoders
 
 
@@ -214,11 +222,16 @@ def message_decoder(writers: Writers) -> MessageDecoder:
         number: ResolvedSchema(writer, latest, fields, half.message)
         for number, writer in writers.accepted.items()
     }
-    programs = _programs(pairings, fields, latest.schema_type)
-    decoded = fields, programs, pairings, writers.columns
-    # What a table holds of a key names a version of AWS Glue, which may be of another schema.
-    framing = half.record_framing(writers.foreign.guids if half.framing == "glue" else {})
-    return MessageDecoder(half.column, *decoded, writers.refused, framing)
+    return MessageDecoder(
+        column=half.column,
+        fields=fields,
+        programs=_programs(pairings, fields, latest.schema_type),
+        writers=pairings,
+        filled=writers.columns,
+        refused=writers.refused,
+        # What a table holds of a key names a version of AWS Glue, which may be of another schema.
+        framing=half.record_framing(writers.foreign.guids if half.framing == "glue" else {}),
+    )
 
 
 def _programs(
