@@ -214,11 +214,10 @@ class _Decoder:
         writers.refused.clear()
         writers.accepted.update(candidates(writers))
         try:
-            writer, body = writers.read(raw, header, self._framing)
+            pairing, body = writers.read(raw, header, self._framing)
         except MalformedError as error:
             return _bytes(raw), str(error), shown
         try:
-            pairing = writers.pairing(writer)
             return _decoded(pairing, body), self._time_problem(name, pairing, body, time_ms), shown
         except MalformedError as error:
             return _bytes(raw), named(name, str(error)), shown
