@@ -50,10 +50,8 @@ def committed(table: Table, head: Snapshot | None = None) -> Committed:
     :raises TableflowError: the table was rolled back to a state whose offsets are not known
     """
     snapshot = checkpoint(table, head)
-    return Committed() if snapshot is None else _offsets_of(snapshot)
-
-
-def _offsets_of(snapshot: Snapshot) -> Committed:
+    if snapshot is None:
+        return Committed()
     properties = summary(snapshot)
     at_ms = properties.get(summaries.COMMITTED_AT_MS)
     current_at_ms = properties.get(summaries.CURRENT_AT_MS)

@@ -299,7 +299,7 @@ class DeadLetters:
         has_time = FIRST_MS <= milliseconds <= LAST_MS and milliseconds != NO_TIMESTAMP
         if not has_time:
             details["timestamp"] = str(milliseconds)
-        headers = {header["key"]: _bytes(header["value"]) for header in row["headers"] or ()}
+        headers = {header["key"]: header["value"] for header in row["headers"] or ()}
         return {
             "error_timestamp": datetime.now(UTC),
             "error_code": CANNOT_DECODE,
@@ -318,8 +318,8 @@ class DeadLetters:
                 "timestamp_type": "LOG_APPEND_TIME" if row["timestampType"] else "CREATE_TIME",
                 "timestamp": milliseconds if has_time else None,
                 "headers": headers,
-                "key": _bytes(row["key"]),
-                "value": _bytes(row["value"]),
+                "key": row["key"],
+                "value": row["value"],
             },
         }
 
@@ -343,7 +343,3 @@ def _fields(message: Message) -> dict[str, Any]:
         "timestamp_ms": milliseconds,
         "headers": headers and [{"key": name, "value": value} for name, value in headers],
     }
-
-
-def _bytes(value: bytes | bytearray | None) -> bytes | None:
-    return None if value is None else bytes(value)
