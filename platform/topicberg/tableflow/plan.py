@@ -215,7 +215,7 @@ def message_decoder(writers: Writers) -> MessageDecoder:
         except UNREADABLE_SCHEMA as error:
             writers.refuse(number, error)
         else:
-            writers.accept(number, writer, filled)
+            writers.accepted[number], writers.columns[number] = writer, filled
     names = frozenset[str]().union(*writers.columns.values())
     fields = tuple(column for column in writers.fields if column.name in names)
     pairings = {

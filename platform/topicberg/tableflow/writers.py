@@ -102,14 +102,6 @@ class Writers:
     def pairing(self, writer: RegisteredSchema) -> ResolvedSchema:
         return ResolvedSchema(writer, self.subject.latest, self.fields, self.half.message)
 
-    def accept(self, number: int, writer: RegisteredSchema, filled: frozenset[str]) -> None:
-        """Note that records of a schema are decoded.
-
-        :param filled: the columns that it has a field for
-        """
-        self.accepted[number] = writer
-        self.columns[number] = filled
-
     def refuse(self, number: int, error: Exception) -> None:
         """Note why records of a schema are not decoded.
 
