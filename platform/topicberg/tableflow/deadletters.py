@@ -39,6 +39,7 @@ from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
 from topicberg.kafka import schemas
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
+from topicberg.kafka.records import headers_of
 from topicberg.kafka.transactions import (
     abort,
     newest_states,
@@ -332,14 +333,11 @@ def _producer_id(table: Table) -> str:
 def _fields(message: Message) -> dict[str, Any]:
     """Return what a dead letter has of a record."""
     kind, milliseconds = message.timestamp()
-    try:
-        headers: Any = message.headers()
-    except (SystemError, UnicodeError):  # a name is not UTF-8
-        headers = None
+    headers = headers_of(message)
     return {
         "key": message.key(),
         "value": message.value(),
         "timestampType": kind - 1,
         "timestamp_ms": milliseconds,
-        "headers": headers and [{"key": name, "value": value} for name, value in headers],
+        "headers": [{"key": name, "value": value} for name, value in headers or ()],
     }
