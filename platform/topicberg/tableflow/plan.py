@@ -22,6 +22,7 @@ from topicberg.formats.subjects import SchemaType
 from topicberg.iceberg.data_files import (
     WriteTarget,
 )
+from topicberg.kafka.consumer import READER
 from topicberg.tableflow.changes import (
     ChangePlan,
     envelope,
@@ -48,19 +49,11 @@ from topicberg.topics.spec import EVENT_TIME, METADATA_TYPES, RAW_KEY
 logger = logging.getLogger(__name__)
 
 CONSUMER: dict[str, object] = {
-    "log_level": 2,
-    "group.id": "topicberg",  # required by librdkafka
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
+    **READER,
     "isolation.level": "read_committed",
-    "check.crcs": True,
-    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
-    "fetch.wait.max.ms": 20,
     # What is read ahead beyond the last record is in vain.
     "queued.min.messages": 50_000,
     "queued.max.messages.kbytes": 16 * 1024,
-    "fetch.queue.backoff.ms": 10,  # the default, a second, is longer than most batches
 }
 """Properties of librdkafka for reading a batch."""
 
