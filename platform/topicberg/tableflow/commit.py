@@ -106,7 +106,8 @@ def add_files(
     head = table.current_snapshot()
     if (head.snapshot_id if head else None) != planned_on:
         discard(table.io, files)
-        raise _overtaken(table)
+        name = ".".join(table.name())
+        raise CommitConflictError(f"table {name}: another commit came before this batch")
     operation = Operation.APPEND
     if replaced:
         operation = Operation.OVERWRITE if files else Operation.DELETE
@@ -121,8 +122,3 @@ def add_files(
         if change.is_refused:
             discard(table.io, files)
         raise
-
-
-def _overtaken(table: Table) -> CommitConflictError:
-    name = ".".join(table.name())
-    return CommitConflictError(f"table {name}: another commit came before this batch")

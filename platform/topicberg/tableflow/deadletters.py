@@ -120,7 +120,8 @@ class DeadLetters:
             hint=f"check the rights to write transactions to {self.target.name} and {STATE_TOPIC}; "
             "nothing of the batch was committed, the engine tries again",
         ):
-            producer_id = _producer_id(table)
+            # By table: a new table of the topic logs its own dead letters.
+            producer_id = f"topicberg-dead-letters-{table.metadata.table_uuid}"
             if session is None or (session.producer_id, session.topic_id) != (
                 producer_id,
                 topic_id,
@@ -323,11 +324,6 @@ class DeadLetters:
                 "value": row["value"],
             },
         }
-
-
-def _producer_id(table: Table) -> str:
-    """Return the producer's id, by table: a new table of the topic logs its own dead letters."""
-    return f"topicberg-dead-letters-{table.metadata.table_uuid}"
 
 
 def _fields(message: Message) -> dict[str, Any]:
