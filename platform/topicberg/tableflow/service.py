@@ -31,12 +31,12 @@ from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
 from topicberg.tableflow.status import (
     TopicStatus,
+    Unavailable,
     give_up_status,
     read_status,
     remove_status,
     write_status,
 )
-from topicberg.tableflow.status_report import has_failed
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -151,29 +151,20 @@ class _Share:
 
     def _report(self, specs: Mapping[str, TopicSpec]) -> None:
         """Write why no topic is ingested into the statuses that no other engine writes."""
-        missing, error = self.pool.missing, self.member.error
-        if missing is None and error is None:
+        if (problem := self.pool.missing or self.member.error) is None:
             return
-        now = int(time.time() * 1000)
         for name in specs.keys() - self.pool.queue.topics.keys():
             with suppress(OSError):
                 known = read_status(self._config, name)
                 if known.engine not in (None, self.engine):
                     continue
-                shown = known.without(missing) if missing else self._failing(known, error, now)
+                shown = (
+                    known.without(problem)
+                    if isinstance(problem, Unavailable)
+                    else known.failing(problem)
+                )
                 if shown != known:
                     write_status(self._config, shown)
-
-    @staticmethod
-    def _failing(known: TopicStatus, error: TopicbergError | None, now_ms: int) -> TopicStatus:
-        since = known.failing_since_ms or now_ms
-        changes = {
-            "phase": "FAILED" if has_failed(since, now_ms) else "PENDING",
-            "suspended": False,
-            "failing_since_ms": since,
-            "error_message": str(error),
-        }
-        return known.model_copy(update=changes)
 
 
 def _usable(
