@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableFormatError
+from topicberg.errors import TableFormatError, first_line
 from topicberg.iceberg.maintenance.run import maintain
 from topicberg.settings import Settings
 from topicberg.tableflow.ingestion import Ingestion
@@ -87,9 +87,8 @@ class MaintenanceScheduler:
             is_changed = False
         except Exception as error:
             # If a service does not answer, what is due now is still due in a minute.
-            lines = str(error).strip().splitlines()
-            reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
-            logger.warning("topic %s: maintenance failed: %s", name, reason)
+            kind, reason = type(error).__name__, first_line(error)
+            logger.warning("topic %s: maintenance failed: %s: %s", name, kind, reason)
             return
         is_same = before is not None and before.state == state and not is_changed
         changed_at = before.changed_at if before is not None and is_same else now
