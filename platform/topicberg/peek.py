@@ -39,6 +39,7 @@ from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
+from topicberg.kafka.records import headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changes import envelope, key_names
 from topicberg.tableflow.control import find_topic
@@ -46,7 +47,7 @@ from topicberg.tableflow.event_time import EventTime
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.framing import framing
 from topicberg.tableflow.layout import MessageField, raw_columns, read_layout, table_schema
-from topicberg.tableflow.metadata import NO_TIMESTAMP
+from topicberg.tableflow.metadata import NO_TIMESTAMP, wrong_header
 from topicberg.tableflow.writers import Writers, candidates, named
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.loader import check_topics
@@ -161,27 +162,29 @@ class _Decoder:
 
     def record(self, message: Message) -> PeekedRecord:
         raw = {"key": message.key(), "value": message.value()}
-        listed: Any = message.headers() or []
+        headers = headers_of(message)
         problems: list[str] = []
         shown: dict[str, Any] = {}
         ids: dict[str, int | str | None] = {}
         kind, milliseconds = message.timestamp()
         time_ms = milliseconds if kind else NO_TIMESTAMP
         for name, half in self._halves.items():
-            header = header_of(name, listed)
+            header = header_of(name, headers or ())
             shown[name], problem, ids[name] = self._half(name, half, raw[name], header, time_ms)
             problems += [problem] if problem else []
         is_keyed = self._spec.write_mode == "upsert" and self._spec.changelog is None
         if is_keyed and raw["key"] is None:
             problems.insert(0, "the record has no key to upsert by")
-        headers = {name: _bytes(value) for name, value in listed}
+        may_delete = self._spec.write_mode == "upsert" or self._spec.changelog is not None
+        if headers is None and not (may_delete and raw["value"] is None):
+            problems.insert(0, wrong_header(self._spec.metadata_column("headers")))
         return PeekedRecord(
             partition=message.partition() or 0,
             offset=message.offset() or 0,
             timestamp=_moment(milliseconds) if kind else None,
             key=shown["key"],
             value=shown["value"],
-            headers=headers,
+            headers={name: _bytes(value) for name, value in headers or ()},
             schema_id=ids["value"] if self._names_schemas else None,
             problem="; ".join(problems) or None,
         )
@@ -214,11 +217,10 @@ class _Decoder:
         writers.refused.clear()
         writers.accepted.update(candidates(writers))
         try:
-            writer, body = writers.read(raw, header, self._framing)
+            pairing, body = writers.read(raw, header, self._framing)
         except MalformedError as error:
             return _bytes(raw), str(error), shown
         try:
-            pairing = writers.pairing(writer)
             return _decoded(pairing, body), self._time_problem(name, pairing, body, time_ms), shown
         except MalformedError as error:
             return _bytes(raw), named(name, str(error)), shown

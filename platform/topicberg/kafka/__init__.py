@@ -142,16 +142,12 @@ def ensure_topic(
     if spec.external:
         return EnsuredTopic(False, partition_count(endpoints, spec.name), None, None)
     config = config or settings()
-    created = _create_missing(spec, endpoints, None if recreate else config)
-    if created:
-        requests.topic_created(config, spec.name)
-    await_topic(endpoints, spec.name)
-    partitions = spec.partitions
+    created = _create_missing(spec, endpoints, config, recreate=recreate)
+    partitions = await_topic(endpoints, spec.name)
     if not created:
         configuration = topic_config(endpoints, spec.name)
         # First: partitions cannot be removed from a topic that is not what its spec says.
         _check_cleanup_policy(spec, configuration.get("cleanup.policy") or "delete")
-        partitions = partition_count(endpoints, spec.name)
         if (
             drift := partition_drift(spec, partitions, configuration.get("cleanup.policy"))
         ) is not None:
@@ -167,16 +163,15 @@ def ensure_topic(
     return EnsuredTopic(created, partitions, value, key)
 
 
-def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings | None = None) -> None:
+def create_topic(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> None:
     """Create the topic if it is missing; an existing topic that differs from its spec stays.
 
     An external topic is left as it is.
 
     :raises TopicbergError: the broker does not answer, or refuses
     """
-    config = config or settings()
-    if not spec.external and _create_missing(spec, endpoints, config):
-        requests.topic_created(config, spec.name)
+    if not spec.external:
+        _create_missing(spec, endpoints, config)
     await_topic(endpoints, spec.name)
 
 
@@ -442,16 +437,18 @@ def result_of(future: Future[T], endpoints: Endpoints, action: str) -> T:
         raise TopicbergError(f"Kafka refused ({action}): {reason.str()}", hint=hint) from error
 
 
-def _create_missing(spec: TopicSpec, endpoints: Endpoints, deletions: Settings | None) -> bool:
+def _create_missing(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings, *, recreate: bool = False
+) -> bool:
     """Create the topic; return False if it exists already, also without the right to create it.
 
-    :param deletions: where it says which topics `topicberg deploy delete` deleted; None: create all
-    :raises TopicDeletedError: this is one of them
+    :param recreate: create it also if `topicberg deploy delete` deleted it
+    :raises TopicDeletedError: it was deleted, and `recreate` is not set
     """
     try:
         _describe(endpoints, spec.name)
     except NoSuchTopicError:
-        request = requests.read_request(deletions, spec.name) if deletions else None
+        request = None if recreate else requests.read_request(config, spec.name)
         if request and request.deleted:
             raise TopicDeletedError(
                 f"topic {spec.name} was deleted by `topicberg deploy delete`",
@@ -459,6 +456,7 @@ def _create_missing(spec: TopicSpec, endpoints: Endpoints, deletions: Settings |
             ) from None
         if _create(endpoints, spec.name, spec.partitions, spec.kafka_config):
             logger.info("created topic %s with %d partitions", spec.name, spec.partitions)
+            requests.topic_created(config, spec.name)
             return True
     return False
 

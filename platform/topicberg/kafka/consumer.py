@@ -24,8 +24,19 @@ NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
 _SPOTS, _SPOTS_OF_A_SMALL_BATCH, _SMALL_BATCH = 5, 2, 4_000
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
-_MAX_BATCH_BYTES = 256 * 1024 * 1024
-"""The largest batch of records that is decompressed in this process."""
+READER: dict[str, object] = {
+    "log_level": 2,
+    "group.id": "topicberg",  # required by the client
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "check.crcs": True,
+    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
+    "fetch.wait.max.ms": 20,
+    # The default, a second, is longer than most batches, and delays records of other offsets.
+    "fetch.queue.backoff.ms": 10,
+}
+"""Properties of librdkafka for reading some offsets."""
 DAMAGED = (
     *(KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError._UNDERFLOW),
     KafkaError.INVALID_MSG,
@@ -207,19 +218,10 @@ def _consumer(
     """Yield a consumer positioned at these offsets, without a group and without commits."""
     consumer = Consumer(
         {
-            "log_level": 2,
             **endpoints.kafka_tuning("consumer"),
             **endpoints.kafka_config(),
-            "group.id": "topicberg",  # required by the client
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
+            **READER,
             "isolation.level": "read_committed" if committed else "read_uncommitted",
-            "check.crcs": True,
-            "fetch.wait.max.ms": 20,
-            # With the default, a second, a full queue delays even records of other offsets.
-            "fetch.queue.backoff.ms": 10,
-            "receive.message.max.bytes": _MAX_BATCH_BYTES,
             **more,
         }
     )

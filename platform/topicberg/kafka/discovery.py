@@ -262,29 +262,18 @@ def _configured(
     return topics
 
 
-class Discoverer(threading.Thread):
-    """Looks for topics as long as the engine runs, if there are patterns."""
-
-    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
-        super().__init__(name="topic-discovery", daemon=True)
-        self._endpoints = endpoints
-        self._config = config
-        self._stop_requested = threading.Event()
-
-    def stop(self) -> None:
-        self._stop_requested.set()
-
-    def run(self) -> None:
-        reported = ""
-        while True:
-            try:
-                discover(self._endpoints, self._config, SWEEP)
-                reported = ""
-            except (TopicbergError, OSError) as error:
-                if str(error) != reported:
-                    reported = str(error)
-                    logger.warning("the last discovery of topics stays in use: %s", error)
-            except Exception:  # the next one may succeed
-                logger.exception("the last discovery of topics stays in use")
-            if self._stop_requested.wait(INTERVAL_SECONDS):
-                return
+def keep_discovering(endpoints: Endpoints, config: Settings, ended: threading.Event) -> None:
+    """Look for topics until the engine has ended, if there are patterns."""
+    reported = ""
+    while True:
+        try:
+            discover(endpoints, config, SWEEP)
+            reported = ""
+        except (TopicbergError, OSError) as error:
+            if str(error) != reported:
+                reported = str(error)
+                logger.warning("the last discovery of topics stays in use: %s", error)
+        except Exception:  # the next one may succeed
+            logger.exception("the last discovery of topics stays in use")
+        if ended.wait(INTERVAL_SECONDS):
+            return

@@ -11,8 +11,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -36,15 +37,17 @@ _RETRIED = frozenset({-195, -187, -193, -185})
 _OAUTH = "oauth_cb"
 _TOKEN_PAUSE = 10.0
 """Seconds after which a token that could not be computed is tried again."""
-_NOTHING = f"Kafka returned no record for {READ_SECONDS:.0f} s"
 
 
-class Fetcher(Protocol):
+class Fetcher(ABC):
     """Reads exactly some offsets of a topic; a context manager."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *_: object) -> None: ...
+    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        """Close the client."""
 
     def fill(self, records: Records) -> Iterator[Records]:
         """Yield the records in parts that fit the arrays, in the order of each partition.
@@ -53,7 +56,31 @@ class Fetcher(Protocol):
         :raises DamagedRecordsError: what Kafka has cannot be read
         :raises MemoryError: a record is too large for this process
         """
-        ...
+        deadline = time.monotonic() + READ_SECONDS
+        records.clear()
+        while self._continues():
+            before = records.count
+            is_full = self._copy(records)
+            if records.count > before:
+                deadline = time.monotonic() + READ_SECONDS
+            elif time.monotonic() > deadline:
+                raise FetchError(f"Kafka returned no record for {READ_SECONDS:.0f} s")
+            if is_full and not records.count:
+                records.grow()
+            elif is_full:
+                yield records
+                records.clear()
+                deadline = time.monotonic() + READ_SECONDS
+        if records.count:
+            yield records
+
+    @abstractmethod
+    def _continues(self) -> bool:
+        """Return whether records may be left."""
+
+    @abstractmethod
+    def _copy(self, records: Records) -> bool:
+        """Add records that have arrived; return whether the next one needs more room."""
 
 
 def fetcher(
@@ -77,7 +104,7 @@ def fetcher(
 _warned: set[str] = set()
 
 
-class _CompiledFetcher:
+class _CompiledFetcher(Fetcher):
     """Reads by librdkafka's C interface."""
 
     def __init__(
@@ -137,9 +164,6 @@ class _CompiledFetcher:
         if failed:
             raise FetchError(f"partitions cannot be assigned: {self._text(failed)}")
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         for message in self._messages[self._next : self._held]:
             self._library.rd_kafka_message_destroy(ctypes.c_void_p(int(message)))
@@ -150,44 +174,32 @@ class _CompiledFetcher:
     def _text(self, code: int) -> str:
         return str(self._library.rd_kafka_err2str(code).decode())
 
-    def fill(self, records: Records) -> Iterator[Records]:
-        deadline = time.monotonic() + READ_SECONDS
-        records.clear()
-        while (self._ends >= 0).any() or self._next < self._held:
-            if self._next == self._held:
-                self._next = 0
-                if self._token is not None:
-                    self._token.renew()
-                self._held = self._library.rd_kafka_consume_batch_queue(
-                    *(self._queue, _WAIT_MS, self._messages.ctypes.data),
-                    min(_MESSAGES, max(1, self._left)),
-                )
-                self._held = max(0, self._held)
-            if time.monotonic() > deadline:
-                raise FetchError(_NOTHING)
-            before = records.count
-            why = self._gather(records)
-            if records.count > before:
-                new = slice(before, records.count)
-                np.maximum.at(self._reached, records.partitions[new], records.offsets[new] + 1)
-                self._left -= records.count - before
-                deadline = time.monotonic() + READ_SECONDS
-            if why == FULL and not records.count:
-                records.grow()
-            elif why == FULL:
-                yield records
-                records.clear()
-                deadline = time.monotonic() + READ_SECONDS
-            elif why == EVENT:
-                self._handle()
-        if records.count:
-            yield records
+    def _continues(self) -> bool:
+        return bool((self._ends >= 0).any()) or self._next < self._held
 
-    def _gather(self, records: Records) -> int:
+    def _copy(self, records: Records) -> bool:
+        if self._next == self._held:
+            self._receive()
+        before = records.count
         self._next, records.count, why = gather(
             records, self._messages, self._held, self._next, self._ends, self._scratch
         )
-        return int(why)
+        new = slice(before, records.count)
+        np.maximum.at(self._reached, records.partitions[new], records.offsets[new] + 1)
+        self._left -= records.count - before
+        if why == EVENT:
+            self._handle()
+        return why == FULL
+
+    def _receive(self) -> None:
+        """Take what librdkafka has, up to what is still to be copied."""
+        if self._token is not None:
+            self._token.renew()
+        returned = self._library.rd_kafka_consume_batch_queue(
+            *(self._queue, _WAIT_MS, self._messages.ctypes.data),
+            min(_MESSAGES, max(1, self._left)),
+        )
+        self._next, self._held = 0, max(0, returned)
 
     def _handle(self) -> None:
         """Handle an event: the end of a partition, or an error."""
@@ -285,44 +297,31 @@ def _failure(code: int, partition: int, offset: int, reason: str) -> TopicbergEr
     return FetchError(f"partition {partition}: Kafka returns an error: {reason}")
 
 
-class _ClientFetcher:
+class _ClientFetcher(Fetcher):
     """Reads by the Python client."""
 
     def __init__(
         self, config: Mapping[str, Any], topic: str, ranges: Mapping[int, tuple[int, int]]
     ) -> None:
         self._ends = {partition: end for partition, (_, end) in ranges.items()}
+        self._messages: list[Message] = []
+        """Records that the client returned and that are still to be copied."""
         self._consumer = Consumer(dict(config))
         self._reached = {partition: start for partition, (start, _) in ranges.items()}
         self._consumer.assign([TopicPartition(topic, p, at) for p, at in self._reached.items()])
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def fill(self, records: Records) -> Iterator[Records]:
-        deadline = time.monotonic() + READ_SECONDS
-        records.clear()
-        while self._ends:
+    def _continues(self) -> bool:
+        return bool(self._ends or self._messages)
+
+    def _copy(self, records: Records) -> bool:
+        if not self._messages:
             # It waits until it has all of them, so the wait is as short as that of compiled code.
-            messages = self._wanted(self._consumer.consume(_MESSAGES, _WAIT_MS / 1000))
-            if messages:
-                deadline = time.monotonic() + READ_SECONDS
-            elif time.monotonic() > deadline:
-                raise FetchError(_NOTHING)
-            while messages:
-                copied = records.append(messages)
-                messages = messages[copied:]
-                if messages and not records.count:
-                    records.grow()
-                elif messages:
-                    yield records
-                    records.clear()
-                    deadline = time.monotonic() + READ_SECONDS
-        if records.count:
-            yield records
+            self._messages = self._wanted(self._consumer.consume(_MESSAGES, _WAIT_MS / 1000))
+        self._messages = self._messages[records.append(self._messages) :]
+        return bool(self._messages)
 
     def _wanted(self, messages: Sequence[Message]) -> list[Message]:
         """Return the messages that are records to read.

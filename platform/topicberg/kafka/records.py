@@ -10,6 +10,7 @@ from confluent_kafka import Message
 from numpy.typing import NDArray
 
 from topicberg.formats.columnar.framing import HeaderArrays
+from topicberg.kafka.consumer import DamagedRecordsError
 
 
 class Records:
@@ -59,15 +60,17 @@ class Records:
         self._allocate(4 * self.size)
 
     def append(self, messages: Sequence[Message]) -> int:
-        """Add messages of the Python client; return how many of them fit."""
+        """Add messages of the Python client; return how many of them fit.
+
+        :raises DamagedRecordsError: the client cannot read the headers of one
+        """
         first, count = self.count, min(len(messages), self.rows - self.count)
         messages = messages[:count]
         keys, values = (
             [message.key() for message in messages],
             [message.value() for message in messages],
         )
-        given: list[Any] = [message.headers() for message in messages]
-        headers: list[list[tuple[str, Any]]] = [list(pairs or ()) for pairs in given]
+        headers = [_readable_headers(message) for message in messages]
         names = [[name.encode(errors="surrogateescape") for name, _ in pairs] for pairs in headers]
         used = [
             int(self.key_offsets[first]),
@@ -162,6 +165,29 @@ class Records:
                 return None
             headers.append((key, value if self.has_header_value[number] else None))
         return headers or None
+
+
+def headers_of(message: Message) -> list[tuple[str, Any]] | None:
+    """Return the headers of a message of the Python client; None: a name is not UTF-8.
+
+    The client then returns none of them.
+    """
+    try:
+        listed: Any = message.headers()
+    except (SystemError, UnicodeError):
+        return None
+    return listed or []
+
+
+def _readable_headers(message: Message) -> list[tuple[str, Any]]:
+    if (headers := headers_of(message)) is not None:
+        return headers
+    partition, offset = message.partition() or 0, message.offset() or 0
+    raise DamagedRecordsError(
+        f"partition {partition}, offset {offset}: the name of a header is not UTF-8",
+        partition,
+        offset,
+    )
 
 
 def _slice(

@@ -149,10 +149,9 @@ def chunks(
             first = to
             continue
         columns = dict[str, Any]()
-        for column, (data, offsets, present) in messages.items():  # the value's win
+        for column, sent in messages.items():  # the value's win
             if column in plan.raw:
-                raw = _binary(data, offsets[first : to + 1], present[first:to])
-                raw = _chosen(raw, is_row)
+                raw = _chosen(sent.part(first, to), is_row)
                 columns[column] = raw.cast(pa.string()) if column in plan.text else raw
             if column not in decoded_columns:
                 continue
@@ -187,14 +186,12 @@ def chunks(
             is_row = is_row.copy()
             is_row[rows[~stays] - first] = False
         if plan.upserts is not None:
-            is_decoded = plan.key is not None and plan.key.is_decoded
-            if is_decoded:
+            if plan.key is not None and plan.key.is_decoded:
                 raw = _named_keys(plan.decoded[KEY], records, framed[KEY], first, to)
-                columns[plan.columns[RAW_KEY]] = _chosen(raw, is_row)
+                raw = _chosen(raw, is_row)
             else:
-                keys, offsets, present = messages[KEY]
-                raw = _binary(keys, offsets[first : to + 1], present[first:to])
-                columns[plan.columns[RAW_KEY]] = _held_keys(_chosen(raw, is_row))
+                raw = _held_keys(_chosen(messages[KEY].part(first, to), is_row))
+            columns[plan.columns[RAW_KEY]] = raw
         for number, reason in sorted(reasons.items()):
             rejections.add(records, number, reason)
         yield Chunk(columns, (records.has_value[first:to] == 1)[is_row])
@@ -284,8 +281,7 @@ def _changes(
     is_row[rows[~stays] - first] = False
     columns = {name: _chosen(column, stays) for name, column in read.columns.items()}
     if KEY in plan.raw:
-        raw = _binary(records.keys, records.key_offsets[first : to + 1], records.has_key[first:to])
-        raw = _chosen(raw, is_row)
+        raw = _chosen(_payloads(records, KEY).part(first, to), is_row)
         columns[KEY] = raw.cast(pa.string()) if KEY in plan.text else raw
     columns |= _metadata(plan, records, wrong_headers, first, to, is_row)
     rows = rows[stays]
@@ -417,8 +413,7 @@ def _not_text(column: str, raw: Payloads) -> dict[int, MalformedError]:
         return {}
     reasons = dict[int, MalformedError]()
     for record in np.flatnonzero(raw.present):
-        own = raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes()
-        if reason := not_text(column, own):
+        if reason := not_text(column, raw.message(int(record))):
             reasons[int(record)] = MalformedError(reason)
     return reasons
 
@@ -449,6 +444,14 @@ class Payloads(NamedTuple):
     data: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     present: NDArray[np.uint8]
+
+    def message(self, number: int) -> bytes:
+        """Return one of them."""
+        return self.data[self.offsets[number] : self.offsets[number + 1]].tobytes()
+
+    def part(self, first: int, to: int) -> pa.Array:
+        """Return some of them as a column."""
+        return _binary(self.data, self.offsets[first : to + 1], self.present[first:to])
 
     def without(self, records: list[int]) -> Payloads:
         """Return the same, without the bytes of some records."""
@@ -482,8 +485,8 @@ def _reference(
 
     def decode(record: int) -> Mapping[str, Any]:
         headers = (records.raw_headers(record) if has_headers else None) or ()
-        own = raw.data[raw.offsets[record] : raw.offsets[record + 1]].tobytes()
-        return decoder.decode(own, header_of(decoder.column, headers) if headers else None)
+        header = header_of(decoder.column, headers) if headers else None
+        return decoder.decode(raw.message(record), header)
 
     return decode
 
@@ -503,9 +506,8 @@ def _schema_ids(
     ids[there] = framed @ np.array([2**24, 2**16, 2**8, 1], np.int64)
     raw = _payloads(records, decoder.column)
     for row in first + np.flatnonzero((present[first:to] == 1) & (sizes == 0)):
-        own = raw.data[raw.offsets[row] : raw.offsets[row + 1]].tobytes()
         header = header_of(decoder.column, records.raw_headers(int(row)) or ())
-        record = decoder.framing.framed(own, header)
+        record = decoder.framing.framed(raw.message(int(row)), header)
         if not isinstance(record, str):
             number = id_of(record.schema, decoder.framing.guids)
             ids[row - first] = -1 if number is None else number
@@ -527,18 +529,19 @@ def _named_keys(
 
     :param message: in the wire format, without those that :func:`.in_wire_format` left out
     """
-    sent, is_sent = _payloads(records, KEY), decoder.framing.framing == "glue"
-    data, offsets, present = sent if is_sent else message
-    raw = _binary(data, offsets[first : to + 1], present[first:to])
-    left_out = np.flatnonzero((present[first:to] == 1) & (np.diff(offsets[first : to + 1]) == 0))
-    if is_sent or not len(left_out):
+    sent = _payloads(records, KEY)
+    if decoder.framing.framing == "glue":
+        return sent.part(first, to)
+    raw = message.part(first, to)
+    is_empty = np.diff(message.offsets[first : to + 1]) == 0
+    left_out = np.flatnonzero((message.present[first:to] == 1) & is_empty)
+    if not len(left_out):
         return raw
     keys = raw.to_pylist()
     for place in left_out.tolist():
         number = first + place
-        own = sent.data[sent.offsets[number] : sent.offsets[number + 1]].tobytes()
         header = header_of(KEY, records.raw_headers(number) or ())
-        keys[place] = decoder.framing.held(own, header)
+        keys[place] = decoder.framing.held(sent.message(number), header)
     return pa.array(keys, pa.binary())
 
 

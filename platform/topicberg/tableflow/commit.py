@@ -50,10 +50,8 @@ def committed(table: Table, head: Snapshot | None = None) -> Committed:
     :raises TableflowError: the table was rolled back to a state whose offsets are not known
     """
     snapshot = checkpoint(table, head)
-    return Committed() if snapshot is None else _offsets_of(snapshot)
-
-
-def _offsets_of(snapshot: Snapshot) -> Committed:
+    if snapshot is None:
+        return Committed()
     properties = summary(snapshot)
     at_ms = properties.get(summaries.COMMITTED_AT_MS)
     current_at_ms = properties.get(summaries.CURRENT_AT_MS)
@@ -108,7 +106,8 @@ def add_files(
     head = table.current_snapshot()
     if (head.snapshot_id if head else None) != planned_on:
         discard(table.io, files)
-        raise _overtaken(table)
+        name = ".".join(table.name())
+        raise CommitConflictError(f"table {name}: another commit came before this batch")
     operation = Operation.APPEND
     if replaced:
         operation = Operation.OVERWRITE if files else Operation.DELETE
@@ -123,8 +122,3 @@ def add_files(
         if change.is_refused:
             discard(table.io, files)
         raise
-
-
-def _overtaken(table: Table) -> CommitConflictError:
-    name = ".".join(table.name())
-    return CommitConflictError(f"table {name}: another commit came before this batch")

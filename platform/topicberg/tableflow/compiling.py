@@ -7,39 +7,43 @@ from functools import cache
 
 from topicberg.errors import TopicbergError
 
-_failed: list[str] = []
-
-
-@cache
-def _compiler() -> threading.Thread:
-    thread = threading.Thread(target=compile_all, name="compile", daemon=True)
-    thread.start()
-    return thread
+_lock = threading.Lock()
 
 
 def compile_all() -> None:
-    """Compile what executes programs, or load it from disk: about 15 s, or half a second."""
-    try:
-        from topicberg.formats.columnar.check import check
-        from topicberg.formats.columnar.framing import compile_framing
-        from topicberg.kafka.librdkafka import compile_gather
-        from topicberg.tableflow.key_hash import compile_hashes
-        from topicberg.tableflow.key_lookup import compile_lookup
+    """Compile what executes programs, or load it from disk: about 15 s, or half a second.
 
-        check()
-        compile_framing()
-        compile_gather()
-        compile_hashes()
-        compile_lookup()
+    :raises Exception: it cannot be compiled
+    """
+    from topicberg.formats.columnar.check import check
+    from topicberg.formats.columnar.framing import compile_framing
+    from topicberg.kafka.librdkafka import compile_gather
+    from topicberg.tableflow.key_hash import compile_hashes
+    from topicberg.tableflow.key_lookup import compile_lookup
+
+    check()
+    compile_framing()
+    compile_gather()
+    compile_hashes()
+    compile_lookup()
+
+
+@cache
+def _failure() -> str | None:
+    """Compile the code once; return why that failed."""
+    try:
+        compile_all()
     except Exception as error:
-        _failed.append(str(error))
+        return str(error)
+    return None
 
 
 def wait_ready() -> None:
-    """Wait for the compiler.
+    """Compile the code, or wait until another thread has.
 
     :raises TopicbergError: the code cannot be compiled
     """
-    _compiler().join()
-    if _failed:
-        raise TopicbergError(f"the decoder cannot be compiled: {_failed[0]}")
+    with _lock:
+        failure = _failure()
+    if failure is not None:
+        raise TopicbergError(f"the decoder cannot be compiled: {failure}")

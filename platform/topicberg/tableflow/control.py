@@ -237,18 +237,20 @@ def _specs(config: Settings, topic: str | None = None) -> dict[str, TopicSpec]:
     return {spec.name: spec for spec in specs}
 
 
+def _described(config: Settings) -> set[str]:
+    """Return the topics that have a spec, valid or not."""
+    specs, problems = check_topics(config)
+    return {spec.name for spec in specs}.union(*(problem.names for problem in problems))
+
+
 def known_topics(config: Settings) -> set[str]:
     """Return the topics that have a spec, or that are dead-letter topics of enabled ones."""
-    specs, problems = check_topics(config)
-    wrong = {name for problem in problems for name in problem.names}
-    return {spec.name for spec in specs} | wrong | enabled_topics(config).keys()
+    return _described(config) | enabled_topics(config).keys()
 
 
 def needs_look(config: Settings, topic: str) -> bool:
     """Return whether what a topic is follows from Kafka and the registry: it has no spec."""
-    specs, problems = check_topics(config)
-    names = {spec.name for spec in specs} | {name for each in problems for name in each.names}
-    if topic in names:
+    if topic in _described(config):
         return False
     return topic in requested_topics(config) or topic not in enabled_topics(config)
 

@@ -39,6 +39,7 @@ from topicberg.formats.subjects import NOT_FOUND, RegisteredSchema
 from topicberg.kafka import schemas
 from topicberg.kafka.consumer import DamagedRecordsError, messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
+from topicberg.kafka.records import headers_of
 from topicberg.kafka.transactions import (
     abort,
     newest_states,
@@ -119,7 +120,8 @@ class DeadLetters:
             hint=f"check the rights to write transactions to {self.target.name} and {STATE_TOPIC}; "
             "nothing of the batch was committed, the engine tries again",
         ):
-            producer_id = _producer_id(table)
+            # By table: a new table of the topic logs its own dead letters.
+            producer_id = f"topicberg-dead-letters-{table.metadata.table_uuid}"
             if session is None or (session.producer_id, session.topic_id) != (
                 producer_id,
                 topic_id,
@@ -299,7 +301,7 @@ class DeadLetters:
         has_time = FIRST_MS <= milliseconds <= LAST_MS and milliseconds != NO_TIMESTAMP
         if not has_time:
             details["timestamp"] = str(milliseconds)
-        headers = {header["key"]: _bytes(header["value"]) for header in row["headers"] or ()}
+        headers = {header["key"]: header["value"] for header in row["headers"] or ()}
         return {
             "error_timestamp": datetime.now(UTC),
             "error_code": CANNOT_DECODE,
@@ -318,32 +320,20 @@ class DeadLetters:
                 "timestamp_type": "LOG_APPEND_TIME" if row["timestampType"] else "CREATE_TIME",
                 "timestamp": milliseconds if has_time else None,
                 "headers": headers,
-                "key": _bytes(row["key"]),
-                "value": _bytes(row["value"]),
+                "key": row["key"],
+                "value": row["value"],
             },
         }
-
-
-def _producer_id(table: Table) -> str:
-    """Return the producer's id, by table: a new table of the topic logs its own dead letters."""
-    return f"topicberg-dead-letters-{table.metadata.table_uuid}"
 
 
 def _fields(message: Message) -> dict[str, Any]:
     """Return what a dead letter has of a record."""
     kind, milliseconds = message.timestamp()
-    try:
-        headers: Any = message.headers()
-    except (SystemError, UnicodeError):  # a name is not UTF-8
-        headers = None
+    headers = headers_of(message)
     return {
         "key": message.key(),
         "value": message.value(),
         "timestampType": kind - 1,
         "timestamp_ms": milliseconds,
-        "headers": headers and [{"key": name, "value": value} for name, value in headers],
+        "headers": [{"key": name, "value": value} for name, value in headers or ()],
     }
-
-
-def _bytes(value: bytes | bytearray | None) -> bytes | None:
-    return None if value is None else bytes(value)

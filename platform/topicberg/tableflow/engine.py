@@ -108,8 +108,13 @@ class Ingestor:
         self._abandoned = abandoned or Event()
         self._keys = TopicKeys(spec, config, self._foreign)
         self._committer = BatchCommitter(
-            *(spec, endpoints, config, self._keys, self._foreign, self._framing),
-            self._check_abandoned,
+            spec=spec,
+            endpoints=endpoints,
+            config=config,
+            keys=self._keys,
+            foreign=self._foreign,
+            framing=self._framing,
+            check=self._check_abandoned,
         )
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
@@ -228,10 +233,22 @@ class Ingestor:
         missed = tombstones.DeleteWatch(
             self.spec, self.endpoints, table, committed, now_ms, seen_ms
         )
-        learnt = self.limits.size.dump()
-        known = log.topic_id, log.end, now_ms, learnt, missed, committed.key_definition
-        reader = self._reader(batch, size)
-        plan = BatchPlan(self.spec, table, head, layout, batch, size, *known, failing, reader)
+        plan = BatchPlan(
+            spec=self.spec,
+            table=table,
+            head=head,
+            layout=layout,
+            batch=batch,
+            size=size,
+            topic_id=log.topic_id,
+            latest=log.end,
+            now_ms=now_ms,
+            learnt=self.limits.size.dump(),
+            missed=missed,
+            key_definition=committed.key_definition,
+            failing=failing,
+            reader=self._reader(batch, size),
+        )
         if not batch.records:
             missed.nothing_new()
             done = result(plan, head, {})
@@ -307,8 +324,8 @@ class Ingestor:
             tasks = 1 if program.is_folded else usual_tasks(table.spec())
             parts = split(ranges, plan.size, tasks)
             return self._processes.ingest(program, table.io, parts, self._check_abandoned)
-        given = program, table, ranges, plan.size, self._memory
-        return ingest_by_spark(self._spark.session(), *given)
+        spark = self._spark.session()
+        return ingest_by_spark(spark, program, table, ranges, plan.size, self._memory)
 
     def _searched(self, plan: BatchPlan, reason: str, *, is_certain: bool) -> BatchFailedError:
         """Search for the records at which a batch fails; return what to raise."""

@@ -83,17 +83,13 @@ class EventTime:
             )
         return cls(rule, rule.format, path, kind)
 
-    @property
-    def name(self) -> str:
-        return ".".join(self.path)
-
     def micros(self, value: Any, kafka_ms: int) -> int | str:
         """Return an event time in microseconds since 1970, or why a value is none.
 
         :param value: text, a number, or a time in microseconds; None: there is none
         :param kafka_ms: Kafka's time of the record, or :data:`NO_TIMESTAMP`
         """
-        where = field_at(self.name, self.type)
+        where = field_at(".".join(self.path), self.type)
         if value is None:
             return f"{where}: the event time is missing"
         outcome = self._read(value)

@@ -179,8 +179,6 @@ def explained(subject: str) -> Iterator[None]:
     try:
         yield
     except (RESTError, OSError) as error:
-        if isinstance(error, LoginError):
-            raise LoginError(f"{subject}: {error.message}", hint=error.hint) from error
         raise explain(subject, error) from error
 
 

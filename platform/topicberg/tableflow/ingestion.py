@@ -189,9 +189,16 @@ class Ingestion:
         ingestor = self._ingestor
         if ingestor is None:
             _ensure_topic(self.spec, self._endpoints, self._config)
-            shared = self._endpoints, self._config, self._sessions, self._registry
             held_ms = self.report.status.committed_at_ms
-            ingestor = Ingestor(self.spec, *shared, self._abandoned, held_ms)
+            ingestor = Ingestor(
+                self.spec,
+                self._endpoints,
+                self._config,
+                self._sessions,
+                self._registry,
+                self._abandoned,
+                held_ms,
+            )
             if held_ms is None:
                 ingestor.table()
             self._ingestor = ingestor

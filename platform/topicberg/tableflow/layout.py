@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Final
 from uuid import UUID
 
 from pyiceberg.schema import Schema
@@ -49,8 +50,8 @@ from topicberg.topics.spec import (
     TopicSpec,
 )
 
-KEY = "key"
-VALUE = "value"
+KEY: Final = "key"
+VALUE: Final = "value"
 
 _METADATA_TYPES: dict[str, Callable[[Iterator[int]], IcebergType]] = {
     "topic": lambda _: StringType(),
@@ -204,47 +205,44 @@ def read_layout(spec: TopicSpec, readers: SchemaReaders, config: Settings | None
     :raises TableflowError: a subject is missing
     :raises SpecError: a schema file is missing or invalid
     """
-    value = None
-    is_change = spec.changelog is not None
-    if spec.value_schema.has_schema:
-        value = _with_options(spec, "value", _subject(spec, "value", readers, config))
-        value = _mapped(value, with_connect_types) if is_change else value
-    key = None
-    if spec.key.has_schema:
-        key = _with_options(spec, "key", _subject(spec, "key", readers, config))
-        key = _mapped(key, with_connect_types) if is_change else key
-        key = _mapped(key, lambda schema: as_record(schema, KEY))
-    layout = Layout(
-        key=MessageField(
-            KEY,
-            _of_one_type(key),
-            spec.key.message,
-            None,
-            is_change,
-            spec.key.framing,
-            spec.key.is_text,
-        ),
-        value=MessageField(
-            VALUE,
-            _of_one_type(value),
-            spec.value_schema.message,
-            spec.changes,
-            is_change,
-            spec.value_schema.framing,
-            spec.value_schema.is_text,
-        ),
-    )
-    for half, section in ((layout.key, "key"), (layout.value, "schema")):
-        has_schema = (key if half is layout.key else value) is not None
-        if half.framing == "none" and has_schema and half.subject is None:
+    value = _message_field(spec, VALUE, readers, config)
+    layout = Layout(_message_field(spec, KEY, readers, config), value)
+    if spec.changelog is not None:
+        _check_changes(spec, layout)
+    return layout
+
+
+def _message_field(
+    spec: TopicSpec, part: Part, readers: SchemaReaders, config: Settings | None
+) -> MessageField:
+    """Return the keys or the values; the arguments and errors are those of :func:`read_layout`."""
+    own, is_change = spec.section(part), spec.changelog is not None
+    subject = None
+    if own.has_schema:
+        subject, options = _subject(spec, part, readers, config), spec.json_options(part)
+        subject = _mapped(subject, lambda schema: replace(schema, options=options))
+        if is_change:
+            subject = _mapped(subject, with_connect_types)
+        if part == KEY:
+            subject = _mapped(subject, lambda schema: as_record(schema, KEY))
+    if subject is not None and is_union(subject.latest):
+        subject = None
+        if own.framing == "none":
+            section = "key" if part == KEY else "schema"
             raise TableflowError(
-                f"topic {spec.name}: the schema of the {half.column}s is a union of several types, "
+                f"topic {spec.name}: the schema of the {part}s is a union of several types, "
                 f"and with {section}.framing none nothing says of which one a record is",
                 hint=f"set {section}.format to bytes, or name a schema of one type",
             )
-    if is_change:
-        _check_changes(spec, layout)
-    return layout
+    return MessageField(
+        column=part,
+        subject=subject,
+        message=own.message,
+        changes=spec.changes if part == VALUE else None,
+        has_connect_types=is_change,
+        framing=own.framing,
+        is_text=own.is_text,
+    )
 
 
 def _subject(
@@ -295,16 +293,6 @@ def _mapped(subject: Subject, change: Callable[[RegisteredSchema], RegisteredSch
     """Return the subject with each of its schemas changed."""
     schemas = {number: change(schema) for number, schema in subject.schemas.items()}
     return replace(subject, latest=change(subject.latest), schemas=schemas)
-
-
-def _with_options(spec: TopicSpec, part: Part, subject: Subject) -> Subject:
-    """Return the subject with the options of the spec."""
-    options = spec.json_options(part)
-    return _mapped(subject, lambda schema: replace(schema, options=options))
-
-
-def _of_one_type(subject: Subject | None) -> Subject | None:
-    return None if subject is None or is_union(subject.latest) else subject
 
 
 def raw_columns(

@@ -37,9 +37,14 @@ class LeftOut:
         """
         if rejections.first is None:
             return
-        place, reason, _ = rejections.first
+        name, ((partition, offset), reason, _) = self._spec.name, rejections.first
         if rejections.is_final:
-            raise self._stops_before(place, reason)
+            raise TableflowError(
+                f"topic {name}, partition {partition}, offset {offset}: {reason}",
+                hint=f"fix the producer, or run `topicberg tableflow enable {name} "
+                "--error-handling LOG` to send such records to a dead-letter topic (SKIP leaves "
+                "them out)",
+            )
         self._check()
         if self._dead_letters is not None:
             known = plan.table, plan.topic_id, plan.batch.start
@@ -47,7 +52,7 @@ class LeftOut:
         else:
             logger.warning(
                 "topic %s: skipped %s; the first one, partition %d, offset %d: %s",
-                *(self._spec.name, count(rejections.count, "record"), *place, reason),
+                *(name, count(rejections.count, "record"), partition, offset, reason),
             )
 
     def failing(self, plan: BatchPlan) -> None:
@@ -84,12 +89,3 @@ class LeftOut:
             logger.warning(
                 "topic %s: skipped %d changes; the first one: %s", name, len(refused), first
             )
-
-    def _stops_before(self, place: PartitionOffset, reason: str) -> TableflowError:
-        """Return the error of a topic that stops before a malformed record."""
-        name, (partition, offset) = self._spec.name, place
-        return TableflowError(
-            f"topic {name}, partition {partition}, offset {offset}: {reason}",
-            hint=f"fix the producer, or run `topicberg tableflow enable {name} --error-handling "
-            "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
-        )

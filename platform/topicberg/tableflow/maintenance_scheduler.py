@@ -1,4 +1,4 @@
-"""Maintenance as a part of the engine's service: a thread beside its workers."""
+"""Maintenance as a part of the engine's service, in a thread beside its workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyiceberg.exceptions import NoSuchTableError
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableFormatError
+from topicberg.errors import TableFormatError, first_line
 from topicberg.iceberg.maintenance.run import maintain
 from topicberg.settings import Settings
 from topicberg.tableflow.ingestion import Ingestion
@@ -42,26 +42,26 @@ class _Kept:
         return now - self.at >= (QUIET_PAUSE_SECONDS if is_quiet else IDLE_PAUSE_SECONDS)
 
 
-class MaintenanceScheduler(threading.Thread):
+class MaintenanceScheduler:
     """Maintains a few tables at once: a quarter as many as the engine has workers.
 
     Most of the time of a table is waiting for the object store. Compactions take a share of Spark
     each.
     """
 
-    def __init__(self, endpoints: Endpoints, config: Settings, queue: TurnQueue) -> None:
-        super().__init__(name="tableflow-maintenance", daemon=True)
+    def __init__(
+        self, endpoints: Endpoints, config: Settings, queue: TurnQueue, ended: threading.Event
+    ) -> None:
+        """:param ended: set when the engine ends"""
         self._endpoints = endpoints
         self._config = config
         self._queue = queue
         self._kept: dict[str, _Kept] = {}
-        self._stop_requested = threading.Event()
-
-    def stop(self) -> None:
-        self._stop_requested.set()
+        self._ended = ended
 
     def run(self) -> None:
-        while not self._stop_requested.wait(PAUSE_SECONDS):
+        """Maintain tables until the engine has ended."""
+        while not self._ended.wait(PAUSE_SECONDS):
             topics = self._queue.topics
             self._kept = {name: kept for name, kept in self._kept.items() if name in topics}
             workers = max(1, self._config.engine_workers // WORKERS_PER_TABLE)
@@ -70,7 +70,7 @@ class MaintenanceScheduler(threading.Thread):
 
     def _maintain(self, topic: Ingestion) -> None:
         """Do what is due for a table, if it may have changed since the last time."""
-        if self._stop_requested.is_set():
+        if self._ended.is_set():
             return
         name, now = topic.spec.name, time.monotonic()
         state = topic.spec, topic.report.status.snapshot_id
@@ -87,9 +87,8 @@ class MaintenanceScheduler(threading.Thread):
             is_changed = False
         except Exception as error:
             # If a service does not answer, what is due now is still due in a minute.
-            lines = str(error).strip().splitlines()
-            reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
-            logger.warning("topic %s: maintenance failed: %s", name, reason)
+            kind, reason = type(error).__name__, first_line(error)
+            logger.warning("topic %s: maintenance failed: %s: %s", name, kind, reason)
             return
         is_same = before is not None and before.state == state and not is_changed
         changed_at = before.changed_at if before is not None and is_same else now

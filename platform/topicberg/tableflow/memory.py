@@ -51,14 +51,17 @@ def _is_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
-def check_memory(size: int) -> None:
-    """Check that a part of what decoding may take is there.
+def lacking_memory(size: int) -> ExhaustedError | None:
+    """Return an error if not even a part of what decoding may take is there.
 
     :param size: bytes that it may take
-    :raises ExhaustedError: it is not
     """
-    with limited(size):
-        bytearray(size // 4)
+    try:
+        with limited(size):
+            bytearray(size // 4)
+    except ExhaustedError as error:
+        return error
+    return None
 
 
 def _address_space() -> int | None:

@@ -22,6 +22,7 @@ from topicberg.formats.subjects import SchemaType
 from topicberg.iceberg.data_files import (
     WriteTarget,
 )
+from topicberg.kafka.consumer import READER
 from topicberg.tableflow.changes import (
     ChangePlan,
     envelope,
@@ -48,19 +49,11 @@ from topicberg.topics.spec import EVENT_TIME, METADATA_TYPES, RAW_KEY
 logger = logging.getLogger(__name__)
 
 CONSUMER: dict[str, object] = {
-    "log_level": 2,
-    "group.id": "topicberg",  # required by librdkafka
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
+    **READER,
     "isolation.level": "read_committed",
-    "check.crcs": True,
-    "receive.message.max.bytes": 256 * 1024 * 1024,  # also of a batch when decompressed
-    "fetch.wait.max.ms": 20,
     # What is read ahead beyond the last record is in vain.
     "queued.min.messages": 50_000,
     "queued.max.messages.kbytes": 16 * 1024,
-    "fetch.queue.backoff.ms": 10,  # the default, a second, is longer than most batches
 }
 """Properties of librdkafka for reading a batch."""
 
@@ -140,23 +133,29 @@ class Planner:
                 self._changes = ChangePlan.of(self._spec, layout, table.schema().fields)
             self._key = key
         kafka = {**self._endpoints.kafka_tuning("consumer"), **self._endpoints.kafka_config()}
-        columns = (*METADATA_TYPES, RAW_KEY, EVENT_TIME)
-        names = {name: self._spec.metadata_column(name) for name in columns}
-        upserts = metadata.table_uuid if self._spec.write_mode == "upsert" else None
-        target, files = WriteTarget.of(table), dict(table.io.properties)
-        mode = self._spec.tableflow.error_handling.mode
-        # What the registry lacks changes as often as a producer names other ids.
-        decoders = {
-            column: decoder.without(foreign[column].missing)
-            for column, decoder in self._found.items()
-        }
-        raw, texts = raw_columns(layout, table.schema().fields)
-        consumer = kafka | CONSUMER
-        own = self._spec.name, target, files, consumer, decoders
-        inline = {} if framing is None else framing.inline_schemas(layout)
-        event_time = EventTime.of(self._spec, table.schema().fields)
-        of_rows_too = upserts, of_rows, self._changes, inline, event_time
-        return ReadPlan(*own, raw, texts, names, mode, *of_rows_too)
+        fields = table.schema().fields
+        raw, text = raw_columns(layout, fields)
+        names = (*METADATA_TYPES, RAW_KEY, EVENT_TIME)
+        return ReadPlan(
+            topic=self._spec.name,
+            target=WriteTarget.of(table),
+            files=dict(table.io.properties),
+            kafka=kafka | CONSUMER,
+            # What the registry lacks changes as often as a producer names other ids.
+            decoded={
+                column: decoder.without(foreign[column].missing)
+                for column, decoder in self._found.items()
+            },
+            raw=raw,
+            text=text,
+            columns={name: self._spec.metadata_column(name) for name in names},
+            error_mode=self._spec.tableflow.error_handling.mode,
+            upserts=metadata.table_uuid if self._spec.write_mode == "upsert" else None,
+            key=of_rows,
+            changes=self._changes,
+            inline={} if framing is None else framing.inline_schemas(layout),
+            event_time=EventTime.of(self._spec, fields),
+        )
 
 
 def message_decoders(
@@ -178,17 +177,19 @@ def message_decoders(
     columns = [column for column in fields if column.name not in metadata]
     decoders = dict[str, MessageDecoder]()
     for half in (layout.key, layout.value):
-        if half.subject is not None and spec.changelog is not None:
-            keys = key_names(layout)
-            parts = [column for column in columns if column.name in keys]
-            if half.column == VALUE:
-                parts = envelope(spec, layout, fields)
-            decoders[half.column] = message_decoder(Writers(half, foreign[half.column], parts))
-        elif half.subject is not None:
+        if half.subject is None:
+            continue
+        own: Sequence[NestedField]
+        if spec.changelog is None:
             own = columns_to_fill(half, layout, columns)
             if of_rows is not None and half.column == KEY:
                 own = of_rows.to_decode(own)
-            decoders[half.column] = message_decoder(Writers(half, foreign[half.column], own))
+        elif half.column == VALUE:
+            own = envelope(spec, layout, fields)
+        else:
+            keys = key_names(layout)
+            own = [column for column in columns if column.name in keys]
+        decoders[half.column] = message_decoder(Writers(half, foreign[half.column], own))
     return decoders
 
 
@@ -207,18 +208,23 @@ def message_decoder(writers: Writers) -> MessageDecoder:
         except UNREADABLE_SCHEMA as error:
             writers.refuse(number, error)
         else:
-            writers.accept(number, writer, filled)
+            writers.accepted[number], writers.columns[number] = writer, filled
     names = frozenset[str]().union(*writers.columns.values())
     fields = tuple(column for column in writers.fields if column.name in names)
     pairings = {
         number: ResolvedSchema(writer, latest, fields, half.message)
         for number, writer in writers.accepted.items()
     }
-    programs = _programs(pairings, fields, latest.schema_type)
-    decoded = fields, programs, pairings, writers.columns
-    # What a table holds of a key names a version of AWS Glue, which may be of another schema.
-    framing = half.record_framing(writers.foreign.guids if half.framing == "glue" else {})
-    return MessageDecoder(half.column, *decoded, writers.refused, framing)
+    return MessageDecoder(
+        column=half.column,
+        fields=fields,
+        programs=_programs(pairings, fields, latest.schema_type),
+        writers=pairings,
+        filled=writers.columns,
+        refused=writers.refused,
+        # What a table holds of a key names a version of AWS Glue, which may be of another schema.
+        framing=half.record_framing(writers.foreign.guids if half.framing == "glue" else {}),
+    )
 
 
 def _programs(

@@ -84,8 +84,15 @@ class Pool:
 
         def make(before: Ingestion | None) -> Ingestion:
             counters = before.report.status.counters() if before is not None else None
-            shared = self._endpoints, self._config, self._sessions, self._registry
-            topic = Ingestion(spec, *shared, counters, self._engine)
+            topic = Ingestion(
+                spec,
+                self._endpoints,
+                self._config,
+                self._sessions,
+                self._registry,
+                counters,
+                self._engine,
+            )
             if any(self._missing):
                 topic.report.miss(*self._missing)
             return topic

@@ -17,14 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pyiceberg.io import FileIO
 
 from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
-from topicberg.tableflow.memory import ExhaustedError, check_memory
+from topicberg.tableflow.memory import ExhaustedError, lacking_memory
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.reading import WrittenBatch, joined, outcome
 
@@ -66,10 +66,9 @@ class Processes:
     def _outcome(self, task: bytes, check: Callable[[], None]) -> WrittenBatch | Exception:
         try:
             with self._taken() as process:
-                found: WrittenBatch | Exception = process.run(task, check)
+                return cast("WrittenBatch | Exception", process.run(task, check))
         except Exception as error:
             return error
-        return found
 
     def check(self) -> None:
         """Check that a process can decode what needs a part of its memory.
@@ -141,15 +140,6 @@ class _Process:
         self._process.wait()
 
 
-def _checked(memory: int) -> Exception | None:
-    """Take a part of the memory; return what is wrong."""
-    try:
-        check_memory(memory)
-    except ExhaustedError as error:
-        return error
-    return None
-
-
 def serve(channel: socket.socket, memory: int) -> None:
     """Do the work that the engine sends, until the engine ends."""
     answer: Any
@@ -160,7 +150,7 @@ def serve(channel: socket.socket, memory: int) -> None:
                 plan, ranges = pickle.loads(task)  # noqa: S301  from the engine
                 answer = outcome(plan, ranges, memory)
             else:
-                answer = _checked(memory)
+                answer = lacking_memory(memory)
             # Arrays are sent as they are, not as a part of the pickle: they would be copied.
             arrays: list[pickle.PickleBuffer] = []
             text = pickle.dumps(answer, 5, buffer_callback=arrays.append)

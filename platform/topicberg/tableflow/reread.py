@@ -29,6 +29,7 @@ from topicberg.formats.framing import header_of
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, Ranges
+from topicberg.kafka.records import headers_of
 from topicberg.retry import retry_conflicts
 from topicberg.settings import Settings
 from topicberg.tableflow import tombstones
@@ -196,8 +197,7 @@ def _key(
 
 def _held(framing: KeyFraming, raw: bytes, message: Message) -> bytes:
     """Return a key as tables hold it; one that cannot be decoded is as it was sent."""
-    listed: Any = message.headers() or []
-    held = framing.held(raw, header_of(KEY, listed))
+    held = framing.held(raw, header_of(KEY, headers_of(message) or ()))
     return raw if held is None else held
 
 

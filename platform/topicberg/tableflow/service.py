@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import StackError, TopicbergError
-from topicberg.kafka.discovery import Discoverer
+from topicberg.kafka.discovery import keep_discovering
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
@@ -31,12 +31,12 @@ from topicberg.tableflow.metrics import LOOPBACK, serve_metrics
 from topicberg.tableflow.pool import Pool
 from topicberg.tableflow.status import (
     TopicStatus,
+    Unavailable,
     give_up_status,
     read_status,
     remove_status,
     write_status,
 )
-from topicberg.tableflow.status_report import has_failed
 from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
@@ -62,27 +62,25 @@ def _wait_for_endpoints(config: Settings, stopping: threading.Event) -> Endpoint
     return None
 
 
-class _Logins(threading.Thread):
-    """Finds whether `topicberg deploy rotate` replaced keys that this process uses.
+def _watch_logins(endpoints: Endpoints, config: Settings, are_replaced: threading.Event) -> None:
+    """Find whether `topicberg deploy rotate` replaced keys that this process uses.
 
     Its clients keep the keys that they began with, which are revoked a period after the rotation.
+
+    :param are_replaced: is set when they are
     """
+    while not are_replaced.wait(LOGINS_SECONDS):
+        try:
+            current = load_endpoints(config)
+        except TopicbergError as error:
+            logger.warning("the keys of the deployment cannot be read again: %s", error)
+        else:
+            if _logins(current) != _logins(endpoints):
+                are_replaced.set()
 
-    def __init__(self, endpoints: Endpoints, config: Settings) -> None:
-        super().__init__(name="tableflow-logins", daemon=True)
-        self._endpoints = endpoints
-        self._config = config
-        self.are_replaced = False
 
-    def run(self) -> None:
-        while not self.are_replaced:
-            time.sleep(LOGINS_SECONDS)
-            try:
-                found = load_endpoints(self._config)
-            except TopicbergError as error:
-                logger.warning("the keys of the deployment cannot be read again: %s", error)
-            else:
-                self.are_replaced = _logins(found) != _logins(self._endpoints)
+def _in_background(name: str, work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
 
 
 def _logins(endpoints: Endpoints) -> tuple[KafkaLogin, RegistryLogin]:
@@ -153,29 +151,20 @@ class _Share:
 
     def _report(self, specs: Mapping[str, TopicSpec]) -> None:
         """Write why no topic is ingested into the statuses that no other engine writes."""
-        missing, error = self.pool.missing, self.member.error
-        if missing is None and error is None:
+        if (problem := self.pool.missing or self.member.error) is None:
             return
-        now = int(time.time() * 1000)
         for name in specs.keys() - self.pool.queue.topics.keys():
             with suppress(OSError):
                 known = read_status(self._config, name)
                 if known.engine not in (None, self.engine):
                     continue
-                shown = known.without(missing) if missing else self._failing(known, error, now)
+                shown = (
+                    known.without(problem)
+                    if isinstance(problem, Unavailable)
+                    else known.failing(problem)
+                )
                 if shown != known:
                     write_status(self._config, shown)
-
-    @staticmethod
-    def _failing(known: TopicStatus, error: TopicbergError | None, now_ms: int) -> TopicStatus:
-        since = known.failing_since_ms or now_ms
-        changes = {
-            "phase": "FAILED" if has_failed(since, now_ms) else "PENDING",
-            "suspended": False,
-            "failing_since_ms": since,
-            "error_message": str(error),
-        }
-        return known.model_copy(update=changes)
 
 
 def _usable(
@@ -248,21 +237,20 @@ def serve(
 
     # Otherwise each call of a function for columns inspects the stack, and tries to import IPython.
     calls._enable_debugging_cache = False  # type: ignore[assignment]
-    keeper = MaintenanceScheduler(endpoints, config, pool.queue)
-    discoverer = Discoverer(endpoints, config)
+    ended, are_replaced = threading.Event(), threading.Event()
     pool.start()
-    keeper.start()
-    discoverer.start()
+    scheduler = MaintenanceScheduler(endpoints, config, pool.queue, ended)
+    _in_background("tableflow-maintenance", scheduler.run)
+    _in_background("topic-discovery", keep_discovering, endpoints, config, ended)
     try:
         started(engine)
     except TopicbergError as error:  # a wrong setting of alerts stops no topic
         logger.error("nothing is watched: %s", error)
-    logins = _Logins(endpoints, config)
     if config.deployment == "cloud":
-        logins.start()
+        _in_background("tableflow-logins", _watch_logins, endpoints, config, are_replaced)
     requested = control.Requested(config)
     complaints: dict[str, str] = {}
-    while not (stopping.is_set() or logins.are_replaced):
+    while not (stopping.is_set() or are_replaced.is_set()):
         engine.looped_at = time.monotonic()
         known = {name: topic.spec for name, topic in pool.queue.topics.items()}
         specs, wrong = _usable(requested, known)
@@ -280,14 +268,13 @@ def serve(
             if stopping.wait(TICK_SECONDS):
                 break
         share.changed.clear()
-    if logins.are_replaced:
+    if are_replaced.is_set():
         logger.info(
             "keys of the deployment were replaced; the engine starts again with the new ones"
         )
-    discoverer.stop()
-    keeper.stop()
+    ended.set()
     share.stop()
-    return logins.are_replaced and not stopping.is_set()
+    return are_replaced.is_set() and not stopping.is_set()
 
 
 def main(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ COUNTERS = (
     *("bytes_committed", "commits", "failures"),
 )
 """Since the engine got the topic. Metrics and the check ``tableflow`` have the same names."""
+PENDING_SECONDS = 30.0
+"""A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
 FLEET = 20_000
 """Topics whose snapshots are kept in memory."""
 
@@ -131,6 +134,25 @@ class TopicStatus(BaseModel):
             "phase": "FAILED",
             "error_message": self.error_message or service.message,
             "failing_since_ms": self.failing_since_ms or service.since_ms,
+        }
+        return self.model_copy(update=changes)
+
+    def failing(
+        self, error: Exception, since_ms: int | None = None, *, suspended: bool = False
+    ) -> TopicStatus:
+        """Return what the status is after a failure.
+
+        :param since_ms: when the failure began; None: now
+        :param suspended: whether the topic stops until the cause is fixed
+        """
+        now_ms = int(time.time() * 1000)
+        since_ms = self.failing_since_ms or since_ms or now_ms
+        has_failed = suspended or now_ms - since_ms >= PENDING_SECONDS * 1000
+        changes = {
+            "phase": "FAILED" if has_failed else "PENDING",
+            "suspended": suspended,
+            "error_message": str(error),
+            "failing_since_ms": since_ms,
         }
         return self.model_copy(update=changes)
 

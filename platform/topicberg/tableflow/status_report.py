@@ -23,14 +23,6 @@ from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-PENDING_SECONDS = 30.0
-"""A topic whose turns have failed for longer is FAILED; it is tried again all the same."""
-
-
-def has_failed(since_ms: int, now_ms: int) -> bool:
-    """Return whether failures since a time make a topic FAILED."""
-    return now_ms - since_ms >= PENDING_SECONDS * 1000
-
 
 class StatusReport:
     """Writes the status when it changes, until the topic is stopped. Safe to use from threads."""
@@ -164,15 +156,8 @@ class StatusReport:
         :param began_ms: when the failure began; None: now
         """
         with self.lock:
-            now_ms = int(time.time() * 1000)
-            since_ms = self.status.failing_since_ms or began_ms or now_ms
-            self.update(
-                phase="FAILED" if suspended or has_failed(since_ms, now_ms) else "PENDING",
-                suspended=suspended,
-                error_message=str(error),
-                failures=self.status.failures + 1,
-                failing_since_ms=since_ms,
-            )
+            self.status = self.status.failing(error, began_ms, suspended=suspended)
+            self.update(failures=self.status.failures + 1)
 
     def update(self, **changes: object) -> None:
         """Change fields of the status, and write it."""

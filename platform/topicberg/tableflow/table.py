@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -156,16 +156,16 @@ def ensure_table(
     check_table(table, spec, identity)
     _evolve(table, _with_held_key(spec, schema, table.schema()), older)
     keep_bounds(table, _bounded_columns(spec))
-    _keep_formats(table, spec)
+    _set_missing(table, formats(spec))  # of a table that an earlier version created
     note_identity(table, identity)
     for change in unapplied(table, spec):
         _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
     return table
 
 
-def _keep_formats(table: Table, spec: TopicSpec) -> None:
-    """Note the formats of a table that an earlier version created."""
-    if missing := {k: v for k, v in formats(spec).items() if k not in table.properties}:
+def _set_missing(table: Table, properties: Mapping[str, str]) -> None:
+    """Set the properties that a table does not have."""
+    if missing := {k: v for k, v in properties.items() if k not in table.properties}:
         with table.transaction() as transaction:
             transaction.set_properties(missing)
 
@@ -190,10 +190,7 @@ def keep_bounds(table: Table, columns: Iterable[str]) -> None:
     Iceberg refuses properties of columns that a table does not have.
     """
     known = table.schema().column_names
-    bounds = bounds_kept(column for column in columns if column in known)
-    if missing := {key: value for key, value in bounds.items() if key not in table.properties}:
-        with table.transaction() as transaction:
-            transaction.set_properties(missing)
+    _set_missing(table, bounds_kept(column for column in columns if column in known))
 
 
 def _bounded_columns(spec: TopicSpec) -> list[str]:

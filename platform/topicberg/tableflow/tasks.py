@@ -15,7 +15,7 @@ import pyarrow as pa
 from topicberg.errors import TopicbergError, first_line
 from topicberg.tableflow.compiling import wait_ready
 from topicberg.tableflow.failures import explain, is_of_service
-from topicberg.tableflow.memory import check_memory
+from topicberg.tableflow.memory import lacking_memory
 from topicberg.tableflow.plan import ReadPlan
 from topicberg.tableflow.reading import WrittenBatch, joined, outcome
 from topicberg.tableflow.shipping import code_version, on_worker, ship
@@ -88,10 +88,10 @@ class WorkerProbe:
             return "they have another version of topicberg than the engine"
         try:
             wait_ready()
-            check_memory(self.memory)
         except TopicbergError as error:
             return error.message
-        return ""
+        problem = lacking_memory(self.memory)
+        return "" if problem is None else problem.message
 
 
 def check_workers(spark: SparkSession, memory: int) -> bool:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 from pyiceberg.types import NestedField
@@ -28,8 +28,6 @@ from topicberg.formats.subjects import RegisteredSchema, Subject
 from topicberg.tableflow.foreign import ForeignSchemas
 from topicberg.tableflow.framing import Framing
 from topicberg.tableflow.layout import KEY, VALUE, MessageField, sameness, twins
-
-Writer = TypeVar("Writer")
 
 MAX_FOREIGN_WRITERS = 100
 """The most schemas of other subjects by which the records of one batch are decoded."""
@@ -49,30 +47,36 @@ class UnknownSchemaError(MalformedError):
         self.schema_id = schema.hex if isinstance(schema, UUID) else str(schema)
 
 
-def writer_of(
+def resolved(
     column: str,
-    record: Framed,
+    record: Framed | str,
     guids: Mapping[UUID, int],
-    writers: Mapping[int, Writer],
+    writers: Mapping[int, ResolvedSchema],
     refused: Mapping[int | UUID, str],
-) -> Writer:
-    """Return the writer that a key or a value names.
+) -> tuple[ResolvedSchema, bytes]:
+    """Return by which schema a key or a value is decoded, and its payload.
 
+    :param record: a reason: it names no schema
     :param guids: the ids of known GUIDs
     :param refused: why the records of other writers are not decoded
     :raises MalformedError: it is not decoded
     :raises UnknownSchemaError: its schema was not looked up yet
     """
+    if isinstance(record, str):
+        raise MalformedError(record)
     schema = record.schema
     number = id_of(schema, guids)
-    if number is not None and number in writers:
-        return writers[number]
-    where = framing.named(column, is_header=record.indexes is not None)
-    naming = f"{where} names {record.named}"
-    reason = refused.get(schema) or refused.get(schema if number is None else number)
-    if reason is None:
-        raise UnknownSchemaError(naming, schema)
-    raise MalformedError(f"{naming}, {reason}")
+    if number is None or number not in writers:
+        where = framing.named(column, is_header=record.indexes is not None)
+        naming = f"{where} names {record.named}"
+        reason = refused.get(schema) or refused.get(schema if number is None else number)
+        if reason is None:
+            raise UnknownSchemaError(naming, schema)
+        raise MalformedError(f"{naming}, {reason}")
+    payload = payload_of(column, record, writers[number].writer.schema_type)
+    if isinstance(payload, str):
+        raise MalformedError(payload)
+    return writers[number], payload
 
 
 @dataclass(frozen=True)
@@ -98,14 +102,6 @@ class Writers:
     def pairing(self, writer: RegisteredSchema) -> ResolvedSchema:
         return ResolvedSchema(writer, self.subject.latest, self.fields, self.half.message)
 
-    def accept(self, number: int, writer: RegisteredSchema, filled: frozenset[str]) -> None:
-        """Note that records of a schema are decoded.
-
-        :param filled: the columns that it has a field for
-        """
-        self.accepted[number] = writer
-        self.columns[number] = filled
-
     def refuse(self, number: int, error: Exception) -> None:
         """Note why records of a schema are not decoded.
 
@@ -117,25 +113,19 @@ class Writers:
 
     def read(
         self, raw: bytes, header: bytes | None, framing: Framing | None = None
-    ) -> tuple[RegisteredSchema, bytes]:
+    ) -> tuple[ResolvedSchema, bytes]:
         """Return the schema and the payload of a key or a value.
 
         :param header: what a header says of the schema
         :param framing: what brings changes without schema ids into the wire format
         :raises MalformedError: there is none
         """
-        column = self.half.column
         if framing is not None and header is None:
             raw = framing.wire(self.half, raw)
         record = self.half.record_framing().framed(raw, header)
-        if isinstance(record, str):
-            raise MalformedError(record)
+        writers = {number: self.pairing(writer) for number, writer in self.accepted.items()}
         refused = {**self.foreign.missing, **self.refused}
-        writer = writer_of(column, record, self.subject.guids, self.accepted, refused)
-        payload = payload_of(column, record, writer.schema_type)
-        if isinstance(payload, str):
-            raise MalformedError(payload)
-        return writer, payload
+        return resolved(self.half.column, record, self.subject.guids, writers, refused)
 
 
 @dataclass(frozen=True)
@@ -178,13 +168,8 @@ class MessageDecoder:
         return self._decode(self.framing.of_held(raw))
 
     def _decode(self, record: Framed | str) -> Mapping[str, Any]:
-        if isinstance(record, str):
-            raise MalformedError(record)
-        guids = self.framing.guids
-        pairing = writer_of(self.column, record, guids, self.writers, self.refused)
-        payload = payload_of(self.column, record, pairing.writer.schema_type)
-        if isinstance(payload, str):
-            raise MalformedError(payload)
+        of_record = self.column, record, self.framing.guids
+        pairing, payload = resolved(*of_record, self.writers, self.refused)
         try:
             return _record_decoder(pairing)(payload)
         except MalformedError as error:

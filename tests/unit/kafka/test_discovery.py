@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from confluent_kafka import KafkaError, KafkaException
 from topicberg import kafka
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka import discovery
-from topicberg.kafka.discovery import Discoverer, discover, find_topic, find_topics
+from topicberg.kafka.discovery import discover, find_topic, find_topics, keep_discovering
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
 from topicberg.topics import check_topics, load_topic
@@ -149,19 +150,17 @@ def test_broker_without_an_answer_keeps_the_last_discovery(
 def test_discoverer_survives_an_unexpected_error(
     config: Settings, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts = []
+    attempts, ended = [], threading.Event()
 
     def fails(*_: Any) -> None:
         attempts.append(1)
         if len(attempts) == 2:
-            discoverer.stop()
+            ended.set()
         raise TypeError
 
     monkeypatch.setattr(discovery, "discover", fails)
     monkeypatch.setattr(discovery, "INTERVAL_SECONDS", 0.0)
-    discoverer = Discoverer(cast(Any, services), config)
-    discoverer.start()
-    discoverer.join(10)
+    keep_discovering(cast(Any, services), config, ended)
     assert len(attempts) == 2
 
 

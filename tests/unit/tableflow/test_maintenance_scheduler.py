@@ -31,7 +31,7 @@ def test_keeper_inspects_tables_that_change_most_often(
 
     monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    one = maintenance_scheduler.MaintenanceScheduler(nothing, config, nothing)
+    one = maintenance_scheduler.MaintenanceScheduler(nothing, config, nothing, threading.Event())
 
     def minutes(number: int) -> list[float]:
         """Return in which of the next minutes the table was maintained."""
@@ -61,19 +61,19 @@ def test_keeper_maintains_several_tables_at_once(
     spec = load_topic("stock_trades", config)
     specs = [spec.model_copy(update={"name": f"topic_{number}"}) for number in range(6)]
     topics = {each.name: Ingestion(each, nothing, config, nothing) for each in specs}
-    pair, done = threading.Barrier(2, timeout=30), list[str]()
+    pair, done, ended = threading.Barrier(2, timeout=30), list[str](), threading.Event()
 
     def maintain(spec: Any, *_: object) -> Any:
         pair.wait()
         done.append(spec.name)
         if len(done) == len(topics):
-            one.stop()
+            ended.set()
         return SimpleNamespace(changed=False)
 
     monkeypatch.setattr(maintenance_scheduler, "maintain", maintain)
     monkeypatch.setattr(maintenance_scheduler, "PAUSE_SECONDS", 0.0)
     one = maintenance_scheduler.MaintenanceScheduler(
-        nothing, config, cast("Any", SimpleNamespace(topics=topics))
+        nothing, config, cast("Any", SimpleNamespace(topics=topics)), ended
     )
     one.run()
     assert sorted(done) == sorted(topics)

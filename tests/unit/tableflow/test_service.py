@@ -14,7 +14,7 @@ from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
-from topicberg.tableflow import service, status_report
+from topicberg.tableflow import service, status
 from topicberg.tableflow.status import Unavailable, read_status
 from topicberg.topics import TopicSpec, load_topic
 
@@ -115,7 +115,7 @@ def test_engine_that_has_no_topics_for_long_has_failed(
     share.member.error = UnreachableError("no group")
     share.converge(specs)
     assert statuses(config, specs) == [("PENDING", "no group")] * 2
-    monkeypatch.setattr(status_report, "PENDING_SECONDS", 0)
+    monkeypatch.setattr(status, "PENDING_SECONDS", 0)
     share.converge(specs)
     assert statuses(config, specs) == [("FAILED", "no group")] * 2
 

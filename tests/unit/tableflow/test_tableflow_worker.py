@@ -27,7 +27,7 @@ from topicberg.kafka.ends import Ends
 from topicberg.kafka.group import GroupMember
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings, settings
-from topicberg.tableflow import control, service, status_report
+from topicberg.tableflow import control, service, status, status_report
 from topicberg.tableflow.after_commit import sync_delta
 from topicberg.tableflow.batch_plan import Commit
 from topicberg.tableflow.ingestion import Ingestion
@@ -331,7 +331,7 @@ def test_topic_that_keeps_failing_is_failed(
     assert one.report.status.phase == "PENDING"
     one.turn()
     assert one.report.status.phase == "PENDING"
-    monkeypatch.setattr(status_report, "PENDING_SECONDS", 0)
+    monkeypatch.setattr(status, "PENDING_SECONDS", 0)
     one.turn()
     assert (one.report.status.phase, one.report.status.suspended) == ("FAILED", False)
     assert one.due_at(60) < math.inf, "it is tried again"

@@ -20,6 +20,7 @@ from topicberg.formats.framing import HEADERS, header_of
 from topicberg.formats.reasons import MalformedError
 from topicberg.iceberg.erasure import Condition, Rows
 from topicberg.kafka.consumer import messages
+from topicberg.kafka.records import headers_of
 from topicberg.tableflow.columns import decode_raw
 from topicberg.tableflow.foreign import foreign_schemas
 from topicberg.tableflow.forgetting.key import Key
@@ -107,8 +108,7 @@ def records_of(endpoints: Endpoints, topic: str, matching: Matching) -> KeyRecor
 def _keyed(read: Iterator[Message]) -> Iterator[tuple[KafkaKey, int, bool]]:
     for message in read:
         if (raw := message.key()) is not None:
-            headers: Any = message.headers() or ()
-            key = KafkaKey(raw, header_of(KEY, headers))
+            key = KafkaKey(raw, header_of(KEY, headers_of(message) or ()))
             yield key, message.partition() or 0, message.value() is None
 
 
