@@ -92,7 +92,7 @@ def write_decimal(high, low, scale, target, room, digits):  # type: ignore[no-un
     """Write a decimal as text, and return how many bytes it has, or -1 if there is no room.
 
     :param scale: digits behind the point; negative: zeros before it
-    :param digits: memory for :data:`MAX_DIGITS` digits
+    :param digits: the address of memory for :data:`MAX_DIGITS` digits
     """
     is_negative = high < 0
     if is_negative:
@@ -106,10 +106,10 @@ def write_decimal(high, low, scale, target, room, digits):  # type: ignore[no-un
             top //= _TEN
             upper = (rest << _HALF) | (low >> _HALF)
             lower = ((upper % _TEN) << _HALF) | (low & _LOW)
-            digits[count] = np.uint8(lower % _TEN)
+            store_byte(digits + count, np.uint8(lower % _TEN))
             low = ((upper // _TEN) << _HALF) | (lower // _TEN)
         else:
-            digits[count] = np.uint8(low % _TEN)
+            store_byte(digits + count, np.uint8(low % _TEN))
             low //= _TEN
         count += 1
     zeros = -scale if scale < 0 and count > 0 else 0
@@ -125,7 +125,8 @@ def write_decimal(high, low, scale, target, room, digits):  # type: ignore[no-un
         if behind and place == behind - 1:
             store_byte(target, np.uint8(46))
             target += 1
-        store_byte(target, np.uint8(48) + (digits[place] if place < count else np.uint8(0)))
+        digit = load_byte(digits + place) if place < count else np.uint8(0)
+        store_byte(target, np.uint8(48) + digit)
         target += 1
     for _ in range(zeros):
         store_byte(target, np.uint8(48))

@@ -1,4 +1,4 @@
-"""Executes programs for records of JSON.
+"""Reads records of JSON by programs.
 
 It reads the bytes once, from left to right; only an object that may be one of several kinds, or
 must be all of one, is read twice. What is not strictly JSON ends it, as does what is unusual: a
@@ -29,7 +29,6 @@ from topicberg.formats.columnar.json_text import (
 )
 from topicberg.formats.columnar.maps import may_repeat
 from topicberg.formats.columnar.memory import (
-    address,
     compiled,
     get,
     load_byte,
@@ -44,13 +43,7 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 from topicberg.formats.columnar.program import WIDTH, JsonOp
-from topicberg.formats.columnar.records import (
-    WIRE_BYTES,
-    end_value,
-    schema_of,
-    start_of,
-    tables,
-)
+from topicberg.formats.columnar.records import end_value
 from topicberg.formats.limits import MAX_NAME
 
 _BYTES = 8 * WIDTH
@@ -75,68 +68,27 @@ _LONGEST_NAME = 12 * MAX_NAME
 
 
 def words(targets: int) -> int:
-    """Return how many words of memory :func:`execute` works in, all 0 when it is called."""
+    """Return how many words of memory :func:`record` works in, all 0 before the first record."""
     return 3 * MAX_DEPTH + 2 * targets + _SCRATCH // 8 + SCRATCH_WORDS + 2 * _KEPT
 
 
 @compiled
-def execute(  # type: ignore[no-untyped-def]
-    data,
-    offsets,
-    present,
-    instructions,
-    targets,
-    text_offsets,
-    texts,
-    writers,
-    addresses,
-    used,
-    counts,
-    rooms,
-    starts,
-    ends,
-    first,
-    work,
-):
-    """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
-    base = address(data)
-    objects = np.int64(0)
-    number, start = np.int64(-1), np.int64(-1)
-    program = address(instructions), address(targets), address(text_offsets), address(texts)
-    columns, ending = tables(addresses, used, counts, rooms, starts, ends)
-    stack = address(work)  # of each object: its instruction, its number, its last property
-    seen = stack + 8 * 3 * MAX_DEPTH  # the number of the last object that had a property
-    after = seen + 8 * len(targets)  # the property that followed another one last time
-    areas = stack, seen, after, after + 8 * len(targets)
-    records = min(len(offsets) - 1, first + rooms[1, 0] - counts[0])
-    for record in range(first, records):
-        if present[record]:
-            position, end = offsets[record], offsets[record + 1]
-            schema_id = schema_of(data, position, end)
-            if schema_id != number:
-                number, start = schema_id, start_of(writers, schema_id)
-            if number < 0 or start < 0 or end - position > MAX_BYTES:
-                return record
-            end += base
-            position, objects = _record(
-                base + position + WIRE_BYTES, end, start, program, columns, ending, areas, objects
-            )
-            if position < 0 or space(position, end) != end:
-                return record
-        end_value(0, *ending)
-    return records
+def record(position, end, start, program, columns, ending, work, target_count, objects):  # type: ignore[no-untyped-def]
+    """Read a record by its first instruction; the tuples are addresses of arrays.
 
-
-@compiled
-def _record(position, end, start, program, columns, ending, areas, objects):  # type: ignore[no-untyped-def]
-    """Read a record's value by an instruction. The tuples are addresses of arrays.
-
-    :param objects: how many there were; each has a number
-    :returns: the address after it, or -1, and how many objects there were
+    :param work: the address of the memory that :func:`words` says
+    :param target_count: how many targets the program has
+    :param objects: how many there were in other records; each has a number
+    :returns: how many objects there were, or -1: it is refused
     """
+    if end - position > MAX_BYTES:
+        return -1
     instructions, targets, names, texts = program
     _, valids, _, counts, _, item_rooms = columns
-    stack, seen, after, scratch = areas
+    stack = work  # of each object: its instruction, its number, its last property
+    seen = stack + 8 * 3 * MAX_DEPTH  # the number of the last object that had a property
+    after = seen + 8 * target_count  # the property that followed another one last time
+    scratch = after + 8 * target_count
     steps = _STEPS + _STEPS_OF_A_BYTE * (end - position)
     depth, pc = 0, start
     opening, kept = position, np.int64(0)  # of the last name; the properties that are not declared
@@ -174,12 +126,12 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
                     position, end, instruction, targets, names, texts, scratch, steps
                 )
             if pc < 0:
-                return -1, objects
+                return -1
             continue
         else:
             slot, is_array = get(instruction, 1), get(instruction, 0) & 1 == 1
             if byte != (91 if is_array else 123) or depth == MAX_DEPTH:
-                return -1, objects
+                return -1
             if slot >= 0:
                 store_byte(get(valids, slot) + get(counts, get(instruction, 2)), np.uint8(1))
             position = space(position + 1, end)
@@ -193,13 +145,13 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
             else:
                 position += 1
         if position < 0:
-            return -1, objects
+            return -1
         # What follows a value: a comma, or the end of arrays and objects.
         while not has_content:
             if depth == 0:
                 if kept:
                     _end_kept(_kept_slot(instructions, targets, start), columns)
-                return position, objects
+                return objects if space(position, end) == end else -1
             position = space(position, end)
             byte = at_byte(position, end)
             container = get(stack, 3 * depth - 3)
@@ -209,7 +161,7 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
                 if op == _ENTRIES and not load_byte(
                     get(valids, get(container, 4)) + get(counts, items)
                 ):
-                    return -1, objects  # an entry without a key
+                    return -1  # an entry without a key
                 end_value(items, *ending)
             if byte == 44:
                 position = space(position + 1, end)
@@ -218,15 +170,15 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
                 position += 1
                 depth -= 1
                 if op >= _MAP and _has_repeated(container, columns, ending):
-                    return -1, objects
+                    return -1
             else:
-                return -1, objects
+                return -1
         # What an array or an object continues with: an item, or a name.
         container = get(stack, 3 * depth - 3)
         if get(container, 0) != _OBJECT:
             items = get(container, 3)
             if get(counts, items) >= get(item_rooms, items):
-                return -1, objects
+                return -1
             pc = (container - instructions) // _BYTES + 1
             if get(container, 0) == _MAP:
                 position = _colon(
@@ -234,10 +186,10 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
                 )
                 pc += 1
                 if position < 0:
-                    return -1, objects
+                    return -1
             continue
         if at_byte(position, end) != 34:
-            return -1, objects
+            return -1
         first, count = get(container, 3), get(container, 4)
         this, last = get(stack, 3 * depth - 2), get(stack, 3 * depth - 1)
         offsets = names + 8 * get(container, 5)
@@ -248,17 +200,17 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
         )
         steps -= taken
         if position < 0 or steps < 0:
-            return -1, objects
+            return -1
         if name < count:
             if get(seen, first + name) == this:  # it is repeated
-                return -1, objects
+                return -1
             put(seen, first + name, this)
             put(after, first + last, name)
             put(stack, 3 * depth - 1, name)
         pc = get(targets, first + name)
         position = _colon(position, end)
         if position < 0:
-            return -1, objects
+            return -1
 
 
 @compiled
