@@ -13,6 +13,7 @@ from topicberg.formats.columnar.decimals import (
     MAX_ZEROS,
     reaches,
     rescale,
+    store_decimal,
     unscaled,
     write_decimal,
 )
@@ -196,8 +197,7 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             position = till
             if reaches(high, low, b, np.uint64(get(instruction, 5))):
                 return False
-            store_int64(target + 16 * row, np.int64(low))
-            store_int64(target + 16 * row + 8, high)
+            store_decimal(target + 16 * row, high, low)
         elif op == _SKIP_NUMBER:
             _, position = _number(position, end)
             if position < 0:
@@ -238,14 +238,13 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             position, till = _sized(position, end)
             if position < 0:
                 return False
-            number, is_valid = moment(position, till, a)
-            if not is_valid:
+            number, position = moment(position, till, a)
+            if position != till:
                 return False
             if a == _DAY:
                 store_int32(target + 4 * row, np.int32(number))
             else:
                 store_int64(target + 8 * row, number)
-            position = till
         elif op == _NANOS:
             number, position = _number(position, end)
             if position < 0 or number in (_LEAST, _MOST):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from topicberg.formats.columnar.decimals import negate
 from topicberg.formats.columnar.memory import (
     bits_of,
     compiled,
@@ -267,10 +268,3 @@ def scaled(position, end, scale):  # type: ignore[no-untyped-def]
     if negative:
         high, low = negate(high, low)
     return high, low, position
-
-
-@compiled
-def negate(high, low):  # type: ignore[no-untyped-def]
-    """Return the negative of a number of 128 bits."""
-    low = ~low + _ONE
-    return ~high + (np.int64(1) if low == 0 else np.int64(0)), low

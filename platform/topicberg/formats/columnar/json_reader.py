@@ -13,7 +13,13 @@ from __future__ import annotations
 import numpy as np
 
 from topicberg.formats.columnar import json_numbers as numbers
-from topicberg.formats.columnar.decimals import rescale
+from topicberg.formats.columnar.decimals import (
+    reaches,
+    rescale,
+    rescaled,
+    store_decimal,
+    unscaled,
+)
 from topicberg.formats.columnar.json_any import SCRATCH_WORDS, any_value
 from topicberg.formats.columnar.json_text import (
     WORD,
@@ -508,8 +514,7 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
         position = _decimal(position, end, targets + 8 * low, target + 16 * row)
     elif op == _WHOLE_DECIMAL:
         value, position = numbers.whole(position, end, low, high)
-        store_int64(target + 16 * row, value)
-        store_int64(target + 16 * row + 8, np.int64(-1) if value < 0 else np.int64(0))
+        store_decimal(target + 16 * row, np.int64(-1 if value < 0 else 0), value)
         if not rescale(target + 16 * row, get(instruction, 5)):
             position = -1
     elif op in (_FLOAT, _WIDER):
@@ -548,25 +553,16 @@ def _decimal(position, end, kind, target):  # type: ignore[no-untyped-def]
         size = stop - target
         if position < 0 or size < 1 or size > _DECIMAL_BYTES:
             return -1
-        high = np.int64(-1) if load_byte(target) >= 0x80 else np.int64(0)
-        low = np.uint64(high)
-        for place in range(size):
-            high = high << 8 | np.int64(low >> np.uint64(56))
-            low = low << np.uint64(8) | np.uint64(load_byte(target + place))
+        high, low = unscaled(target, size)
         if own_scale > scale:
-            store_int64(target, np.int64(low))
-            store_int64(target + 8, high)
-            if not rescale(target, scale - own_scale):
+            high, low, is_exact = rescaled(high, low, scale - own_scale)
+            if not is_exact:
                 return -1
-            low, high = load_word(target), load_int64(target + 8)
     else:
         high, low, position = numbers.scaled(position, end, scale)
         if position < 0:
             return -1
-    # The absolute value, to compare it with the limit.
-    above, below = (high, low) if high >= 0 else numbers.negate(high, low)
-    if above < 0 or above > most or (above == most and below >= limit):
+    if reaches(high, low, most, limit):
         return -1
-    store_int64(target, np.int64(low))
-    store_int64(target + 8, high)
+    store_decimal(target, high, low)
     return position if zeros == 0 or rescale(target, zeros) else -1

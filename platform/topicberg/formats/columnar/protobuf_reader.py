@@ -18,6 +18,7 @@ from topicberg.formats.columnar.decimals import (
     POWERS_LOW,
     reaches,
     rescaled,
+    store_decimal,
     unscaled,
 )
 from topicberg.formats.columnar.maps import may_repeat
@@ -355,8 +356,7 @@ def _store(target, row, number, width):  # type: ignore[no-untyped-def]
     elif width == 1:
         store_byte(target + row, np.uint8(number))
     else:
-        store_int64(target + 16 * row, number)
-        store_int64(target + 16 * row + 8, np.int64(0))
+        store_decimal(target + 16 * row, np.int64(0), number)
 
 
 @compiled
@@ -378,8 +378,7 @@ def _convert(target, row, number, limits):  # type: ignore[no-untyped-def]
         _store(target, row, number, width)
         return True
     high, low, _ = rescaled(high, np.uint64(number), get(limits, 2))
-    store_int64(target + 16 * row, np.int64(low))
-    store_int64(target + 16 * row + 8, high)
+    store_decimal(target + 16 * row, high, low)
     return True
 
 
@@ -388,8 +387,7 @@ def _store_decimal(target, row, high, low, width):  # type: ignore[no-untyped-de
     """Write a decimal, or a whole number, as the value of a column; return whether it has it."""
     number = np.int64(low)
     if width == 16:
-        store_int64(target + 16 * row, number)
-        store_int64(target + 16 * row + 8, high)
+        store_decimal(target + 16 * row, high, low)
         return True
     if high != (np.int64(-1) if number < 0 else np.int64(0)):
         return False
@@ -550,8 +548,8 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
         if op == _DEFAULT_NUMBER:
             target, width, bits = get(values, slot), get(instruction, 5), get(instruction, 4)
             if width == 16:
-                store_int64(target + 16 * row, get(program[1], bits))
-                store_int64(target + 16 * row + 8, get(program[1], bits + 1))
+                low, high = get(program[1], bits), get(program[1], bits + 1)
+                store_decimal(target + 16 * row, high, low)
             else:
                 _store(target, row, bits, width)
         elif op == _MAP:
