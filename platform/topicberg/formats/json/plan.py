@@ -27,41 +27,39 @@ class JsonScalar(NamedTuple):
     """A kind of values without inner ones.
 
     ``columns``: the type of their column, then those of other columns that they can go to; a value
-    that does not fit makes its record malformed. ``raw``: the type that ``from_json`` reads.
-    ``expected``: what such a value is, for reasons.
+    that does not fit makes its record malformed. ``expected``: what such a value is, for reasons.
     """
 
     columns: tuple[type[T.IcebergType], ...]
-    raw: str
     expected: str
 
 
 _TEXTS: tuple[Kind, ...] = ("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
 _UNSCALED = "a number, or base64 of its unscaled bytes"
 SCALARS: dict[Kind, JsonScalar] = {
-    "string": JsonScalar((T.StringType,), "string", "a string"),
-    "json": JsonScalar((T.StringType,), "variant", "a value"),
-    "boolean": JsonScalar((T.BooleanType,), "boolean", "true or false"),
-    "int": JsonScalar((T.IntegerType, *_NUMBERS), "int", "a whole number"),
-    "long": JsonScalar((T.LongType, *_NUMBERS), "bigint", "a whole number"),
-    "float": JsonScalar((T.FloatType, T.DoubleType), "float", "a number"),
-    "double": JsonScalar((T.DoubleType,), "double", "a number"),
-    "any-float": JsonScalar((T.FloatType, T.DoubleType), "float", "a number"),
-    "any-double": JsonScalar((T.DoubleType,), "double", "a number"),
-    "decimal": JsonScalar((T.DecimalType,), "variant", _UNSCALED),
-    "binary": JsonScalar((T.BinaryType,), "binary", "base64"),
-    "date": JsonScalar((T.DateType,), "int", "a whole number of days"),
-    "timestamp": JsonScalar((T.TimestampType,), "bigint", "a whole number of milliseconds"),
-    "timestamptz": JsonScalar((T.TimestamptzType,), "bigint", "a whole number of milliseconds"),
+    "string": JsonScalar((T.StringType,), "a string"),
+    "json": JsonScalar((T.StringType,), "a value"),
+    "boolean": JsonScalar((T.BooleanType,), "true or false"),
+    "int": JsonScalar((T.IntegerType, *_NUMBERS), "a whole number"),
+    "long": JsonScalar((T.LongType, *_NUMBERS), "a whole number"),
+    "float": JsonScalar((T.FloatType, T.DoubleType), "a number"),
+    "double": JsonScalar((T.DoubleType,), "a number"),
+    "any-float": JsonScalar((T.FloatType, T.DoubleType), "a number"),
+    "any-double": JsonScalar((T.DoubleType,), "a number"),
+    "decimal": JsonScalar((T.DecimalType,), _UNSCALED),
+    "binary": JsonScalar((T.BinaryType,), "base64"),
+    "date": JsonScalar((T.DateType,), "a whole number of days"),
+    "timestamp": JsonScalar((T.TimestampType,), "a whole number of milliseconds"),
+    "timestamptz": JsonScalar((T.TimestamptzType,), "a whole number of milliseconds"),
     "date-time": JsonScalar(
-        (T.TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
+        (T.TimestamptzType,), "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
     ),
-    "timestamp-micros": JsonScalar((T.TimestampType,), "bigint", "a whole number of microseconds"),
-    "timestamp-nanos": JsonScalar((T.TimestampType,), "bigint", "a whole number of nanoseconds"),
-    **{kind: JsonScalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
-    "decimal-text": JsonScalar((T.StringType,), "variant", _UNSCALED),
+    "timestamp-micros": JsonScalar((T.TimestampType,), "a whole number of microseconds"),
+    "timestamp-nanos": JsonScalar((T.TimestampType,), "a whole number of nanoseconds"),
+    **{kind: JsonScalar((TEXTS[kind].column,), TEXTS[kind].what) for kind in _TEXTS},
+    "decimal-text": JsonScalar((T.StringType,), _UNSCALED),
     "variable-decimal": JsonScalar(
-        (T.StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
+        (T.StringType,), "an object with a scale and base64 of the unscaled bytes"
     ),
 }
 
