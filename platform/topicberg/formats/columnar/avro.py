@@ -40,14 +40,7 @@ from topicberg.formats.connect_values import INFINITE_NANOS
 
 _BYTES = 8 * WIDTH
 """Of an instruction."""
-_END, _FAIL, _JUMP, _UNION, _PRESENT = (int(AvroOp(n)) for n in range(5))
-_LONG, _INT, _BOOLEAN, _FLOAT, _DOUBLE = (int(AvroOp(n)) for n in range(5, 10))
-_WIDER, _NEAREST_FLOAT, _NEAREST_DOUBLE = (int(AvroOp(n)) for n in range(10, 13))
-_TEXT, _FIXED, _ENUM, _DECIMAL, _ARRAY, _ITEM = (int(AvroOp(n)) for n in range(13, 19))
-_SKIP_NUMBER, _SKIP_TEXT, _SKIP_BYTES, _UNIQUE = (int(AvroOp(n)) for n in range(19, 23))
-_RESCALE, _NUMBER, _CONSTANT, _VALUE = (int(AvroOp(n)) for n in range(23, 27))
-_NANOS, _MOMENT, _DECIMAL_TEXT = (int(AvroOp(n)) for n in range(27, 30))
-_DAY, _TEXT_STORE = int(Moment.DAY), int(Store.TEXT)
+_TEXT_STORE = int(Store.TEXT)
 _LEAST, _MOST = INFINITE_NANOS
 
 
@@ -93,61 +86,61 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
         if slot >= 0:
             target = get(values, slot)
             store_byte(get(valids, slot) + row, np.uint8(1))
-        if op == _TEXT:
+        if op == AvroOp.TEXT:
             position, till = _sized(position, end)
             if position < 0 or not append(position, till - position, slot, columns):
                 return False
             if a and not is_utf8(position, till):
                 return False
             position = till
-        elif op == _INT:
+        elif op == AvroOp.INT:
             number, position = _number(position, end)
             if position < 0 or number < a or number > b:
                 return False
             store_int32(target + 4 * row, np.int32(number))
-        elif op == _LONG:
+        elif op == AvroOp.LONG:
             number, position = _number(position, end)
             if position < 0 or number < a or number > b:
                 return False
             store_int64(target + 8 * row, number * get(instruction, 5))
-        elif op == _UNION:
+        elif op == AvroOp.UNION:
             number, position = _number(position, end)
             if position < 0 or number < 0 or number >= a:
                 return False
             pc = get(targets, b + number)
-        elif op == _JUMP:
+        elif op == AvroOp.JUMP:
             pc = a
-        elif op == _DOUBLE:
+        elif op == AvroOp.DOUBLE:
             if end - position < 8:
                 return False
             store_int64(target + 8 * row, load_int64(position))
             position += 8
-        elif op == _BOOLEAN:
+        elif op == AvroOp.BOOLEAN:
             if position >= end or load_byte(position) > 1:
                 return False
             store_byte(target + row, load_byte(position))
             position += 1
-        elif op == _END:
+        elif op == AvroOp.END:
             return position == end
-        elif op == _FLOAT:
+        elif op == AvroOp.FLOAT:
             if end - position < 4:
                 return False
             store_int32(target + 4 * row, load_int32(position))
             position += 4
-        elif op == _PRESENT:
+        elif op == AvroOp.PRESENT:
             pass
-        elif op == _ENUM:
+        elif op == AvroOp.ENUM:
             number, position = _number(position, end)
             if position < 0 or number < 0 or number >= a:
                 return False
             if not append_text(b + number, slot, program, columns):
                 return False
-        elif op == _FIXED:
+        elif op == AvroOp.FIXED:
             if a > end - position or not append(position, a, slot, columns):
                 return False
             position += a
-        elif op in (_ARRAY, _ITEM):
-            if op == _ARRAY:
+        elif op in (AvroOp.ARRAY, AvroOp.ITEM):
+            if op == AvroOp.ARRAY:
                 if depth == MAX_NESTED:
                     return False
                 put(arrays, 2 * depth, 0)
@@ -173,20 +166,20 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             else:
                 put(arrays, 2 * depth - 2, left - 1)
                 pc = get(array, 4)
-        elif op == _WIDER:
+        elif op == AvroOp.WIDER:
             if end - position < 4:
                 return False
             store_double(target + 8 * row, np.float64(load_float(position)))
             position += 4
-        elif op in (_NEAREST_FLOAT, _NEAREST_DOUBLE):
+        elif op in (AvroOp.NEAREST_FLOAT, AvroOp.NEAREST_DOUBLE):
             number, position = _number(position, end)
             if position < 0 or number < a or number > b:
                 return False
-            if op == _NEAREST_FLOAT:
+            if op == AvroOp.NEAREST_FLOAT:
                 store_float(target + 4 * row, np.float32(number))
             else:
                 store_double(target + 8 * row, np.float64(number))
-        elif op == _DECIMAL:
+        elif op == AvroOp.DECIMAL:
             till = position + a
             if a < 0:
                 position, till = _sized(position, end)
@@ -198,19 +191,19 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
             if reaches(high, low, b, np.uint64(get(instruction, 5))):
                 return False
             store_decimal(target + 16 * row, high, low)
-        elif op == _SKIP_NUMBER:
+        elif op == AvroOp.SKIP_NUMBER:
             _, position = _number(position, end)
             if position < 0:
                 return False
-        elif op == _SKIP_TEXT:
+        elif op == AvroOp.SKIP_TEXT:
             _, position = _sized(position, end)
             if position < 0:
                 return False
-        elif op == _SKIP_BYTES:
+        elif op == AvroOp.SKIP_BYTES:
             if a > end - position:
                 return False
             position += a
-        elif op == _NUMBER:
+        elif op == AvroOp.NUMBER:
             target += a * row
             if a == 1:
                 store_byte(target, np.uint8(b))
@@ -220,37 +213,37 @@ def record(position, end, pc, program, columns, ending, work):  # type: ignore[n
                 store_int64(target, b)
                 if a == 16:
                     store_int64(target + 8, get(instruction, 5))
-        elif op == _CONSTANT:
+        elif op == AvroOp.CONSTANT:
             if not append_text(a, slot, program, columns):
                 return False
-        elif op == _VALUE:
+        elif op == AvroOp.VALUE:
             if row >= get(item_rooms, domain):
                 return False
             end_value(domain, *ending)
-        elif op == _UNIQUE:
+        elif op == AvroOp.UNIQUE:
             begin = load_int32(get(offs, slot) + 4 * row)
             if may_repeat(get(values, b), get(offs, b), _TEXT_STORE, begin, get(counts, a)):
                 return False
-        elif op == _RESCALE:
+        elif op == AvroOp.RESCALE:
             if not rescale(target + 16 * row, a):
                 return False
-        elif op == _MOMENT:
+        elif op == AvroOp.MOMENT:
             position, till = _sized(position, end)
             if position < 0:
                 return False
             number, position = moment(position, till, a)
             if position != till:
                 return False
-            if a == _DAY:
+            if a == Moment.DAY:
                 store_int32(target + 4 * row, np.int32(number))
             else:
                 store_int64(target + 8 * row, number)
-        elif op == _NANOS:
+        elif op == AvroOp.NANOS:
             number, position = _number(position, end)
             if position < 0 or number in (_LEAST, _MOST):
                 return False
             store_int64(target + 8 * row, number // 1_000)
-        elif op == _DECIMAL_TEXT:
+        elif op == AvroOp.DECIMAL_TEXT:
             scale = a
             if b == 1:
                 scale, position = _number(position, end)

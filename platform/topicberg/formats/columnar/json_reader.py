@@ -58,11 +58,6 @@ MAX_DEPTH = 64
 """Arrays and objects in each other."""
 MAX_BYTES = 8 * 1024 * 1024
 """Of a record; beyond it, Spark has limits of its own."""
-_OBJECT, _ARRAY, _MAP, _ENTRIES, _UNION, _CHOICE = (int(JsonOp(n)) for n in range(6))
-_TEXT, _LONG, _INT, _BOOLEAN, _DOUBLE = (int(JsonOp(n)) for n in range(6, 11))
-_FLOAT, _WIDER, _WHOLE_DOUBLE = (int(JsonOp(n)) for n in range(11, 14))
-_BINARY, _DECIMAL, _TIME, _WHOLE_DECIMAL, _JSON = (int(JsonOp(n)) for n in range(15, 20))
-_QUOTED, _EMPTY = (int(JsonOp(n)) for n in range(20, 22))
 _DECIMAL_BYTES = 16
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
 """The names that a record's names are compared with, at most."""
@@ -117,10 +112,10 @@ def record(position, end, start, program, columns, ending, work, target_count, o
             # The record itself is not null.
             is_null = get(instruction, 1) >= 0 and is_word(position, end, b"null")
             position = position + 4 if is_null else -1
-        elif get(instruction, 0) > _CHOICE:
+        elif get(instruction, 0) > JsonOp.CHOICE:
             position = _scalar(position, end, instruction, columns, targets, scratch)
-        elif get(instruction, 0) >= _UNION:
-            if get(instruction, 0) == _UNION:
+        elif get(instruction, 0) >= JsonOp.UNION:
+            if get(instruction, 0) == JsonOp.UNION:
                 pc = get(targets, get(instruction, 3) + _json_type(byte))
                 if get(instruction, 1) >= 0:
                     store_byte(
@@ -162,9 +157,9 @@ def record(position, end, start, program, columns, ending, work, target_count, o
             byte = at_byte(position, end)
             container = get(stack, 3 * depth - 3)
             op = get(container, 0)
-            if op != _OBJECT:
+            if op != JsonOp.OBJECT:
                 items = get(container, 3)
-                if op == _ENTRIES and not load_byte(
+                if op == JsonOp.ENTRIES and not load_byte(
                     get(valids, get(container, 4)) + get(counts, items)
                 ):
                     return -1  # an entry without a key
@@ -175,18 +170,18 @@ def record(position, end, start, program, columns, ending, work, target_count, o
             elif byte == (93 if op & 1 == 1 else 125):
                 position += 1
                 depth -= 1
-                if op >= _MAP and _has_repeated(container, columns, ending):
+                if op >= JsonOp.MAP and _has_repeated(container, columns, ending):
                     return -1
             else:
                 return -1
         # What an array or an object continues with: an item, or a name.
         container = get(stack, 3 * depth - 3)
-        if get(container, 0) != _OBJECT:
+        if get(container, 0) != JsonOp.OBJECT:
             items = get(container, 3)
             if get(counts, items) >= get(item_rooms, items):
                 return -1
             pc = (container - instructions) // _BYTES + 1
-            if get(container, 0) == _MAP:
+            if get(container, 0) == JsonOp.MAP:
                 position = _colon(
                     _scalar(position, end, container + _BYTES, columns, targets, scratch), end
                 )
@@ -460,12 +455,12 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
     :returns: the address after it, or -1
     """
     values, valids, used, counts, text_rooms, _ = columns
-    if get(instruction, 0) == _EMPTY:
+    if get(instruction, 0) == JsonOp.EMPTY:
         if at_byte(position, end) == 34 and at_byte(position + 1, end) == 34:
             return position + 2
         instruction += _BYTES
     is_quoted = False
-    if get(instruction, 0) == _QUOTED:
+    if get(instruction, 0) == JsonOp.QUOTED:
         instruction += _BYTES
         is_quoted = at_byte(position, end) == 34
         if is_quoted:
@@ -474,15 +469,15 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
     low, high = get(instruction, 3), get(instruction, 4)
     target = get(values, slot)
     store_byte(get(valids, slot) + row, np.uint8(1))
-    if op in (_TEXT, _BINARY, _JSON):
+    if op in (JsonOp.TEXT, JsonOp.BINARY, JsonOp.JSON):
         # A text is not longer than the rest of the record.
         size = get(used, slot)
         if end - position > get(text_rooms, slot) - size:
             return -1
         target += size
-        if op == _TEXT:
+        if op == JsonOp.TEXT:
             stop, position = text(position, end, target)
-        elif op == _BINARY:
+        elif op == JsonOp.BINARY:
             stop, position = base64(position, end, target)
         else:
             byte = at_byte(position, end)
@@ -491,44 +486,44 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
             limit = get(values, slot) + get(text_rooms, slot)
             stop, position = any_value(position, end, target, limit, scratch + _SCRATCH)
         put(used, slot, size + stop - target)
-    elif op == _LONG:
+    elif op == JsonOp.LONG:
         value, position = numbers.whole(position, end, low, high)
         store_int64(target + 8 * row, value * get(instruction, 5))
-    elif op == _INT:
+    elif op == JsonOp.INT:
         value, position = numbers.whole(position, end, low, high)
         store_int32(target + 4 * row, np.int32(value))
-    elif op == _DOUBLE:
+    elif op == JsonOp.DOUBLE:
         wide, position = numbers.double(position, end)
         store_double(target + 8 * row, wide)
-    elif op == _BOOLEAN:
+    elif op == JsonOp.BOOLEAN:
         is_true = is_word(position, end, b"true")
         store_byte(target + row, np.uint8(is_true))
         if is_true:
             position += 4
         else:
             position = position + 5 if is_word(position, end, b"false") else -1
-    elif op == _TIME:
+    elif op == JsonOp.TIME:
         value, position = time(position, end)
         store_int64(target + 8 * row, value)
-    elif op == _DECIMAL:
+    elif op == JsonOp.DECIMAL:
         position = _decimal(position, end, targets + 8 * low, target + 16 * row)
-    elif op == _WHOLE_DECIMAL:
+    elif op == JsonOp.WHOLE_DECIMAL:
         value, position = numbers.whole(position, end, low, high)
         store_decimal(target + 16 * row, np.int64(-1 if value < 0 else 0), value)
         if not rescale(target + 16 * row, get(instruction, 5)):
             position = -1
-    elif op in (_FLOAT, _WIDER):
+    elif op in (JsonOp.FLOAT, JsonOp.WIDER):
         wide, position = numbers.double(position, end)
         narrow, is_sure = numbers.as_float(wide)
-        if op == _FLOAT:
+        if op == JsonOp.FLOAT:
             store_float(target + 4 * row, narrow)
         else:
             store_double(target + 8 * row, np.float64(narrow))
         position = position if is_sure else -1
-    elif op == _WHOLE_DOUBLE:
+    elif op == JsonOp.WHOLE_DOUBLE:
         value, position = numbers.whole(position, end, low, high)
         store_double(target + 8 * row, np.float64(value))
-    else:  # _WHOLE_FLOAT
+    else:  # JsonOp.WHOLE_FLOAT
         value, position = numbers.whole(position, end, low, high)
         store_float(target + 4 * row, np.float32(value))
     if is_quoted and position >= 0:

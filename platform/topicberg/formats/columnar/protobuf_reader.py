@@ -47,12 +47,8 @@ _BYTES = 8 * WIDTH
 _LEVEL = 5
 """Numbers of an open message: instruction, end, number, domain of the items or -1, next field."""
 _FIELD = 4
-_, _MESSAGE, _ITEM, _PACKED, _SKIP, _NUMBER, _WIDER = (int(ProtobufOp(n)) for n in range(7))
-_TEXT, _ENUM, _TIMESTAMP, _CONVERTED = (int(ProtobufOp(n)) for n in range(7, 11))
-_TIME, _DATE, _DECIMAL = (int(ProtobufOp(n)) for n in range(11, 14))
-_PRESENT, _MAP, _REQUIRED, _DEFAULT_NUMBER = (int(ProtobufOp(n)) for n in range(14, 18))
-_INT32, _UINT32, _SINT32, _INT64, _SINT64, _BOOL = (int(Encoding(n)) for n in range(6))
-_FIXED32, _SFIXED32 = int(Encoding.FIXED32), int(Encoding.SFIXED32)
+_INT32, _INT64 = int(Encoding.INT32), int(Encoding.INT64)
+"""As arguments of compiled code."""
 _VARINT, _WIRE_64, _LENGTH, _WIRE_32 = 0, 1, 2, 5
 _MAX_TAG = 2**32 - 1
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
@@ -189,20 +185,20 @@ def _message(position, end, pc, program, columns, ending, work, messages):  # ty
                 put(seen, oneof, this)
             following = (place + 1) % count
         op, inner = get(value, 0), np.int64(-1)
-        if op == _SKIP:
+        if op == ProtobufOp.SKIP:
             if get(value, 3):
                 position = _skipped_packed(position, end, get(value, 3))
             else:
                 position = _skipped(position, end, np.int64(tag) & 7)
-        elif op == _PACKED:
+        elif op == ProtobufOp.PACKED:
             position = _packed(position, end, value, program, columns, ending)
         else:
-            if op == _ITEM:
+            if op == ProtobufOp.ITEM:
                 inner = get(value, 3)
                 if get(counts, inner) >= get(item_rooms, inner):
                     return -1
                 value = instructions + _BYTES * get(value, 4)
-            if get(value, 0) == _MESSAGE:
+            if get(value, 0) == ProtobufOp.MESSAGE:
                 position, till = _sized(position, end)
                 if position < 0 or depth == MAX_DEPTH:
                     return -1
@@ -272,17 +268,17 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
     a, b = get(instruction, 3), get(instruction, 4)
     target = get(values, slot)
     store_byte(get(valids, slot) + row, _ONE_BYTE)
-    if op == _TEXT:
+    if op == ProtobufOp.TEXT:
         position, till = _sized(position, end)
         if position < 0 or not append(position, till - position, slot, columns):
             return -1
         return till if not a or is_utf8(position, till) else -1
-    if op == _NUMBER:
+    if op == ProtobufOp.NUMBER:
         number, position = _number(position, end, a)
         if position >= 0:
             _store(target, row, number, b)
         return position
-    if op == _ENUM:
+    if op == ProtobufOp.ENUM:
         number, position = _number(position, end, _INT32)
         if position < 0:
             return -1
@@ -290,12 +286,12 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
         if text >= 0:
             return position if append_text(text, slot, program, columns) else -1
         return position if not get(instruction, 5) and _digits(number, slot, columns) else -1
-    if op == _WIDER:
+    if op == ProtobufOp.WIDER:
         if end - position < 4:
             return -1
         store_double(target + 8 * row, np.float64(load_float(position)))
         return position + 4
-    if op == _CONVERTED:
+    if op == ProtobufOp.CONVERTED:
         number, position = _number(position, end, a)
         return (
             position if position >= 0 and _convert(target, row, number, program[1] + 8 * b) else -1
@@ -304,16 +300,16 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
     if position < 0:
         return -1
     is_one = False
-    if op == _TIMESTAMP:
+    if op == ProtobufOp.TIMESTAMP:
         micros, is_one = _timestamp(position, till)
         store_int64(target + 8 * row, micros)
-    elif op == _DATE:
+    elif op == ProtobufOp.DATE:
         days, is_one = _date(position, till)
         store_int32(target + 4 * row, np.int32(days))
-    elif op == _TIME:
+    elif op == ProtobufOp.TIME:
         micros, is_one = _time(position, till)
         is_one = is_one and _convert(target, row, micros, program[1] + 8 * b)
-    elif op == _DECIMAL:
+    elif op == ProtobufOp.DECIMAL:
         high, low, is_one = _decimal(position, till, a, b)
         is_one = is_one and _store_decimal(target, row, high, low, get(instruction, 5))
     return till if is_one else -1
@@ -322,26 +318,26 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
 @compiled
 def _number(position, end, encoding):  # type: ignore[no-untyped-def]
     """Return a number, and the address after it, or -1."""
-    if encoding >= _FIXED32:
-        size = 4 if encoding <= _SFIXED32 else 8
+    if encoding >= Encoding.FIXED32:
+        size = 4 if encoding <= Encoding.SFIXED32 else 8
         if end - position < size:
             return np.int64(0), -1
         if size == 8:
             return load_int64(position), position + 8
         number = np.int64(load_int32(position))
-        return (number & _MAX_TAG if encoding == _FIXED32 else number), position + 4
+        return (number & _MAX_TAG if encoding == Encoding.FIXED32 else number), position + 4
     bits, position = varint(position, end)
     number = np.int64(bits)
-    if encoding == _INT32:
+    if encoding == Encoding.INT32:
         number = np.int64(np.int32(number))
-    elif encoding == _UINT32:
+    elif encoding == Encoding.UINT32:
         number &= _MAX_TAG
-    elif encoding == _SINT32:
+    elif encoding == Encoding.SINT32:
         number &= _MAX_TAG
         number = (number >> 1) ^ -(number & 1)
-    elif encoding == _SINT64:
+    elif encoding == Encoding.SINT64:
         number = np.int64(bits >> np.uint64(1)) ^ -(number & 1)
-    elif encoding == _BOOL:
+    elif encoding == Encoding.BOOL:
         number = np.int64(bits != 0)
     return number, position
 
@@ -542,17 +538,17 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
         op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
         if get(seen, get(instruction, 3)) == this:
             continue
-        if op == _REQUIRED:
+        if op == ProtobufOp.REQUIRED:
             return False
         store_byte(get(valids, slot) + row, _ONE_BYTE)
-        if op == _DEFAULT_NUMBER:
+        if op == ProtobufOp.DEFAULT_NUMBER:
             target, width, bits = get(values, slot), get(instruction, 5), get(instruction, 4)
             if width == 16:
                 low, high = get(program[1], bits), get(program[1], bits + 1)
                 store_decimal(target + 16 * row, high, low)
             else:
                 _store(target, row, bits, width)
-        elif op == _MAP:
+        elif op == ProtobufOp.MAP:
             entries = program[1] + 8 * get(instruction, 4)
             first, last = load_int32(get(ending[2], slot) + 4 * row), get(counts, get(entries, 0))
             keys, width = get(entries, 1), get(entries, 2)
@@ -560,6 +556,8 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
                 get(values, keys), get(ending[2], keys), width, first, last
             ):
                 return False
-        elif op != _PRESENT and not append_text(get(instruction, 4), slot, program, columns):
+        elif op != ProtobufOp.PRESENT and not append_text(
+            get(instruction, 4), slot, program, columns
+        ):
             return False
     return True

@@ -25,8 +25,8 @@ class Moment(IntEnum):
     """As ``ZONED``, with letters of any case, and at most 18 hours from UTC."""
 
 
-_ZONED, _DAY, _TIME = int(Moment.ZONED), int(Moment.DAY), int(Moment.TIME)
-_RFC_3339, _MAX_OFFSET = int(Moment.RFC_3339), 18 * 60
+_MAX_OFFSET = 18 * 60
+"""Minutes from UTC, of ``RFC_3339``."""
 _SMALL = 32
 """The bit of a letter that is small."""
 _FIRST, _LAST = MICROS
@@ -75,17 +75,17 @@ def _day(position):  # type: ignore[no-untyped-def]
 @compiled
 def moment(position, end, kind):  # type: ignore[no-untyped-def]
     """Return what a text of a kind stands for, and the address after it, or -1: there is none."""
-    days, any_case = np.int64(0), _SMALL if kind == _RFC_3339 else 0
-    if kind != _TIME:
+    days, any_case = np.int64(0), _SMALL if kind == Moment.RFC_3339 else 0
+    if kind != Moment.TIME:
         if end - position < _DAY_BYTES:
             return np.int64(0), -1
         days, is_day = _day(position)
         if not is_day:
             return np.int64(0), -1
         position += _DAY_BYTES
-    if kind == _DAY:
+    if kind == Moment.DAY:
         return days, position + 1 if position < end and load_byte(position) == _Z else position
-    if kind != _TIME:
+    if kind != Moment.TIME:
         if position == end or load_byte(position) | any_case != _T | any_case:
             return np.int64(0), -1
         position += 1
@@ -112,16 +112,16 @@ def moment(position, end, kind):  # type: ignore[no-untyped-def]
     micros += days * _MICROS_OF_DAY
     if position < end and load_byte(position) | any_case == _Z | any_case:
         position += 1
-    elif kind in (_ZONED, _RFC_3339):
+    elif kind in (Moment.ZONED, Moment.RFC_3339):
         if end - position < _ZONE_BYTES or load_byte(position + 3) != _COLON:
             return np.int64(0), -1
         sign, hours, minutes = load_byte(position), digits(position + 1, 2), digits(position + 4, 2)
         if not (0 <= hours < 24 and 0 <= minutes < 60) or (sign != _PLUS and sign != _DASH):
             return np.int64(0), -1
         offset = hours * 60 + minutes
-        if kind == _RFC_3339 and offset > _MAX_OFFSET:
+        if kind == Moment.RFC_3339 and offset > _MAX_OFFSET:
             return np.int64(0), -1
         offset *= 60 * _MICROS_OF_SECOND
         micros += offset if sign == _DASH else -offset
         position += _ZONE_BYTES
-    return micros, position if kind == _TIME or _FIRST <= micros <= _LAST else -1
+    return micros, position if kind == Moment.TIME or _FIRST <= micros <= _LAST else -1
