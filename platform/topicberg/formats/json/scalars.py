@@ -16,14 +16,15 @@ from pyiceberg import types as T
 from topicberg.formats.connect_values import (
     MAX_DECIMAL_BYTES,
     TEXTS,
-    check_decimal,
+    DecimalLimitError,
+    decimal_text,
     parsed,
     unscaled_text,
 )
 from topicberg.formats.json.columns import Kind
 from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES, SCALARS, JsonPlan
 from topicberg.formats.json.syntax import Number, abbreviated, plain
-from topicberg.formats.reasons import MalformedError, field_at
+from topicberg.formats.reasons import field_at
 
 Read = Callable[[Any], Any]
 """Returns the stored value of a JSON value that is not null.
@@ -364,7 +365,7 @@ def _decimal(plan: JsonPlan, in_union: bool) -> Read:
 
 def _decimal_text(plan: JsonPlan) -> Read:
     """Return what reads all digits of a number, or of Connect's bytes."""
-    column, scale, unexpected = plan.column, plan.node.scale, unexpected_in(plan)
+    column, scale = plan.column, plan.node.scale
 
     def read(value: Any) -> Any:
         if type(value) is int or type(value) is Number:
@@ -375,7 +376,7 @@ def _decimal_text(plan: JsonPlan) -> Read:
             if -exponent > scale:
                 raise ScalarMisfitError(column, "value ", value, " exceeds the scale")
             return plain(number, scale)
-        return _all_digits(value, scale, unexpected(value))
+        return _all_digits(value, value, scale, plan)
 
     return read
 
@@ -390,18 +391,19 @@ def _variable_decimal(plan: JsonPlan) -> Read:
             scale = _int(scale)
         if type(scale) is not int:
             raise unexpected(value)
-        return _all_digits(value.get("value"), scale, unexpected(value))
+        return _all_digits(value, value.get("value"), scale, plan)
 
     return read
 
 
-def _all_digits(value: Any, scale: int, misfit: ScalarMisfitError) -> str:
-    """:param misfit: what to raise if the value is not base64"""
-    unscaled = _base64(value)
-    if unscaled is None:
-        raise misfit
+def _all_digits(value: Any, encoded: Any, scale: int, plan: JsonPlan) -> str:
+    """Return a decimal as text.
+
+    :param encoded: the part of the value that is base64 of the unscaled bytes
+    """
+    if (unscaled := _base64(encoded)) is None:
+        raise unexpected_in(plan)(value)
     try:
-        check_decimal(unscaled, scale, "")
-    except MalformedError as error:
-        raise ScalarMisfitError(misfit.column, str(error).removeprefix(": ")) from None
-    return unscaled_text(unscaled, scale)
+        return decimal_text(unscaled, scale)
+    except DecimalLimitError as error:
+        raise ScalarMisfitError(plan.column, str(error)) from None
