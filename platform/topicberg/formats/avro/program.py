@@ -78,7 +78,7 @@ def emit(code: ProgramCode, place: Slot, node: Node) -> None:
             _union(code, branches)
         case AvroMember():
             code.emit(AvroOp.PRESENT, place)
-            emit(code, place.field(node.name), node.inner)
+            emit(code, place.by_name[node.name], node.inner)
         case Items():
             (item,) = place.inside
             _items(code, place, lambda code: emit(code, item, node.inner))
@@ -93,7 +93,7 @@ def emit(code: ProgramCode, place: Slot, node: Node) -> None:
             code.emit(AvroOp.UNIQUE, place, place.items, key.slot)
         case Row():
             code.emit(AvroOp.PRESENT, place)
-            emit_row(code, {inner.name: inner for inner in place.inside}, node)
+            emit_row(code, place.by_name, node)
 
 
 def _scalar(code: ProgramCode, place: Slot, node: AvroScalar) -> None:

@@ -264,8 +264,10 @@ class Slot:
     items: int = -1
     """The domain of what a list or a map has."""
 
-    def field(self, name: str) -> Slot:
-        return next(place for place in self.inside if place.name == name)
+    @property
+    def by_name(self) -> dict[str, Slot]:
+        """What is inside, by name."""
+        return {place.name: place for place in self.inside}
 
 
 class Shape:

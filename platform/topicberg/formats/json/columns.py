@@ -549,11 +549,16 @@ def _branches(schema: dict[str, Any]) -> list[Any]:
     return found
 
 
+def plain(node: Node) -> Node:
+    """Return a type without what only names or describes it."""
+    return replace(node, doc=None, name=None)
+
+
 def _different(nodes: Iterable[Node]) -> list[Node]:
     """Return the first node of each type."""
     different: dict[Node, Node] = {}
     for node in nodes:
-        different.setdefault(replace(node, doc=None, name=None), node)
+        different.setdefault(plain(node), node)
     return list(different.values())
 
 

@@ -17,7 +17,7 @@ from pyiceberg import types as T
 from topicberg.errors import TableflowError
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect_values import TEXTS
-from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join
+from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join, plain
 from topicberg.formats.meanings import JSON_TEXT, Meaning, meaning_of, with_meaning
 
 _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
@@ -241,9 +241,9 @@ def _read_as(
             return replace(node, kind="string")
     expected = meaning or (latest.unit if latest else None)
     if node.unit and expected and node.unit != expected:
-        place = f"field {path}" if path else "the record"
         raise TableflowError(
-            f"{subject}: {place} is in {node.unit}, its column in {expected}", hint=_NEW_TABLE
+            f"{subject}: {_place(path)} is in {node.unit}, its column in {expected}",
+            hint=_NEW_TABLE,
         )
     is_time = latest is not None and latest.kind == "date-time"
     if node.kind == "string" and is_time and isinstance(column, T.TimestamptzType):
@@ -257,10 +257,13 @@ _NEW_TABLE = (
 )
 
 
+def _place(path: str) -> str:
+    return f"field {path}" if path else "the record"
+
+
 def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
-    place = f"field {path}" if path else "the record"
     return TableflowError(
-        f"{subject}: {place} is a {node.kind}, its column a {column}",
+        f"{subject}: {_place(path)} is a {node.kind}, its column a {column}",
         hint=_NEW_TABLE,
     )
 
@@ -336,7 +339,7 @@ def _matched(
         del left[member], right[other]
 
     for number in list(left):
-        if number in right and _plain(left[number]) == _plain(right[number]):
+        if number in right and _same_type(left[number], right[number]):
             pair(number, number)
     for same in (_same_type, _same_name, _same_constants):
         for member in list(left):
@@ -355,12 +358,8 @@ def _matched(
     return [latest[matches[n]] if n in matches else kept[n] for n in range(len(nodes))]
 
 
-def _plain(node: Node) -> Node:
-    return replace(node, doc=None, name=None)
-
-
 def _same_type(one: Node, other: Node) -> bool:
-    return _plain(one) == _plain(other)
+    return plain(one) == plain(other)
 
 
 def _same_name(one: Node, other: Node) -> bool:
