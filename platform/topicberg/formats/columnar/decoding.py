@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from topicberg.formats.columnar.columns import Buffers, BuffersFullError
 from topicberg.formats.columnar.execution import READERS, execute
+from topicberg.formats.columnar.memory import WORD
 from topicberg.formats.columnar.program import Programs
 from topicberg.formats.reasons import MalformedError
-
-WORD = 8
 
 
 class Rejected(NamedTuple):

@@ -9,7 +9,8 @@ import numpy as np
 
 from topicberg.formats.columnar import avro, json_reader, protobuf_reader
 from topicberg.formats.columnar.memory import address, compiled
-from topicberg.formats.columnar.records import WIRE_BYTES, end_value, schema_of, start_of, tables
+from topicberg.formats.columnar.records import end_value, schema_of, start_of, tables
+from topicberg.formats.framing import WIRE_BYTES
 from topicberg.formats.subjects import SchemaType
 
 

@@ -22,9 +22,9 @@ from topicberg.formats.columnar.decimals import (
 )
 from topicberg.formats.columnar.json_any import SCRATCH_WORDS, any_value
 from topicberg.formats.columnar.json_text import (
-    WORD,
     at_byte,
     base64,
+    colon,
     is_word,
     passed,
     skipped,
@@ -33,8 +33,9 @@ from topicberg.formats.columnar.json_text import (
     time,
     word_at,
 )
-from topicberg.formats.columnar.maps import may_repeat
+from topicberg.formats.columnar.maps import may_repeat, same
 from topicberg.formats.columnar.memory import (
+    WORD,
     compiled,
     get,
     load_byte,
@@ -182,7 +183,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
                 return -1
             pc = (container - instructions) // _BYTES + 1
             if get(container, 0) == JsonOp.MAP:
-                position = _colon(
+                position = colon(
                     _scalar(position, end, container + _BYTES, columns, targets, scratch), end
                 )
                 pc += 1
@@ -209,7 +210,7 @@ def record(position, end, start, program, columns, ending, work, target_count, o
             put(after, first + last, name)
             put(stack, 3 * depth - 1, name)
         pc = get(targets, first + name)
-        position = _colon(position, end)
+        position = colon(position, end)
         if position < 0:
             return -1
 
@@ -245,12 +246,8 @@ def _keep(opening, position, end, slot, columns, scratch, kept):  # type: ignore
         return -1
     length = target - begin
     for number in range(kept):
-        if get(names, 2 * number + 1) == length:
-            other, place = get(names, 2 * number), np.int64(0)
-            while place < length and load_byte(other + place) == load_byte(begin + place):
-                place += 1
-            if place == length:
-                return -1  # it is repeated
+        if get(names, 2 * number + 1) == length and same(get(names, 2 * number), begin, length):
+            return -1  # it is repeated
     put(names, 2 * kept, begin)
     put(names, 2 * kept + 1, length)
     store_byte(target, np.uint8(58))
@@ -265,15 +262,6 @@ def _end_kept(slot, columns):  # type: ignore[no-untyped-def]
     values, _, used, _, _, _ = columns
     store_byte(get(values, slot) + get(used, slot), np.uint8(125))
     put(used, slot, get(used, slot) + 1)
-
-
-@compiled
-def _colon(position, end):  # type: ignore[no-untyped-def]
-    """Return the address after the colon that follows a name at an address, or -1."""
-    if position < 0:
-        return position
-    position = space(position, end)
-    return position + 1 if at_byte(position, end) == 58 else -1
 
 
 @compiled
@@ -316,7 +304,7 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
         name, position, taken = _property(
             position + 1, end, texts, offsets, count, guess, guess + 1, scratch
         )
-        position = _colon(position, end)
+        position = colon(position, end)
         steps -= taken
         if position < 0 or steps < 0:
             return -1, steps

@@ -11,6 +11,7 @@ import numpy as np
 
 from topicberg.formats.columnar import json_numbers
 from topicberg.formats.columnar.memory import (
+    WORD,
     compiled,
     load_byte,
     load_word,
@@ -21,8 +22,6 @@ from topicberg.formats.columnar.memory import (
 from topicberg.formats.columnar.times import Moment, moment
 from topicberg.formats.columnar.utf8 import is_utf8
 
-WORD = 8
-"""Bytes that are read at once."""
 MAX_SKIPPED = 60
 """Arrays and objects in each other in a value that is skipped."""
 _EACH, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
@@ -74,6 +73,25 @@ def is_word(position, end, text):  # type: ignore[no-untyped-def]
     for place in range(len(text)):
         is_same = is_same and load_byte(position + place) == text[place]
     return is_same
+
+
+@compiled
+def constant(position, end):  # type: ignore[no-untyped-def]
+    """Return the address after ``true``, ``false`` or ``null``, or -1."""
+    byte = at_byte(position, end)
+    if byte == 102:
+        return position + 5 if is_word(position, end, b"false") else -1
+    is_one = is_word(position, end, b"true" if byte == 116 else b"null")
+    return position + 4 if is_one else -1
+
+
+@compiled
+def colon(position, end):  # type: ignore[no-untyped-def]
+    """Return the address after the colon that follows a name at an address, or -1."""
+    if position < 0:
+        return position
+    position = space(position, end)
+    return position + 1 if at_byte(position, end) == 58 else -1
 
 
 @compiled
@@ -264,12 +282,8 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
             kinds >>= np.uint64(1)
         elif byte == 34:
             position = passed(position + 1, end, True)
-        elif byte == 116:
-            position = position + 4 if is_word(position, end, b"true") else -1
-        elif byte == 102:
-            position = position + 5 if is_word(position, end, b"false") else -1
-        elif byte == 110:
-            position = position + 4 if is_word(position, end, b"null") else -1
+        elif byte == 116 or byte == 102 or byte == 110:
+            position = constant(position, end)
         else:
             _, _, _, _, position = json_numbers.number(position, end)
         if position < 0:
@@ -299,11 +313,7 @@ def _name_skipped(position, end):  # type: ignore[no-untyped-def]
     """Return the address after a name and its colon, or -1."""
     if at_byte(position, end) != 34:
         return -1
-    position = passed(position + 1, end, True)
-    if position < 0:
-        return -1
-    position = space(position, end)
-    return position + 1 if at_byte(position, end) == 58 else -1
+    return colon(passed(position + 1, end, True), end)
 
 
 @compiled

@@ -15,8 +15,7 @@ from topicberg.formats.columnar.memory import (
     store_byte,
     store_int32,
 )
-
-WIRE_BYTES = 5
+from topicberg.formats.framing import WIRE_BYTES
 
 
 @compiled
