@@ -27,8 +27,6 @@ READERS: dict[SchemaType, Reader] = {
     "JSON": Reader(_JSON, json_reader.words),
     "PROTOBUF": Reader(_PROTOBUF, protobuf_reader.words),
 }
-_read_avro, _read_json = avro.record, json_reader.record
-_read_protobuf = protobuf_reader.record
 
 
 @compiled
@@ -73,15 +71,15 @@ def execute(  # type: ignore[no-untyped-def]
                 return record
             position, end = base + position + WIRE_BYTES, base + end
             if reader == _AVRO:
-                if not _read_avro(position, end, start, program, columns, ending, memory):
+                if not avro.record(position, end, start, program, columns, ending, memory):
                     return record
             elif reader == _JSON:
                 size = len(targets)
-                nested = _read_json(
+                nested = json_reader.record(
                     position, end, start, program, columns, ending, memory, size, nested
                 )
             else:
-                nested = _read_protobuf(
+                nested = protobuf_reader.record(
                     position, end, start, program, columns, ending, memory, nested
                 )
             if nested < 0:

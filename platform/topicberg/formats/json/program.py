@@ -139,9 +139,7 @@ def _object(
     else:
         is_record = place is None and domain == 0
         code.targets += [-3, code.unknown.slot] if is_record else [-2]
-    instruction = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
-    if place is None:
-        code.instructions[instruction][2] = domain
+    code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names), domain=domain)
     for number, (name, child) in enumerate(plan.children.items()):
         code.targets[first + number] = code.at
         if is_exact and plan.kind == "struct" and _has_only_texts(child.node):
