@@ -157,13 +157,13 @@ def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
     return SCALARS[node.kind].columns[0]()
 
 
-def columns_of(kind: T.StructType) -> dict[str, T.IcebergType]:
+Part = tuple[T.IcebergType, Meaning]
+"""The column of a part of a value, and what its values mean."""
+
+
+def _fields_of(kind: T.StructType) -> dict[str, Part]:
     """Return the fields of a struct by name."""
-    return {one.name: one.field_type for one in kind.fields}
-
-
-def _meanings_of(kind: T.StructType) -> dict[str, Meaning]:
-    return {one.name: meaning_of(one.doc) for one in kind.fields}
+    return {one.name: (one.field_type, meaning_of(one.doc)) for one in kind.fields}
 
 
 def fit(
@@ -183,18 +183,19 @@ def fit(
     if node.kind == "union" or (latest is not None and latest.kind == "union"):
         return _fit_union(subject, node, latest, column, path, meaning)
     node = _read_as(subject, node, latest, column, path, meaning.values)
-    meanings: Mapping[str, Meaning] = {}
+    parts: dict[str, Part]
     match node.kind, column:
         case "struct", T.StructType():
-            parts = {n: kind for n, kind in columns_of(column).items() if n in node.children}
-            meanings = _meanings_of(column)
+            parts = {n: part for n, part in _fields_of(column).items() if n in node.children}
         case "list", T.ListType():
-            parts, meanings = {"element": column.element_type}, {"element": meaning}
+            parts = {"element": (column.element_type, meaning)}
         case "map", T.MapType() if isinstance(column.key_type, T.StringType):
-            parts, meanings = {"value": column.value_type}, {"value": meaning}
+            parts = {"value": (column.value_type, meaning)}
         case "entries", T.MapType():
-            parts = {"key": column.key_type, "value": column.value_type}
-            meanings = {"key": Meaning(meaning.keys), "value": Meaning(meaning.values)}
+            parts = {
+                "key": (column.key_type, Meaning(meaning.keys)),
+                "value": (column.value_type, Meaning(meaning.values)),
+            }
         case kind, _ if kind in SCALARS and isinstance(column, SCALARS[kind].columns):
             parts = {}
         case _:
@@ -207,9 +208,9 @@ def fit(
             twins.get(part),
             kind,
             join(path, part),
-            meanings[part],
+            inner_meaning,
         )
-        for part, kind in parts.items()
+        for part, (kind, inner_meaning) in parts.items()
     }
     return JsonPlan(node.kind, column, node, children)
 
@@ -281,8 +282,7 @@ def _fit_union(
 ) -> JsonPlan:
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
-    columns = columns_of(column) if isinstance(column, T.StructType) else {}
-    meanings = _meanings_of(column) if isinstance(column, T.StructType) else {}
+    columns = _fields_of(column) if isinstance(column, T.StructType) else {}
     twins: Sequence[tuple[str | None, Node | None]]
     if f"{UNION_FIELD}0" not in columns:
         twins = [("" if _may_be(member_node, latest) else None, latest) for member_node in nodes]
@@ -292,12 +292,10 @@ def _fit_union(
         twins = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
     members: list[JsonMember] = []
     for member_node, (place, twin) in zip(nodes, twins, strict=True):
-        kind = columns.get(place or "", column)
         if place in ("", *columns):
+            kind, own_meaning = columns.get(place or "", (column, meaning))
             try:
-                placed = fit(
-                    subject, member_node, twin, kind, path, meanings.get(place or "", meaning)
-                )
+                placed = fit(subject, member_node, twin, kind, path, own_meaning)
                 members.append(JsonMember(placed, place))
                 continue
             except TableflowError:
