@@ -92,8 +92,7 @@ class AvroSchemas:
             one = self.any(max(depth, 2))
             if isinstance(one, list):
                 continue
-            kind = one if isinstance(one, str) else one.get("name", one["type"])
-            branches.setdefault(kind, one)
+            branches.setdefault(_branch_type(one), one)
         null = ["null"] if self.rng.random() < 0.5 else []
         return [*null, *branches.values()] if branches else "string"
 
@@ -194,12 +193,11 @@ class AvroSchemas:
             else:
                 break
             kind = place[slot]
-        if (new := self._like(kind)) is not None:
-            others = place if isinstance(place, list) else []
-            if new not in others and not (isinstance(new, list) and isinstance(place, list)):
-                place[slot] = new
-                if "default" in one:
-                    one["default"] = default(self.rng, one["type"])
+        new = self._like(kind)
+        if new is not None and (not isinstance(place, list) or _is_branch(new, place, slot)):
+            place[slot] = new
+            if "default" in one:
+                one["default"] = default(self.rng, one["type"])
 
     def _like(self, kind: Schema) -> Schema | None:
         wider = {"int": ["long", "long", "double", "float"], "long": ["int", "double"]}
@@ -266,6 +264,17 @@ class AvroSchemas:
             if isinstance(one["type"], dict) and "name" in one["type"]:
                 one["type"]["name"] = self.name("X")
                 return
+
+
+def _branch_type(schema: Schema) -> str:
+    """What no two branches of a union may share: the name of a type, or else the type."""
+    return schema if isinstance(schema, str) else schema.get("name", schema["type"])
+
+
+def _is_branch(schema: Schema, union: list[Schema], number: int) -> bool:
+    """Whether a union may have a schema instead of one of its branches."""
+    others = [_branch_type(one) for place, one in enumerate(union) if place != number]
+    return not isinstance(schema, list) and _branch_type(schema) not in others
 
 
 def _copied(schema: Schema, _depth: int) -> Schema:

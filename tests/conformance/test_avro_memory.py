@@ -43,7 +43,6 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     from test_avro_programs import CONNECT, Compiled, compiled, connect_record
     from test_avro_records import histories
 
-    from topicberg.formats.columnar import avro
     from topicberg.formats.columnar.columns import Buffers
     from topicberg.formats.framing import wire_prefix
 
@@ -59,7 +58,7 @@ def decode(number: int, rng: random.Random, count: int) -> int:
         it = Compiled.of_one_version(CONNECT)
         pool = [wire_prefix(1) + connect_record(rng) for _ in range(20)]
     buffers = guard(Buffers(it.shape, 4, rng.choice((48, 200, 1_000))))
-    accepted: int = fuzz(avro, it.programs, buffers, pool, _NUMBERS, count, number)
+    accepted: int = fuzz(it.programs, buffers, pool, _NUMBERS, count, number)
     return accepted
 
 

@@ -60,7 +60,6 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     from hostile_json import hostile
     from program_runner import PREFIX
 
-    from topicberg.formats.columnar import json_reader
     from topicberg.formats.columnar.columns import Buffers
 
     root, decoder = _covered(rng)
@@ -71,7 +70,6 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     size = rng.choice((48, 400, 4_000))
     buffers = guards.guard(Buffers(decoder.shape, 4, size), slack=16)
     accepted: int = guards.fuzz(
-        json_reader,
         decoder._programs,
         buffers,
         [PREFIX + text for text in texts],

@@ -8,11 +8,13 @@ import uuid
 from io import BytesIO
 from typing import Any
 
+import avro.schema
 import fastavro
 import jsonschema
 import public_schemas
 import pytest
 from avro_family import AvroFamily
+from avro_random import AvroSchemas
 from json_family import JsonFamily
 from protobuf_family import ProtobufFamily
 from shapes import Half, Malformed, Placed, Refused, Shape, difference, evolved, extended, placed
@@ -30,6 +32,21 @@ def pair(kind: str, seed: int, *, wild: bool) -> tuple[Version, Version, random.
     while later is None or later.shape is None:
         later = family.next(first, wild=wild)
     return first, later, rng
+
+
+def test_changed_avro_union_has_each_type_once() -> None:
+    uuid_text = {"type": "string", "logicalType": "uuid"}
+    day = {"type": "int", "logicalType": "date"}
+    union = ["null", uuid_text, "bytes", day, "long", "float"]
+    fields = [
+        {"name": "one", "type": union},
+        {"name": "two", "type": {"type": "map", "values": union}},
+    ]
+    schema = {"type": "record", "name": "Order", "fields": fields}
+    for seed in SEEDS:
+        later = AvroSchemas(random.Random(seed)).changed(schema, wild=False)
+        if later is not None:
+            avro.schema.parse(json.dumps(later))  # as strict as a registry
 
 
 def row(version: Version, payload: bytes, latest: Version) -> Placed:

@@ -83,13 +83,11 @@ def decode(number: int, rng: random.Random, count: int) -> int:
     import guards
     from program_runner import PREFIX
 
-    from topicberg.formats.columnar import protobuf_reader
     from topicberg.formats.columnar.columns import Buffers
 
     both, payloads = _sample(rng, number)
     buffers = guards.guard(Buffers(both.shape, 4, rng.choice((16, 48, 400, 4_000))))
     accepted: int = guards.fuzz(
-        protobuf_reader,
         both._programs,
         buffers,
         [PREFIX + payload for payload in payloads],

@@ -12,6 +12,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from topicberg.formats.columnar.columns import Buffers
+from topicberg.formats.columnar.execution import READERS, execute
 from topicberg.formats.columnar.memory import store_byte
 from topicberg.formats.columnar.program import Programs, Store
 from topicberg.formats.columnar.records import undo
@@ -66,12 +67,7 @@ def guard(buffers: Buffers, slack: int = 0) -> Buffers:
     return buffers
 
 
-Reader = Any
-"""A module of :mod:`topicberg.formats.columnar` that executes programs."""
-
-
 def fuzz(
-    reader: Reader,
     programs: Programs,
     buffers: Buffers,
     records: Sequence[bytes],
@@ -86,12 +82,14 @@ def fuzz(
     :param words: what is inserted into them
     :returns: how many were accepted
     """
+    reader, needed_words = READERS[programs.language]
     longest = max(map(len, records))
     room = 2 * longest + 4 * max(map(len, words)) + 64
     arrays = [_joined(records), _joined(words)]
     starts, ends = buffers.shape.ends()
     accepted: int = _drive(
-        reader.execute,
+        execute,
+        reader,
         *arrays[0],
         *arrays[1],
         guarded(room),
@@ -111,7 +109,7 @@ def fuzz(
         buffers.rooms,
         starts,
         ends,
-        guarded(reader.words(len(programs.targets)), np.int64),
+        guarded(needed_words(len(programs.targets)), np.int64),
     )
     for array in buffers.arrays():
         array.validate(full=True)
@@ -173,6 +171,7 @@ def _clear(places, addresses, used, counts):  # type: ignore[no-untyped-def]
 @njit
 def _drive(  # type: ignore[no-untyped-def]
     execute,
+    reader,
     pool,
     pool_offsets,
     words,
@@ -210,6 +209,7 @@ def _drive(  # type: ignore[no-untyped-def]
         region[offsets[0] :] = record[:size]
         work[:] = 0
         done = execute(
+            reader,
             region,
             offsets,
             present,

@@ -16,8 +16,6 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from topicberg.formats.reasons import MalformedError
-
 MAX_DECIMAL_BYTES, MAX_SCALE = 65_536, 20_000
 """Limits of a decimal that becomes text. PostgreSQL's longest numbers have 61,232 bytes, of which
 16,383 digits are behind the point."""
@@ -102,23 +100,28 @@ def parsed(kind: Text, text: str) -> int | None:
 # --- decimals that no column of numbers can hold ---
 
 
-def check_decimal(unscaled: bytes, scale: int, where: str) -> None:
-    """:raises MalformedError: the decimal is beyond the limits"""
+class DecimalLimitError(ValueError):
+    """A decimal is beyond the limits. The text is the reason."""
+
+
+def decimal_text(unscaled: bytes, scale: int) -> str:
+    """Return a decimal as text, as :func:`unscaled_text` does.
+
+    :raises DecimalLimitError: it is beyond the limits
+    """
     if not unscaled:
-        raise MalformedError(f"{where}: a decimal has at least one byte")
+        raise DecimalLimitError("a decimal has at least one byte")
     if len(unscaled) > MAX_DECIMAL_BYTES:
-        raise MalformedError(
-            f"{where}: the decimal has {len(unscaled)} bytes, the limit is {MAX_DECIMAL_BYTES}"
+        raise DecimalLimitError(
+            f"the decimal has {len(unscaled)} bytes, the limit is {MAX_DECIMAL_BYTES}"
         )
     if abs(scale) > MAX_SCALE:
-        raise MalformedError(f"{where}: the decimal has the scale {scale}, beyond {MAX_SCALE}")
+        raise DecimalLimitError(f"the decimal has the scale {scale}, beyond {MAX_SCALE}")
+    return unscaled_text(unscaled, scale)
 
 
 def unscaled_text(unscaled: bytes, scale: int) -> str:
-    """Return a decimal as text without an exponent, with as many digits as its scale.
-
-    :param unscaled: within the limits of :func:`check_decimal`
-    """
+    """Return a decimal as text without an exponent, with as many digits as its scale."""
     number = int.from_bytes(unscaled, "big", signed=True)
     digits = _exact(abs(number))
     return f"{_EXACT.scaleb(digits if number >= 0 else digits.copy_negate(), -scale):f}"

@@ -52,5 +52,5 @@ def type_name(kind: object) -> str:
     return _NESTED.get(type(kind)) or str(kind).replace(", ", ",")
 
 
-def shortened(text: str) -> str:
-    return text if len(text) <= MAX_LENGTH else f"{text[:MAX_LENGTH]}…"
+def shortened(text: str, most: int = MAX_LENGTH) -> str:
+    return text if len(text) <= most else f"{text[:most]}…"

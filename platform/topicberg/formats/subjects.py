@@ -251,15 +251,13 @@ class SubjectReader:
         if version is None:
             return self.read(name).latest
         with registry_errors(f"subject {name}"):
-            try:
-                return self._version(name, version)
-            except SchemaRegistryError as error:
-                if error.http_status_code != NOT_FOUND:
-                    raise
-        raise TableflowError(
-            f"subject {name} has no version {version} in the schema registry",
-            hint="set `version` of the spec to one that it has, or to newest",
-        )
+            schema = if_found(self._version, name, version)
+        if schema is None:
+            raise TableflowError(
+                f"subject {name} has no version {version} in the schema registry",
+                hint="set `version` of the spec to one that it has, or to newest",
+            )
+        return schema
 
     def _newest(self, name: str, versions: list[int]) -> list[RegisteredSchema]:
         found = within_limits(self._version(name, version) for version in reversed(versions))

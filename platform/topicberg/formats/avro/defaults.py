@@ -12,11 +12,10 @@ from topicberg.formats.avro.schema import NO_DEFAULT, AvroField, Type
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect_values import (
     INFINITE_NANOS,
-    MAX_DECIMAL_BYTES,
-    MAX_SCALE,
     TEXTS,
+    DecimalLimitError,
+    decimal_text,
     parsed,
-    unscaled_text,
 )
 
 UNITS = {"millis": 1_000, "micros": 1}
@@ -120,9 +119,12 @@ def _connect(kind: Type, value: Any, column: T.IcebergType) -> Any:
 
 def _decimal_text(unscaled: bytes | None, scale: Any) -> str | None:
     """Return a decimal as text; None: it is none, or exceeds the limits of records."""
-    if not unscaled or len(unscaled) > MAX_DECIMAL_BYTES or type(scale) is not int:
+    if unscaled is None or type(scale) is not int:
         return None
-    return unscaled_text(unscaled, scale) if abs(scale) <= MAX_SCALE else None
+    try:
+        return decimal_text(unscaled, scale)
+    except DecimalLimitError:
+        return None
 
 
 def _whole(value: float, low: int, high: int) -> int | None:

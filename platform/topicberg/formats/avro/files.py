@@ -11,6 +11,7 @@ from fastavro.schema import SchemaParseException, UnknownType
 
 from topicberg.errors import TableflowError, causes
 from topicberg.formats.limits import parsed_json, too_deep
+from topicberg.formats.reasons import shortened
 from topicberg.formats.subjects import RegisteredSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -31,9 +32,7 @@ def check_file(where: str, schema: RegisteredSchema) -> None:
     except (AvroException, SchemaParseException, UnknownType, TypeError, KeyError) as error:
         if any(isinstance(each, RecursionError) for each in causes(error)):
             raise too_deep(where) from None
-        reason = " ".join(str(error).split())
-        if len(reason) > _MAX_REASON:
-            reason = f"{reason[:_MAX_REASON]}…"
+        reason = shortened(" ".join(str(error).split()), _MAX_REASON)
         raise TableflowError(f"{where} is not an Avro schema: {reason}") from None
     _check_names(where, parsed)
 

@@ -78,7 +78,7 @@ def emit(code: ProgramCode, place: Slot, node: Node) -> None:
             _union(code, branches)
         case AvroMember():
             code.emit(AvroOp.PRESENT, place)
-            emit(code, place.field(node.name), node.inner)
+            emit(code, place.by_name[node.name], node.inner)
         case Items():
             (item,) = place.inside
             _items(code, place, lambda code: emit(code, item, node.inner))
@@ -93,7 +93,7 @@ def emit(code: ProgramCode, place: Slot, node: Node) -> None:
             code.emit(AvroOp.UNIQUE, place, place.items, key.slot)
         case Row():
             code.emit(AvroOp.PRESENT, place)
-            emit_row(code, {inner.name: inner for inner in place.inside}, node)
+            emit_row(code, place.by_name, node)
 
 
 def _scalar(code: ProgramCode, place: Slot, node: AvroScalar) -> None:
@@ -166,7 +166,7 @@ def constant(code: ProgramCode, place: Slot, value: Any) -> None:
                 parts = (item,) if len(place.inside) == 1 else item
                 for inner, part in zip(place.inside, parts, strict=True):
                     constant(code, inner, part)
-                code.emit_value(AvroOp.VALUE, place.items)
+                code.emit(AvroOp.VALUE, None, domain=place.items)
         case Store.TEXT:
             text = value.encode() if isinstance(value, str) else value
             code.emit(AvroOp.CONSTANT, place, code.text([text]))
@@ -199,7 +199,7 @@ def _items(code: ProgramCode, place: Slot | None, item: Skip) -> None:
     array = code.emit(AvroOp.ARRAY, place, domain or -1)
     code.instructions[array][4] = code.at
     item(code)
-    code.emit_value(AvroOp.ITEM, domain)
+    code.emit(AvroOp.ITEM, None, domain=domain)
     code.instructions[array][5] = code.at
 
 

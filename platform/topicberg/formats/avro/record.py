@@ -34,10 +34,9 @@ from topicberg.formats.avro.resolution import (
 from topicberg.formats.avro.schema import Type
 from topicberg.formats.connect_values import (
     INFINITE_NANOS,
-    MAX_DECIMAL_BYTES,
-    MAX_SCALE,
+    DecimalLimitError,
+    decimal_text,
     parsed,
-    unscaled_text,
 )
 from topicberg.formats.contract import RecordDecoder
 from topicberg.formats.reasons import MalformedError, field_at, shortened, type_name
@@ -442,13 +441,10 @@ def _variable_decimal(node: AvroScalar) -> Read:
 
 
 def _unscaled(data: bytes, scale: int) -> str:
-    if not data:
-        raise InvalidError("a decimal has at least one byte")
-    if len(data) > MAX_DECIMAL_BYTES:
-        raise InvalidError(f"the decimal has {len(data)} bytes, the limit is {MAX_DECIMAL_BYTES}")
-    if abs(scale) > MAX_SCALE:
-        raise InvalidError(f"the decimal has the scale {scale}, beyond {MAX_SCALE}")
-    return unscaled_text(data, scale)
+    try:
+        return decimal_text(data, scale)
+    except DecimalLimitError as error:
+        raise InvalidError(str(error)) from None
 
 
 _SCALARS: dict[Form, Callable[[AvroScalar], Read]] = {

@@ -2,8 +2,7 @@
 
 Each type of the writer is resolved to the column of its values, and to the latest schema's type.
 The result is a tree of what the bytes have, in their order: the reference decoder reads a record by
-it (:mod:`.record`), and instructions (:mod:`.program`) and Spark's expression (:mod:`.spark`) are
-made of it.
+it (:mod:`.record`), and instructions (:mod:`.program`) are made of it.
 """
 
 from __future__ import annotations
@@ -136,11 +135,6 @@ class Row:
     parts: tuple[tuple[str, str | None, Node], ...]
     defaults: Mapping[str, Any]
     column: T.StructType
-
-    @property
-    def read(self) -> dict[str, Node]:
-        """What the columns that the writer has are read from."""
-        return {name: node for _, name, node in self.parts if name is not None}
 
 
 Node = AvroScalar | Skipped | Unfit | Choice | AvroMember | Items | Entries | Row

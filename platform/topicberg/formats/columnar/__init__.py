@@ -7,11 +7,12 @@ the format's reference decoder then decodes alone; what it accepts is what the r
 ======================  ====================================================================
 ``program.py``          places of values (buffers of Arrow columns), and the instructions
 ``decoding.py``         decodes records by programs
-``avro.py``             executes programs for Avro's binary encoding
-``protobuf_reader.py``  executes programs for Protobuf
-``json_reader.py``      executes programs for JSON, with the other ``json_*.py``
+``execution.py``        executes programs for many records, by the readers of the formats:
+``avro.py``             reads a record in Avro's binary encoding
+``protobuf_reader.py``  reads a record of Protobuf
+``json_reader.py``      reads a record of JSON, with the other ``json_*.py``
 ``utf8.py``             whether texts are UTF-8
-``records.py``          how a record begins and ends, for all of them
+``records.py``          what these share, such as the end of a value
 ``decimals.py``         decimals of 128 bits
 ``maps.py``             whether the keys of a map differ
 ``times.py``            texts of days and times

@@ -63,7 +63,7 @@ def _of_message(code: ProgramCode, shape: Shape) -> None:
     types = pa.string(), pa.float64()
     fields = WireField("a", 1, "string", 0, types[0]), WireField("b", 2, "double", 1, types[1])
     places = {place.name: place for place in shape.places}
-    emit_record(code, Message(fields, ("a", "b"), types), [b"\0"], places, len(fields))
+    emit_record(code, Message(fields, ("a", "b")), [b"\0"], places, len(fields))
 
 
 def _refused(record: int) -> dict[str, Any]:

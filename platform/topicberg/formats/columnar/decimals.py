@@ -21,17 +21,40 @@ MAX_DIGITS = 40
 POWERS_HIGH = np.array([10**power >> 64 for power in range(39)], np.int64)
 POWERS_LOW = np.array([10**power % 2**64 for power in range(39)], np.uint64)
 """Halves of the powers of ten."""
-_TEN = np.uint64(10)
+_ONE, _TEN = np.uint64(1), np.uint64(10)
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
+
+
+@compiled
+def negate(high, low):  # type: ignore[no-untyped-def]
+    """Return the negative of a number; both are halves."""
+    low = ~low + _ONE
+    return ~high + (np.int64(1) if low == 0 else np.int64(0)), low
+
+
+@compiled
+def store_decimal(address, high, low):  # type: ignore[no-untyped-def]
+    """Write a number at an address."""
+    store_int64(address, np.int64(low))
+    store_int64(address + 8, high)
+
+
+@compiled
+def _tenth(top, low):  # type: ignore[no-untyped-def]
+    """Return a tenth of a number without a sign, and the last digit."""
+    if top == 0:
+        return top, low // _TEN, low % _TEN
+    upper = ((top % _TEN) << _HALF) | (low >> _HALF)
+    lower = ((upper % _TEN) << _HALF) | (low & _LOW)
+    return top // _TEN, ((upper // _TEN) << _HALF) | (lower // _TEN), lower % _TEN
 
 
 @compiled
 def reaches(high, low, limit_high, limit_low):  # type: ignore[no-untyped-def]
     """Return whether the absolute value of a number is at least a limit; both are halves."""
     if high < 0:
-        low = ~low + np.uint64(1)
-        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+        high, low = negate(high, low)
     # The absolute value of the least number exceeds 127 bits.
     return high < 0 or high > limit_high or (high == limit_high and low >= limit_low)
 
@@ -45,24 +68,18 @@ def rescaled(high, low, zeros):  # type: ignore[no-untyped-def]
     """
     is_negative = high < 0
     if is_negative:
-        low = ~low + np.uint64(1)
-        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+        high, low = negate(high, low)
     top = np.uint64(high)
     for _ in range(zeros):
         top = top * _TEN + multiply_high(low, _TEN)
         low = low * _TEN
     for _ in range(-zeros):
-        rest = top % _TEN
-        top //= _TEN
-        upper = (rest << _HALF) | (low >> _HALF)
-        lower = ((upper % _TEN) << _HALF) | (low & _LOW)
-        if lower % _TEN:
+        top, low, digit = _tenth(top, low)
+        if digit:
             return high, low, False
-        low = ((upper // _TEN) << _HALF) | (lower // _TEN)
     high = np.int64(top)
     if is_negative:
-        low = ~low + np.uint64(1)
-        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+        high, low = negate(high, low)
     return high, low, True
 
 
@@ -71,8 +88,7 @@ def rescale(address, zeros):  # type: ignore[no-untyped-def]
     """Do the same for the number at an address; return whether the zeros were there."""
     high, low, is_exact = rescaled(load_int64(address + 8), np.uint64(load_int64(address)), zeros)
     if is_exact:
-        store_int64(address, np.int64(low))
-        store_int64(address + 8, high)
+        store_decimal(address, high, low)
     return is_exact
 
 
@@ -92,25 +108,16 @@ def write_decimal(high, low, scale, target, room, digits):  # type: ignore[no-un
     """Write a decimal as text, and return how many bytes it has, or -1 if there is no room.
 
     :param scale: digits behind the point; negative: zeros before it
-    :param digits: memory for :data:`MAX_DIGITS` digits
+    :param digits: the address of memory for :data:`MAX_DIGITS` digits
     """
     is_negative = high < 0
     if is_negative:
-        low = ~low + np.uint64(1)
-        high = ~high + (np.int64(1) if low == 0 else np.int64(0))
+        high, low = negate(high, low)
     top = np.uint64(high)
     count = 0
     while top > 0 or low > 0:
-        if top > 0:
-            rest = top % _TEN
-            top //= _TEN
-            upper = (rest << _HALF) | (low >> _HALF)
-            lower = ((upper % _TEN) << _HALF) | (low & _LOW)
-            digits[count] = np.uint8(lower % _TEN)
-            low = ((upper // _TEN) << _HALF) | (lower // _TEN)
-        else:
-            digits[count] = np.uint8(low % _TEN)
-            low //= _TEN
+        top, low, digit = _tenth(top, low)
+        store_byte(digits + count, np.uint8(digit))
         count += 1
     zeros = -scale if scale < 0 and count > 0 else 0
     behind = max(scale, 0)
@@ -125,7 +132,8 @@ def write_decimal(high, low, scale, target, room, digits):  # type: ignore[no-un
         if behind and place == behind - 1:
             store_byte(target, np.uint8(46))
             target += 1
-        store_byte(target, np.uint8(48) + (digits[place] if place < count else np.uint8(0)))
+        digit = load_byte(digits + place) if place < count else np.uint8(0)
+        store_byte(target, np.uint8(48) + digit)
         target += 1
     for _ in range(zeros):
         store_byte(target, np.uint8(48))

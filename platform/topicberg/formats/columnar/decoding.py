@@ -9,18 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from topicberg.formats.columnar import avro, json_reader, protobuf_reader
 from topicberg.formats.columnar.columns import Buffers, BuffersFullError
+from topicberg.formats.columnar.execution import READERS, execute
+from topicberg.formats.columnar.memory import WORD
 from topicberg.formats.columnar.program import Programs
 from topicberg.formats.reasons import MalformedError
-from topicberg.formats.subjects import SchemaType
-
-_EXECUTORS: dict[SchemaType, tuple[Callable[..., Any], Callable[[int], int]]] = {
-    "AVRO": (avro.execute, avro.words),
-    "JSON": (json_reader.execute, json_reader.words),
-    "PROTOBUF": (protobuf_reader.execute, protobuf_reader.words),
-}
-WORD = 8
 
 
 class Rejected(NamedTuple):
@@ -66,12 +59,13 @@ def decode(
     count = len(offsets) - 1
     rejected: list[Rejected] = []
     if programs is not None:
-        execute, words = _EXECUTORS[programs.language]
+        reader, words = READERS[programs.language]
         work = np.zeros(words(len(programs.targets)), np.int64)
     while first < count:
         if programs is not None:
             work.fill(0)
             first = execute(
+                reader,
                 data,
                 offsets,
                 present,

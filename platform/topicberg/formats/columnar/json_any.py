@@ -8,8 +8,9 @@ from topicberg.formats.columnar.json_numbers import number
 from topicberg.formats.columnar.json_text import (
     MAX_SKIPPED,
     at_byte,
+    colon,
+    constant,
     has_special,
-    is_word,
     space,
     text,
 )
@@ -63,7 +64,10 @@ def any_value(position, end, target, limit, scratch):  # type: ignore[no-untyped
         elif byte == 34:
             target, position = _string(position, end, target)
         elif byte == 116 or byte == 102 or byte == 110:
-            target, position = _constant(position, end, target)
+            begin, position = position, constant(position, end)
+            if position >= 0:
+                copy(target, begin, position - begin)
+                target += position - begin
         else:
             target, position = _number(position, end, target)
         if position < 0:
@@ -104,13 +108,11 @@ def _name(position, end, target, scratch, used):  # type: ignore[no-untyped-def]
         return target, -1, used
     put(scratch, used, target)
     target, position = _string(position, end, target)
+    position = colon(position, end)
     if position < 0:
         return target, -1, used
-    position = space(position, end)
-    if at_byte(position, end) != 58:
-        return target, -1, used
     store_byte(target, np.uint8(58))
-    return target + 1, position + 1, used + 1
+    return target + 1, position, used + 1
 
 
 @compiled
@@ -123,17 +125,6 @@ def _string(position, end, target):  # type: ignore[no-untyped-def]
     store_byte(target, np.uint8(34))
     store_byte(stop, np.uint8(34))
     return stop + 1, after
-
-
-@compiled
-def _constant(position, end, target):  # type: ignore[no-untyped-def]
-    size = 4
-    if is_word(position, end, b"false"):
-        size = 5
-    elif not (is_word(position, end, b"true") or is_word(position, end, b"null")):
-        return target, -1
-    copy(target, position, size)
-    return target + size, position + size
 
 
 @compiled

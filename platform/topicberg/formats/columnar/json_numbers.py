@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from topicberg.formats.columnar.decimals import negate
 from topicberg.formats.columnar.memory import (
-    bits_of,
     compiled,
-    double_of,
     leading_zeros,
     load_byte,
     multiply_high,
@@ -230,7 +229,7 @@ def nearest(digits, exponent):  # type: ignore[no-untyped-def]
     if power >= 0x7FF:
         return -1.0
     bits = (np.uint64(power) << np.uint64(52)) | (mantissa & np.uint64(2**52 - 1))
-    return double_of(bits)
+    return np.uint64(bits).view(np.float64)
 
 
 @compiled
@@ -240,7 +239,8 @@ def as_float(wide):  # type: ignore[no-untyped-def]
     A double that is halfway between two floats may have been rounded to be that.
     """
     in_range = wide == 0 or 1.2e-38 < abs(wide) < 3.4e38
-    return np.float32(wide), in_range and (bits_of(wide) & np.uint64(2**29 - 1)) != np.uint64(2**28)
+    rest = np.float64(wide).view(np.uint64) & np.uint64(2**29 - 1)
+    return np.float32(wide), in_range and rest != np.uint64(2**28)
 
 
 @compiled
@@ -267,10 +267,3 @@ def scaled(position, end, scale):  # type: ignore[no-untyped-def]
     if negative:
         high, low = negate(high, low)
     return high, low, position
-
-
-@compiled
-def negate(high, low):  # type: ignore[no-untyped-def]
-    """Return the negative of a number of 128 bits."""
-    low = ~low + _ONE
-    return ~high + (np.int64(1) if low == 0 else np.int64(0)), low

@@ -1,4 +1,4 @@
-"""Executes programs for records of JSON.
+"""Reads records of JSON by programs.
 
 It reads the bytes once, from left to right; only an object that may be one of several kinds, or
 must be all of one, is read twice. What is not strictly JSON ends it, as does what is unusual: a
@@ -13,12 +13,18 @@ from __future__ import annotations
 import numpy as np
 
 from topicberg.formats.columnar import json_numbers as numbers
-from topicberg.formats.columnar.decimals import rescale
+from topicberg.formats.columnar.decimals import (
+    reaches,
+    rescale,
+    rescaled,
+    store_decimal,
+    unscaled,
+)
 from topicberg.formats.columnar.json_any import SCRATCH_WORDS, any_value
 from topicberg.formats.columnar.json_text import (
-    WORD,
     at_byte,
     base64,
+    colon,
     is_word,
     passed,
     skipped,
@@ -27,9 +33,9 @@ from topicberg.formats.columnar.json_text import (
     time,
     word_at,
 )
-from topicberg.formats.columnar.maps import may_repeat
+from topicberg.formats.columnar.maps import may_repeat, same
 from topicberg.formats.columnar.memory import (
-    address,
+    WORD,
     compiled,
     get,
     load_byte,
@@ -44,13 +50,7 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 from topicberg.formats.columnar.program import WIDTH, JsonOp
-from topicberg.formats.columnar.records import (
-    WIRE_BYTES,
-    end_value,
-    schema_of,
-    start_of,
-    tables,
-)
+from topicberg.formats.columnar.records import end_value
 from topicberg.formats.limits import MAX_NAME
 
 _BYTES = 8 * WIDTH
@@ -59,11 +59,6 @@ MAX_DEPTH = 64
 """Arrays and objects in each other."""
 MAX_BYTES = 8 * 1024 * 1024
 """Of a record; beyond it, Spark has limits of its own."""
-_OBJECT, _ARRAY, _MAP, _ENTRIES, _UNION, _CHOICE = (int(JsonOp(n)) for n in range(6))
-_TEXT, _LONG, _INT, _BOOLEAN, _DOUBLE = (int(JsonOp(n)) for n in range(6, 11))
-_FLOAT, _WIDER, _WHOLE_DOUBLE = (int(JsonOp(n)) for n in range(11, 14))
-_BINARY, _DECIMAL, _TIME, _WHOLE_DECIMAL, _JSON = (int(JsonOp(n)) for n in range(15, 20))
-_QUOTED, _EMPTY = (int(JsonOp(n)) for n in range(20, 22))
 _DECIMAL_BYTES = 16
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
 """The names that a record's names are compared with, at most."""
@@ -75,68 +70,27 @@ _LONGEST_NAME = 12 * MAX_NAME
 
 
 def words(targets: int) -> int:
-    """Return how many words of memory :func:`execute` works in, all 0 when it is called."""
+    """Return how many words of memory :func:`record` works in, all 0 before the first record."""
     return 3 * MAX_DEPTH + 2 * targets + _SCRATCH // 8 + SCRATCH_WORDS + 2 * _KEPT
 
 
 @compiled
-def execute(  # type: ignore[no-untyped-def]
-    data,
-    offsets,
-    present,
-    instructions,
-    targets,
-    text_offsets,
-    texts,
-    writers,
-    addresses,
-    used,
-    counts,
-    rooms,
-    starts,
-    ends,
-    first,
-    work,
-):
-    """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
-    base = address(data)
-    objects = np.int64(0)
-    number, start = np.int64(-1), np.int64(-1)
-    program = address(instructions), address(targets), address(text_offsets), address(texts)
-    columns, ending = tables(addresses, used, counts, rooms, starts, ends)
-    stack = address(work)  # of each object: its instruction, its number, its last property
-    seen = stack + 8 * 3 * MAX_DEPTH  # the number of the last object that had a property
-    after = seen + 8 * len(targets)  # the property that followed another one last time
-    areas = stack, seen, after, after + 8 * len(targets)
-    records = min(len(offsets) - 1, first + rooms[1, 0] - counts[0])
-    for record in range(first, records):
-        if present[record]:
-            position, end = offsets[record], offsets[record + 1]
-            schema_id = schema_of(data, position, end)
-            if schema_id != number:
-                number, start = schema_id, start_of(writers, schema_id)
-            if number < 0 or start < 0 or end - position > MAX_BYTES:
-                return record
-            end += base
-            position, objects = _record(
-                base + position + WIRE_BYTES, end, start, program, columns, ending, areas, objects
-            )
-            if position < 0 or space(position, end) != end:
-                return record
-        end_value(0, *ending)
-    return records
+def record(position, end, start, program, columns, ending, work, target_count, objects):  # type: ignore[no-untyped-def]
+    """Read a record by its first instruction; the tuples are addresses of arrays.
 
-
-@compiled
-def _record(position, end, start, program, columns, ending, areas, objects):  # type: ignore[no-untyped-def]
-    """Read a record's value by an instruction. The tuples are addresses of arrays.
-
-    :param objects: how many there were; each has a number
-    :returns: the address after it, or -1, and how many objects there were
+    :param work: the address of the memory that :func:`words` says
+    :param target_count: how many targets the program has
+    :param objects: how many there were in other records; each has a number
+    :returns: how many objects there were, or -1: it is refused
     """
+    if end - position > MAX_BYTES:
+        return -1
     instructions, targets, names, texts = program
     _, valids, _, counts, _, item_rooms = columns
-    stack, seen, after, scratch = areas
+    stack = work  # of each object: its instruction, its number, its last property
+    seen = stack + 8 * 3 * MAX_DEPTH  # the number of the last object that had a property
+    after = seen + 8 * target_count  # the property that followed another one last time
+    scratch = after + 8 * target_count
     steps = _STEPS + _STEPS_OF_A_BYTE * (end - position)
     depth, pc = 0, start
     opening, kept = position, np.int64(0)  # of the last name; the properties that are not declared
@@ -159,10 +113,10 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
             # The record itself is not null.
             is_null = get(instruction, 1) >= 0 and is_word(position, end, b"null")
             position = position + 4 if is_null else -1
-        elif get(instruction, 0) > _CHOICE:
+        elif get(instruction, 0) > JsonOp.CHOICE:
             position = _scalar(position, end, instruction, columns, targets, scratch)
-        elif get(instruction, 0) >= _UNION:
-            if get(instruction, 0) == _UNION:
+        elif get(instruction, 0) >= JsonOp.UNION:
+            if get(instruction, 0) == JsonOp.UNION:
                 pc = get(targets, get(instruction, 3) + _json_type(byte))
                 if get(instruction, 1) >= 0:
                     store_byte(
@@ -174,12 +128,12 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
                     position, end, instruction, targets, names, texts, scratch, steps
                 )
             if pc < 0:
-                return -1, objects
+                return -1
             continue
         else:
             slot, is_array = get(instruction, 1), get(instruction, 0) & 1 == 1
             if byte != (91 if is_array else 123) or depth == MAX_DEPTH:
-                return -1, objects
+                return -1
             if slot >= 0:
                 store_byte(get(valids, slot) + get(counts, get(instruction, 2)), np.uint8(1))
             position = space(position + 1, end)
@@ -193,23 +147,23 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
             else:
                 position += 1
         if position < 0:
-            return -1, objects
+            return -1
         # What follows a value: a comma, or the end of arrays and objects.
         while not has_content:
             if depth == 0:
                 if kept:
                     _end_kept(_kept_slot(instructions, targets, start), columns)
-                return position, objects
+                return objects if space(position, end) == end else -1
             position = space(position, end)
             byte = at_byte(position, end)
             container = get(stack, 3 * depth - 3)
             op = get(container, 0)
-            if op != _OBJECT:
+            if op != JsonOp.OBJECT:
                 items = get(container, 3)
-                if op == _ENTRIES and not load_byte(
+                if op == JsonOp.ENTRIES and not load_byte(
                     get(valids, get(container, 4)) + get(counts, items)
                 ):
-                    return -1, objects  # an entry without a key
+                    return -1  # an entry without a key
                 end_value(items, *ending)
             if byte == 44:
                 position = space(position + 1, end)
@@ -217,27 +171,27 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
             elif byte == (93 if op & 1 == 1 else 125):
                 position += 1
                 depth -= 1
-                if op >= _MAP and _has_repeated(container, columns, ending):
-                    return -1, objects
+                if op >= JsonOp.MAP and _has_repeated(container, columns, ending):
+                    return -1
             else:
-                return -1, objects
+                return -1
         # What an array or an object continues with: an item, or a name.
         container = get(stack, 3 * depth - 3)
-        if get(container, 0) != _OBJECT:
+        if get(container, 0) != JsonOp.OBJECT:
             items = get(container, 3)
             if get(counts, items) >= get(item_rooms, items):
-                return -1, objects
+                return -1
             pc = (container - instructions) // _BYTES + 1
-            if get(container, 0) == _MAP:
-                position = _colon(
+            if get(container, 0) == JsonOp.MAP:
+                position = colon(
                     _scalar(position, end, container + _BYTES, columns, targets, scratch), end
                 )
                 pc += 1
                 if position < 0:
-                    return -1, objects
+                    return -1
             continue
         if at_byte(position, end) != 34:
-            return -1, objects
+            return -1
         first, count = get(container, 3), get(container, 4)
         this, last = get(stack, 3 * depth - 2), get(stack, 3 * depth - 1)
         offsets = names + 8 * get(container, 5)
@@ -248,17 +202,17 @@ def _record(position, end, start, program, columns, ending, areas, objects):  # 
         )
         steps -= taken
         if position < 0 or steps < 0:
-            return -1, objects
+            return -1
         if name < count:
             if get(seen, first + name) == this:  # it is repeated
-                return -1, objects
+                return -1
             put(seen, first + name, this)
             put(after, first + last, name)
             put(stack, 3 * depth - 1, name)
         pc = get(targets, first + name)
-        position = _colon(position, end)
+        position = colon(position, end)
         if position < 0:
-            return -1, objects
+            return -1
 
 
 @compiled
@@ -292,12 +246,8 @@ def _keep(opening, position, end, slot, columns, scratch, kept):  # type: ignore
         return -1
     length = target - begin
     for number in range(kept):
-        if get(names, 2 * number + 1) == length:
-            other, place = get(names, 2 * number), np.int64(0)
-            while place < length and load_byte(other + place) == load_byte(begin + place):
-                place += 1
-            if place == length:
-                return -1  # it is repeated
+        if get(names, 2 * number + 1) == length and same(get(names, 2 * number), begin, length):
+            return -1  # it is repeated
     put(names, 2 * kept, begin)
     put(names, 2 * kept + 1, length)
     store_byte(target, np.uint8(58))
@@ -312,15 +262,6 @@ def _end_kept(slot, columns):  # type: ignore[no-untyped-def]
     values, _, used, _, _, _ = columns
     store_byte(get(values, slot) + get(used, slot), np.uint8(125))
     put(used, slot, get(used, slot) + 1)
-
-
-@compiled
-def _colon(position, end):  # type: ignore[no-untyped-def]
-    """Return the address after the colon that follows a name at an address, or -1."""
-    if position < 0:
-        return position
-    position = space(position, end)
-    return position + 1 if at_byte(position, end) == 58 else -1
 
 
 @compiled
@@ -363,7 +304,7 @@ def _chosen(position, end, instruction, targets, names, texts, scratch, steps): 
         name, position, taken = _property(
             position + 1, end, texts, offsets, count, guess, guess + 1, scratch
         )
-        position = _colon(position, end)
+        position = colon(position, end)
         steps -= taken
         if position < 0 or steps < 0:
             return -1, steps
@@ -502,12 +443,12 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
     :returns: the address after it, or -1
     """
     values, valids, used, counts, text_rooms, _ = columns
-    if get(instruction, 0) == _EMPTY:
+    if get(instruction, 0) == JsonOp.EMPTY:
         if at_byte(position, end) == 34 and at_byte(position + 1, end) == 34:
             return position + 2
         instruction += _BYTES
     is_quoted = False
-    if get(instruction, 0) == _QUOTED:
+    if get(instruction, 0) == JsonOp.QUOTED:
         instruction += _BYTES
         is_quoted = at_byte(position, end) == 34
         if is_quoted:
@@ -516,15 +457,15 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
     low, high = get(instruction, 3), get(instruction, 4)
     target = get(values, slot)
     store_byte(get(valids, slot) + row, np.uint8(1))
-    if op in (_TEXT, _BINARY, _JSON):
+    if op in (JsonOp.TEXT, JsonOp.BINARY, JsonOp.JSON):
         # A text is not longer than the rest of the record.
         size = get(used, slot)
         if end - position > get(text_rooms, slot) - size:
             return -1
         target += size
-        if op == _TEXT:
+        if op == JsonOp.TEXT:
             stop, position = text(position, end, target)
-        elif op == _BINARY:
+        elif op == JsonOp.BINARY:
             stop, position = base64(position, end, target)
         else:
             byte = at_byte(position, end)
@@ -533,45 +474,44 @@ def _scalar(position, end, instruction, columns, targets, scratch):  # type: ign
             limit = get(values, slot) + get(text_rooms, slot)
             stop, position = any_value(position, end, target, limit, scratch + _SCRATCH)
         put(used, slot, size + stop - target)
-    elif op == _LONG:
+    elif op == JsonOp.LONG:
         value, position = numbers.whole(position, end, low, high)
         store_int64(target + 8 * row, value * get(instruction, 5))
-    elif op == _INT:
+    elif op == JsonOp.INT:
         value, position = numbers.whole(position, end, low, high)
         store_int32(target + 4 * row, np.int32(value))
-    elif op == _DOUBLE:
+    elif op == JsonOp.DOUBLE:
         wide, position = numbers.double(position, end)
         store_double(target + 8 * row, wide)
-    elif op == _BOOLEAN:
+    elif op == JsonOp.BOOLEAN:
         is_true = is_word(position, end, b"true")
         store_byte(target + row, np.uint8(is_true))
         if is_true:
             position += 4
         else:
             position = position + 5 if is_word(position, end, b"false") else -1
-    elif op == _TIME:
+    elif op == JsonOp.TIME:
         value, position = time(position, end)
         store_int64(target + 8 * row, value)
-    elif op == _DECIMAL:
+    elif op == JsonOp.DECIMAL:
         position = _decimal(position, end, targets + 8 * low, target + 16 * row)
-    elif op == _WHOLE_DECIMAL:
+    elif op == JsonOp.WHOLE_DECIMAL:
         value, position = numbers.whole(position, end, low, high)
-        store_int64(target + 16 * row, value)
-        store_int64(target + 16 * row + 8, np.int64(-1) if value < 0 else np.int64(0))
+        store_decimal(target + 16 * row, np.int64(-1 if value < 0 else 0), value)
         if not rescale(target + 16 * row, get(instruction, 5)):
             position = -1
-    elif op in (_FLOAT, _WIDER):
+    elif op in (JsonOp.FLOAT, JsonOp.WIDER):
         wide, position = numbers.double(position, end)
         narrow, is_sure = numbers.as_float(wide)
-        if op == _FLOAT:
+        if op == JsonOp.FLOAT:
             store_float(target + 4 * row, narrow)
         else:
             store_double(target + 8 * row, np.float64(narrow))
         position = position if is_sure else -1
-    elif op == _WHOLE_DOUBLE:
+    elif op == JsonOp.WHOLE_DOUBLE:
         value, position = numbers.whole(position, end, low, high)
         store_double(target + 8 * row, np.float64(value))
-    else:  # _WHOLE_FLOAT
+    else:  # JsonOp.WHOLE_FLOAT
         value, position = numbers.whole(position, end, low, high)
         store_float(target + 4 * row, np.float32(value))
     if is_quoted and position >= 0:
@@ -596,25 +536,16 @@ def _decimal(position, end, kind, target):  # type: ignore[no-untyped-def]
         size = stop - target
         if position < 0 or size < 1 or size > _DECIMAL_BYTES:
             return -1
-        high = np.int64(-1) if load_byte(target) >= 0x80 else np.int64(0)
-        low = np.uint64(high)
-        for place in range(size):
-            high = high << 8 | np.int64(low >> np.uint64(56))
-            low = low << np.uint64(8) | np.uint64(load_byte(target + place))
+        high, low = unscaled(target, size)
         if own_scale > scale:
-            store_int64(target, np.int64(low))
-            store_int64(target + 8, high)
-            if not rescale(target, scale - own_scale):
+            high, low, is_exact = rescaled(high, low, scale - own_scale)
+            if not is_exact:
                 return -1
-            low, high = load_word(target), load_int64(target + 8)
     else:
         high, low, position = numbers.scaled(position, end, scale)
         if position < 0:
             return -1
-    # The absolute value, to compare it with the limit.
-    above, below = (high, low) if high >= 0 else numbers.negate(high, low)
-    if above < 0 or above > most or (above == most and below >= limit):
+    if reaches(high, low, most, limit):
         return -1
-    store_int64(target, np.int64(low))
-    store_int64(target + 8, high)
+    store_decimal(target, high, low)
     return position if zeros == 0 or rescale(target, zeros) else -1

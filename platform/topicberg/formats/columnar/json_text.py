@@ -11,6 +11,7 @@ import numpy as np
 
 from topicberg.formats.columnar import json_numbers
 from topicberg.formats.columnar.memory import (
+    WORD,
     compiled,
     load_byte,
     load_word,
@@ -18,11 +19,9 @@ from topicberg.formats.columnar.memory import (
     store_word,
     trailing_zeros,
 )
-from topicberg.formats.columnar.times import digits
+from topicberg.formats.columnar.times import Moment, moment
 from topicberg.formats.columnar.utf8 import is_utf8
 
-WORD = 8
-"""Bytes that are read at once."""
 MAX_SKIPPED = 60
 """Arrays and objects in each other in a value that is skipped."""
 _EACH, _TOPS = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
@@ -34,9 +33,7 @@ for _number, _character in enumerate(
     b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 ):
     _DIGIT[_character] = _number
-_MONTHS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
-_MAX_OFFSET = 18 * 60
-_MICROS = 1_000_000
+_RFC_3339 = int(Moment.RFC_3339)
 
 
 @compiled
@@ -76,6 +73,25 @@ def is_word(position, end, text):  # type: ignore[no-untyped-def]
     for place in range(len(text)):
         is_same = is_same and load_byte(position + place) == text[place]
     return is_same
+
+
+@compiled
+def constant(position, end):  # type: ignore[no-untyped-def]
+    """Return the address after ``true``, ``false`` or ``null``, or -1."""
+    byte = at_byte(position, end)
+    if byte == 102:
+        return position + 5 if is_word(position, end, b"false") else -1
+    is_one = is_word(position, end, b"true" if byte == 116 else b"null")
+    return position + 4 if is_one else -1
+
+
+@compiled
+def colon(position, end):  # type: ignore[no-untyped-def]
+    """Return the address after the colon that follows a name at an address, or -1."""
+    if position < 0:
+        return position
+    position = space(position, end)
+    return position + 1 if at_byte(position, end) == 58 else -1
 
 
 @compiled
@@ -266,12 +282,8 @@ def skipped(position, end):  # type: ignore[no-untyped-def]
             kinds >>= np.uint64(1)
         elif byte == 34:
             position = passed(position + 1, end, True)
-        elif byte == 116:
-            position = position + 4 if is_word(position, end, b"true") else -1
-        elif byte == 102:
-            position = position + 5 if is_word(position, end, b"false") else -1
-        elif byte == 110:
-            position = position + 4 if is_word(position, end, b"null") else -1
+        elif byte == 116 or byte == 102 or byte == 110:
+            position = constant(position, end)
         else:
             _, _, _, _, position = json_numbers.number(position, end)
         if position < 0:
@@ -301,11 +313,7 @@ def _name_skipped(position, end):  # type: ignore[no-untyped-def]
     """Return the address after a name and its colon, or -1."""
     if at_byte(position, end) != 34:
         return -1
-    position = passed(position + 1, end, True)
-    if position < 0:
-        return -1
-    position = space(position, end)
-    return position + 1 if at_byte(position, end) == 58 else -1
+    return colon(passed(position + 1, end, True), end)
 
 
 @compiled
@@ -342,65 +350,7 @@ def base64(position, end, target):  # type: ignore[no-untyped-def]
 @compiled
 def time(position, end):  # type: ignore[no-untyped-def]
     """Return a time of RFC 3339 in microseconds, and the address after the string, or -1."""
-    if end - position < 22 or load_byte(position) != 34:
-        return 0, -1
-    position += 1
-    year, month, day = digits(position, 4), digits(position + 5, 2), digits(position + 8, 2)
-    hour, minute = digits(position + 11, 2), digits(position + 14, 2)
-    second = digits(position + 17, 2)
-    if (
-        load_byte(position + 4) != 45
-        or load_byte(position + 7) != 45
-        or (load_byte(position + 10) | 32) != 116
-    ):
-        return 0, -1
-    if load_byte(position + 13) != 58 or load_byte(position + 16) != 58:
-        return 0, -1
-    # The first and the last year may be another one in UTC.
-    if not (2 <= year <= 9998 and 1 <= month <= 12 and day >= 1):
-        return 0, -1
-    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    most = _MONTHS[month - 1] + (1 if is_leap and month == 2 else 0)
-    if day > most or not (0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60):
-        return 0, -1
-    position += 19
-    micros = np.int64(0)
-    if load_byte(position) == 46:
-        begin = position + 1
-        position = begin
-        factor = 100_000
-        while position < end and 48 <= load_byte(position) <= 57 and position - begin < 9:
-            micros += np.int64(load_byte(position) - 48) * factor
-            factor //= 10
-            position += 1
-        if position == begin:
-            return 0, -1
-    offset = 0
-    zone = at_byte(position, end)
-    if zone == 90 or zone == 122:
-        position += 1
-    elif zone == 43 or zone == 45:
-        if end - position < 6 or load_byte(position + 3) != 58:
-            return 0, -1
-        hours, minutes = digits(position + 1, 2), digits(position + 4, 2)
-        offset = hours * 60 + minutes
-        if hours < 0 or minutes < 0 or minutes > 59 or offset > _MAX_OFFSET:
-            return 0, -1
-        if zone == 45:
-            offset = -offset
-        position += 6
-    else:
-        return 0, -1
     if at_byte(position, end) != 34:
-        return 0, -1
-    minutes = (_days(year, month, day) * 24 + hour) * 60 + minute - offset
-    return (minutes * 60 + second) * _MICROS + micros, position + 1
-
-
-@compiled
-def _days(year, month, day):  # type: ignore[no-untyped-def]
-    """Return the days since 1970; the year begins in March, so that a leap day is its last one."""
-    if month <= 2:
-        year -= 1
-    of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
-    return year * 365 + year // 4 - year // 100 + year // 400 + of_year - 719_468
+        return np.int64(0), -1
+    micros, position = moment(position + 1, end, _RFC_3339)
+    return micros, position + 1 if position >= 0 and at_byte(position, end) == 34 else -1

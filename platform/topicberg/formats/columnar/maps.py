@@ -15,7 +15,7 @@ _TEXT = int(Store.TEXT)
 
 
 @compiled
-def _same(begin, other, size):  # type: ignore[no-untyped-def]
+def same(begin, other, size):  # type: ignore[no-untyped-def]
     """Return whether bytes at two addresses are equal."""
     offset = 0
     while size - offset >= 8:
@@ -66,7 +66,7 @@ def may_repeat(values, offsets, width, first, last):  # type: ignore[no-untyped-
             begin, size = _key(values, offsets, width, number)
             for other in range(first, number):
                 other_begin, length = _key(values, offsets, width, other)
-                if length == size and _same(begin, other_begin, size):
+                if length == size and same(begin, other_begin, size):
                     return True
         return False
     room = 32
@@ -79,7 +79,7 @@ def may_repeat(values, offsets, width, first, last):  # type: ignore[no-untyped-
         place = np.int64(_hash(begin, size) & np.uint64(room - 1))
         while table[place] >= 0:
             other_begin, length = _key(values, offsets, width, table[place])
-            if length == size and _same(begin, other_begin, size):
+            if length == size and same(begin, other_begin, size):
                 return True
             left -= 1
             if left < 0:

@@ -65,6 +65,8 @@ def _store(kind: Any, value: Any) -> Any:
     return store
 
 
+WORD = 8
+"""Bytes that are read at once."""
 _BYTE, _INT32, _INT64, _INT128 = map(ir.IntType, (8, 32, 64, 128))
 load_int64: Any = _load(_INT64, types.int64)
 load_int32: Any = _load(_INT32, types.int32)
@@ -122,25 +124,11 @@ def _multiply_high(typing_context: Any, one: Any, other: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-def _bitcast(source: Any, result: Any, kind: Any) -> Any:
-    def cast(typing_context: Any, value: Any) -> Any:
-        """Return the value that has the same bits in another type."""
-
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(arguments[0], kind)
-
-        return result(source), generate
-
-    return intrinsic(cast)
-
-
 copy: Any = intrinsic(_copy)
 pointer: Any = intrinsic(_pointer)
 leading_zeros: Any = _zeros(True)
 trailing_zeros: Any = _zeros(False)
 multiply_high: Any = intrinsic(_multiply_high)
-double_of: Any = _bitcast(types.uint64, types.float64, ir.DoubleType())
-bits_of: Any = _bitcast(types.float64, types.uint64, _INT64)
 
 
 @compiled

@@ -264,8 +264,10 @@ class Slot:
     items: int = -1
     """The domain of what a list or a map has."""
 
-    def field(self, name: str) -> Slot:
-        return next(place for place in self.inside if place.name == name)
+    @property
+    def by_name(self) -> dict[str, Slot]:
+        """What is inside, by name."""
+        return {place.name: place for place in self.inside}
 
 
 class Shape:
@@ -335,16 +337,15 @@ class ProgramCode:
     def at(self) -> int:
         return len(self.instructions)
 
-    def emit(self, operation: int, place: Slot | None, *arguments: int) -> int:
-        """Append an instruction; return where it is."""
-        slot, domain = (place.slot, place.domain) if place else (-1, 0)
+    def emit(self, operation: int, place: Slot | None, *arguments: int, domain: int = 0) -> int:
+        """Append an instruction; return where it is.
+
+        :param domain: of an instruction without a place
+        """
+        slot, domain = (place.slot, place.domain) if place else (-1, domain)
         padding = [0] * (WIDTH - 3 - len(arguments))
         self.instructions.append([int(operation), slot, domain, *arguments, *padding])
         return self.at - 1
-
-    def emit_value(self, operation: int, domain: int) -> None:
-        """Append an instruction that ends a value of a domain; 0: of none."""
-        self.instructions.append([int(operation), -1, domain, 0, 0, 0])
 
     def mark(self) -> tuple[int, int, int]:
         """Return where the next program begins."""

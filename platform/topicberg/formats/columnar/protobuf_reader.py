@@ -1,4 +1,4 @@
-"""Executes programs for records of Protobuf.
+"""Reads records of Protobuf by programs.
 
 It reads the bytes once, from left to right, expecting the fields in the order of the schema. What
 is unusual ends it, and the reference decoder reads the record: a field that is not repeated but
@@ -18,13 +18,12 @@ from topicberg.formats.columnar.decimals import (
     POWERS_LOW,
     reaches,
     rescaled,
+    store_decimal,
     unscaled,
 )
 from topicberg.formats.columnar.maps import may_repeat
 from topicberg.formats.columnar.memory import (
-    address,
     compiled,
-    copy,
     get,
     load_byte,
     load_float,
@@ -37,13 +36,7 @@ from topicberg.formats.columnar.memory import (
     store_int64,
 )
 from topicberg.formats.columnar.program import WIDTH, Encoding, ProtobufOp
-from topicberg.formats.columnar.records import (
-    WIRE_BYTES,
-    end_value,
-    schema_of,
-    start_of,
-    tables,
-)
+from topicberg.formats.columnar.records import append, append_text, end_value, varint
 from topicberg.formats.columnar.times import days_of
 from topicberg.formats.columnar.utf8 import is_utf8
 
@@ -54,12 +47,8 @@ _BYTES = 8 * WIDTH
 _LEVEL = 5
 """Numbers of an open message: instruction, end, number, domain of the items or -1, next field."""
 _FIELD = 4
-_, _MESSAGE, _ITEM, _PACKED, _SKIP, _NUMBER, _WIDER = (int(ProtobufOp(n)) for n in range(7))
-_TEXT, _ENUM, _TIMESTAMP, _CONVERTED = (int(ProtobufOp(n)) for n in range(7, 11))
-_TIME, _DATE, _DECIMAL = (int(ProtobufOp(n)) for n in range(11, 14))
-_PRESENT, _MAP, _REQUIRED, _DEFAULT_NUMBER = (int(ProtobufOp(n)) for n in range(14, 18))
-_INT32, _UINT32, _SINT32, _INT64, _SINT64, _BOOL = (int(Encoding(n)) for n in range(6))
-_FIXED32, _SFIXED32 = int(Encoding.FIXED32), int(Encoding.SFIXED32)
+_INT32, _INT64 = int(Encoding.INT32), int(Encoding.INT64)
+"""As arguments of compiled code."""
 _VARINT, _WIRE_64, _LENGTH, _WIRE_32 = 0, 1, 2, 5
 _MAX_TAG = 2**32 - 1
 _STEPS, _STEPS_OF_A_BYTE = 16_384, 64
@@ -71,58 +60,24 @@ _ONE_BYTE = np.uint8(1)
 
 
 def words(targets: int) -> int:
-    """Return how many words of memory :func:`execute` works in, all 0 when it is called."""
+    """Return how many words of memory :func:`record` works in, all 0 before the first record."""
     return _LEVEL * MAX_DEPTH + targets
 
 
 @compiled
-def execute(  # type: ignore[no-untyped-def]
-    data,
-    offsets,
-    present,
-    instructions,
-    targets,
-    text_offsets,
-    texts,
-    writers,
-    addresses,
-    used,
-    counts,
-    rooms,
-    starts,
-    ends,
-    first,
-    work,
-):
-    """Decode records; see :func:`topicberg.formats.columnar.decoding.decode`."""
-    base = address(data)
-    messages = np.int64(0)
-    number, start = np.int64(-1), np.int64(-1)
-    program = address(instructions), address(targets), address(text_offsets), address(texts)
-    columns, ending = tables(addresses, used, counts, rooms, starts, ends)
-    stack = address(work)
-    seen = stack + 8 * _LEVEL * MAX_DEPTH  # the last message that had a field or a oneof
-    records = min(len(offsets) - 1, first + rooms[1, 0] - counts[0])
-    for record in range(first, records):
-        if present[record]:
-            position, end = offsets[record], offsets[record + 1]
-            schema_id = schema_of(data, position, end)
-            if schema_id != number:
-                number, start = schema_id, start_of(writers, schema_id)
-            if number < 0 or start < 0:
-                return record
-            position, end = base + position + WIRE_BYTES, base + end
-            position = _message_at(position, end, start, program)
-            if position < 0:
-                return record
-            before = messages
-            messages = _record(
-                position, end, start + 1, program, columns, ending, (stack, seen), messages
-            )
-            if messages < 0 or messages - before > targets[instructions[start, 5] + 1]:
-                return record
-        end_value(0, *ending)
-    return records
+def record(position, end, start, program, columns, ending, work, messages):  # type: ignore[no-untyped-def]
+    """Read a record by its first instruction; the tuples are addresses of arrays.
+
+    :param work: the address of the memory that :func:`words` says
+    :param messages: how many there were in other records; each has a number
+    :returns: how many messages there were, or -1: it is refused
+    """
+    position = _message_at(position, end, start, program)
+    if position < 0:
+        return -1
+    after = _message(position, end, start + 1, program, columns, ending, work, messages)
+    most = get(program[1], get(program[0] + _BYTES * start, 5) + 1)
+    return after if after - messages <= most else -1
 
 
 @compiled
@@ -143,30 +98,9 @@ def _message_at(position, end, start, program):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _varint(position, end):  # type: ignore[no-untyped-def]
-    """Return a number of up to 64 bits, and the address after it, or -1."""
-    if position >= end:
-        return np.uint64(0), -1
-    byte = load_byte(position)
-    bits = np.uint64(byte & 0x7F)
-    position += 1
-    shift = np.uint64(7)
-    while byte >= 0x80:
-        if position >= end:
-            return bits, -1
-        byte = load_byte(position)
-        position += 1
-        if shift == 63 and byte > 1:
-            return bits, -1
-        bits |= np.uint64(byte & 0x7F) << shift
-        shift += np.uint64(7)
-    return bits, position
-
-
-@compiled
 def _sized(position, end):  # type: ignore[no-untyped-def]
     """Return where a value with a length begins and ends, or -1 twice."""
-    size, position = _varint(position, end)
+    size, position = varint(position, end)
     if position < 0 or size > np.uint64(end - position):
         return -1, -1
     return position, position + np.int64(size)
@@ -176,7 +110,7 @@ def _sized(position, end):  # type: ignore[no-untyped-def]
 def _skipped(position, end, wire):  # type: ignore[no-untyped-def]
     """Return the address after a value, or -1."""
     if wire == _VARINT:
-        _, position = _varint(position, end)
+        _, position = varint(position, end)
     elif wire == _LENGTH:
         _, position = _sized(position, end)
     elif wire == _WIRE_64:
@@ -198,20 +132,17 @@ def _skipped_packed(position, end, size):  # type: ignore[no-untyped-def]
     if position < 0 or (till - position) % size:
         return -1
     while size == 1 and 0 <= position < till:
-        _, position = _varint(position, till)
+        _, position = varint(position, till)
     return -1 if position < 0 else till
 
 
 @compiled
-def _record(position, end, pc, program, columns, ending, work, messages):  # type: ignore[no-untyped-def]
-    """Read a record's message. The tuples are addresses of arrays.
-
-    :param messages: how many there were; each has a number
-    :returns: how many messages there were, or -1
-    """
+def _message(position, end, pc, program, columns, ending, work, messages):  # type: ignore[no-untyped-def]
+    """Read a record's message; see :func:`record`."""
     instructions, targets, _, _ = program
     _, valids, _, counts, _, item_rooms = columns
-    stack, seen = work
+    stack = work
+    seen = stack + 8 * _LEVEL * MAX_DEPTH  # the last message that had a field or a oneof
     steps = _STEPS + _STEPS_OF_A_BYTE * (end - position)
     instruction, items, level = instructions + _BYTES * pc, np.int64(-1), stack
     depth, this, following = 0, messages + 1, 0
@@ -230,7 +161,7 @@ def _record(position, end, pc, program, columns, ending, work, messages):  # typ
             instruction, end, this = get(level, 0), get(level, 1), get(level, 2)
             items, following = get(level, 3), get(level, 4)
         # A field.
-        tag, position = _varint(position, end)
+        tag, position = varint(position, end)
         if position < 0 or tag < 8 or tag > _MAX_TAG:
             return -1
         fields, count = targets + 8 * get(instruction, 3), get(instruction, 4)
@@ -254,20 +185,20 @@ def _record(position, end, pc, program, columns, ending, work, messages):  # typ
                 put(seen, oneof, this)
             following = (place + 1) % count
         op, inner = get(value, 0), np.int64(-1)
-        if op == _SKIP:
+        if op == ProtobufOp.SKIP:
             if get(value, 3):
                 position = _skipped_packed(position, end, get(value, 3))
             else:
                 position = _skipped(position, end, np.int64(tag) & 7)
-        elif op == _PACKED:
+        elif op == ProtobufOp.PACKED:
             position = _packed(position, end, value, program, columns, ending)
         else:
-            if op == _ITEM:
+            if op == ProtobufOp.ITEM:
                 inner = get(value, 3)
                 if get(counts, inner) >= get(item_rooms, inner):
                     return -1
                 value = instructions + _BYTES * get(value, 4)
-            if get(value, 0) == _MESSAGE:
+            if get(value, 0) == ProtobufOp.MESSAGE:
                 position, till = _sized(position, end)
                 if position < 0 or depth == MAX_DEPTH:
                     return -1
@@ -332,39 +263,35 @@ def _packed(position, end, instruction, program, columns, ending):  # type: igno
 @compiled
 def _scalar(position, end, instruction, program, columns):  # type: ignore[no-untyped-def]
     """Read a value that is not a message, by an instruction; return the address after it, or -1."""
-    values, valids, used, counts, text_rooms, _ = columns
+    values, valids, _, counts, _, _ = columns
     op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
     a, b = get(instruction, 3), get(instruction, 4)
     target = get(values, slot)
     store_byte(get(valids, slot) + row, _ONE_BYTE)
-    if op == _TEXT:
+    if op == ProtobufOp.TEXT:
         position, till = _sized(position, end)
-        if position < 0 or till - position > get(text_rooms, slot) - get(used, slot):
+        if position < 0 or not append(position, till - position, slot, columns):
             return -1
-        if a and not is_utf8(position, till):
-            return -1
-        copy(target + get(used, slot), position, till - position)
-        put(used, slot, get(used, slot) + till - position)
-        return till
-    if op == _NUMBER:
+        return till if not a or is_utf8(position, till) else -1
+    if op == ProtobufOp.NUMBER:
         number, position = _number(position, end, a)
         if position >= 0:
             _store(target, row, number, b)
         return position
-    if op == _ENUM:
+    if op == ProtobufOp.ENUM:
         number, position = _number(position, end, _INT32)
         if position < 0:
             return -1
         text = _symbol(program[1] + 8 * b, a, number)
         if text >= 0:
-            return position if _copied(text, slot, program, columns) else -1
+            return position if append_text(text, slot, program, columns) else -1
         return position if not get(instruction, 5) and _digits(number, slot, columns) else -1
-    if op == _WIDER:
+    if op == ProtobufOp.WIDER:
         if end - position < 4:
             return -1
         store_double(target + 8 * row, np.float64(load_float(position)))
         return position + 4
-    if op == _CONVERTED:
+    if op == ProtobufOp.CONVERTED:
         number, position = _number(position, end, a)
         return (
             position if position >= 0 and _convert(target, row, number, program[1] + 8 * b) else -1
@@ -373,16 +300,16 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
     if position < 0:
         return -1
     is_one = False
-    if op == _TIMESTAMP:
+    if op == ProtobufOp.TIMESTAMP:
         micros, is_one = _timestamp(position, till)
         store_int64(target + 8 * row, micros)
-    elif op == _DATE:
+    elif op == ProtobufOp.DATE:
         days, is_one = _date(position, till)
         store_int32(target + 4 * row, np.int32(days))
-    elif op == _TIME:
+    elif op == ProtobufOp.TIME:
         micros, is_one = _time(position, till)
         is_one = is_one and _convert(target, row, micros, program[1] + 8 * b)
-    elif op == _DECIMAL:
+    elif op == ProtobufOp.DECIMAL:
         high, low, is_one = _decimal(position, till, a, b)
         is_one = is_one and _store_decimal(target, row, high, low, get(instruction, 5))
     return till if is_one else -1
@@ -391,26 +318,26 @@ def _scalar(position, end, instruction, program, columns):  # type: ignore[no-un
 @compiled
 def _number(position, end, encoding):  # type: ignore[no-untyped-def]
     """Return a number, and the address after it, or -1."""
-    if encoding >= _FIXED32:
-        size = 4 if encoding <= _SFIXED32 else 8
+    if encoding >= Encoding.FIXED32:
+        size = 4 if encoding <= Encoding.SFIXED32 else 8
         if end - position < size:
             return np.int64(0), -1
         if size == 8:
             return load_int64(position), position + 8
         number = np.int64(load_int32(position))
-        return (number & _MAX_TAG if encoding == _FIXED32 else number), position + 4
-    bits, position = _varint(position, end)
+        return (number & _MAX_TAG if encoding == Encoding.FIXED32 else number), position + 4
+    bits, position = varint(position, end)
     number = np.int64(bits)
-    if encoding == _INT32:
+    if encoding == Encoding.INT32:
         number = np.int64(np.int32(number))
-    elif encoding == _UINT32:
+    elif encoding == Encoding.UINT32:
         number &= _MAX_TAG
-    elif encoding == _SINT32:
+    elif encoding == Encoding.SINT32:
         number &= _MAX_TAG
         number = (number >> 1) ^ -(number & 1)
-    elif encoding == _SINT64:
+    elif encoding == Encoding.SINT64:
         number = np.int64(bits >> np.uint64(1)) ^ -(number & 1)
-    elif encoding == _BOOL:
+    elif encoding == Encoding.BOOL:
         number = np.int64(bits != 0)
     return number, position
 
@@ -425,8 +352,7 @@ def _store(target, row, number, width):  # type: ignore[no-untyped-def]
     elif width == 1:
         store_byte(target + row, np.uint8(number))
     else:
-        store_int64(target + 16 * row, number)
-        store_int64(target + 16 * row + 8, np.int64(0))
+        store_decimal(target + 16 * row, np.int64(0), number)
 
 
 @compiled
@@ -448,8 +374,7 @@ def _convert(target, row, number, limits):  # type: ignore[no-untyped-def]
         _store(target, row, number, width)
         return True
     high, low, _ = rescaled(high, np.uint64(number), get(limits, 2))
-    store_int64(target + 16 * row, np.int64(low))
-    store_int64(target + 16 * row + 8, high)
+    store_decimal(target + 16 * row, high, low)
     return True
 
 
@@ -458,8 +383,7 @@ def _store_decimal(target, row, high, low, width):  # type: ignore[no-untyped-de
     """Write a decimal, or a whole number, as the value of a column; return whether it has it."""
     number = np.int64(low)
     if width == 16:
-        store_int64(target + 16 * row, number)
-        store_int64(target + 16 * row + 8, high)
+        store_decimal(target + 16 * row, high, low)
         return True
     if high != (np.int64(-1) if number < 0 else np.int64(0)):
         return False
@@ -478,19 +402,6 @@ def _symbol(pairs, count, number):  # type: ignore[no-untyped-def]
         if get(pairs, 2 * place) == number:
             return get(pairs, 2 * place + 1)
     return np.int64(-1)
-
-
-@compiled
-def _copied(text, slot, program, columns):  # type: ignore[no-untyped-def]
-    """Append a constant text to a column, and return whether there was room."""
-    _, _, names, texts = program
-    values, _, used, _, text_rooms, _ = columns
-    begin, size = get(names, text), get(names, text + 1) - get(names, text)
-    if size > get(text_rooms, slot) - get(used, slot):
-        return False
-    copy(get(values, slot) + get(used, slot), texts + begin, size)
-    put(used, slot, get(used, slot) + size)
-    return True
 
 
 @compiled
@@ -524,7 +435,7 @@ def _parts(position, end, most):  # type: ignore[no-untyped-def]
     first, second, third, fourth = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     last = np.int64(0)
     while position < end:
-        tag, position = _varint(position, end)
+        tag, position = varint(position, end)
         field = np.int64(tag) >> 3
         if position < 0 or np.int64(tag) & 7 != _VARINT or field <= last or field > most:
             return first, second, third, fourth, False
@@ -582,7 +493,7 @@ def _decimal(position, end, precision, scale):  # type: ignore[no-untyped-def]
     content, till, own = position, position, np.int64(0)
     last, none = np.int64(0), (np.int64(0), np.uint64(0), False)
     while position < end:
-        tag, position = _varint(position, end)
+        tag, position = varint(position, end)
         field, wire = np.int64(tag) >> 3, np.int64(tag) & 7
         if position < 0 or field <= last or field > 3:
             return none
@@ -627,17 +538,17 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
         op, slot, row = get(instruction, 0), get(instruction, 1), get(counts, get(instruction, 2))
         if get(seen, get(instruction, 3)) == this:
             continue
-        if op == _REQUIRED:
+        if op == ProtobufOp.REQUIRED:
             return False
         store_byte(get(valids, slot) + row, _ONE_BYTE)
-        if op == _DEFAULT_NUMBER:
+        if op == ProtobufOp.DEFAULT_NUMBER:
             target, width, bits = get(values, slot), get(instruction, 5), get(instruction, 4)
             if width == 16:
-                store_int64(target + 16 * row, get(program[1], bits))
-                store_int64(target + 16 * row + 8, get(program[1], bits + 1))
+                low, high = get(program[1], bits), get(program[1], bits + 1)
+                store_decimal(target + 16 * row, high, low)
             else:
                 _store(target, row, bits, width)
-        elif op == _MAP:
+        elif op == ProtobufOp.MAP:
             entries = program[1] + 8 * get(instruction, 4)
             first, last = load_int32(get(ending[2], slot) + 4 * row), get(counts, get(entries, 0))
             keys, width = get(entries, 1), get(entries, 2)
@@ -645,6 +556,8 @@ def _ended(targets, this, program, columns, ending, seen):  # type: ignore[no-un
                 get(values, keys), get(ending[2], keys), width, first, last
             ):
                 return False
-        elif op != _PRESENT and not _copied(get(instruction, 4), slot, program, columns):
+        elif op != ProtobufOp.PRESENT and not append_text(
+            get(instruction, 4), slot, program, columns
+        ):
             return False
     return True

@@ -1,4 +1,4 @@
-"""The beginning and the end of a record, for compiled code that executes programs."""
+"""What the readers of all formats share, for compiled code that executes programs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import numpy as np
 from topicberg.formats.columnar.memory import (
     address,
     compiled,
+    copy,
     get,
+    load_byte,
     load_int32,
     put,
     store_byte,
     store_int32,
 )
-
-WIRE_BYTES = 5
+from topicberg.formats.framing import WIRE_BYTES
 
 
 @compiled
@@ -76,6 +77,47 @@ def end_value(domain, starts, ends, offs, used, counts):  # type: ignore[no-unty
         till = get(used, varying) if items < 0 else get(counts, items)
         store_int32(get(offs, varying) + 4 * (place + 1), np.int32(till))
     put(counts, domain, place + 1)
+
+
+@compiled
+def append(source, size, slot, columns):  # type: ignore[no-untyped-def]
+    """Append bytes at an address to the texts of a slot; return whether there was room."""
+    values, _, used, _, text_rooms, _ = columns
+    begin = get(used, slot)
+    if size > get(text_rooms, slot) - begin:
+        return False
+    copy(get(values, slot) + begin, source, size)
+    put(used, slot, begin + size)
+    return True
+
+
+@compiled
+def append_text(text, slot, program, columns):  # type: ignore[no-untyped-def]
+    """Append a constant text of a program to the texts of a slot; return whether there was room."""
+    _, _, offsets, texts = program
+    begin = get(offsets, text)
+    return append(texts + begin, get(offsets, text + 1) - begin, slot, columns)
+
+
+@compiled
+def varint(position, end):  # type: ignore[no-untyped-def]
+    """Return a number of up to 64 bits at an address, and the address after it, or -1."""
+    if position >= end:
+        return np.uint64(0), -1
+    byte = load_byte(position)
+    bits = np.uint64(byte & 0x7F)
+    position += 1
+    shift = np.uint64(7)
+    while byte >= 0x80:
+        if position >= end:
+            return bits, -1
+        byte = load_byte(position)
+        position += 1
+        if shift == 63 and byte > 1:
+            return bits, -1
+        bits |= np.uint64(byte & 0x7F) << shift
+        shift += np.uint64(7)
+    return bits, position
 
 
 @compiled

@@ -11,7 +11,7 @@ from topicberg.formats.columnar.memory import compiled, load_byte
 
 
 class Moment(IntEnum):
-    """What a text is of. The last three may end with ``Z``."""
+    """What a text is of. ``LOCAL``, ``DAY`` and ``TIME`` may end with ``Z``."""
 
     ZONED = 0
     """A day and a time with a zone, in microseconds since 1970."""
@@ -21,9 +21,14 @@ class Moment(IntEnum):
     """A day, in days since 1970."""
     TIME = 3
     """A time of the day, in microseconds."""
+    RFC_3339 = 4
+    """As ``ZONED``, with letters of any case, and at most 18 hours from UTC."""
 
 
-_ZONED, _DAY, _TIME = int(Moment.ZONED), int(Moment.DAY), int(Moment.TIME)
+_MAX_OFFSET = 18 * 60
+"""Minutes from UTC, of ``RFC_3339``."""
+_SMALL = 32
+"""The bit of a letter that is small."""
 _FIRST, _LAST = MICROS
 _MONTHS = np.array([31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], np.int64)
 _DASH, _COLON, _POINT, _PLUS, _T, _Z = (ord(letter) for letter in "-:.+TZ")
@@ -69,30 +74,30 @@ def _day(position):  # type: ignore[no-untyped-def]
 
 @compiled
 def moment(position, end, kind):  # type: ignore[no-untyped-def]
-    """Return what a text stands for, and whether it is of the kind."""
-    days = np.int64(0)
-    if kind != _TIME:
+    """Return what a text of a kind stands for, and the address after it, or -1: there is none."""
+    days, any_case = np.int64(0), _SMALL if kind == Moment.RFC_3339 else 0
+    if kind != Moment.TIME:
         if end - position < _DAY_BYTES:
-            return np.int64(0), False
+            return np.int64(0), -1
         days, is_day = _day(position)
         if not is_day:
-            return np.int64(0), False
+            return np.int64(0), -1
         position += _DAY_BYTES
-    if kind == _DAY:
-        return days, position == end or (end - position == 1 and load_byte(position) == _Z)
-    if kind != _TIME:
-        if position == end or load_byte(position) != _T:
-            return np.int64(0), False
+    if kind == Moment.DAY:
+        return days, position + 1 if position < end and load_byte(position) == _Z else position
+    if kind != Moment.TIME:
+        if position == end or load_byte(position) | any_case != _T | any_case:
+            return np.int64(0), -1
         position += 1
     if (
         end - position < _TIME_BYTES
         or load_byte(position + 2) != _COLON
         or load_byte(position + 5) != _COLON
     ):
-        return np.int64(0), False
+        return np.int64(0), -1
     hour, minute, second = digits(position, 2), digits(position + 3, 2), digits(position + 6, 2)
     if not (0 <= hour < 24 and 0 <= minute < 60 and 0 <= second < 60):
-        return np.int64(0), False
+        return np.int64(0), -1
     micros = ((hour * 60 + minute) * 60 + second) * _MICROS_OF_SECOND
     position += _TIME_BYTES
     if position < end and load_byte(position) == _POINT:
@@ -103,17 +108,20 @@ def moment(position, end, kind):  # type: ignore[no-untyped-def]
             factor //= 10
             position += 1
         if position == begin:
-            return np.int64(0), False
+            return np.int64(0), -1
     micros += days * _MICROS_OF_DAY
-    if position < end and load_byte(position) == _Z:
+    if position < end and load_byte(position) | any_case == _Z | any_case:
         position += 1
-    elif kind == _ZONED:
+    elif kind in (Moment.ZONED, Moment.RFC_3339):
         if end - position < _ZONE_BYTES or load_byte(position + 3) != _COLON:
-            return np.int64(0), False
+            return np.int64(0), -1
         sign, hours, minutes = load_byte(position), digits(position + 1, 2), digits(position + 4, 2)
         if not (0 <= hours < 24 and 0 <= minutes < 60) or (sign != _PLUS and sign != _DASH):
-            return np.int64(0), False
-        offset = (hours * 60 + minutes) * 60 * _MICROS_OF_SECOND
+            return np.int64(0), -1
+        offset = hours * 60 + minutes
+        if kind == Moment.RFC_3339 and offset > _MAX_OFFSET:
+            return np.int64(0), -1
+        offset *= 60 * _MICROS_OF_SECOND
         micros += offset if sign == _DASH else -offset
         position += _ZONE_BYTES
-    return micros, position == end and (kind == _TIME or _FIRST <= micros <= _LAST)
+    return micros, position if kind == Moment.TIME or _FIRST <= micros <= _LAST else -1

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from topicberg.formats.columnar.memory import compiled, load_byte, load_word
+from topicberg.formats.columnar.memory import WORD, compiled, load_byte, load_word
 
-WORD = 8
 _TOPS = np.uint64(0x8080808080808080)
 """The highest bit of each byte: ASCII has none."""
 

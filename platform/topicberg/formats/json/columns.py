@@ -31,10 +31,9 @@ Everything that has no type in a table is a string with the JSON text: a schema 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache
 from textwrap import shorten
 from typing import Any, Literal
 from urllib.parse import urljoin
@@ -108,12 +107,7 @@ class Node:
         return Meaning(self.unit)
 
     def __hash__(self) -> int:
-        return hash((self.kind, frozenset(self.children), self.required, tuple(self.texts)))
-
-    @cached_property
-    def texts(self) -> dict[str, None]:
-        """The JSON texts of the constants, in their order, as Spark writes them."""
-        return dict.fromkeys(map(json_text, self.constants))
+        return hash((self.kind, frozenset(self.children), self.required, repr(self.constants)))
 
 
 @dataclass(frozen=True)
@@ -155,7 +149,6 @@ _DEBEZIUM: dict[Any, tuple[tuple[str, ...], Kind]] = {
 }
 """Title → the JSON types that it is for, and the kind."""
 _CHOICES = ("oneOf", "anyOf")
-_ESCAPE = re.compile(r"\\(?:u(....)|.)")
 _NOT_KEYS = ("list", "map", "entries", "struct", "union")
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     "object": ("properties", "additionalProperties"),
@@ -556,11 +549,16 @@ def _branches(schema: dict[str, Any]) -> list[Any]:
     return found
 
 
+def plain(node: Node) -> Node:
+    """Return a type without what only names or describes it."""
+    return replace(node, doc=None, name=None)
+
+
 def _different(nodes: Iterable[Node]) -> list[Node]:
     """Return the first node of each type."""
     different: dict[Node, Node] = {}
     for node in nodes:
-        different.setdefault(replace(node, doc=None, name=None), node)
+        different.setdefault(plain(node), node)
     return list(different.values())
 
 
@@ -610,14 +608,6 @@ def _constants(parts: Iterable[_Part]) -> list[Any] | None:
         if isinstance(values := part.schema.get("enum"), list):
             return values
     return None
-
-
-def json_text(value: Any) -> str:
-    """Return a constant, or another simple value, as JSON text that is equal to Spark's."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    text = json.dumps(value, ensure_ascii=False)
-    return _ESCAPE.sub(lambda match: f"\\u{match[1].upper()}" if match[1] else match[0], text)
 
 
 def _types(parts: Sequence[_Part]) -> list[str]:

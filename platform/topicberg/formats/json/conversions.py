@@ -14,7 +14,7 @@ values of maps have the path of these: ``lines.price`` is that of each line.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -115,43 +115,45 @@ def converting(read: Read, plan: JsonPlan) -> Read:
     if not names:
         return read
     unexpected = unexpected_in(plan)
-    reader = next((reader for name, reader in _of_text(plan, read) if name in names), None)
+    from_text = next((reader for name, reader in _FROM_TEXT.items() if name in names), None)
 
     def converted(value: Any) -> Any:
         if type(value) is not str:
             return rendered(value) if TEXT_FROM_ANY in names else read(value)
         if not value and NULL_FROM_EMPTY in names:
             return None
-        if reader is None:
+        if from_text is None:
             return read(value)
-        if (read_value := reader(value)) is None:
+        if (stored := from_text(plan, read, value)) is None:
             raise unexpected(value)
-        return read_value
+        return stored
 
     return converted
 
 
-def _of_text(plan: JsonPlan, read: Read) -> Iterator[tuple[str, Read]]:
-    """Yield what reads text by a conversion; None: it is not of that form."""
+def _number_from_text(plan: JsonPlan, read: Read, text: str) -> Any:
+    """Return what text with a number means; None: it has none."""
+    number = _number(text)
+    return None if number is None else read(number)
 
-    def number(text: str) -> Any:
-        parsed = _number(text)
-        return None if parsed is None else read(parsed)
 
-    def epoch(text: str) -> Any:
-        micros = date_time_micros(text)
-        if micros is not None:
-            return micros
-        if type(millis := _number(text)) is not int:
-            return None
-        low, high = RANGES["timestamptz"]
-        if not low <= millis <= high:
-            problem = " is not between the years 1 and 9999"
-            raise ScalarMisfitError(plan.column, "value ", text, problem)
-        return 1000 * millis
+def _epoch_from_text(plan: JsonPlan, read: Read, text: str) -> int | None:
+    """Return what text with a time means; None: it has none."""
+    if (micros := date_time_micros(text)) is not None:
+        return micros
+    if type(millis := _number(text)) is not int:
+        return None
+    low, high = RANGES["timestamptz"]
+    if not low <= millis <= high:
+        problem = " is not between the years 1 and 9999"
+        raise ScalarMisfitError(plan.column, "value ", text, problem)
+    return 1000 * millis
 
-    yield NUMBER_FROM_TEXT, number
-    yield EPOCH_FROM_TEXT, epoch
+
+_FROM_TEXT: Mapping[str, Callable[[JsonPlan, Read, str], Any]] = {
+    NUMBER_FROM_TEXT: _number_from_text,
+    EPOCH_FROM_TEXT: _epoch_from_text,
+}
 
 
 def _number(text: str) -> int | Number | None:

@@ -8,7 +8,7 @@ constants, and properties that are not declared. Keywords that only restrict val
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from topicberg.formats.json.columns import Node
@@ -160,20 +160,14 @@ def _count(value: Any) -> int:
 
 
 def _array(match_element: Matcher) -> Matcher:
-    def match_array(value: Any) -> Match | None:
-        return _sum(match_element, value) if type(value) is list else None
-
-    return match_array
+    return lambda value: _sum(match_element, value) if type(value) is list else None
 
 
 def _map(match_inner: Matcher) -> Matcher:
-    def match_map(value: Any) -> Match | None:
-        return _sum(match_inner, [*value.values()]) if type(value) is dict else None
-
-    return match_map
+    return lambda value: _sum(match_inner, value.values()) if type(value) is dict else None
 
 
-def _sum(match_value: Matcher, values: list[Any]) -> Match | None:
+def _sum(match_value: Matcher, values: Iterable[Any]) -> Match | None:
     total = EXACT
     for value in values:
         if value is not None:
@@ -207,15 +201,11 @@ def _any(node: Node) -> Matcher:
 
 def _scalar(node: Node) -> Matcher:
     kind = node.kind
-    if kind == "boolean":
-        return lambda value: EXACT if type(value) is bool else None
-    if kind == "variable-decimal":
-        return lambda value: EXACT if type(value) is dict else None
     if kind in RANGES:
         return lambda value: EXACT if whole_number(value) is not None else None
-    is_number = kind in ("float", "double", "any-float", "any-double", "decimal", "decimal-text")
-    if not is_number:
-        return lambda value: EXACT if type(value) is str else None
+    if kind not in ("float", "double", "any-float", "any-double", "decimal", "decimal-text"):
+        json_type = {"boolean": bool, "variable-decimal": dict}.get(kind, str)
+        return lambda value: EXACT if type(value) is json_type else None
     has_bytes = kind.startswith("decimal")
     others = OTHER_NUMBERS if kind.startswith("any-") else {}
 

@@ -17,7 +17,7 @@ from pyiceberg import types as T
 from topicberg.errors import TableflowError
 from topicberg.formats.bounds import DAYS, INT, LONG, MICROS
 from topicberg.formats.connect_values import TEXTS
-from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join
+from topicberg.formats.json.columns import UNION_FIELD, Kind, Node, join, plain
 from topicberg.formats.meanings import JSON_TEXT, Meaning, meaning_of, with_meaning
 
 _NUMBERS = (T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.DecimalType)
@@ -27,41 +27,39 @@ class JsonScalar(NamedTuple):
     """A kind of values without inner ones.
 
     ``columns``: the type of their column, then those of other columns that they can go to; a value
-    that does not fit makes its record malformed. ``raw``: the type that ``from_json`` reads.
-    ``expected``: what such a value is, for reasons.
+    that does not fit makes its record malformed. ``expected``: what such a value is, for reasons.
     """
 
     columns: tuple[type[T.IcebergType], ...]
-    raw: str
     expected: str
 
 
 _TEXTS: tuple[Kind, ...] = ("zoned-timestamp", "iso-timestamp", "iso-date", "iso-time")
 _UNSCALED = "a number, or base64 of its unscaled bytes"
 SCALARS: dict[Kind, JsonScalar] = {
-    "string": JsonScalar((T.StringType,), "string", "a string"),
-    "json": JsonScalar((T.StringType,), "variant", "a value"),
-    "boolean": JsonScalar((T.BooleanType,), "boolean", "true or false"),
-    "int": JsonScalar((T.IntegerType, *_NUMBERS), "int", "a whole number"),
-    "long": JsonScalar((T.LongType, *_NUMBERS), "bigint", "a whole number"),
-    "float": JsonScalar((T.FloatType, T.DoubleType), "float", "a number"),
-    "double": JsonScalar((T.DoubleType,), "double", "a number"),
-    "any-float": JsonScalar((T.FloatType, T.DoubleType), "float", "a number"),
-    "any-double": JsonScalar((T.DoubleType,), "double", "a number"),
-    "decimal": JsonScalar((T.DecimalType,), "variant", _UNSCALED),
-    "binary": JsonScalar((T.BinaryType,), "binary", "base64"),
-    "date": JsonScalar((T.DateType,), "int", "a whole number of days"),
-    "timestamp": JsonScalar((T.TimestampType,), "bigint", "a whole number of milliseconds"),
-    "timestamptz": JsonScalar((T.TimestamptzType,), "bigint", "a whole number of milliseconds"),
+    "string": JsonScalar((T.StringType,), "a string"),
+    "json": JsonScalar((T.StringType,), "a value"),
+    "boolean": JsonScalar((T.BooleanType,), "true or false"),
+    "int": JsonScalar((T.IntegerType, *_NUMBERS), "a whole number"),
+    "long": JsonScalar((T.LongType, *_NUMBERS), "a whole number"),
+    "float": JsonScalar((T.FloatType, T.DoubleType), "a number"),
+    "double": JsonScalar((T.DoubleType,), "a number"),
+    "any-float": JsonScalar((T.FloatType, T.DoubleType), "a number"),
+    "any-double": JsonScalar((T.DoubleType,), "a number"),
+    "decimal": JsonScalar((T.DecimalType,), _UNSCALED),
+    "binary": JsonScalar((T.BinaryType,), "base64"),
+    "date": JsonScalar((T.DateType,), "a whole number of days"),
+    "timestamp": JsonScalar((T.TimestampType,), "a whole number of milliseconds"),
+    "timestamptz": JsonScalar((T.TimestamptzType,), "a whole number of milliseconds"),
     "date-time": JsonScalar(
-        (T.TimestamptzType,), "string", "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
+        (T.TimestamptzType,), "a date-time of RFC 3339, such as 2026-01-31T12:00:00Z,"
     ),
-    "timestamp-micros": JsonScalar((T.TimestampType,), "bigint", "a whole number of microseconds"),
-    "timestamp-nanos": JsonScalar((T.TimestampType,), "bigint", "a whole number of nanoseconds"),
-    **{kind: JsonScalar((TEXTS[kind].column,), "string", TEXTS[kind].what) for kind in _TEXTS},
-    "decimal-text": JsonScalar((T.StringType,), "variant", _UNSCALED),
+    "timestamp-micros": JsonScalar((T.TimestampType,), "a whole number of microseconds"),
+    "timestamp-nanos": JsonScalar((T.TimestampType,), "a whole number of nanoseconds"),
+    **{kind: JsonScalar((TEXTS[kind].column,), TEXTS[kind].what) for kind in _TEXTS},
+    "decimal-text": JsonScalar((T.StringType,), _UNSCALED),
     "variable-decimal": JsonScalar(
-        (T.StringType,), "variant", "an object with a scale and base64 of the unscaled bytes"
+        (T.StringType,), "an object with a scale and base64 of the unscaled bytes"
     ),
 }
 
@@ -159,13 +157,13 @@ def _type_of(node: Node, ids: Iterator[int]) -> T.IcebergType:
     return SCALARS[node.kind].columns[0]()
 
 
-def columns_of(kind: T.StructType) -> dict[str, T.IcebergType]:
+Part = tuple[T.IcebergType, Meaning]
+"""The column of a part of a value, and what its values mean."""
+
+
+def _fields_of(kind: T.StructType) -> dict[str, Part]:
     """Return the fields of a struct by name."""
-    return {one.name: one.field_type for one in kind.fields}
-
-
-def _meanings_of(kind: T.StructType) -> dict[str, Meaning]:
-    return {one.name: meaning_of(one.doc) for one in kind.fields}
+    return {one.name: (one.field_type, meaning_of(one.doc)) for one in kind.fields}
 
 
 def fit(
@@ -185,18 +183,19 @@ def fit(
     if node.kind == "union" or (latest is not None and latest.kind == "union"):
         return _fit_union(subject, node, latest, column, path, meaning)
     node = _read_as(subject, node, latest, column, path, meaning.values)
-    meanings: Mapping[str, Meaning] = {}
+    parts: dict[str, Part]
     match node.kind, column:
         case "struct", T.StructType():
-            parts = {n: kind for n, kind in columns_of(column).items() if n in node.children}
-            meanings = _meanings_of(column)
+            parts = {n: part for n, part in _fields_of(column).items() if n in node.children}
         case "list", T.ListType():
-            parts, meanings = {"element": column.element_type}, {"element": meaning}
+            parts = {"element": (column.element_type, meaning)}
         case "map", T.MapType() if isinstance(column.key_type, T.StringType):
-            parts, meanings = {"value": column.value_type}, {"value": meaning}
+            parts = {"value": (column.value_type, meaning)}
         case "entries", T.MapType():
-            parts = {"key": column.key_type, "value": column.value_type}
-            meanings = {"key": Meaning(meaning.keys), "value": Meaning(meaning.values)}
+            parts = {
+                "key": (column.key_type, Meaning(meaning.keys)),
+                "value": (column.value_type, Meaning(meaning.values)),
+            }
         case kind, _ if kind in SCALARS and isinstance(column, SCALARS[kind].columns):
             parts = {}
         case _:
@@ -209,9 +208,9 @@ def fit(
             twins.get(part),
             kind,
             join(path, part),
-            meanings[part],
+            inner_meaning,
         )
-        for part, kind in parts.items()
+        for part, (kind, inner_meaning) in parts.items()
     }
     return JsonPlan(node.kind, column, node, children)
 
@@ -243,9 +242,9 @@ def _read_as(
             return replace(node, kind="string")
     expected = meaning or (latest.unit if latest else None)
     if node.unit and expected and node.unit != expected:
-        place = f"field {path}" if path else "the record"
         raise TableflowError(
-            f"{subject}: {place} is in {node.unit}, its column in {expected}", hint=_NEW_TABLE
+            f"{subject}: {_place(path)} is in {node.unit}, its column in {expected}",
+            hint=_NEW_TABLE,
         )
     is_time = latest is not None and latest.kind == "date-time"
     if node.kind == "string" and is_time and isinstance(column, T.TimestamptzType):
@@ -259,10 +258,13 @@ _NEW_TABLE = (
 )
 
 
+def _place(path: str) -> str:
+    return f"field {path}" if path else "the record"
+
+
 def _unlike(subject: str, node: Node, column: T.IcebergType, path: str) -> TableflowError:
-    place = f"field {path}" if path else "the record"
     return TableflowError(
-        f"{subject}: {place} is a {node.kind}, its column a {column}",
+        f"{subject}: {_place(path)} is a {node.kind}, its column a {column}",
         hint=_NEW_TABLE,
     )
 
@@ -280,8 +282,7 @@ def _fit_union(
 ) -> JsonPlan:
     """Return the plan for a value of several types, or for a column of several types."""
     nodes = list(node.children.values()) if node.kind == "union" else [node]
-    columns = columns_of(column) if isinstance(column, T.StructType) else {}
-    meanings = _meanings_of(column) if isinstance(column, T.StructType) else {}
+    columns = _fields_of(column) if isinstance(column, T.StructType) else {}
     twins: Sequence[tuple[str | None, Node | None]]
     if f"{UNION_FIELD}0" not in columns:
         twins = [("" if _may_be(member_node, latest) else None, latest) for member_node in nodes]
@@ -291,12 +292,10 @@ def _fit_union(
         twins = [(f"{UNION_FIELD}{number}", None) for number in range(len(nodes))]
     members: list[JsonMember] = []
     for member_node, (place, twin) in zip(nodes, twins, strict=True):
-        kind = columns.get(place or "", column)
         if place in ("", *columns):
+            kind, own_meaning = columns.get(place or "", (column, meaning))
             try:
-                placed = fit(
-                    subject, member_node, twin, kind, path, meanings.get(place or "", meaning)
-                )
+                placed = fit(subject, member_node, twin, kind, path, own_meaning)
                 members.append(JsonMember(placed, place))
                 continue
             except TableflowError:
@@ -338,7 +337,7 @@ def _matched(
         del left[member], right[other]
 
     for number in list(left):
-        if number in right and _plain(left[number]) == _plain(right[number]):
+        if number in right and _same_type(left[number], right[number]):
             pair(number, number)
     for same in (_same_type, _same_name, _same_constants):
         for member in list(left):
@@ -357,12 +356,8 @@ def _matched(
     return [latest[matches[n]] if n in matches else kept[n] for n in range(len(nodes))]
 
 
-def _plain(node: Node) -> Node:
-    return replace(node, doc=None, name=None)
-
-
 def _same_type(one: Node, other: Node) -> bool:
-    return _plain(one) == _plain(other)
+    return plain(one) == plain(other)
 
 
 def _same_name(one: Node, other: Node) -> bool:

@@ -83,8 +83,7 @@ def emit(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool = Fal
         case "struct":
             if is_exact:
                 _check(code, plan, place)
-            inside = {inner.name: inner for inner in place.inside}
-            _object(code, plan, place, inside, is_exact=is_exact)
+            _object(code, plan, place, place.by_name, is_exact=is_exact)
         case "list":
             code.emit(JsonOp.ARRAY, place, place.items)
             emit(code, plan.children["element"], place.inside[0], is_exact=is_exact)
@@ -96,11 +95,9 @@ def emit(code: ProgramCode, plan: JsonPlan, place: Slot, *, is_exact: bool = Fal
         case "entries":
             key, _ = place.inside
             code.emit(JsonOp.ENTRIES, place, place.items, key.slot, int(key.store))
-            inside = {inner.name: inner for inner in place.inside}
-            _object(code, plan, None, inside, place.items, is_exact=is_exact)
+            _object(code, plan, None, place.by_name, place.items, is_exact=is_exact)
         case "union":
-            inside = {inner.name: inner for inner in place.inside}
-            _union(code, plan, place, inside, is_exact=is_exact)
+            _union(code, plan, place, place.by_name, is_exact=is_exact)
         case "float" | "any-float":
             is_wider = isinstance(column, DoubleType)
             code.emit(JsonOp.WIDER if is_wider else JsonOp.FLOAT, place)
@@ -142,9 +139,7 @@ def _object(
     else:
         is_record = place is None and domain == 0
         code.targets += [-3, code.unknown.slot] if is_record else [-2]
-    instruction = code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names))
-    if place is None:
-        code.instructions[instruction][2] = domain
+    code.emit(JsonOp.OBJECT, place, first, len(names), _names(code, names), domain=domain)
     for number, (name, child) in enumerate(plan.children.items()):
         code.targets[first + number] = code.at
         if is_exact and plan.kind == "struct" and _has_only_texts(child.node):
@@ -283,7 +278,7 @@ def _member(
     mark, first = code.mark(), code.at
     try:
         slot = place if member.place == "" else places[member.place]
-        inside = places if slot is None else {inner.name: inner for inner in slot.inside}
+        inside = places if slot is None else slot.by_name
         if is_exact and member.plan.kind == "struct" and not member.plan.node.constants:
             _object(code, member.plan, slot, inside, is_exact=True)
         elif slot is not None:

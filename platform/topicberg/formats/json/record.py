@@ -24,7 +24,6 @@ from topicberg.formats.json.plan import (
     COMPARED,
     JsonMember,
     JsonPlan,
-    columns_of,
     in_order_for_text,
 )
 from topicberg.formats.json.scalars import Read, ScalarMisfitError, scalar, unexpected_in
@@ -148,7 +147,9 @@ def _counted(read: Read) -> Read:
 def _struct(plan: JsonPlan, in_union: bool, is_whole: bool = False) -> Read:
     """:param is_whole: it is a record, whose row lacks the columns that are null"""
     assert isinstance(plan.column, T.StructType)  # noqa: S101  the plan's
-    empty: dict[str, Any] = {} if is_whole else dict.fromkeys(columns_of(plan.column))
+    empty: dict[str, Any] = (
+        {} if is_whole else dict.fromkeys(one.name for one in plan.column.fields)
+    )
     readers = {name: _reader(child, in_union=in_union) for name, child in plan.children.items()}
     reader_of, unexpected = readers.get, unexpected_in(plan)
 
@@ -311,8 +312,8 @@ class _Member(NamedTuple):
 
 def _member(plan: JsonPlan, member: JsonMember) -> _Member:
     node = member.plan.node
-    columns = columns_of(plan.column) if isinstance(plan.column, T.StructType) else {}
-    empty: dict[str, Any] = dict.fromkeys(columns)
+    fields = plan.column.fields if isinstance(plan.column, T.StructType) else ()
+    empty: dict[str, Any] = dict.fromkeys(field.name for field in fields)
     kind = node.name or member.plan.kind
 
     def place(stored: Any, value: Any) -> Any:

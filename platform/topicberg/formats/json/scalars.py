@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from datetime import date
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from pyiceberg import types as T
@@ -16,14 +17,15 @@ from pyiceberg import types as T
 from topicberg.formats.connect_values import (
     MAX_DECIMAL_BYTES,
     TEXTS,
-    check_decimal,
+    DecimalLimitError,
+    decimal_text,
     parsed,
     unscaled_text,
 )
 from topicberg.formats.json.columns import Kind
 from topicberg.formats.json.plan import OTHER_NUMBERS, RANGES, SCALARS, JsonPlan
 from topicberg.formats.json.syntax import Number, abbreviated, plain
-from topicberg.formats.reasons import MalformedError, field_at
+from topicberg.formats.reasons import field_at
 
 Read = Callable[[Any], Any]
 """Returns the stored value of a JSON value that is not null.
@@ -88,9 +90,10 @@ def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
         case "string" | "boolean":
             return _simple(plan)
         case "binary":
-            return _binary(plan, in_union)
+            return _from_text(plan, _base64 if in_union else _mime_base64)
         case "date-time":
-            return _date_time(plan, in_union)
+            most = _OLD_OFFSET if in_union else _MAX_OFFSET
+            return _from_text(plan, partial(date_time_micros, most=most))
         case "float" | "double" | "any-float" | "any-double":
             return _floating(plan, in_union)
         case "decimal":
@@ -101,7 +104,7 @@ def scalar(plan: JsonPlan, *, in_union: bool) -> Read:
             return _variable_decimal(plan)
         case kind if kind in RANGES:
             return _whole(plan, in_union)
-    return _text_of_kind(plan)
+    return _from_text(plan, partial(parsed, TEXTS[plan.kind]))
 
 
 # --- text ---
@@ -119,23 +122,25 @@ def _simple(plan: JsonPlan) -> Read:
     return read
 
 
-def _binary(plan: JsonPlan, in_union: bool) -> Read:
+def _from_text(plan: JsonPlan, convert: Callable[[str], Any]) -> Read:
+    """:param convert: returns the stored value of a text; None: it has none"""
     unexpected = unexpected_in(plan)
 
     def read(value: Any) -> Any:
-        decoded = _base64(value)
-        if (
-            decoded is None
-            and type(value) is str
-            and not in_union
-            and _MIME_BASE64.fullmatch(value)
-        ):
-            decoded = binascii.a2b_base64(value)
-        if decoded is None:
+        stored = convert(value) if type(value) is str else None
+        if stored is None:
             raise unexpected(value)
-        return decoded
+        return stored
 
     return read
+
+
+def _mime_base64(text: str) -> bytes | None:
+    """Return the bytes of base64, which may have white space; None: it is not that."""
+    decoded = _base64(text)
+    if decoded is None and _MIME_BASE64.fullmatch(text):
+        return binascii.a2b_base64(text)
+    return decoded
 
 
 def _base64(value: Any) -> bytes | None:
@@ -148,22 +153,10 @@ def _base64(value: Any) -> bytes | None:
         return None
 
 
-def _date_time(plan: JsonPlan, in_union: bool) -> Read:
-    """Return what reads a time of RFC 3339; digits beyond microseconds are dropped."""
-    most = _OLD_OFFSET if in_union else _MAX_OFFSET
-    unexpected = unexpected_in(plan)
-
-    def read(value: Any) -> Any:
-        micros = date_time_micros(value, most) if type(value) is str else None
-        if micros is None:
-            raise unexpected(value)
-        return micros
-
-    return read
-
-
 def date_time_micros(text: str, most: int = _MAX_OFFSET) -> int | None:
-    """Return a time of RFC 3339 in microseconds since 1970; None: it is none.
+    """Return the microseconds since 1970 of a time of RFC 3339; None: it is none.
+
+    Digits beyond microseconds are dropped.
 
     :param most: minutes of an offset from UTC
     """
@@ -186,18 +179,6 @@ def date_time_micros(text: str, most: int = _MAX_OFFSET) -> int | None:
     micros = 1_000_000 * seconds + int(f"{match[7] or ''}000000"[:6])
     low, high = (1000 * limit for limit in RANGES["timestamptz"])
     return micros if low <= micros < high + 1000 else None
-
-
-def _text_of_kind(plan: JsonPlan) -> Read:
-    kind, unexpected = TEXTS[plan.kind], unexpected_in(plan)
-
-    def read(value: Any) -> Any:
-        found = parsed(kind, value) if type(value) is str else None
-        if found is None:
-            raise unexpected(value)
-        return found
-
-    return read
 
 
 # --- numbers ---
@@ -364,7 +345,7 @@ def _decimal(plan: JsonPlan, in_union: bool) -> Read:
 
 def _decimal_text(plan: JsonPlan) -> Read:
     """Return what reads all digits of a number, or of Connect's bytes."""
-    column, scale, unexpected = plan.column, plan.node.scale, unexpected_in(plan)
+    column, scale = plan.column, plan.node.scale
 
     def read(value: Any) -> Any:
         if type(value) is int or type(value) is Number:
@@ -375,7 +356,7 @@ def _decimal_text(plan: JsonPlan) -> Read:
             if -exponent > scale:
                 raise ScalarMisfitError(column, "value ", value, " exceeds the scale")
             return plain(number, scale)
-        return _all_digits(value, scale, unexpected(value))
+        return _all_digits(value, value, scale, plan)
 
     return read
 
@@ -390,18 +371,19 @@ def _variable_decimal(plan: JsonPlan) -> Read:
             scale = _int(scale)
         if type(scale) is not int:
             raise unexpected(value)
-        return _all_digits(value.get("value"), scale, unexpected(value))
+        return _all_digits(value, value.get("value"), scale, plan)
 
     return read
 
 
-def _all_digits(value: Any, scale: int, misfit: ScalarMisfitError) -> str:
-    """:param misfit: what to raise if the value is not base64"""
-    unscaled = _base64(value)
-    if unscaled is None:
-        raise misfit
+def _all_digits(value: Any, encoded: Any, scale: int, plan: JsonPlan) -> str:
+    """Return a decimal as text.
+
+    :param encoded: the part of the value that is base64 of the unscaled bytes
+    """
+    if (unscaled := _base64(encoded)) is None:
+        raise unexpected_in(plan)(value)
     try:
-        check_decimal(unscaled, scale, "")
-    except MalformedError as error:
-        raise ScalarMisfitError(misfit.column, str(error).removeprefix(": ")) from None
-    return unscaled_text(unscaled, scale)
+        return decimal_text(unscaled, scale)
+    except DecimalLimitError as error:
+        raise ScalarMisfitError(plan.column, str(error)) from None

@@ -135,7 +135,7 @@ def _field(code: ProgramCode, field: WireField, place: Slot | None) -> list[tupl
     if field.is_map:
         entry = code.at
         assert field.message is not None  # noqa: S101  a map has entries
-        _message(code, field.message, None, {inner.name: inner for inner in place.inside})
+        _message(code, field.message, None, place.by_name)
         return [(wire, code.emit(ProtobufOp.ITEM, place, place.items, entry))]
     value = _value(code, field, place.inside[0])
     instructions = [(wire, code.emit(ProtobufOp.ITEM, place, place.items, value))]
@@ -209,8 +209,7 @@ def _of_message(code: ProgramCode, field: WireField, message: Message, place: Sl
         case "wrapper":  # its only field is the column
             _message(code, message, None, {message.names[0]: place})
         case special:
-            inside = {inner.name: inner for inner in place.inside}
-            _message(code, message, place, inside, is_empty=special == "empty")
+            _message(code, message, place, place.by_name, is_empty=special == "empty")
 
 
 def _final(code: ProgramCode, field: WireField, number: int, place: Slot | None) -> list[int]:
@@ -248,7 +247,7 @@ def _empty_message(
             final, places = [], {message.names[0]: place}
         case special:
             final = [code.emit(ProtobufOp.PRESENT, place, number)]
-            places = {inner.name: inner for inner in place.inside}
+            places = place.by_name
             if special == "empty":
                 final.append(_default(code, True, number, places[PRESENT]))
     for inner in message.fields:

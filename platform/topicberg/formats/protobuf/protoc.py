@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from topicberg.errors import TableflowError
 from topicberg.formats.limits import remembered
+from topicberg.formats.reasons import shortened
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -96,9 +97,9 @@ def _protoc(name: str, text: str, references: tuple[tuple[str, str], ...]) -> by
         if done.returncode:
             text = done.stderr.replace(f"{folder}/", "").replace(f"{name}:", "")
             complaints = [line for line in text.split("\n") if line and not _LOGGED.match(line)]
-            reason = " ".join("; ".join(complaints).split())
-            cut = reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}…"
-            raise TableflowError(cut, hint="compile the schema with protoc to see the full message")
+            reason = shortened(" ".join("; ".join(complaints).split()), _MAX_REASON)
+            hint = "compile the schema with protoc to see the full message"
+            raise TableflowError(reason, hint=hint)
         return output.read_bytes()
 
 

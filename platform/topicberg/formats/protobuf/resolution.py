@@ -75,7 +75,6 @@ def message_plan(source: Any, target: Any, columns: Sequence[T.NestedField]) -> 
     return wire.Message(
         fields=tuple(read),
         names=tuple(column.name for column in columns),
-        types=tuple(arrow_type(column.field_type) for column in columns),
     )
 
 

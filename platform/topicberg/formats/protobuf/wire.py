@@ -57,7 +57,6 @@ class Message:
 
     fields: tuple[WireField, ...]
     names: tuple[str, ...]
-    types: tuple[pa.DataType, ...]
 
 
 def varint(data: Any, position: int, stop: int) -> tuple[int, int] | None:
