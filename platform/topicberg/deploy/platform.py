@@ -418,7 +418,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield ReadingRole(
         IAM_ROLE,
         _role(config.snowflake_role_arn, names.snowflake_role),
-        (key, *used, *((LINKED_INTEGRATION,) if by_glue else ())),
+        # Snowflake verifies that it reads the database.
+        (key, *used, "aws/glue_database", *((LINKED_INTEGRATION,) if by_glue else ())),
         trust=snowflake_trust,
         policy=key,
         given=config.snowflake_role_arn,

@@ -9,6 +9,7 @@ import pytest
 from vendors import in_this_process
 
 from topicberg.deploy import engine
+from topicberg.deploy.aws import emr
 from topicberg.deploy.aws.permissions import Deployed, policy
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.resource import Action, Resource
@@ -30,29 +31,45 @@ ENDPOINTS = (
 )
 
 
-@pytest.mark.parametrize("is_linked", [False, True])
 def test_private_deployment_is_created_once_its_endpoints_exist(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_linked: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("ACCESS_SECONDS", "VERIFY_SECONDS"):
         monkeypatch.setattr(integrations, name, 1.0)
-    given = {**PRIVATE, "snowflake_linked_database": is_linked, "snowflake_refresh_seconds": 30}
+    given = {**PRIVATE, "snowflake_linked_database": True, "snowflake_refresh_seconds": 30}
     with in_this_process(tmp_path) as vendors:
+
+        def opened(**changes: Any) -> tuple[DeployContext, list[Resource]]:
+            """What reaches AWS by itself, and what it needs, as a new process sees it."""
+            context, graph = vendors.open("stock_trades", **given | changes)
+            keys = ("aws/role/snowflake", "snowflake/linked_database", emr.APPLICATION)
+            chosen = [one for one in graph if one.key in keys]
+            return context, engine.with_needs(chosen, graph)
+
+        def create() -> None:
+            context, graph = opened()
+            engine.create(graph, context, lambda *_: None)
+
+        def planned(**changes: Any) -> dict[str, Action]:
+            context, graph = opened(**changes)
+            return {step.resource.key: step.action for step in engine.plan(graph, context)}
+
         with pytest.raises(TopicbergError, match="no private connectivity endpoint for the host"):
-            vendors.create("stock_trades", **given)
+            create()
         for service, host in ENDPOINTS:
             vendors.sql(f"SELECT SYSTEM$PROVISION_PRIVATELINK_ENDPOINT('{service}', '{host}')")
-        vendors.create("stock_trades", **given)
-        assert vendors.plan("stock_trades", **given) == {}
+        create()
+        assert set(planned().values()) == {Action.KEEP}
         (application,) = vendors.emr.applications.values()
         assert application.configuration["networkConfiguration"] == {
             "subnetIds": sorted(PRIVATE["emr_subnet_ids"].split(",")),
             "securityGroupIds": [PRIVATE["emr_security_group_ids"]],
         }
-        public = vendors.plan("stock_trades", **given | {"snowflake_privatelink": False})
-        changed = {key for key, step in public.items() if step.action == "replace"}
-        linked = {"snowflake/linked_integration"} if is_linked else set()
-        assert changed >= {"snowflake/volume", "snowflake/integration"} | linked
+        public = planned(snowflake_privatelink=False)
+        changed = {key for key, action in public.items() if action is Action.REPLACE}
+        assert changed >= {
+            f"snowflake/{name}" for name in ("volume", "integration", "linked_integration")
+        }
         assert vendors.delete("stock_trades", **given) == {}
 
 
@@ -69,9 +86,10 @@ def test_consumers_get_the_private_addresses(
     with in_this_process(tmp_path) as vendors:
 
         def keys() -> tuple[DeployContext, list[Resource]]:
-            """The API keys and what they need, as a new process sees them."""
+            """An API key of Kafka and what it needs, as a new process sees them."""
             context, graph = vendors.open(**given)
-            return context, engine.with_needs([one for one in graph if "key/" in one.key], graph)
+            chosen = [one for one in graph if one.key == "key/kafka_app_consumer"]
+            return context, engine.with_needs(chosen, graph)
 
         def created() -> set[str]:
             context, graph = keys()
