@@ -242,9 +242,13 @@ class Vendors:
     def _has_table(self, name: tuple[str, str]) -> bool:
         """Of a table that is missing, Lake Formation says that it may not be seen."""
         try:
-            return self.glue.table_exists(name)
+            self.glue.glue.get_table(DatabaseName=name[0], Name=name[1])
+            return True
         except ClientError as error:
-            if not self.governed or error.response["Error"]["Code"] != "AccessDeniedException":
+            code = error.response["Error"]["Code"]
+            if code != "EntityNotFoundException" and not (
+                self.governed and code == "AccessDeniedException"
+            ):
                 raise
             return False
 
