@@ -54,10 +54,7 @@ class RoleBinding(Resource):
     pattern: str = field(kw_only=True)
 
     kind = "role binding"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def _body(self, context: DeployContext) -> dict[str, str]:
         return {

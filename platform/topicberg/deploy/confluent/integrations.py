@@ -8,7 +8,7 @@ from typing import Any
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.catalogs import CatalogKind
 from topicberg.deploy.confluent.organization import only
-from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT
+from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.logins import CURRENT, note_sent, state
 from topicberg.deploy.polling import poll
@@ -31,11 +31,8 @@ class ProviderIntegration(Resource):
     role: str = field(kw_only=True)
 
     kind = "provider integration"
+    is_part = True
     replaced_for = frozenset({"role"})
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return (ENVIRONMENT,)
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.confluent.cloud.pages(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
-from topicberg.deploy.confluent_apis import ENVIRONMENT
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
@@ -150,14 +149,11 @@ class Cluster(Resource):
     given: str | None = None
 
     kind = "Kafka cluster"
+    is_part = True
     usual_minutes = 5
     holds_data = True
     unique = False
     replaced_for = frozenset({"cloud", "region", "availability"})
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return (ENVIRONMENT,)
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         if self.given is not None:

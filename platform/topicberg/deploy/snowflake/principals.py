@@ -202,10 +202,7 @@ class UserPolicy(Resource):
     policy: str = ""
 
     kind = "network policy of user"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
         show = f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}"
@@ -261,10 +258,7 @@ class RoleGrant(Resource):
     grantee: str = ""
 
     kind = "grant of role"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
@@ -299,10 +293,7 @@ class Grant(Resource):
     target: tuple[str, ...] = ()
 
     kind = "grant"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)
