@@ -10,7 +10,7 @@ from topicberg.clients.secrets import Version
 from topicberg.deploy import rsa
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, Cost
-from topicberg.deploy.polling import DeadlineExceededError, poll
+from topicberg.deploy.polling import poll_problem
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.snowflake.session import (
     SqlObject,
@@ -136,22 +136,14 @@ class User(SqlObject):
         """The active key lets the user in; only then it is published."""
         facts = context.need(KEYS).facts
         private = rsa.private_key(facts["values"])
-        problem = ""
-
-        def let_in() -> bool:
-            nonlocal problem
-            problem = login_problem(context, self.name, private)
-            return not problem
-
-        awaited = f"{self.title} can log in with its newest key"
-        try:
-            poll(let_in, awaited, LOGIN_SECONDS, sleep=context.sleep)
-        except DeadlineExceededError as error:
+        if problem := poll_problem(
+            lambda: login_problem(context, self.name, private), LOGIN_SECONDS, sleep=context.sleep
+        ):
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",
                 hint=refusal_hint(problem, self.name)
                 or "allow this machine in the network policy, then run the command again",
-            ) from error
+            )
         if not facts["versions"][-1].current:
             name = context.names.snowflake_secret
             context.secrets.publish(name, facts["versions"][-1].id)
