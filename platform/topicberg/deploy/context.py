@@ -110,9 +110,6 @@ class DeployContext:
             raise MissingError(key)
         return live
 
-    def remember(self, key: str, live: Live) -> None:
-        self.live[key] = live
-
     @property
     def environment(self) -> str:
         return self.need(ENVIRONMENT).id

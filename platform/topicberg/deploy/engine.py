@@ -94,7 +94,7 @@ def look(resource: Resource, context: DeployContext) -> Live | None:
         context.need(key)
     live = resource.find(context)
     if live is not None:
-        context.remember(resource.key, live)
+        context.live[resource.key] = live
     return live
 
 

@@ -150,7 +150,7 @@ def with_tableflow(
     account = "confluent/service_account/app_manager"
     made = (ENVIRONMENT, confluent_apis.CLUSTER, account, ADMIN, "key/tableflow")
     engine.create([one for one in graph if one.key in made], context, quiet)
-    context.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
+    context.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     return context, graph
 
 
@@ -306,8 +306,8 @@ def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
     again = opened(server, catalog)[0]  # another process
     again.deploy = context.deploy
     for needed in (ENVIRONMENT, confluent_apis.CLUSTER, "key/tableflow"):
-        again.remember(needed, context.need(needed))
-    again.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
+        again.live[needed] = context.need(needed)
+    again.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     assert engine.examine(integration, again).action is Action.KEEP
 
 

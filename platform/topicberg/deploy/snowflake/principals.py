@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients.secrets import Version
@@ -148,7 +148,7 @@ class User(SqlObject):
             name = context.names.snowflake_secret
             context.secrets.publish(name, facts["versions"][-1].id)
             fresh = {**facts, "versions": context.secrets.versions(name)}
-            context.remember(KEYS, Live(context.need(KEYS).id, context.need(KEYS).fields, fresh))
+            context.live[KEYS] = replace(context.need(KEYS), facts=fresh)
 
 
 @dataclass(frozen=True)
