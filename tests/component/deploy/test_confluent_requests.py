@@ -164,7 +164,7 @@ def create(server: Stackless, longest: float = 0.01, only: str = "") -> DeployCo
 
 def drift(server: Stackless) -> None:
     """Change by hand what can be changed, and see it."""
-    context, graph = opened(server)
+    context, graph = opened(server, only="confluent/service_account/")
     engine.plan(graph, context)
     account = context.need("confluent/service_account/app_consumer").id
     context.confluent.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})

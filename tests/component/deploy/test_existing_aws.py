@@ -206,16 +206,8 @@ def test_all_that_needs_given_roles_and_buckets_waits_for_them(tmp_path: Path) -
     given |= {"existing_buckets": True, "bucket": "theirs"}
     with in_this_process(tmp_path) as vendors:
         roles = [f"aws/role/{name}" for name in POLICIES]
-
-        def create() -> DeployContext:
-            """What needs them, with all that it needs."""
-            context, graph = vendors.open("stock_trades", **given)
-            keys = ("snowflake/table/stock_trades", *roles)
-            chosen = [one for one in graph if one.key in keys]
-            engine.create(engine.with_needs(chosen, graph), context, lambda *_: None)
-            return context
-
-        context = create()
+        vendors.only = ("snowflake/table/stock_trades", *roles)
+        context = vendors.create("stock_trades", **given)
         assert context.waiting.keys() == {
             *("aws/bucket", "aws/derived_bucket", "confluent/catalog_integration", *roles),
             *("confluent/tableflow/stock_trades", "snowflake/table/stock_trades"),
@@ -229,7 +221,7 @@ def test_all_that_needs_given_roles_and_buckets_waits_for_them(tmp_path: Path) -
             text = json.dumps(policy(context))
             made = client.create_policy(PolicyName=name, PolicyDocument=text)["Policy"]
             client.attach_role_policy(RoleName=name, PolicyArn=made["Arn"])
-        assert create().waiting == {}
+        assert vendors.create("stock_trades", **given).waiting == {}
 
 
 @pytest.mark.parametrize(

@@ -67,30 +67,6 @@ def theirs(server: Stackless, kind: str, **changes: Any) -> dict[str, str]:
     return {"existing_environment": environment, "existing_cluster": cluster}
 
 
-def test_cluster_of_another_team_is_used_and_survives_delete(server: Stackless) -> None:
-    """Of any type: this one is not created by `deploy`."""
-    given = theirs(server, "Enterprise")
-    context, graph = opened(server, **given)
-    check_given(context)
-    engine.create(graph, context, quiet)
-    assert (context.environment, context.cluster) == tuple(given.values())
-    again, graph = opened(server, **given)
-    assert {step.action for step in engine.plan(graph, again)} == {"keep"}
-    server.asked.clear()
-    context, graph = opened(server, **given)
-    context.purge_secrets = True
-    found = engine.existing(graph, context, quiet)
-    assert not {ENVIRONMENT, CLUSTER} & {resource.key for resource, _ in found}
-    assert engine.delete(found, context, quiet) == {}
-    preflight.check_confluent(context, "plan")
-    ids = set(given.values())
-    changed = [one for one in server.asked if one.method != "GET"]
-    assert changed
-    assert not [one for one in changed if one.path.rpartition("/")[2] in ids]
-    for kind_ in ("environment", "cluster"):
-        assert len(server.account.store.all(kind_)) == 1
-
-
 def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackless) -> None:
     """A topic and its table with the names of a spec that is not external, and roles, users and a
     database with the names of the deployment.
@@ -110,13 +86,24 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     context.aws.client("glue").create_database(DatabaseInput={"Name": cluster})
     secret = names.confluent_secret("cloud")
     context.aws.client("secretsmanager").create_secret(Name=secret, SecretString="{}")
+    check_given(context)
     engine.create(graph, context, quiet)
+    assert (context.environment, context.cluster) == tuple(given.values())
     assert server.enabled
     context, graph = opened(server, **given)
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    server.asked.clear()
     context, graph = opened(server, **given)
     context.purge_secrets = True
-    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
+    found = engine.existing(graph, context, quiet)
+    assert not {ENVIRONMENT, CLUSTER} & {resource.key for resource, _ in found}
+    assert engine.delete(found, context, quiet) == {}
+    preflight.check_confluent(context, "plan")
+    changed = [one.path.rpartition("/")[2] for one in server.asked if one.method != "GET"]
+    assert changed
+    assert not set(given.values()) & set(changed)
+    for kind in ("environment", "cluster"):
+        assert len(server.account.store.all(kind)) == 1
     assert server.topics["stock_trades"]["partitions_count"] >= 6
     assert not server.enabled
     users = server.account.store.all("service account")
@@ -195,9 +182,9 @@ def empty_aws_account(context: DeployContext) -> None:
 
 
 def opened_keys(server: Stackless) -> tuple[DeployContext, list[Resource]]:
-    """A deployment, and its API keys with what they need."""
+    """A deployment, and two of its API keys with what they need."""
     context, graph = opened(server)
-    rotating = [resource for resource in graph if isinstance(resource, RotatingKey)]
+    rotating = [one for one in graph if one.key in ("key/cloud", "key/kafka_app_consumer")]
     return context, engine.with_needs(rotating, graph)
 
 

@@ -50,6 +50,7 @@ def test_governed_account_is_created_changed_and_deleted_with_the_printed_grants
         for statement in ("DATABASE GOV", "SCHEMA GOV.TAGS", f"TAG {TAG}"):
             vendors.sql(f"CREATE {statement}")
         before = vendors.left()
+        vendors.only = ("aws/", "snowflake/")
 
         with pytest.raises(TopicbergError, match="role/deployer may not create a data") as told:
             check(vendors.open(TOPIC, **changes)[0], "create")
@@ -77,14 +78,12 @@ def test_governed_account_is_created_changed_and_deleted_with_the_printed_grants
             account.run(LakeGrant(root, ("DESCRIBE",), resource).command())
         vendors.confluent.written.add(TOPIC)
         vendors.create(TOPIC, **changes)
-        left = vendors.plan(TOPIC, **changes)
-        assert {key: step.reason for key, step in left.items()} == {}
         assert {one.name[0] for one in vendors.snowflake.store.all(REFERENCE)} == TAGGED
 
         names = vendors.open(TOPIC, **changes)[0].config
         vendors.sql(f"ALTER WAREHOUSE \"{names.snowflake_name('warehouse')}\" SET TAG {TAG} = 'x'")
         context, graph = vendors.open(TOPIC, **changes)
-        (step,) = (one for one in engine.plan(graph, context) if one.action != "keep")
+        (step,) = (one for one in engine.plan(graph, context) if one.action != "keep")  # only it
         assert step.lines() == [f"{TAG}: x → data"]
         engine.converge(step.resource, context, lambda *_: None)
         assert engine.examine(step.resource, context).action == "keep"
