@@ -47,7 +47,7 @@ def make_context(stack: Endpoints) -> Iterator[MakeContext]:
         update: dict[str, Any] = {"prefix": "kinds", "snowflake_catalog": catalog}
         config = Settings.model_validate(settings().model_dump() | update)
         context = replace(open_context(config, LOGIN), sleep=lambda _: None)
-        context.remember(CLUSTER, Live("lkc-kinds"))
+        context.live[CLUSTER] = Live("lkc-kinds")
         made.append(context)
         return context
 

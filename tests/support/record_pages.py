@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from topicberg.deploy.record import Pages
+
 
 @dataclass
-class InMemory:
+class InMemory(Pages):
     """The pages of a record in a dictionary."""
 
     pages: dict[int, str] = field(default_factory=dict)

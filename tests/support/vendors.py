@@ -7,6 +7,7 @@ are a broker, a registry and an engine.
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 import time
@@ -118,6 +119,8 @@ class Vendors:
     athena: Athena
     governed: StrictAccount | None = None
     """The AWS account, if Lake Formation governs it."""
+    only: tuple[str, ...] = ()
+    """How the keys of what is deployed begin, besides all that it needs; empty: everything."""
     deployer: Any = None
     """The boto3 session of who deploys; None: that of the environment."""
 
@@ -143,7 +146,11 @@ class Vendors:
         )
         if self.deployer is not None:
             context.aws.session = self.deployer
-        return context, resources(config, specs)
+        graph = resources(config, specs)
+        if self.only:
+            chosen = [one for one in graph if one.key.startswith(self.only)]
+            graph = engine.with_needs(chosen, graph)
+        return context, graph
 
     def create(self, *topics: str, **changes: Any) -> DeployContext:
         context, graph = self.open(*topics, **changes)
@@ -242,9 +249,13 @@ class Vendors:
     def _has_table(self, name: tuple[str, str]) -> bool:
         """Of a table that is missing, Lake Formation says that it may not be seen."""
         try:
-            return self.glue.table_exists(name)
+            self.glue.glue.get_table(DatabaseName=name[0], Name=name[1])
+            return True
         except ClientError as error:
-            if not self.governed or error.response["Error"]["Code"] != "AccessDeniedException":
+            code = error.response["Error"]["Code"]
+            if code != "EntityNotFoundException" and not (
+                self.governed and code == "AccessDeniedException"
+            ):
                 raise
             return False
 
@@ -309,6 +320,7 @@ def _with_moto(
     governed: StrictAccount | None,
 ) -> Iterator[Vendors]:
     moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # it would log each request
     moto.start()
     host, port = moto.get_host_and_port()
     url = f"http://{host}:{port}"

@@ -21,7 +21,7 @@ from topicberg.cli.deploy_output import (
     list_unseen,
     list_waiting,
     preview,
-    reporting,
+    report,
     show_plan,
     show_status,
     step_document,
@@ -222,7 +222,7 @@ def create(
     graph = _targeted(graph, target)
     announce_generators(graph)
     try:
-        with exclusive(context), noting(context), reporting() as report:
+        with exclusive(context), noting(context):
             engine.create(graph, context, report)
     except engine.DeployError:
         list_waiting(context)
@@ -235,7 +235,7 @@ def create(
     if not no_compute and not target and context.config.deployment == "local":
         compute_derived(context)
         if context.waiting:  # the computation also creates tables of topics without records
-            with exclusive(context), reporting() as report:
+            with exclusive(context):
                 engine.create(graph, context, report)
     list_waiting(context)
     wanted = sum(resource.wanted for resource in graph)
@@ -265,8 +265,7 @@ def delete(
     context.purge_secrets = purge_secrets
     context.claimed = frozenset(claimed.key for claimed in _matching(graph, also or []))
     with exclusive(context):
-        with reporting() as report:
-            existing = engine.existing(graph, context, report)
+        existing = engine.existing(graph, context, report)
         deleted = [resource for resource, _ in existing]
         list_kept(context)
         list_unseen(context)
@@ -295,8 +294,7 @@ def delete(
                 else f"Forget these {len(context.unseen)} resources?"
             )
             typer.confirm(question, abort=True)
-        with reporting() as report:
-            left = engine.delete(existing, context, report)
+        left = engine.delete(existing, context, report)
         gone = sorted(context.record.keys() - {resource.key for resource in graph})
     if gone:
         echo(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from topicberg.cli.compute import load_lake
@@ -145,14 +143,13 @@ def preview(context: DeployContext, graph: list[Resource]) -> None:
     for kind, some in sorted(kinds.items(), key=lambda item: -sum(cost.usd for cost in item[1])):
         usd, number = sum(cost.usd for cost in some), f" x {len(some)}" if len(some) > 1 else ""
         echo(f"  ${usd:>6,.0f}  {kind}{number}: {some[0].basis}")
-    used = [each for each in usage(graph, context.config) if each.used]
-    listed = ", ".join(f"{each.quota.name} {each.used} of {each.quota.limit:,}" for each in used)
+    used = {quota: units for quota, units in usage(graph, context.config).items() if units}
+    listed = ", ".join(f"{quota.name} {units} of {quota.limit:,}" for quota, units in used.items())
     echo(f"default quotas: {listed}")
-    for each in used:
-        if each.passed:
-            quota = each.quota
+    for quota, units in used.items():
+        if units > quota.limit:
             echo(
-                f"warning: {each.used} {quota.name} pass the default quota of {quota.limit:,} of "
+                f"warning: {units} {quota.name} pass the default quota of {quota.limit:,} of "
                 f"each {quota.scope}; ask the vendor for more: https://{quota.source}",
                 fg="yellow",
                 err=True,
@@ -213,13 +210,10 @@ def _id(context: DeployContext, resource: Resource) -> str | None:
     return live.id if live else None
 
 
-@contextmanager
-def reporting() -> Iterator[Any]:
+_one_at_a_time = threading.Lock()
+
+
+def report(resource: Resource, event: str) -> None:
     """One line for each thing that happens; several resources are worked on at once."""
-    lock = threading.Lock()
-
-    def report(resource: Resource, event: str) -> None:
-        with lock:
-            echo(f"{event}: {resource.title}", err=True)
-
-    yield report
+    with _one_at_a_time:
+        echo(f"{event}: {resource.title}", err=True)

@@ -6,7 +6,7 @@ repeated, what was created manually or by Terraform is adopted, and drift is det
 | module | does |
 |---|---|
 | ``settings``, ``context`` | what is requested, and the clients |
-| ``resource``, ``engine``, ``wait`` | what a resource is; plan, create and delete; patience |
+| ``resource``, ``engine``, ``polling`` | what a resource is; plan, create and delete; waiting |
 | ``platform`` | the resource graph |
 | ``confluent``, ``aws``, ``snowflake`` | the resources, a module a group of APIs |
 | ``rotate``, ``rsa`` | the rotation of keys |

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from topicberg.clients.secrets import Secrets
 from topicberg.deploy.aws_account import AwsAccount
 from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT, ConfluentApis
-from topicberg.deploy.record import CreationRecord, ParameterPages
+from topicberg.deploy.record import CreationRecord, Pages
 from topicberg.deploy.resource import Live, MissingError
 from topicberg.deploy.settings import DeploySettings, check_specs, load
 from topicberg.deploy.transient import broken
@@ -93,7 +93,7 @@ class DeployContext:
     @cached_property
     def record(self) -> CreationRecord:
         """What ``deploy create`` has created."""
-        return CreationRecord(ParameterPages(self.aws.client("ssm"), self.names.record))
+        return CreationRecord(Pages(self.aws.client("ssm"), self.names.record))
 
     def check_lease(self) -> None:
         """Ask before each change, if the deploy's lease is held.
@@ -109,9 +109,6 @@ class DeployContext:
         if live is None:
             raise MissingError(key)
         return live
-
-    def remember(self, key: str, live: Live) -> None:
-        self.live[key] = live
 
     @property
     def environment(self) -> str:

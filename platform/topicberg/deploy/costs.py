@@ -126,20 +126,10 @@ volumes, integrations and tables. Confluent's Service Quotas API has those of an
 """
 
 
-@dataclass(frozen=True)
-class Usage:
-    quota: Quota
-    used: int
-
-    @property
-    def passed(self) -> bool:
-        return self.used > self.quota.limit
-
-
-def usage(resources: Iterable[Resource], config: Settings) -> list[Usage]:
+def usage(resources: Iterable[Resource], config: Settings) -> Counter[Quota]:
     """Return how much of each quota the wanted resources take, for those that they take."""
     used = Counter[Quota]()
     for resource in resources:
         if resource.wanted and resource.quota is not None:
             used[resource.quota] += resource.quota_units(config)
-    return [Usage(quota, units) for quota, units in used.items()]
+    return used

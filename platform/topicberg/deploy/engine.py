@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from graphlib import TopologicalSorter
+from queue import SimpleQueue
 
 from tenacity import (
     RetryCallState,
@@ -93,7 +94,7 @@ def look(resource: Resource, context: DeployContext) -> Live | None:
         context.need(key)
     live = resource.find(context)
     if live is not None:
-        context.remember(resource.key, live)
+        context.live[resource.key] = live
     return live
 
 
@@ -446,22 +447,24 @@ def _walk(by_key: dict[str, Resource], act: Callable[[Resource], object]) -> dic
     sorter.prepare()
     failed: dict[str, Exception] = {}
     running: dict[Future[object], str] = {}
+    done = SimpleQueue[Future[object]]()
     with ThreadPoolExecutor(WORKERS) as pool:
         while True:
             for key in sorter.get_ready():
-                running[pool.submit(act, by_key[key])] = key
+                future = pool.submit(act, by_key[key])
+                running[future] = key
+                future.add_done_callback(done.put)
             if not running:
                 return failed
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                key = running.pop(future)
-                error = future.exception()
-                if isinstance(error, Exception):
-                    failed[key] = error
-                elif error is not None:
-                    raise error
-                else:
-                    sorter.done(key)
+            future = done.get()
+            key = running.pop(future)
+            error = future.exception()
+            if isinstance(error, Exception):
+                failed[key] = error
+            elif error is not None:
+                raise error
+            else:
+                sorter.done(key)
 
 
 def _check_session(failed: dict[str, Exception], context: DeployContext) -> None:

@@ -362,14 +362,24 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield Warehouse("snowflake/warehouse", called.warehouse)
     # Tables go with their database, before what they use: Snowflake keeps that while one uses it.
     used = ("snowflake/volume", "snowflake/derived_volume", "snowflake/integration")
-    containers: list[tuple[str, str, tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = [
-        ("snowflake/database", "DATABASE", database, (), (*used, ROLE_TO_SYSADMIN)),
-        ("snowflake/schema", "SCHEMA", schema, ("snowflake/database",), ()),
-    ]
-    for key, of, path, within, first in containers:
-        comment = f"{of.capitalize()} for Tableflow Kafka Topic data"
-        name = f"{of.lower()} {'.'.join(path)}"
-        yield Container(key, name, (*within, *first), within, of=of, path=path, comment=comment)
+    yield Container(
+        "snowflake/database",
+        f"database {called.database}",
+        (*used, ROLE_TO_SYSADMIN),
+        of="DATABASE",
+        path=database,
+        comment="Database for Tableflow Kafka Topic data",
+    )
+    within = ("snowflake/database",)
+    yield Container(
+        "snowflake/schema",
+        f"schema {'.'.join(schema)}",
+        within,
+        within,
+        of="SCHEMA",
+        path=schema,
+        comment="Schema for Tableflow Kafka Topic data",
+    )
     for key, role, purpose in roles:
         yield SnowflakeRole(f"snowflake/role/{key}", role, comment=f"{purpose} role for {user}")
     yield UserKeys(KEYS, names.snowflake_secret, user=user)
@@ -418,7 +428,8 @@ def _snowflake(names: Names, config: Settings) -> Iterator[Resource]:
     yield ReadingRole(
         IAM_ROLE,
         _role(config.snowflake_role_arn, names.snowflake_role),
-        (key, *used, *((LINKED_INTEGRATION,) if by_glue else ())),
+        # Snowflake verifies that it reads the database.
+        (key, *used, "aws/glue_database", *((LINKED_INTEGRATION,) if by_glue else ())),
         trust=snowflake_trust,
         policy=key,
         given=config.snowflake_role_arn,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from topicberg.errors import TopicbergError
@@ -16,6 +16,7 @@ FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 15.0
 SILENT_SECONDS = 20.0
 """What takes longer says so, again and again."""
+AGAIN = "run the command again: it resumes where it stopped"
 
 
 class DeadlineExceededError(TopicbergError):
@@ -45,10 +46,24 @@ def poll(
         if time.monotonic() + interval > deadline:
             raise DeadlineExceededError(
                 f"timed out after {seconds:.0f} s: {awaited}",
-                hint="run the command again: it resumes where it stopped",
+                hint=AGAIN,
             )
         sleep(interval)
         interval = min(LONGEST_SECONDS, interval * 1.5)
+
+
+def poll_problem(ask: Callable[[], str], seconds: float, *, sleep: Callable[[float], None]) -> str:
+    """Ask until there is no problem. Return the last one; empty: it is solved in ``seconds``."""
+    problem = ""
+
+    def is_solved() -> bool:
+        nonlocal problem
+        problem = ask()
+        return not problem
+
+    with suppress(DeadlineExceededError):
+        poll(is_solved, "", seconds, sleep=sleep)
+    return problem
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from topicberg.clients.aws import every
 from topicberg.errors import TopicbergError
@@ -32,18 +32,8 @@ _LOGIN = "login of "
 """Begins the entry of the login that was sent for a resource."""
 
 
-class Pages(Protocol):
-    """Where the record is kept: texts by their numbers."""
-
-    def read(self) -> dict[int, str]: ...
-
-    def write(self, number: int, text: str) -> None: ...
-
-    def delete(self, number: int) -> None: ...
-
-
-class ParameterPages:
-    """The pages as parameters of AWS.
+class Pages:
+    """Where the record is kept: texts by their numbers, as parameters of AWS.
 
     :param client: boto3's ``ssm``
     """
@@ -76,8 +66,8 @@ class CreationRecord:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
-    def load(self) -> None:
-        """Read it again: another process may have written it since.
+    def load(self) -> dict[int, dict[str, str]]:
+        """Read it again: another process may have written it since. Return its pages.
 
         :raises TopicbergError: another administrator changed it to what it cannot be
         """
@@ -97,20 +87,22 @@ class CreationRecord:
             pages[number] = page
         with self._lock:
             self._pages = pages
+        return pages
+
+    def _loaded(self) -> dict[int, dict[str, str]]:
+        return self.load() if self._pages is None else self._pages
 
     def get(self, key: str) -> str | None:
         """Return the identity of what was created; None: nothing was."""
-        if self._pages is None:
-            self.load()
+        pages = self._loaded()
         with self._lock:
-            return next((page[key] for page in (self._pages or {}).values() if key in page), None)
+            return next((page[key] for page in pages.values() if key in page), None)
 
     def keys(self) -> set[str]:
         """Return the keys of all that was created."""
-        if self._pages is None:
-            self.load()
+        pages = self._loaded()
         with self._lock:
-            entries = {key for page in (self._pages or {}).values() for key in page}
+            entries = {key for page in pages.values() for key in page}
         return {key for key in entries if not key.startswith(_LOGIN)}
 
     def login(self, key: str) -> str | None:
@@ -125,12 +117,11 @@ class CreationRecord:
         """It is kept when this returns."""
         if self.get(key) == identity:
             return
+        pages = self._loaded()
         with self._lock:
-            pages = self._pages or {}
             number = self._number(pages, key, identity)
             pages.setdefault(number, {})[key] = identity
             self._changed.add(number)
-            self._pages = pages
         self._write()
 
     def drop(self, key: str) -> None:
@@ -138,8 +129,9 @@ class CreationRecord:
         entries = [recorded for recorded in (key, _LOGIN + key) if self.get(recorded) is not None]
         if not entries:
             return
+        pages = self._loaded()
         with self._lock:
-            for number, page in (self._pages or {}).items():
+            for number, page in pages.items():
                 for entry in entries:
                     if page.pop(entry, None) is not None:
                         self._changed.add(number)
@@ -160,8 +152,8 @@ class CreationRecord:
     def _write(self) -> None:
         """Write what changed, also what other threads changed meanwhile: one request for all."""
         with self._writing:
+            pages = self._loaded()
             with self._lock:
-                pages = self._pages or {}
                 texts = {
                     page_number: json.dumps(pages[page_number])
                     for page_number in self._changed

@@ -119,6 +119,8 @@ class Resource:
     """Its vendor refuses a second one of its name."""
     quota: ClassVar[Quota | None] = None
     """The vendor's quota that it counts for."""
+    is_part: ClassVar[bool] = False
+    """It goes with what it is within, and is of who created that."""
 
     def find(self, context: DeployContext) -> Live | None:
         """:raises MissingError: what is needed to look is not there"""
@@ -187,7 +189,7 @@ class Resource:
     @property
     def parents(self) -> tuple[str, ...]:
         """Keys of what it goes with: who created one of them has it, too."""
-        return ()
+        return self.within if self.is_part else ()
 
     def lasting_id(self, live: Live) -> str:
         """Return an id that it keeps for as long as it exists."""

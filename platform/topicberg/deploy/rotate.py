@@ -12,8 +12,7 @@ rotation within one period has to take the slot of the oldest key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from topicberg.clients.answers import AnswerError
@@ -35,42 +34,29 @@ def _quiet(*_: object) -> None:
     """A report that is not shown."""
 
 
-@dataclass(frozen=True)
-class Aged:
-    """A key that is active, and when it was created."""
-
-    id: str
-    made: datetime
-
-
-@dataclass(frozen=True)
-class RotationDecision:
-    """
-    :param create: a new key is due
-    :param revoke: ids of those to delete once the newest one is published
-    """
-
-    create: bool
-    revoke: tuple[str, ...]
-
-
 def decide(
-    keys: Sequence[Aged], now: datetime, period: timedelta, retain: int, *, force: bool = False
-) -> RotationDecision:
-    """What to do with the keys of one kind.
+    keys: Mapping[str, datetime],
+    now: datetime,
+    period: timedelta,
+    retain: int,
+    *,
+    force: bool = False,
+) -> tuple[bool, list[str]]:
+    """Return whether a new key of one kind is due, and the ids of those to delete once the newest
+    one is published.
 
-    :param keys: those that are alive; there is at least one
+    :param keys: id → when it was created, of those that are alive; there is at least one
     :param retain: how many stay alive at least, the active one included
     """
-    newest_first = sorted(keys, key=lambda key: key.made, reverse=True)
-    create = force or newest_first[0].made + period <= now
-    after = [Aged("", now), *newest_first] if create else newest_first
+    newest_first = sorted(keys.items(), key=lambda key: key[1], reverse=True)
+    is_due = force or newest_first[0][1] + period <= now
+    after = [("", now), *newest_first] if is_due else newest_first
     revoke = [
-        key.id
-        for number, key in enumerate(after)
-        if number >= retain and after[number - 1].made + period <= now
+        key
+        for number, (key, _) in enumerate(after)
+        if number >= retain and after[number - 1][1] + period <= now
     ]
-    return RotationDecision(create, tuple(revoke))
+    return is_due, revoke
 
 
 def rotate(
@@ -124,19 +110,20 @@ def _rotate_key(
     versions: list[Version] = live.facts["versions"]  # not of a key whose secret is lost
     made = resource.alive(context, versions)
     known = {version.label for version in versions}
-    keys = [Aged(key, when) for key, when in made.items() if key in known]
-    decision = decide(keys, now, period, context.deploy.number_of_api_keys_to_retain, force=force)
-    if decision.create:
+    keys = {key: when for key, when in made.items() if key in known}
+    retain = context.deploy.number_of_api_keys_to_retain
+    is_due, revoke = decide(keys, now, period, retain, force=force)
+    if is_due:
         key = _add(resource, context)
         ensure(resource, context, _quiet)
         tell(f"rotated: {resource.title}: {key.id} works and is active")
     else:
-        due = max(key.made for key in keys) + period
+        due = max(keys.values()) + period
         tell(f"not due before {due:%Y-%m-%d %H:%M} UTC: {resource.title}")
-    for old in decision.revoke:
+    for old in revoke:
         resource.revoke(context, old)
         tell(f"deleted: {resource.title}: {old}")
-    return decision.create
+    return is_due
 
 
 def _add(resource: RotatingKey, context: DeployContext) -> ApiKey:

@@ -59,6 +59,7 @@ UNITY = {
 WORKSPACE = "https://dbc-1.cloud.databricks.com"
 CATALOG_KEY = "confluent/catalog_integration"
 UNITY_KEY = "confluent/unity_integration"
+TABLEFLOW, CONNECTOR = "confluent/tableflow", "confluent/connector"
 
 
 @contextmanager
@@ -101,12 +102,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stackless]:
 
 
 def opened(
-    server: Stackless, catalog: str = "glue", longest: float = 0.01
+    server: Stackless, catalog: str = "glue", longest: float = 0.01, only: str = ""
 ) -> tuple[DeployContext, list[Resource]]:
     """A deployment, and its graph as far as it does not need Snowflake.
 
     :param catalog: that of Snowflake, or ``unity``, which is beside Glue
     :param longest: pause between two attempts
+    :param only: the beginning of the keys that are meant; what they need is in the graph as well
     """
     config = Settings.model_validate(
         {
@@ -130,8 +132,9 @@ def opened(
     context = DeployContext(
         config, deploy, specs, sleep=lambda wait: time.sleep(min(wait, longest))
     )
-    graph = [one for one in resources(config, specs) if "snowflake" not in one.key]
-    return context, graph
+    graph = resources(config, specs)
+    chosen = [one for one in graph if "snowflake" not in one.key and one.key.startswith(only)]
+    return context, engine.with_needs(chosen, graph) if only else chosen
 
 
 def quiet(*_: object) -> None:
@@ -147,21 +150,21 @@ def with_tableflow(
     account = "confluent/service_account/app_manager"
     made = (ENVIRONMENT, confluent_apis.CLUSTER, account, ADMIN, "key/tableflow")
     engine.create([one for one in graph if one.key in made], context, quiet)
-    context.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
+    context.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     return context, graph
 
 
-def create(server: Stackless, longest: float = 0.01) -> DeployContext:
-    context, graph = opened(server, longest=longest)
+def create(server: Stackless, longest: float = 0.01, only: str = "") -> DeployContext:
+    context, graph = opened(server, longest=longest, only=only)
     engine.create(graph, context, quiet)
-    again, graph = opened(server)
+    again, graph = opened(server, only=only)
     assert {step.action for step in engine.plan(graph, again)} == {"keep"}
     return again
 
 
 def drift(server: Stackless) -> None:
     """Change by hand what can be changed, and see it."""
-    context, graph = opened(server)
+    context, graph = opened(server, only="confluent/service_account/")
     engine.plan(graph, context)
     account = context.need("confluent/service_account/app_consumer").id
     context.confluent.cloud.patch(f"/iam/v2/service-accounts/{account}", {"description": "by hand"})
@@ -303,8 +306,8 @@ def test_another_login_is_planned_and_sent_while_the_earlier_one_works(
     again = opened(server, catalog)[0]  # another process
     again.deploy = context.deploy
     for needed in (ENVIRONMENT, confluent_apis.CLUSTER, "key/tableflow"):
-        again.remember(needed, context.need(needed))
-    again.remember(PROVIDER_INTEGRATION, Live("cspi-1"))
+        again.live[needed] = context.need(needed)
+    again.live[PROVIDER_INTEGRATION] = Live("cspi-1")
     assert engine.examine(integration, again).action is Action.KEEP
 
 
@@ -327,7 +330,9 @@ def test_unity_catalog_is_beside_glue(server: Stackless) -> None:
     document = context.specs[0].model_dump(by_alias=True)
     document["tableflow"]["table_formats"] = ["ICEBERG", "DELTA"]
     specs = context.specs[:] = [TopicSpec.model_validate(document)]
-    graph = [one for one in resources(context.config, specs) if "snowflake" not in one.key]
+    whole = resources(context.config, specs)
+    catalogs = [one for one in whole if one.key in (CATALOG_KEY, UNITY_KEY)]
+    graph = engine.with_needs(catalogs, whole)
     engine.create(graph, context, quiet)
     assert {one["spec"]["config"]["kind"] for one in server.kept_catalogs.values()} == {
         "AwsGlue",
@@ -337,7 +342,8 @@ def test_unity_catalog_is_beside_glue(server: Stackless) -> None:
     assert posted[-2:] == ["/tableflow/v1/tableflow-topics", "/tableflow/v1/catalog-integrations"]
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     without = context.config.model_copy(update={"unity_workspace_url": None})
-    rest = [one for one in resources(without, specs) if "snowflake" not in one.key]
+    keys = {one.key for one in graph}
+    rest = [one for one in resources(without, specs) if one.key in keys]
     steps = {one.resource.key: one.action for one in engine.plan(rest, context)}
     assert {key for key, action in steps.items() if action != Action.KEEP} == {UNITY_KEY}
     assert steps[UNITY_KEY] is Action.DELETE
@@ -351,7 +357,7 @@ def test_unity_catalog_is_beside_glue(server: Stackless) -> None:
 
 def test_unity_catalog_that_cannot_be_reached_is_reported(server: Stackless) -> None:
     """As the emulator has it, with a reason; everything else is created."""
-    context, graph = opened(server, "unity")
+    context, graph = opened(server, "unity", only="confluent/unity")
     with pytest.raises(engine.DeployError) as caught:
         engine.create(graph, context, quiet)
     assert "1 resources" in caught.value.message
@@ -361,8 +367,8 @@ def test_unity_catalog_that_cannot_be_reached_is_reported(server: Stackless) -> 
     assert "quiet" not in str(caught.value)
     step = {one.resource.key: one for one in engine.plan(graph, context)}[UNITY_KEY]
     assert step.lines() == ["login: one that fails → that of the settings"]
-    document = server.account.store.all(CATALOG)[1].properties
-    assert "quiet" not in str(document)
+    (integration,) = server.account.store.all(CATALOG)
+    assert "quiet" not in str(integration.properties)
 
 
 @pytest.mark.parametrize(
@@ -454,9 +460,9 @@ def stored(server: Stackless, kind: str) -> Stored:
     return found
 
 
-def actions(server: Stackless) -> dict[str, str]:
+def actions(server: Stackless, only: str = "") -> dict[str, str]:
     """What is not as it should be."""
-    context, graph = opened(server)
+    context, graph = opened(server, only=only)
     steps = engine.plan(graph, context)
     return {one.resource.key: one.action.value for one in steps if one.action != "keep"}
 
@@ -466,21 +472,21 @@ def test_a_catalog_integration_goes_on_or_is_replaced(deployed: Stackless) -> No
     catalog = stored(deployed, CATALOG)
     catalog.properties["suspended"] = True
     deployed.account.store.put(catalog)
-    assert actions(deployed) == {"confluent/catalog_integration": "change"}
-    create(deployed)
+    assert actions(deployed, CATALOG_KEY) == {CATALOG_KEY: "change"}
+    create(deployed, only=CATALOG_KEY)
     assert stored(deployed, CATALOG).name == catalog.name
     catalog.properties |= {"verdict": "the role cannot be assumed", "suspended": False}
     deployed.account.store.put(catalog)
-    assert actions(deployed) == {"confluent/catalog_integration": "replace"}
-    create(deployed)
+    assert actions(deployed, CATALOG_KEY) == {CATALOG_KEY: "replace"}
+    create(deployed, only=CATALOG_KEY)
     assert stored(deployed, CATALOG).name != catalog.name
 
 
 def test_another_write_mode_is_told_and_nothing_is_lost(deployed: Stackless) -> None:
     deployed.enabled["stock_trades"]["mode"] = "UPSERT"
-    assert actions(deployed) == {"confluent/tableflow/stock_trades": "replace"}
+    assert actions(deployed, TABLEFLOW) == {f"{TABLEFLOW}/stock_trades": "replace"}
     with pytest.raises(engine.DeployError, match="write_mode"):
-        create(deployed)
+        create(deployed, only=TABLEFLOW)
     assert deployed.enabled["stock_trades"].pop("mode") == "UPSERT"
     deployed.enabled["stock_trades"]["mode"] = "APPEND"
 
@@ -502,9 +508,9 @@ def test_catalogs_that_do_not_get_a_table_are_reported(server: Stackless) -> Non
 def test_unknown_write_mode_is_reported_and_left(deployed: Stackless) -> None:
     """Confluent's API lists UPSERT_HISTORY, which no spec asks for."""
     deployed.enabled["stock_trades"]["mode"] = "UPSERT_HISTORY"
-    context, graph = opened(deployed)
+    context, graph = opened(deployed, only=TABLEFLOW)
     steps = {step.resource.key: step for step in engine.plan(graph, context)}
-    step = steps["confluent/tableflow/stock_trades"]
+    step = steps[f"{TABLEFLOW}/stock_trades"]
     assert (step.action, "in mode UPSERT_HISTORY" in step.reason) == (Action.KEEP, True)
     reported: list[str] = []
     engine.create(graph, context, lambda _, what: reported.append(what))
@@ -526,7 +532,7 @@ def test_write_mode_of_a_new_table_is_compared(
     monkeypatch.setattr(deployed, "_enable", upserting)
     del deployed.enabled["stock_trades"]
     with pytest.raises(engine.DeployError, match="write mode UPSERT, its spec wants APPEND"):
-        create(deployed)
+        create(deployed, only=TABLEFLOW)
     deployed.enabled["stock_trades"]["mode"] = "APPEND"
 
 
@@ -535,9 +541,8 @@ def test_a_connector_that_failed_is_started_again(deployed: Stackless) -> None:
     connector = deployed.connectors["SampleSourceConnector"]
     assert connector["state"] == "RUNNING"
     connector |= {"state": "FAILED", "trace": "User does not have WRITE access to topic t"}
-    assert actions(deployed) == {"confluent/connector/stock_trades": "change"}
-    create(deployed)
-    assert actions(deployed) == {}
+    assert actions(deployed, CONNECTOR) == {f"{CONNECTOR}/stock_trades": "change"}
+    create(deployed, only=CONNECTOR)
 
 
 def key_ids(server: Stackless) -> set[str]:
@@ -552,12 +557,13 @@ def test_a_list_that_lags_costs_no_key(deployed: Stackless) -> None:
         for one in deployed.account.store.all(kind):
             one.created -= 7200
             deployed.account.store.put(one)
-    context, graph = opened(deployed)
+    context, graph = opened(deployed, only="key/")
     assert rotate(graph, context, quiet, force=True) == 6
     assert before < key_ids(deployed)
     assert len(key_ids(deployed)) == len(before) + 6
-    assert actions(deployed) == {}
-    context, graph = opened(deployed)
+    context, graph = opened(deployed, only="key/")
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    context, graph = opened(deployed, only="key/")
     engine.plan(graph, context)
     published = context.confluent.active_key("key/cloud").id
     assert published in key_ids(deployed) - before
@@ -573,7 +579,7 @@ def test_new_keys_of_clusters_are_tried_again_after_a_minute(
     pauses: list[float] = []
 
     def long_pauses(change: Callable[[DeployContext, list[Resource]], Any]) -> list[float]:
-        context, graph = opened(deployed)
+        context, graph = opened(deployed, only="key/")
         pauses.clear()
         context = replace(context, sleep=pauses.append)
         change(context, graph)
@@ -591,15 +597,15 @@ def test_an_orphan_is_deleted_once_no_list_can_lag(
     deployed: Stackless, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key whose secret is not stored."""
-    context, graph = opened(deployed)
+    context, graph = opened(deployed, only="key/cloud")
     engine.plan(graph, context)
     key = next(one for one in graph if one.key == "key/cloud")
     assert isinstance(key, RotatingKey)
     orphan = context.confluent.cloud.post("/iam/v2/api-keys", {"spec": key._spec(context)})["id"]
-    assert actions(deployed) == {}
+    assert actions(deployed, "key/cloud") == {}
     monkeypatch.setattr(keys, "YOUNG", timedelta(0))
-    assert actions(deployed) == {"key/cloud": "change"}
-    create(deployed)
+    assert actions(deployed, "key/cloud") == {"key/cloud": "change"}
+    create(deployed, only="key/cloud")
     assert orphan not in key_ids(deployed)
 
 
@@ -628,10 +634,10 @@ def test_managed_storage_needs_neither_bucket_nor_catalog(server: Stackless) -> 
     spec = TopicSpec.model_validate(document)
     context.specs[:] = [spec]
     whole = resources(context.config, [spec])
-    graph = [one for one in whole if "snowflake" not in one.key]
+    (table,) = [one for one in whole if one.key == f"{TABLEFLOW}/stock_trades"]
+    graph = engine.with_needs([table], whole)
     engine.create(graph, context, quiet)
     assert server.enabled["stock_trades"]["storage"] == {"kind": "Managed"}
-    (table,) = [one for one in graph if one.key == "confluent/tableflow/stock_trades"]
     assert not {"aws/bucket", "confluent/catalog_integration", PROVIDER_INTEGRATION} & {
         *table.needs
     }
@@ -642,9 +648,12 @@ def test_managed_storage_needs_neither_bucket_nor_catalog(server: Stackless) -> 
     assert spec.has_table(Settings())  # topicberg's engine writes to the bucket
     context.specs[:] = [one for one in load_topics() if one.name == "stock_trades"]
     moved = resources(context.config, context.specs)
-    (step,) = [
-        one
-        for one in engine.plan([one for one in moved if "snowflake" not in one.key], context)
-        if one.resource.key == table.key
-    ]
-    assert step.changes["storage"][0] == ["Managed", None, None]  # it cannot be changed in place
+    (table,) = [one for one in moved if one.key == table.key]
+    needed = engine.with_needs([table], moved)
+    engine.create([one for one in needed if one.key in table.within], context, quiet)
+    steps = {one.resource.key: one for one in engine.plan(needed, context)}
+    assert steps[table.key].changes["storage"][0] == [
+        "Managed",
+        None,
+        None,
+    ]  # it cannot be changed in place

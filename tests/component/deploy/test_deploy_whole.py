@@ -1,7 +1,8 @@
 """A whole deployment in the vendors' emulators: created, used, rotated, upgraded, deleted.
 
 Each test starts from the state that its fixture names, whatever the test before left. A state that
-the last plan found, and that nothing has changed since, is not planned again.
+the last plan found, and that nothing has changed since, is not planned again. The policies of CI
+allow every request to AWS of each plan, rotation, creation and deletion: `Deployment.allowed`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from botocore.exceptions import ClientError
 from pydantic import SecretStr
 from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import ProgrammingError
-from vendors import ADMIN_SECRET, Vendors, in_this_process
+from vendors import ADMIN_SECRET, REGION, Vendors, in_this_process
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames, table_path
 from topicberg.catalogs.snowflake.session import ask
@@ -61,9 +62,13 @@ LINKED = {"snowflake_linked_database": True}
 
 @dataclass
 class Deployment:
-    """A deployment of the topics, and the state in which the last plan found it."""
+    """A deployment of the topics, and the state in which the last plan found it.
+
+    :param watch: the requests to AWS
+    """
 
     vendors: Vendors
+    watch: Watch
     context: DeployContext | None = None
     found: tuple[dict[str, Any], set[str]] | None = None
     """The settings of the last plan, and what it found to do; None: something changed since."""
@@ -71,13 +76,40 @@ class Deployment:
     def changed(self) -> None:
         self.found = None
 
+    @contextmanager
+    def allowed(self, purpose: Purpose) -> Iterator[None]:
+        """Check that the policies of a purpose allow the body's requests; on another deployment's
+        resources they allow nothing.
+        """
+        self.watch.take()
+        yield
+        context, _ = self.vendors.open(*TOPICS)
+        specs, secrets = tuple(context.specs), (ADMIN_SECRET,)
+        of = Deployed(context.config, self.watch.account, specs, secrets)
+        found = Policies(tuple(policy(purpose, of)["Statement"]))
+        requests = {(one.action, one.resource): one for one in self.watch.take()}.values()
+        assert not {f"{purpose}: {one}" for one in requests if found.denial(one)}
+        others = [one for one in requests if "demo" in one.resource]
+        assert others
+        for one in others:
+            other = replace(one, resource=one.resource.replace("demo", "other"))
+            assert found.denial(other), f"{purpose}: {other}"
+
     def create(self, **changes: Any) -> DeployContext:
         self.changed()
-        return self.vendors.create(*TOPICS, **changes)
+        with self.allowed("deploy"):
+            return self.vendors.create(*TOPICS, **changes)
 
     def delete(self, **changes: Any) -> dict[str, str]:
         self.changed()
-        return self.vendors.delete(*TOPICS, **changes)
+        with self.allowed("deploy"):
+            return self.vendors.delete(*TOPICS, **changes)
+
+    def rotate(self) -> int:
+        self.changed()
+        context, graph = self.vendors.open(*TOPICS)
+        with self.allowed("rotate"):
+            return rotate(graph, context, lambda *_: None, force=True)
 
     def plan(self, **changes: Any) -> dict[str, str]:
         """What differs, by key."""
@@ -85,7 +117,8 @@ class Deployment:
 
     def steps(self, **changes: Any) -> dict[str, Step]:
         self.context, graph = self.vendors.open(*TOPICS, **changes)
-        steps = engine.plan(graph, self.context)
+        with self.allowed("plan"):
+            steps = engine.plan(graph, self.context)
         differs = {step.resource.key: step for step in steps if step.action != "keep"}
         self.found = (changes, set(differs))
         return differs
@@ -101,8 +134,18 @@ class Deployment:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with in_this_process(tmp_path_factory.mktemp("vendors")) as vendors:
-        yield Deployment(vendors)
+    watch, traced = Watch("123456789012", REGION), trace.aws
+
+    def watched(client: Any) -> None:
+        traced(client)
+        watch.client(client)
+
+    with (
+        in_this_process(tmp_path_factory.mktemp("vendors")) as vendors,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(trace, "aws", watched)
+        yield Deployment(vendors, watch)
 
 
 @pytest.fixture
@@ -189,22 +232,17 @@ def test_admin_without_roles_touches_nothing(deleted: Deployment) -> None:
 
 
 def test_create_leaves_out_only_what_waits(deleted: Deployment) -> None:
-    context = deleted.create()
-    assert set(context.waiting) == WAITS
-    steps = deleted.steps()
-    assert {key: step.action.value for key, step in steps.items()} == dict.fromkeys(WAITS, "wait")
-    assert steps[TABLE].reason == "for the first records of topic airline.sunset"
-
-
-def test_create_depends_on_no_words_of_a_refusal(deleted: Deployment) -> None:
     """What is not known everywhere yet is refused in words that no vendor documents."""
     faults = deleted.vendors.confluent.faults
     faults.add(Fault(kind="reworded", percent=100))
     try:
-        deleted.create()
-        assert deleted.plan() == dict.fromkeys(WAITS, "wait")
+        context = deleted.create()
     finally:
         faults.clear()
+    assert set(context.waiting) == WAITS
+    steps = deleted.steps()
+    assert {key: step.action.value for key, step in steps.items()} == dict.fromkeys(WAITS, "wait")
+    assert steps[TABLE].reason == "for the first records of topic airline.sunset"
 
 
 def unreadable(*_: object) -> None:
@@ -317,9 +355,7 @@ def test_queries_run_with_a_role_that_only_reads(
 
 
 def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
-    context, graph = complete.vendors.open(*TOPICS)
-    complete.changed()
-    assert rotate(graph, context, lambda *_: None, force=True) == 7
+    assert complete.rotate() == 7
     assert complete.plan() == {}
     assert complete.context
     context = complete.context
@@ -327,37 +363,6 @@ def test_rotate_publishes_the_keys_that_work(complete: Deployment) -> None:
     Api(context.confluent.cloud.url, cloud.id, cloud.secret).get("/org/v2/environments")
     with logged_in(context) as connection:
         assert ask(connection, "SELECT 1")[1] == [(1,)]
-
-
-def test_policies_of_ci_allow_every_request(
-    complete: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its resource: on another deployment's resources they allow nothing."""
-    context, _ = complete.vendors.open(*TOPICS)
-    of = Deployed(context.config, context.aws.account, tuple(context.specs), (ADMIN_SECRET,))
-    watch = Watch(context.aws.account, context.config.aws_region)
-    monkeypatch.setattr(trace, "aws", watch.client)
-
-    def check_allowed(purpose: Purpose) -> None:
-        requests = watch.take()
-        found = Policies(tuple(policy(purpose, of)["Statement"]))
-        assert requests
-        assert not {f"{purpose}: {one}" for one in requests if found.denial(one)}
-        others = [one for one in requests if "demo" in one.resource]
-        assert others
-        for one in others:
-            other = replace(one, resource=one.resource.replace("demo", "other"))
-            assert found.denial(other), f"{purpose}: {other}"
-
-    complete.plan()
-    check_allowed("plan")
-    complete.changed()
-    context, graph = complete.vendors.open(*TOPICS)
-    rotate(graph, context, lambda *_: None, force=True)
-    check_allowed("rotate")
-    assert complete.delete() == {}
-    complete.create()
-    check_allowed("deploy")
 
 
 NEW = {
@@ -464,19 +469,15 @@ def test_linked_database_is_added_beside_the_tables(complete: Deployment) -> Non
 def test_linked_database_that_drifts_is_changed_back(linked: Deployment) -> None:
     assert linked.context
     path = table_path(linked.context.seen, "STOCK_TRADES", stock_trades(linked.context)[0])
-    alter = f"ALTER DATABASE {path.database}"
+    linked.changed()
     for drift in ("SUSPEND DISCOVERY", "UPDATE LINKED_CATALOG SET ALLOWED_WRITE_OPERATIONS = ALL"):
-        linked.changed()
-        linked.vendors.sql(f"{alter} {drift}")
-        assert set(linked.plan(**LINKED)) == {"snowflake/linked_database"}, drift
-        linked.create(**LINKED)
-        assert linked.plan(**LINKED) == {}, drift
-
-
-def test_tables_without_the_linked_database_are_as_before(linked: Deployment) -> None:
-    assert linked.plan().keys() >= {"snowflake/linked_integration", "snowflake/linked_database"}
-    linked.create()
-    assert linked.plan() == {}
+        linked.vendors.sql(f"ALTER DATABASE {path.database} {drift}")
+    (step,) = linked.steps(**LINKED).values()
+    assert step.resource.key == "snowflake/linked_database"
+    assert step.changes.keys() == {"suspended", "write_operations"}
+    assert linked.context
+    engine.converge(step.resource, linked.context, lambda *_: None)
+    assert linked.plan(**LINKED) == {}
 
 
 def test_integration_without_a_principal_names_what_snowflake_answered(
@@ -499,28 +500,33 @@ def test_names_of_snowflakes_documents_change_nothing(
     assert linked.plan(**LINKED) == {}
 
 
-def test_delete_leaves_nothing(linked: Deployment) -> None:
+def test_other_names_of_the_principal_of_an_integration_by_sigv4(
+    linked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Snowflake's documents have ``API_AWS_…`` as well as ``GLUE_AWS_…``, as in all other tests.
+    The role trusts whom they name.
+    """
+    monkeypatch.setattr(linked.vendors.snowflake, "sigv4_properties", "API")
+    integration = SnowflakeNames.of(linked.vendors.open()[0].config).linked_integration
+    shown = {row[0] for row in linked.vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
+    assert "API_AWS_IAM_USER_ARN" in shown
+    assert linked.plan(**LINKED) == {}
+
+
+def test_tables_without_the_linked_database_are_as_before(linked: Deployment) -> None:
+    assert linked.plan().keys() >= {"snowflake/linked_integration", "snowflake/linked_database"}
+    linked.create()
+    assert linked.plan() == {}
+
+
+def test_delete_leaves_nothing(complete: Deployment) -> None:
     """Also a table of the service user, which the admin does not own."""
-    context = linked.context
+    context = complete.context
     assert context
     folder = f"s3://{context.aws.derived_bucket}/{'/'.join(DERIVED)}"
-    linked.vendors.table(DERIVED, folder)
+    complete.vendors.table(DERIVED, folder)
     with logged_in(context) as connection:
         assert sync(connection, context.seen, "TOTALS", DERIVED, folder).rows == 1
-    assert linked.vendors.left() != set()
-    assert linked.delete(**LINKED) == {}
-    assert linked.vendors.left() == set()
-
-
-def test_other_names_of_the_principal_of_an_integration_by_sigv4(
-    deleted: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Snowflake's documents have ``API_AWS_…`` as well as ``GLUE_AWS_…``, as in all other tests."""
-    vendors = deleted.vendors
-    monkeypatch.setattr(vendors.snowflake, "sigv4_properties", "API")
-    vendors.confluent.written.add(TOPICS[1])
-    deleted.create(**LINKED)
-    integration = SnowflakeNames.of(vendors.open()[0].config).linked_integration
-    shown = {row[0] for row in vendors.sql(f'DESC CATALOG INTEGRATION "{integration}"')}
-    assert "API_AWS_IAM_USER_ARN" in shown
-    assert deleted.plan(**LINKED) == {}
+    assert complete.vendors.left() != set()
+    assert complete.delete() == {}
+    assert complete.vendors.left() == set()

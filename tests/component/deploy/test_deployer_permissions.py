@@ -59,7 +59,9 @@ def test_role_of_ci_lacks_nothing(account: Account) -> None:
     assert lacking(account) == ""
 
 
-@pytest.mark.parametrize("action", sorted(NEEDED))
+@pytest.mark.parametrize(
+    "action", ["s3:PutBucketPolicy", "iam:PassRole", "glue:CreateDatabase", "ssm:PutParameter"]
+)
 def test_each_permission_that_is_missing_is_named(account: Account, action: str) -> None:
     account.allow(ROLE, *without(statements(account.context(ROLE)), action))
     message = lacking(account)

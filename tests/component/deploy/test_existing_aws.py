@@ -205,10 +205,11 @@ def test_all_that_needs_given_roles_and_buckets_waits_for_them(tmp_path: Path) -
     }
     given |= {"existing_buckets": True, "bucket": "theirs"}
     with in_this_process(tmp_path) as vendors:
+        roles = [f"aws/role/{name}" for name in POLICIES]
+        vendors.only = ("snowflake/table/stock_trades", *roles)
         context = vendors.create("stock_trades", **given)
-        assert context.waiting.keys() >= {
-            *("aws/bucket", "aws/derived_bucket", "confluent/catalog_integration"),
-            *(f"aws/role/{name}" for name in POLICIES),
+        assert context.waiting.keys() == {
+            *("aws/bucket", "aws/derived_bucket", "confluent/catalog_integration", *roles),
             *("confluent/tableflow/stock_trades", "snowflake/table/stock_trades"),
         }
         client, s3 = vendors.client("iam"), vendors.client("s3")

@@ -67,30 +67,6 @@ def theirs(server: Stackless, kind: str, **changes: Any) -> dict[str, str]:
     return {"existing_environment": environment, "existing_cluster": cluster}
 
 
-@pytest.mark.parametrize("kind", ["Basic", "Enterprise", "Dedicated", "Freight"])
-def test_cluster_of_any_type_is_used_and_survives_delete(server: Stackless, kind: str) -> None:
-    given = theirs(server, kind)
-    context, graph = opened(server, **given)
-    check_given(context)
-    engine.create(graph, context, quiet)
-    assert (context.environment, context.cluster) == tuple(given.values())
-    again, graph = opened(server, **given)
-    assert {step.action for step in engine.plan(graph, again)} == {"keep"}
-    server.asked.clear()
-    context, graph = opened(server, **given)
-    context.purge_secrets = True
-    found = engine.existing(graph, context, quiet)
-    assert not {ENVIRONMENT, CLUSTER} & {resource.key for resource, _ in found}
-    assert engine.delete(found, context, quiet) == {}
-    preflight.check_confluent(context, "plan")
-    ids = set(given.values())
-    changed = [one for one in server.asked if one.method != "GET"]
-    assert changed
-    assert not [one for one in changed if one.path.rpartition("/")[2] in ids]
-    for kind_ in ("environment", "cluster"):
-        assert len(server.account.store.all(kind_)) == 1
-
-
 def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackless) -> None:
     """A topic and its table with the names of a spec that is not external, and roles, users and a
     database with the names of the deployment.
@@ -110,13 +86,24 @@ def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackl
     context.aws.client("glue").create_database(DatabaseInput={"Name": cluster})
     secret = names.confluent_secret("cloud")
     context.aws.client("secretsmanager").create_secret(Name=secret, SecretString="{}")
+    check_given(context)
     engine.create(graph, context, quiet)
+    assert (context.environment, context.cluster) == tuple(given.values())
     assert server.enabled
     context, graph = opened(server, **given)
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    server.asked.clear()
     context, graph = opened(server, **given)
     context.purge_secrets = True
-    assert engine.delete(engine.existing(graph, context, quiet), context, quiet) == {}
+    found = engine.existing(graph, context, quiet)
+    assert not {ENVIRONMENT, CLUSTER} & {resource.key for resource, _ in found}
+    assert engine.delete(found, context, quiet) == {}
+    preflight.check_confluent(context, "plan")
+    changed = [one.path.rpartition("/")[2] for one in server.asked if one.method != "GET"]
+    assert changed
+    assert not set(given.values()) & set(changed)
+    for kind in ("environment", "cluster"):
+        assert len(server.account.store.all(kind)) == 1
     assert server.topics["stock_trades"]["partitions_count"] >= 6
     assert not server.enabled
     users = server.account.store.all("service account")
@@ -194,6 +181,13 @@ def empty_aws_account(context: DeployContext) -> None:
         ssm.delete_parameter(Name=parameter["Name"])
 
 
+def opened_keys(server: Stackless) -> tuple[DeployContext, list[Resource]]:
+    """A deployment, and two of its API keys with what they need."""
+    context, graph = opened(server)
+    rotating = [one for one in graph if one.key in ("key/cloud", "key/kafka_app_consumer")]
+    return context, engine.with_needs(rotating, graph)
+
+
 @pytest.mark.parametrize("is_earlier_version", [False, True])
 def test_keys_of_the_same_prefix_in_another_aws_account_stay(
     server: Stackless, monkeypatch: pytest.MonkeyPatch, is_earlier_version: bool
@@ -202,7 +196,7 @@ def test_keys_of_the_same_prefix_in_another_aws_account_stay(
     with monkeypatch.context() as patch:
         if is_earlier_version:
             patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
-        context, graph = opened(server)
+        context, graph = opened_keys(server)
         engine.create(graph, context, quiet)
         theirs = {
             context.live[resource.key].facts["key"].id
@@ -213,10 +207,9 @@ def test_keys_of_the_same_prefix_in_another_aws_account_stay(
     empty_aws_account(context)
 
     def other() -> tuple[DeployContext, list[Resource]]:
-        context, graph = opened(server)
+        context, graph = opened_keys(server)
         context.aws.__dict__["account"] = "210987654321"
-        rotating = [resource for resource in graph if isinstance(resource, RotatingKey)]
-        return context, engine.with_needs(rotating, graph)
+        return context, graph
 
     context, graph = other()
     engine.create(graph, context, quiet)
@@ -235,14 +228,14 @@ def test_keys_with_the_display_name_of_earlier_versions_are_ours(
     monkeypatch.setattr(keys, "YOUNG", timedelta(0))
     with monkeypatch.context() as patch:
         patch.setattr(RotatingKey, "_display_name", RotatingKey._earlier_display_name)
-        context, graph = opened(server)
+        context, graph = opened_keys(server)
         engine.create(graph, context, quiet)
     before = key_ids(context)
-    context, graph = opened(server)
+    context, graph = opened_keys(server)
     assert {step.action for step in engine.plan(graph, context)} == {"keep"}
     engine.create(graph, context, quiet)
     assert key_ids(context) == before
-    context, graph = opened(server)
+    context, graph = opened_keys(server)
     existing = engine.existing(graph, context, quiet)
     assert engine.delete(existing, context, quiet) == {}
     assert key_ids(context).isdisjoint(before)

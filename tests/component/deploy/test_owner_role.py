@@ -33,6 +33,7 @@ def test_role_of_its_own_creates_and_deletes_everything(tmp_path: Path) -> None:
         with pytest.raises(TopicbergError, match=f"role {OWNER}"):
             check(vendors.open("stock_trades", **OWN)[0])
         before = vendors.left()
+        vendors.only = ("snowflake/",)
         for statement in Admin("ORG-ACCOUNT", "DEPLOYER", public, OWNER).statements():
             vendors.sql(statement)
         created = vendors.left() - before

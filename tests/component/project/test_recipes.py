@@ -292,7 +292,8 @@ def test_recipe_of_a_cloud_resource_is_deployed_in_three_files(library: LibraryC
 
         # The previews of a plan, the picture, the assets and the permissions of users have it.
         assert [(one.usd, one.basis) for one in costs([group], config, {})] == [(1.0, "a group")]
-        assert [(one.quota.name, one.used) for one in usage([group], config)] == [("IAM groups", 1)]
+        ((quota, used),) = usage([group], config).items()
+        assert (quota.name, used) == ("IAM groups", 1)
         assert any('"aws/group"' in line for line in lines([group]))
         assert ["platform", "aws", "group"] in [key.path for key in platform_keys(config, [])]
         of = Deployed(config, "123456789012", ())

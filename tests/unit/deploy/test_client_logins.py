@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 from pydantic import SecretStr
+from record_pages import InMemory
 
 from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.clients.answers import VendorAnswer
@@ -31,20 +32,6 @@ LOGIN = {
 }
 
 
-class MemoryPages:
-    def __init__(self) -> None:
-        self.texts: dict[int, str] = {}
-
-    def read(self) -> dict[int, str]:
-        return dict(self.texts)
-
-    def write(self, number: int, text: str) -> None:
-        self.texts[number] = text
-
-    def delete(self, number: int) -> None:
-        self.texts.pop(number, None)
-
-
 class Context:
     """The part of a deploy context that these resources use."""
 
@@ -52,7 +39,7 @@ class Context:
         self.config = Settings(deployment="cloud", prefix="demo", snowflake_catalog="open_catalog")
         keys = {"confluent_api_key": "k", "confluent_api_secret": SecretStr("s")}
         self.deploy = DeploySettings.model_validate({**keys, **LOGIN, **given})
-        self.pages = MemoryPages()
+        self.pages = InMemory()
         self.record = CreationRecord(self.pages)
         self.seen = self.config.model_copy(update={"cluster_id": "lkc-1"})
 
@@ -82,10 +69,10 @@ def test_login_is_known_by_its_fingerprint() -> None:
     again = CreationRecord(fake.pages)  # as another process reads it
     assert again.login(KEY) == login.fingerprint
     assert again.keys() == set()  # nothing was created
-    assert "hush" not in str(fake.pages.texts)
+    assert "hush" not in str(fake.pages.pages)
     again.put(KEY, "id")
     again.drop(KEY)
-    assert fake.pages.texts == {}
+    assert fake.pages.pages == {}
 
 
 def test_rest_integration_gets_another_secret(monkeypatch: pytest.MonkeyPatch) -> None:

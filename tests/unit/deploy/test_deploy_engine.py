@@ -122,7 +122,6 @@ class Toy:
         pass
 
     need = DeployContext.need
-    remember = DeployContext.remember
 
 
 def _there(context: DeployContext) -> dict[str, Fields]:

@@ -30,14 +30,14 @@ class Account:
     def snowflake(self) -> Iterator[Account]:
         yield self
 
-    def find(self, _statement: str, _role: str) -> list[dict[str, Any]]:
+    def run(self, statement: str, _role: str) -> list[dict[str, Any]]:
+        if not statement.startswith("SHOW"):
+            self.sent.append(statement.rpartition('" ')[2] or statement)
+            return []
         columns = ("catalog_name", "external_volume_name", "catalog_namespace")
         row = dict.fromkeys((*columns, "catalog_table_name"), "")
         names = ("stock_trades", "STOCK_TRADES")
         return [row | {"name": name, "auto_refresh_status": self.status} for name in names]
-
-    def run(self, statement: str, _role: str) -> None:
-        self.sent.append(statement.rpartition('" ')[2] or statement)
 
 
 def found(kind: type[IcebergTable], account: Account) -> tuple[IcebergTable, Live]:

@@ -137,11 +137,8 @@ class Bucket(Resource):
         if context.config.aws_region != "us-east-1" and context.config.deployment == "cloud":
             where["CreateBucketConfiguration"] = {"LocationConstraint": context.config.aws_region}
         s3.create_bucket(Bucket=self.bucket(context), **where)
-
-    def settle(self, context: DeployContext, live: Live) -> None:
-        """A bucket that was just created has no settings yet."""
-        if changes := compare(live.fields, self.desired(context)):
-            self.update(context, live, changes)
+        live = Live(self.bucket(context))
+        self.update(context, live, compare(live.fields, self.desired(context)))
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         s3, bucket = context.aws.client("s3"), self.bucket(context)

@@ -129,10 +129,7 @@ class UploadedCode(Resource):
     """What a job run executes: this project and its dependencies, in a folder named by its hash."""
 
     kind = "code of the EMR Serverless jobs"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def lasting_id(self, live: Live) -> str:
         """Return nothing but its bucket's id: each version has another folder."""

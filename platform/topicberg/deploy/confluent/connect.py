@@ -7,7 +7,6 @@ from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ApiError, FailedError
-from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
@@ -43,11 +42,8 @@ class Connector(Resource):
     account: str = field(kw_only=True)
 
     kind = "connector"
+    is_part = True
     usual_minutes = 3
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return (CLUSTER,)
 
     def _path(self, context: DeployContext, rest: str = "") -> str:
         return f"/connect/v1/environments/{context.environment}/clusters/{context.cluster}{rest}"

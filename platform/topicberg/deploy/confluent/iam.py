@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from topicberg.deploy.confluent.organization import only
+from topicberg.deploy.confluent.organization import named
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
@@ -19,8 +19,7 @@ class ServiceAccount(Resource):
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.confluent.cloud.pages("/iam/v2/service-accounts")
-        named = [one for one in pages if one["display_name"] == self.name]
-        found = only(named, f"service accounts named {self.name}")
+        found = named(pages, self.name, "service accounts")
         if found is None:
             return None
         return Live(found["id"], {"description": found.get("description") or ""})
@@ -54,10 +53,7 @@ class RoleBinding(Resource):
     pattern: str = field(kw_only=True)
 
     kind = "role binding"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def _body(self, context: DeployContext) -> dict[str, str]:
         return {

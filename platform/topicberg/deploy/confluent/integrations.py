@@ -7,8 +7,8 @@ from typing import Any
 
 from topicberg.clients.confluent import FailedError
 from topicberg.deploy.confluent.catalogs import CatalogKind
-from topicberg.deploy.confluent.organization import only
-from topicberg.deploy.confluent_apis import CLUSTER, ENVIRONMENT
+from topicberg.deploy.confluent.organization import named
+from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.logins import CURRENT, note_sent, state
 from topicberg.deploy.polling import poll
@@ -31,18 +31,14 @@ class ProviderIntegration(Resource):
     role: str = field(kw_only=True)
 
     kind = "provider integration"
+    is_part = True
     replaced_for = frozenset({"role"})
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return (ENVIRONMENT,)
 
     def find(self, context: DeployContext) -> Live | None:
         pages = context.confluent.cloud.pages(
             "/pim/v1/integrations", environment=context.environment
         )
-        named = [candidate for candidate in pages if candidate.get("display_name") == self.name]
-        integration = only(named, f"provider integrations named {self.name}")
+        integration = named(pages, self.name, "provider integrations")
         if integration is None:
             return None
         config = integration["config"]
@@ -98,10 +94,7 @@ class CatalogIntegration(Resource):
         pages = context.confluent.tableflow.pages(
             CATALOGS, **where(context.environment, context.cluster)
         )
-        named = [
-            candidate for candidate in pages if candidate["spec"].get("display_name") == self.name
-        ]
-        integration = only(named, f"catalog integrations named {self.name}")
+        integration = named(pages, self.name, "catalog integrations")
         if integration is None:
             return None
         spec, status = integration["spec"], integration.get("status") or {}

@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import quote
 
 from topicberg.clients.confluent import ConflictError, if_found
-from topicberg.deploy.confluent_apis import CLUSTER
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import QUOTAS
 from topicberg.deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
@@ -26,15 +25,12 @@ class KafkaTopic(Resource):
     spec: TopicSpec = field(kw_only=True)
 
     kind = "topic"
+    is_part = True
     quota = QUOTAS["partitions"]
     holds_data = True
 
     def _path(self, context: DeployContext, rest: str = "") -> str:
         return f"/kafka/v3/clusters/{context.cluster}/topics/{quote(self.name, safe='')}{rest}"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return (CLUSTER,)
 
     def quota_units(self, config: Settings) -> int:
         return self.spec.partitions
@@ -97,6 +93,7 @@ class Acl(Resource):
     prefixed: bool = field(kw_only=True)
 
     kind = "access list"
+    is_part = True
     quota = QUOTAS["ACLs"]
 
     def _path(self, context: DeployContext) -> str:
@@ -112,10 +109,6 @@ class Acl(Resource):
             "operation": self.operation,
             "permission": "ALLOW",
         }
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
 
     def find(self, context: DeployContext) -> Live | None:
         found = context.confluent.kafka.get(self._path(context), **self._body(context))["data"]

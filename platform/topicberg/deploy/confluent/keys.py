@@ -126,9 +126,6 @@ class RotatingKey(Resource):
     # --- making it so ---
 
     def create(self, context: DeployContext) -> None:
-        live = self.find(context)
-        for orphan in self.orphans(context, live) if live else []:
-            self.revoke(context, orphan)
         self.add(context)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
@@ -161,7 +158,8 @@ class RotatingKey(Resource):
             return in_a_row >= CONSECUTIVE
 
         poll(works, f"{self.title} {key.id} works", SYNC_SECONDS, sleep=context.sleep)
-        context.secrets.publish(self.name, newest.id)
+        if not newest.current:
+            context.secrets.publish(self.name, newest.id)
 
     def delete(self, context: DeployContext, live: Live) -> None:
         for key in self.alive(context, context.secrets.versions(self.name)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from topicberg.clients.confluent import Api, ApiError, GoneError
-from topicberg.deploy.confluent_apis import ENVIRONMENT
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import HOURS, PRICES, Cost
 from topicberg.deploy.polling import poll
@@ -23,17 +23,26 @@ CLUSTER_SECONDS = 3600.0
 REGISTRY_SECONDS = 600.0
 
 
-def only(objects: list[dict[str, Any]], described: str) -> dict[str, Any] | None:
-    """The one that has the name.
+def named(
+    objects: Iterable[dict[str, Any]], name: str, kind: str, within: str = ""
+) -> dict[str, Any] | None:
+    """Return the object that has the name, by itself or in its ``spec``; None: there is none.
 
+    :param kind: in the plural
     :raises ApiError: there are several, so it is unknown which one is meant
     """
-    if len(objects) > 1:
-        ids = ", ".join(str(candidate["id"]) for candidate in objects)
+    found = [
+        candidate
+        for candidate in objects
+        if candidate.get("spec", candidate).get("display_name") == name
+    ]
+    if len(found) > 1:
+        ids = ", ".join(str(candidate["id"]) for candidate in found)
         raise ApiError(
-            f"there are {len(objects)} {described}: {ids}", hint="delete all but one of them"
+            f"there are {len(found)} {kind} named {name}{within}: {ids}",
+            hint="delete all but one of them",
         )
-    return objects[0] if objects else None
+    return found[0] if found else None
 
 
 def organization(cloud: Api) -> str:
@@ -104,8 +113,7 @@ class Environment(Resource):
             environment = _given(context.confluent.cloud, f"/org/v2/environments/{self.given}")
         else:
             pages = context.confluent.cloud.pages("/org/v2/environments")
-            named = [candidate for candidate in pages if candidate["display_name"] == self.name]
-            environment = only(named, f"environments named {self.name}")
+            environment = named(pages, self.name, "environments")
         if environment is None:
             return None
         package = (environment.get("stream_governance_config") or {}).get("package")
@@ -150,14 +158,11 @@ class Cluster(Resource):
     given: str | None = None
 
     kind = "Kafka cluster"
+    is_part = True
     usual_minutes = 5
     holds_data = True
     unique = False
     replaced_for = frozenset({"cloud", "region", "availability"})
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return (ENVIRONMENT,)
 
     def cost(self, config: Settings, live: Live | None) -> Cost | None:
         if self.given is not None:
@@ -175,12 +180,7 @@ class Cluster(Resource):
             pages = context.confluent.cloud.pages(
                 "/cmk/v2/clusters", environment=context.environment
             )
-            named = [
-                candidate
-                for candidate in pages
-                if candidate["spec"].get("display_name") == self.name
-            ]
-            cluster = only(named, f"Kafka clusters named {self.name} in {context.environment}")
+            cluster = named(pages, self.name, "Kafka clusters", f" in {context.environment}")
         if cluster is None:
             return None
         spec = cluster["spec"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import SecretStr
 
@@ -27,7 +27,7 @@ from topicberg.clients.answers import VendorAnswer
 from topicberg.deploy import logins
 from topicberg.deploy.aws import iam
 from topicberg.deploy.context import DeployContext
-from topicberg.deploy.polling import poll
+from topicberg.deploy.polling import poll_problem
 from topicberg.deploy.resource import Changes, Fields, Live
 from topicberg.deploy.snowflake.session import SqlObject, find, run
 from topicberg.endpoints import glue_rest_uri
@@ -356,18 +356,10 @@ def _verify(context: DeployContext, integration: str) -> str:
 
 def wait_until_verified(context: DeployContext, integration: str) -> None:
     """:raises TopicbergError: the catalog cannot be reached, with Snowflake's reason"""
-    problem = ""
-
-    def verified() -> bool:
-        nonlocal problem
-        problem = _verify(context, integration)
-        return not problem
-
-    awaited = f"Snowflake reaches the catalog of {integration}"
-    try:
-        poll(verified, awaited, VERIFY_SECONDS, sleep=context.sleep)
-    except TopicbergError as error:
-        raise TopicbergError(f"catalog integration {integration}: {problem}") from error
+    if problem := poll_problem(
+        lambda: _verify(context, integration), VERIFY_SECONDS, sleep=context.sleep
+    ):
+        raise TopicbergError(f"catalog integration {integration}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -389,16 +381,14 @@ class ReadingRole(iam.Role):
 
     def _verify(self, context: DeployContext, volume: str) -> None:
         """:raises TopicbergError: Snowflake cannot take the role to read the volume"""
-        answer: dict[str, Any] = {}
 
-        def verified() -> bool:
-            nonlocal answer
+        def ask() -> str:
             answer = verification(context, "VERIFY_EXTERNAL_VOLUME", volume)
-            return str(answer["success"]).lower() == "true"
-
-        try:
-            poll(verified, f"Snowflake takes {self.name}", ACCESS_SECONDS, sleep=context.sleep)
-        except TopicbergError as error:
+            if str(answer["success"]).lower() == "true":
+                return ""
             good = ("PASSED", "SKIPPED")
             bad = {k: v for k, v in answer.items() if k.endswith("Result") and v not in good}
-            raise TopicbergError(f"external volume {volume}: {bad}") from error
+            return f"external volume {volume}: {bad}"
+
+        if problem := poll_problem(ask, ACCESS_SECONDS, sleep=context.sleep):
+            raise TopicbergError(problem)

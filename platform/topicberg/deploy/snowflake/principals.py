@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from topicberg.catalogs.snowflake.names import quote, text
 from topicberg.clients.secrets import Version
 from topicberg.deploy import rsa
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, Cost
-from topicberg.deploy.polling import DeadlineExceededError, poll
+from topicberg.deploy.polling import poll_problem
 from topicberg.deploy.resource import Changes, Fields, Live, MissingError, Resource
 from topicberg.deploy.snowflake.session import (
     SqlObject,
@@ -136,27 +136,19 @@ class User(SqlObject):
         """The active key lets the user in; only then it is published."""
         facts = context.need(KEYS).facts
         private = rsa.private_key(facts["values"])
-        problem = ""
-
-        def let_in() -> bool:
-            nonlocal problem
-            problem = login_problem(context, self.name, private)
-            return not problem
-
-        awaited = f"{self.title} can log in with its newest key"
-        try:
-            poll(let_in, awaited, LOGIN_SECONDS, sleep=context.sleep)
-        except DeadlineExceededError as error:
+        if problem := poll_problem(
+            lambda: login_problem(context, self.name, private), LOGIN_SECONDS, sleep=context.sleep
+        ):
             raise TopicbergError(
                 f"{self.title} cannot log in with its newest key: {problem}",
                 hint=refusal_hint(problem, self.name)
                 or "allow this machine in the network policy, then run the command again",
-            ) from error
+            )
         if not facts["versions"][-1].current:
             name = context.names.snowflake_secret
             context.secrets.publish(name, facts["versions"][-1].id)
             fresh = {**facts, "versions": context.secrets.versions(name)}
-            context.remember(KEYS, Live(context.need(KEYS).id, context.need(KEYS).fields, fresh))
+            context.live[KEYS] = replace(context.need(KEYS), facts=fresh)
 
 
 @dataclass(frozen=True)
@@ -202,10 +194,7 @@ class UserPolicy(Resource):
     policy: str = ""
 
     kind = "network policy of user"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
         show = f"SHOW PARAMETERS LIKE 'network_policy' IN USER {quote(self.user)}"
@@ -261,10 +250,7 @@ class RoleGrant(Resource):
     grantee: str = ""
 
     kind = "grant of role"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW GRANTS OF ROLE {quote(self.role)}", OWNER)
@@ -299,10 +285,7 @@ class Grant(Resource):
     target: tuple[str, ...] = ()
 
     kind = "grant"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW GRANTS TO ROLE {quote(self.role)}", GRANTOR)

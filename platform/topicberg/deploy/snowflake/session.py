@@ -64,17 +64,6 @@ class SnowflakeSession:
             ask(self.connection, f"USE ROLE {role}")
             self.role = role
 
-    def find(self, statement: str, role: str) -> list[VendorAnswer] | None:
-        """The same; None when what it names does not exist."""
-        from snowflake.connector.errors import ProgrammingError
-
-        try:
-            return self.run(statement, role)
-        except ProgrammingError as error:
-            if error.errno in NOT_THERE:
-                return None
-            raise
-
 
 def run(context: DeployContext, statement: str, role: str) -> list[VendorAnswer]:
     """:meth:`SnowflakeSession.run` for one statement of the admin's session."""
@@ -83,9 +72,15 @@ def run(context: DeployContext, statement: str, role: str) -> list[VendorAnswer]
 
 
 def find(context: DeployContext, statement: str, role: str) -> list[VendorAnswer] | None:
-    """:meth:`SnowflakeSession.find`, likewise."""
-    with context.snowflake() as session:
-        return session.find(statement, role)
+    """The same; None when what it names does not exist."""
+    from snowflake.connector.errors import ProgrammingError
+
+    try:
+        return run(context, statement, role)
+    except ProgrammingError as error:
+        if error.errno in NOT_THERE:
+            return None
+        raise
 
 
 def show(

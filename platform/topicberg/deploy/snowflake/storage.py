@@ -52,10 +52,7 @@ class Container(Resource):
     comment: str = ""
 
     kind = "Snowflake"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
+    is_part = True
 
     def find(self, context: DeployContext) -> Live | None:
         within = f" IN DATABASE {quote(self.path[0])}" if self.of == "SCHEMA" else ""

@@ -13,12 +13,12 @@ from topicberg.catalogs.snowflake.statements import (
     create_table,
     topic_integration,
 )
-from topicberg.catalogs.snowflake.tables import link_status
+from topicberg.catalogs.snowflake.tables import LinkStatus, link_status
 from topicberg.deploy.aws.glue import tables
 from topicberg.deploy.confluent.tableflow import FAILED_POLLS
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import FREE_CLOUD_SERVICES, PRICES, WAREHOUSE_HOURS, Cost, poll_credits
-from topicberg.deploy.polling import DeadlineExceededError, poll
+from topicberg.deploy.polling import AGAIN, DeadlineExceededError, poll, poll_problem
 from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.snowflake.integrations import INTEGRATOR, VERIFY_SECONDS, verification
 from topicberg.deploy.snowflake.session import SqlObject, run, show
@@ -101,21 +101,23 @@ class LinkedDatabase(SqlObject):
 
     def settle(self, context: DeployContext, live: Live) -> None:
         """:raises TopicbergError: discovery fails, with Snowflake's reason"""
-        reason = ""
 
-        def follows() -> bool:
-            nonlocal reason
-            with context.snowflake() as session:
-                session.take(INTEGRATOR)
-                status = link_status(session.connection, context.config)
-            reason = status.failure
-            return status.state != "FAILED"
+        def ask() -> str:
+            status = _link_status(context)
+            return (status.failure or "no reason") if status.state == "FAILED" else ""
 
-        awaited = f"{self.title} follows its catalog"
-        try:
-            poll(follows, awaited, VERIFY_SECONDS, sleep=context.sleep)
-        except DeadlineExceededError as error:
-            raise TopicbergError(f"{error.message}: {reason}", hint=error.hint) from error
+        if reason := poll_problem(ask, VERIFY_SECONDS, sleep=context.sleep):
+            raise TopicbergError(
+                f"timed out after {VERIFY_SECONDS:.0f} s: {self.title} follows its catalog: "
+                f"{reason}",
+                hint=AGAIN,
+            )
+
+
+def _link_status(context: DeployContext) -> LinkStatus:
+    with context.snowflake() as session:
+        session.take(INTEGRATOR)
+        return link_status(session.connection, context.config)
 
 
 @dataclass(frozen=True)
@@ -315,9 +317,7 @@ class LinkedTable(IcebergTable):
                 sleep=context.sleep,
             )
         except DeadlineExceededError as error:
-            with context.snowflake() as session:
-                session.take(INTEGRATOR)
-                status = link_status(session.connection, config)
+            status = _link_status(context)
             raise TopicbergError(
                 f"{error.message}: discovery is {status.state}{status.reason(path)}",
                 hint=error.hint,

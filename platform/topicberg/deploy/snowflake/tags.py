@@ -43,14 +43,11 @@ class ObjectTags(Resource):
     tags: dict[str, str] = field(default_factory=dict, hash=False)
 
     kind = "tags of Snowflake's"
+    is_part = True
 
     @property
     def title(self) -> str:
         return f"{self.kind} {self.domain.lower()} {self.name}"
-
-    @property
-    def parents(self) -> tuple[str, ...]:
-        return self.within
 
     def find(self, context: DeployContext) -> Live | None:
         """None: the object or a tag does not exist, or no tag is set."""
