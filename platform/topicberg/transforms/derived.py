@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import reduce
 
@@ -63,10 +63,12 @@ ATTEMPTS = 5
 class WrittenWindow:
     """A window that was written.
 
+    ``window``: what is left of the requested one; None: all of it is past a retention.
     ``rows_by_hour``: first hour of a partition (since 1970) → rows. ``sources``: table → snapshot
     that was read. There is no snapshot if no source has one yet; nothing was written then.
     """
 
+    window: Window | None = None
     rows: int = 0
     rows_by_hour: Mapping[int, int] | None = None
     snapshot_id: int | None = None
@@ -102,7 +104,7 @@ def write_window(
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
-    left = without_expired(catalog, derivation, window, keep_expired=keep_expired)
+    left = _without_expired(catalog, derivation, window, keep_expired=keep_expired)
     if left is None:
         return WrittenWindow()
     first, *others = _portions(catalog, derivation, left)
@@ -116,7 +118,7 @@ def write_window(
         if module := missing_module(str(error)):
             raise lacking(f"table {derivation.name}", module) from error
         raise
-    return written
+    return replace(written, window=left)
 
 
 def lacking(subject: str, module: str) -> TopicbergError:
@@ -138,7 +140,7 @@ def lacking(subject: str, module: str) -> TopicbergError:
     return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
 
 
-def without_expired(
+def _without_expired(
     catalog: Catalog, derivation: Derivation, window: Window, *, keep_expired: bool
 ) -> Window | None:
     """Return a window without the hours whose rows a source may no longer have.
