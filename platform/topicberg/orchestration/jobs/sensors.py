@@ -63,7 +63,7 @@ from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.tick_registrations import Registrations
 from topicberg.orchestration.jobs.watches import TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify, is_refused, with_service
+from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
 
@@ -99,14 +99,9 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     def snapshots(
         context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
-        try:
-            endpoints = topicberg_lakehouse.peek()
-            signals = topicberg_lakehouse.signals(lake.topics)
-            return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
-        except (TopicbergError, OSError) as error:
-            if is_refused(error):
-                raise
-            return dg.SkipReason(str(safe(with_service(error))))
+        endpoints = topicberg_lakehouse.peek()
+        signals = topicberg_lakehouse.signals(lake.topics)
+        return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
 
     return snapshots
 
