@@ -485,8 +485,7 @@ class Lake:
         if crash or found.cursor == before:
             return False
         sensor.cursor = found.cursor.model_dump_json()
-        keys = [*found.computation.ranges] if found.computation else []
-        for key, span in zip(keys, found.runs, strict=True):
+        for key, span in found.runs.items():
             assert key not in self.runs, "Dagster launches no key twice"
             if launch:
                 self.runs[key] = Run(sensor, span)

@@ -28,7 +28,6 @@ from topicberg.orchestration.assets.partitions import Span, spans
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_RANGES,
-    ComputationRequest,
     RunState,
     TableCursor,
     observe,
@@ -49,12 +48,11 @@ BATCH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Tick:
-    """What comes of a tick; ``runs``: those of the computation, in the order of its keys."""
+    """What comes of a tick; ``runs``: those that compute partitions, by their keys."""
 
     cursor: TableCursor
     events: list[AssetMaterialization | AssetObservation]
-    computation: ComputationRequest | None
-    runs: list[Span]
+    runs: dict[str, Span]
 
 
 def advance(
@@ -92,8 +90,8 @@ def advance(
             return [], hours
         return runs, left
 
-    cursor, computation, runs = request(cursor, plan, watch.name)
-    return Tick(cursor, events, computation, runs)
+    cursor, runs = request(cursor, plan, watch.name)
+    return Tick(cursor, events, runs)
 
 
 def _look(

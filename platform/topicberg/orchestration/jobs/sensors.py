@@ -58,7 +58,7 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     TableCursor,
     settle_registration,
 )
-from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, begin, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, load
 from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.tick_registrations import Registrations
 from topicberg.orchestration.jobs.watches import TableWatch, watches
@@ -147,7 +147,7 @@ class _Evaluation:
         self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
         self.watched, self.signals = watched, signals
         location = location_of_sensor(context)
-        self.position = Position.parse(context.cursor) or begin()
+        self.position = Position.parse(context.cursor)
         self.cursors = Cursors(load(context.instance, self.position, watched, location))
         self.runs = RequestedRuns(context.instance)
         self.computations = Computations()
