@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
+LINEAGE_HINT = "correct `lineage={…}`: column of the result → columns of the sources"
 
 
 @dataclass(frozen=True)
@@ -192,43 +193,40 @@ def _check(
                 f"its function returns {names[first]} and {names[other]}, which are one column",
                 hint="rename one of them: Spark, Glue and Snowflake ignore case",
             )
-    for column in derived.rules.columns:
-        if column not in names:
-            raise SpecError(
-                f"its rules name a column {column}, which its function does not return"
-                f"{suggestion(column, names)}",
-                hint="correct `rules=Rules(…)` or the function",
+    for naming, columns, hint in (
+        (
+            "its rules name a column",
+            derived.rules.columns,
+            "correct `rules=Rules(…)` or the function",
+        ),
+        (
+            "its docstring describes a column",
+            described_columns(derived.description),
+            "correct the section `Columns:` of the docstring, or the function",
+        ),
+        ("its lineage names a column", derived.lineage, LINEAGE_HINT),
+        *(
+            (
+                f"topic {spec.name} publishes a field",
+                _published_columns(spec, lake),
+                "return the column, or remove the field from the topic's schema",
             )
-    for column in described_columns(derived.description):
-        if column not in names:
-            raise SpecError(
-                f"its docstring describes a column {column}, which its function does not return"
-                f"{suggestion(column, names)}",
-                hint="correct the section `Columns:` of the docstring, or the function",
-            )
-    _check_lineage(derived, names, schemas)
-    for spec in lake.published(derived):
-        for column in _published_columns(spec, lake):
+            for spec in lake.published(derived)
+        ),
+    ):
+        for column in columns:
             if column not in names:
                 raise SpecError(
-                    f"topic {spec.name} publishes a field {column}, which its function does not "
-                    f"return{suggestion(column, names)}",
-                    hint="return the column, or remove the field from the topic's schema",
+                    f"{naming} {column}, which its function does not return"
+                    f"{suggestion(column, names)}",
+                    hint=hint,
                 )
+    _check_lineage(derived, schemas)
 
 
-def _check_lineage(
-    derived: DerivedTable, names: list[str], schemas: "Mapping[str, StructType]"
-) -> None:
-    """:raises SpecError: it names a column that the table or its source does not have"""
-    hint = "correct `lineage={…}`: column of the result → columns of the sources"
-    for column, origins in derived.lineage.items():
-        if column not in names:
-            raise SpecError(
-                f"its lineage names a column {column}, which its function does not return"
-                f"{suggestion(column, names)}",
-                hint=hint,
-            )
+def _check_lineage(derived: DerivedTable, schemas: "Mapping[str, StructType]") -> None:
+    """:raises SpecError: it names a column that a source does not have"""
+    for origins in derived.lineage.values():
         for origin in origins:
             source, _, inner = origin.rpartition(".")
             is_qualified = source in (*derived.sources, *derived.lookups)
@@ -243,7 +241,7 @@ def _check_lineage(
                 raise SpecError(
                     f"its lineage names {origin}, but {where} has no column {name}"
                     f"{suggestion(name, known)}",
-                    hint=hint,
+                    hint=LINEAGE_HINT,
                 )
 
 
