@@ -405,8 +405,10 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         catalog = lakehouse.catalog()
         for name, origin in parents.items():
             if not catalog.table_exists(origin.identifier):
+                # A table that reads two topics is computed if only one of them has records yet. The
+                # run of another derived table is left to its own asset.
                 context.log.info(f"there is no table of {name} yet: creating it")
-                lake.create(name, lakehouse)
+                origin.create(lakehouse)
         with reported(_job_run(context, derived, requested, parents, catalog)) as outcome:
             # The run may have waited, or other tables of it have sources that keep their rows
             # longer: either leaves out what is past a retention when it begins.

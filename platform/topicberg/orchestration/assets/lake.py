@@ -21,7 +21,6 @@ from topicberg.orchestration.assets.registry import (
 )
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check, validate
-from topicberg.orchestration.resources import Lakehouse
 from topicberg.project import members
 from topicberg.settings import Settings, settings
 from topicberg.spark import for_connect
@@ -219,17 +218,9 @@ class Lake:
         """Return the table of a topic, or a derived one, that others are derived from."""
         return self._by_source[name]
 
-    def create(self, name: str, lakehouse: Lakehouse) -> None:
-        """Create the table of a topic; the run of a derived one is left to its own asset.
-
-        So a table that reads two topics can be computed when only one of them has records yet.
-        """
-        self._by_source[name].create(lakehouse)
-
     @cached_property
     def _by_source(self) -> dict[str, Table]:
-        computed = {table.source: table for table in self.tables if table.source}
-        return {**computed, **self.ingested}
+        return {table.source: table for table in self.tables if table.source}
 
     def published(self, derived: DerivedTable) -> list[TopicSpec]:
         """The topics that a derived table is published to, where there is a Spark for it."""
