@@ -151,7 +151,7 @@ def _without_expired(
     :param keep_expired: no user requested them: they were not past it when the window was requested
     :return: None: nothing is left
     """
-    first = derivation.first_hour(datetime.now(UTC), of_partitions=True)
+    first = derivation.first_hour(datetime.now(UTC))
     if derivation.first is None or first == BEFORE_EVERYTHING:
         return window
     start = datetime.fromtimestamp(first * 3600, UTC)

@@ -167,8 +167,7 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
         tables = {table.name(): table for table, _ in _tables(plan, catalog)}
         sources = plan.source_tables(tables.get)
         if name in sources:
-            # As runs do, else what no run computes would be requested for ever.
-            first_hour = plan.first_hour(datetime.now(UTC), of_partitions=True)
+            first_hour = plan.first_hour(datetime.now(UTC))
             read = unread(tables.get(plan.target), plan.target_time, sources, first_hour)
             ranges = computable(read, first_hour)[name].unread
             known = (each for each in ranges if seen and each.sequence <= seen.sequence)
