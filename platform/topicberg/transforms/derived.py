@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
 
@@ -70,17 +70,15 @@ class WrittenWindow:
 
     window: Window | None = None
     rows: int = 0
-    rows_by_hour: Mapping[int, int] | None = None
+    rows_by_hour: Mapping[int, int] = field(default_factory=dict)
     snapshot_id: int | None = None
-    sources: Mapping[str, int | None] | None = None
+    sources: Mapping[str, int | None] = field(default_factory=dict)
 
     def followed_by(self, other: WrittenWindow) -> WrittenWindow:
         """Return both as one, of which the other was written later."""
-        rows = Counter(self.rows_by_hour or {})
-        rows.update(other.rows_by_hour or {})
         return WrittenWindow(
             rows=self.rows + other.rows,
-            rows_by_hour=rows,
+            rows_by_hour=Counter(self.rows_by_hour) + Counter(other.rows_by_hour),
             snapshot_id=other.snapshot_id or self.snapshot_id,
             sources=other.sources or self.sources,
         )
@@ -283,7 +281,7 @@ def summary_of(
     target: Table,
     sources: Mapping[str, Table],
     window: Window,
-    unused: Sequence[str] = (),
+    unused: Sequence[str],
 ) -> dict[str, str]:
     """Return the summary properties of a snapshot that computes a window of the sources' heads.
 

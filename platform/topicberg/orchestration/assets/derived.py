@@ -452,7 +452,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 "duration_seconds": duration,
                 **_lag(catalog, [each.identifier for each in parents.values()], written),
                 "source_snapshots": {
-                    name: str(snapshot) for name, snapshot in (written.sources or {}).items()
+                    name: str(snapshot) for name, snapshot in written.sources.items()
                 },
             }
         )
@@ -499,7 +499,7 @@ def _lag(
     """Return the seconds from the newest commit of the sources that was read until now."""
     read = []
     for identifier in parents:
-        snapshot_id = (written.sources or {}).get(".".join(identifier))
+        snapshot_id = written.sources.get(".".join(identifier))
         if snapshot_id is None:
             continue
         if snapshot := catalog.load_table(identifier).snapshot_by_id(snapshot_id):
@@ -511,7 +511,7 @@ def _lag(
 
 def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
     rows = Counter[str]()
-    for hour, added in (written.rows_by_hour or {}).items():
+    for hour, added in written.rows_by_hour.items():
         for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):
             rows[key] += added
     return rows
