@@ -122,10 +122,10 @@ def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]
     for snapshot, _ in computations(table):
         facts = summary(snapshot)
         if (version := facts.get(VERSION)) and (window := facts.get(WINDOW)):
-            found = [(start, name) for start, name in json.loads(facts[COMPUTED_BY])]
+            versions = [(start, name) for start, name in json.loads(facts[COMPUTED_BY])]
             given = json.loads(facts.get(FIRST_PARTITION, "null"))
             first = Hours(*given) if given else None
-            yield _parts(Window.parse(window).hours, version, first), found
+            yield _parts(Window.parse(window).hours, version, first), versions
 
 
 def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:
