@@ -365,7 +365,7 @@ def with_parameters(function: Callable[..., T], parameters: BaseModel | None) ->
 
 def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
     partitions = time_partitions(lake.root(derived))
-    plan = derivation(derived, lake)
+    plan = lake.plan_of(derived.name)
     parameters = derived.parameters_of(lake.root(derived))
     parents = {name: lake.origin(name) for name in (*derived.sources, *derived.lookups)}
     names = ", ".join(f"`{name}`" for name in parents)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import dagster as dg
 
 from topicberg.checks.catalogs import parity_check, pointer_check
 from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
-from topicberg.orchestration.assets.derived import DerivedTable
+from topicberg.orchestration.assets.derived import DerivedTable, derivation
 from topicberg.orchestration.assets.registry import (
     OF_TOPICS,
     ComputedTable,
@@ -26,6 +26,7 @@ from topicberg.settings import Settings, settings
 from topicberg.spark import for_connect
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import KnownSpecs
+from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.upsert_view import UpsertView
 from topicberg.wording import suggestion
 
@@ -202,6 +203,14 @@ class Lake:
     @cached_property
     def derived_by_name(self) -> dict[str, DerivedTable]:
         return {table.name: table for table in self.derived}
+
+    @cached_property
+    def plan_of(self) -> Callable[[str], Derivation]:
+        """Returns how a derived table is computed, by its name; that is put together once.
+
+        Its asset, its check and what is watched have it. Most of it is the version of the code.
+        """
+        return cache(lambda name: derivation(self.derived_by_name[name], self))
 
     def root(self, table: DerivedTable) -> TopicSpec:
         """Return the topic that its rows come from."""
