@@ -413,7 +413,7 @@ class Lake:
         except NoSuchTableError:
             target = self.catalog.create_table(plan.target, SCHEMA, partition_spec=HOURLY)
         sources = {each.name: self.catalog.load_table(each.table) for each in plan.sources}
-        properties = summary_of(plan, target, sources, window)
+        properties = summary_of(plan, target, sources, window, [])
         tags.enter_context(reading(sources.values(), plan.name))
         head = target.current_snapshot()
         return Computation(

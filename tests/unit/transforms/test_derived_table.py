@@ -248,10 +248,13 @@ def test_write_window_leaves_out_expired_hours_that_no_user_requested(
     begin = datetime.fromtimestamp((hour - (days - 30) * 24) * 3600, UTC)
     window = Window(begin, begin + timedelta(hours=hours))
     computed: list[Window] = []
+
+    def write(_: Any, __: Any, ___: Any, part: Window) -> WrittenWindow:
+        computed.append(part)
+        return WrittenWindow()
+
     monkeypatch.setattr(derived, "_portions", lambda *given: [given[-1]])
-    monkeypatch.setattr(
-        derived, "_write", lambda *given: computed.append(given[-1]) or WrittenWindow()
-    )
+    monkeypatch.setattr(derived, "_write", write)
     left = derived.write_window(unused, glue, plan, window, keep_expired=keep_expired).window
     if expected is None:
         assert left is None
