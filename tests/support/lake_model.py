@@ -413,7 +413,7 @@ class Lake:
         except NoSuchTableError:
             target = self.catalog.create_table(plan.target, SCHEMA, partition_spec=HOURLY)
         sources = {each.name: self.catalog.load_table(each.table) for each in plan.sources}
-        properties = summary_of(plan, target, sources, window)
+        properties = summary_of(plan, target, sources, window, [])
         tags.enter_context(reading(sources.values(), plan.name))
         head = target.current_snapshot()
         return Computation(
@@ -485,8 +485,7 @@ class Lake:
         if crash or found.cursor == before:
             return False
         sensor.cursor = found.cursor.model_dump_json()
-        keys = [*found.computation.ranges] if found.computation else []
-        for key, span in zip(keys, found.runs, strict=True):
+        for key, span in found.runs.items():
             assert key not in self.runs, "Dagster launches no key twice"
             if launch:
                 self.runs[key] = Run(sensor, span)

@@ -37,9 +37,7 @@ async def _serve(request: Request) -> Response:
 def _page(page: str) -> Response:
     folder = docs_folder()
     path = (folder / page).resolve() if folder else None
-    if folder is None or path is None or not path.is_relative_to(folder.resolve()):
-        return PlainTextResponse("not found", 404)
-    if not path.is_file():
+    if not (folder and path and path.is_relative_to(folder.resolve()) and path.is_file()):
         return PlainTextResponse("not found", 404)
     if path.suffix == ".md":
         return HTMLResponse(rendered(path))

@@ -16,32 +16,23 @@ that forking is safe). Dagster's own executor can start steps in the same way.
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
-from typing import Any, Self
 
 import psutil
-from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+from dagster import DagsterRun, DagsterRunStatus, DefaultRunLauncher
 from dagster._cli.api import execute_run_command
-from dagster._core.launcher import (
-    CheckRunHealthResult,
-    DefaultRunLauncher,
-    LaunchRunContext,
-    RunLauncher,
-    WorkerStatus,
-)
+from dagster._core.launcher import CheckRunHealthResult, LaunchRunContext, WorkerStatus
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._grpc.types import ExecuteRunArgs
-from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
+from dagster._serdes import serialize_value
 from dagster._utils import get_run_crash_explanation
 
 from topicberg.dagster import BACKGROUND
@@ -71,38 +62,15 @@ NICENESS = 10
 _SERVER = get_context("forkserver")
 
 
-class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
+class ForkingRunLauncher(DefaultRunLauncher):
     """Runs are forked processes of this machine. They survive a killed daemon, and the next daemon
     watches over them.
     """
 
-    def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
-        self._inst_data = inst_data
-        self._default = DefaultRunLauncher()
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @property
-    def inst_data(self) -> ConfigurableClassData | None:
-        return self._inst_data
-
-    @classmethod
-    def config_type(cls) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData, config_value: Mapping[str, Any]
-    ) -> Self:
-        return cls(inst_data=inst_data)
-
-    def register_instance(self, instance: DagsterInstance) -> None:
-        super().register_instance(instance)
-        self._default.register_instance(instance)
-
     def launch_run(self, context: LaunchRunContext) -> None:
         run = context.dagster_run
         if not _is_of_this_environment(run):
-            self._default.launch_run(context)
+            super().launch_run(context)
             return
         origin = run.job_code_origin
         assert origin is not None  # noqa: S101  every run that Dagster launches has one
@@ -135,7 +103,7 @@ class ForkingRunLauncher(RunLauncher[Any], ConfigurableClass):
         if run is None or run.is_finished:
             return False
         if GRPC_INFO_TAG in run.tags:
-            return bool(self._default.terminate(run_id))  # type: ignore[no-untyped-call]
+            return bool(super().terminate(run_id))  # type: ignore[no-untyped-call]
         self._instance.report_run_canceling(run)
         process = process_of(run)
         if process is None:
@@ -181,9 +149,8 @@ def _execute(arguments: str, niceness: int) -> None:
 
 
 # What is used of Dagster, and may be different in another version.
-require_attributes(RunLauncher, "_instance", "launch_run", "terminate", "check_run_worker_health")
+require_attributes(
+    DefaultRunLauncher, "_instance", "launch_run", "terminate", "check_run_worker_health"
+)
 require_attributes(execute_run_command, "main")
 require_parameters(ExecuteRunArgs, 3)
-if inspect.isabstract(ForkingRunLauncher):
-    missing = ", ".join(sorted(ForkingRunLauncher.__abstractmethods__))
-    raise ImportError(f"RunLauncher requires {missing}")

@@ -176,20 +176,18 @@ class Derivation:
         ]
         return min(kept, default=None)
 
-    def first_hour(self, now: datetime, *, of_partitions: bool = False) -> int:
+    def first_hour(self, now: datetime) -> int:
         """Return the first hour since 1970 that may be computed again without a request.
 
-        Earlier hours are past the data retention of a source, or about to be: computing them again
-        would remove what was computed from rows that are deleted since.
-
-        :param of_partitions: the first hour of a partition of which this is so for all hours
+        It begins a partition. Hours of earlier ones are past the data retention of a source, or
+        about to be: computing them again would remove what was computed from rows that are deleted
+        since.
         """
         if (kept := self.kept) is None:
             return BEFORE_EVERYTHING
         back = self.lookback if self.lookback and self.lookback != FOREVER else timedelta()
         first = now - kept + back + RETENTION_MARGIN
-        width = self.hours if of_partitions else 1
-        return -int(-first.timestamp() // (3600 * width)) * width
+        return -int(-first.timestamp() // (3600 * self.hours)) * self.hours
 
 
 class Call(NamedTuple):

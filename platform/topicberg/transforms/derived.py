@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import reduce
 
@@ -63,22 +63,22 @@ ATTEMPTS = 5
 class WrittenWindow:
     """A window that was written.
 
+    ``window``: what is left of the requested one; None: all of it is past a retention.
     ``rows_by_hour``: first hour of a partition (since 1970) → rows. ``sources``: table → snapshot
     that was read. There is no snapshot if no source has one yet; nothing was written then.
     """
 
+    window: Window | None = None
     rows: int = 0
-    rows_by_hour: Mapping[int, int] | None = None
+    rows_by_hour: Mapping[int, int] = field(default_factory=dict)
     snapshot_id: int | None = None
-    sources: Mapping[str, int | None] | None = None
+    sources: Mapping[str, int | None] = field(default_factory=dict)
 
     def followed_by(self, other: WrittenWindow) -> WrittenWindow:
         """Return both as one, of which the other was written later."""
-        rows = Counter(self.rows_by_hour or {})
-        rows.update(other.rows_by_hour or {})
         return WrittenWindow(
             rows=self.rows + other.rows,
-            rows_by_hour=rows,
+            rows_by_hour=Counter(self.rows_by_hour) + Counter(other.rows_by_hour),
             snapshot_id=other.snapshot_id or self.snapshot_id,
             sources=other.sources or self.sources,
         )
@@ -102,7 +102,7 @@ def write_window(
         rows where no run would look for them
     :raises CommitConflictError: other writers kept changing the same window
     """
-    left = without_expired(catalog, derivation, window, keep_expired=keep_expired)
+    left = _without_expired(catalog, derivation, window, keep_expired=keep_expired)
     if left is None:
         return WrittenWindow()
     first, *others = _portions(catalog, derivation, left)
@@ -116,7 +116,7 @@ def write_window(
         if module := missing_module(str(error)):
             raise lacking(f"table {derivation.name}", module) from error
         raise
-    return written
+    return replace(written, window=left)
 
 
 def lacking(subject: str, module: str) -> TopicbergError:
@@ -138,7 +138,7 @@ def lacking(subject: str, module: str) -> TopicbergError:
     return TopicbergError(f"{subject}: the workers of Spark have no module {module}", hint=hint)
 
 
-def without_expired(
+def _without_expired(
     catalog: Catalog, derivation: Derivation, window: Window, *, keep_expired: bool
 ) -> Window | None:
     """Return a window without the hours whose rows a source may no longer have.
@@ -149,7 +149,7 @@ def without_expired(
     :param keep_expired: no user requested them: they were not past it when the window was requested
     :return: None: nothing is left
     """
-    first = derivation.first_hour(datetime.now(UTC), of_partitions=True)
+    first = derivation.first_hour(datetime.now(UTC))
     if derivation.first is None or first == BEFORE_EVERYTHING:
         return window
     start = datetime.fromtimestamp(first * 3600, UTC)
@@ -281,7 +281,7 @@ def summary_of(
     target: Table,
     sources: Mapping[str, Table],
     window: Window,
-    unused: Sequence[str] = (),
+    unused: Sequence[str],
 ) -> dict[str, str]:
     """Return the summary properties of a snapshot that computes a window of the sources' heads.
 

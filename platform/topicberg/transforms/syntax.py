@@ -45,10 +45,10 @@ def _parsed(file: str, _changed_at: int) -> ast.Module:
 def nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes that count, a dotted name before its parts."""
     yield node
-    for field, value in _fields(node):
+    for _, value in _fields(node):
         children: Iterable[Any] = value if isinstance(value, list) else (value,)
         for child in children:
-            if isinstance(child, ast.AST) and not (field == "annotation" and _is_argument(node)):
+            if isinstance(child, ast.AST):
                 yield from nodes(child)
 
 
@@ -80,7 +80,7 @@ def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
         value = getattr(node, field, None)
         if field == "decorator_list":
             value = _decorators(value or ())
-        elif field in _IGNORED:
+        elif field in _IGNORED or (field == "annotation" and isinstance(node, ast.arg)):
             continue
         if field == "body" and isinstance(value, list) and value and _is_text(value[0]):
             value = value[1:]
@@ -114,19 +114,11 @@ def _is_text(node: ast.AST) -> bool:
     )
 
 
-def _is_argument(node: ast.AST) -> bool:
-    return isinstance(node, ast.arg)
-
-
 def dump(node: Any) -> str:
     """Return the same text for the same code in every version of Python."""
     if isinstance(node, list):
         return f"[{','.join(map(dump, node))}]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    parts = (
-        f"{field}={dump(value)}"
-        for field, value in _fields(node)
-        if not (field == "annotation" and _is_argument(node))
-    )
+    parts = (f"{field}={dump(value)}" for field, value in _fields(node))
     return f"{type(node).__name__}({','.join(parts)})"

@@ -9,6 +9,7 @@ remember anything, and it does not matter which snapshots expire.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -145,12 +146,13 @@ def unread(
         if read.unread and known and name in known.read and known.holds(target):
             other = since(known.read[name], name)
             hours = union(Hours(each.start, each.stop) for each in read.unread)
-            left = [_within(each, part) for each in other.unread for part in hours]
-            read = read.model_copy(update={"unread": [each for each in left if each]})
+            left = [each for part in hours for each in _within(part, other.unread)]
+            read = read.model_copy(update={"unread": left})
         ranges = _joined(read.unread)
-        expired = _coarse(_until(first_hour, ranges), MAX_EXPIRED_RANGES)
-        rest = _coarse(_from(first_hour, ranges), MAX_RANGES)
-        reads[name] = read.model_copy(update={"unread": [*expired, *rest]})
+        expired = _within(Hours(BEFORE_EVERYTHING, first_hour), ranges)
+        rest = _within(Hours(first_hour, sys.maxsize), ranges)
+        coarse = [*_coarse(expired, MAX_EXPIRED_RANGES), *_coarse(rest, MAX_RANGES)]
+        reads[name] = read.model_copy(update={"unread": coarse})
     return reads
 
 
@@ -159,8 +161,9 @@ def computable(reads: Mapping[str, Read], first_hour: int) -> dict[str, Read]:
 
     :param first_hour: the first one that is not
     """
+    hours = Hours(first_hour, sys.maxsize)
     return {
-        name: read.model_copy(update={"unread": [*_from(first_hour, read.unread)]})
+        name: read.model_copy(update={"unread": [*_within(hours, read.unread)]})
         for name, read in reads.items()
     }
 
@@ -221,16 +224,12 @@ def _held(target: Table | None, time: str, sources: Mapping[str, SourceTable]) -
     return union([*found, *(held_hours(target, time) if target else ())])
 
 
-def _from(first_hour: int, ranges: Iterable[Unread]) -> Iterator[Unread]:
+def _within(hours: Hours, ranges: Iterable[Unread]) -> Iterator[Unread]:
+    """Yield the parts of unread ranges that are within some hours."""
     for each in ranges:
-        if each.stop > first_hour:
-            yield each._replace(start=max(each.start, first_hour))
-
-
-def _until(first_hour: int, ranges: Iterable[Unread]) -> Iterator[Unread]:
-    for each in ranges:
-        if each.start < first_hour:
-            yield each._replace(stop=min(each.stop, first_hour))
+        start, stop = max(each.start, hours.start), min(each.stop, hours.stop)
+        if start < stop:
+            yield each._replace(start=start, stop=stop)
 
 
 def _joined(unread: Iterable[Unread]) -> list[Unread]:
@@ -250,11 +249,6 @@ def _both(one: Unread, other: Unread) -> Unread:
         min(one.since, other.since),
         max(one.until, other.until),
     )
-
-
-def _within(unread: Unread, hours: Hours) -> Unread | None:
-    start, stop = max(unread.start, hours.start), min(unread.stop, hours.stop)
-    return unread._replace(start=start, stop=stop) if start < stop else None
 
 
 def _left(ranges: Iterable[Unread], hours: Hours, clock: int) -> list[Unread]:

@@ -42,8 +42,8 @@ def computed_by(table: Table | None) -> Versions:
     windows = list(_windows(table)) if table else []
     if not windows:
         return []
-    found = windows[0][2]
-    for parts, _, _ in reversed(windows):  # other writers may have written meanwhile
+    _, found = windows[0]
+    for parts, _ in reversed(windows):  # other writers may have written meanwhile
         for hours, version in parts:
             found = _overlaid(found, hours, version)
     return found
@@ -114,15 +114,18 @@ def _parts(hours: Hours, version: str, first: Hours | None) -> list[tuple[Hours,
     return [(part, name) for part, name in parts if part]
 
 
-def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], str, Versions]]:
-    """Yield the computed windows whose versions are recorded, the newest one first."""
+def _windows(table: Table) -> Iterator[tuple[list[tuple[Hours, str]], Versions]]:
+    """Yield the computed windows whose versions are recorded, the newest one first.
+
+    Each is the parts that one version computed, and the versions of all hours.
+    """
     for snapshot, _ in computations(table):
         facts = summary(snapshot)
         if (version := facts.get(VERSION)) and (window := facts.get(WINDOW)):
-            found = [(start, name) for start, name in json.loads(facts[COMPUTED_BY])]
+            versions = [(start, name) for start, name in json.loads(facts[COMPUTED_BY])]
             given = json.loads(facts.get(FIRST_PARTITION, "null"))
             first = Hours(*given) if given else None
-            yield _parts(Window.parse(window).hours, version, first), version, found
+            yield _parts(Window.parse(window).hours, version, first), versions
 
 
 def _overlaid(versions: Versions, hours: Hours, version: str) -> Versions:

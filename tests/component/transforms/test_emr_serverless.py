@@ -54,7 +54,11 @@ from topicberg_local.emulators.aws.shapes import check
 PARTITIONS = dg.HourlyPartitionsDefinition("2026-01-01-00:00")
 WINDOW = Window(datetime(2026, 1, 1, 10, tzinfo=UTC), datetime(2026, 1, 1, 11, tzinfo=UTC))
 WRITTEN = WrittenWindow(
-    rows=3, rows_by_hour={490898: 3}, snapshot_id=2**62, sources={"a.b": 7, "c": None}
+    window=Window(None, WINDOW.end),
+    rows=3,
+    rows_by_hour={490898: 3},
+    snapshot_id=2**62,
+    sources={"a.b": 7, "c": None},
 )
 COMPLETE = {
     "APPLICATION_ID": APPLICATION,

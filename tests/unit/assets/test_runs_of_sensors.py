@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
@@ -18,6 +18,7 @@ from topicberg.orchestration.emr import client
 from topicberg.settings import settings
 from topicberg.topics import load_topics
 from topicberg.topics.spec import DerivedPartitions
+from topicberg.transforms import derived as transforms
 from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.windows import Window
 
@@ -53,19 +54,19 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     requested = [begin + timedelta(hours=number) for number in range(4)]
     computed: list[Window] = []
 
-    def write_window(_: Any, __: Any, ___: Any, window: Window, **more: Any) -> WrittenWindow:
-        assert more == {"keep_expired": bool(tags)}
+    def write(_: Any, __: Any, ___: Any, window: Window) -> WrittenWindow:
         computed.append(window)
         return WrittenWindow(rows=1, rows_by_hour={window.hours.stop - 1: 1})
 
     def write_window_on_emr(_: Any, name: str, window: Window, *__: Any) -> WrittenWindow:
         assert name == table.name
-        computed.append(window)
-        return WrittenWindow(rows=1, rows_by_hour={window.hours.stop - 1: 1})
+        plan, unused = derivation(declared, lake), cast("Any", None)
+        return transforms.write_window(unused, unused, plan, window, keep_expired=bool(tags))
 
+    monkeypatch.setattr(transforms, "_portions", lambda *given: [given[-1]])
+    monkeypatch.setattr(transforms, "_write", write)
     monkeypatch.setattr(derived_assets, "emr_settings", lambda: on_emr)
     monkeypatch.setattr(client, "write_window_on_emr", write_window_on_emr)
-    monkeypatch.setattr(derived_assets, "write_window", write_window)
     monkeypatch.setattr(derived_assets, "table_metadata", lambda *_, **__: {})
     monkeypatch.setattr(TableState, "of", lambda _: None)
     catalog = SimpleNamespace(table_exists=lambda _: True, load_table=lambda _: None)
@@ -87,8 +88,9 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
     )
     assert result.success
     whole = Window(requested[0], requested[-1] + timedelta(hours=1))
-    assert computed == ([whole] if left else [])
     kept = [h for h in whole.hours if not tags or h >= first]
+    begins = [requested[hour - whole.hours.start] for hour in kept[:1]]
+    assert computed == [Window(begin, whole.end) for begin in begins]
     counted = {
         each.partition
         for each in result.asset_materializations_for_node("__".join(table.key("iceberg").path))

@@ -10,7 +10,7 @@ import pytest
 from dagster._utils.error import serializable_error_info_from_exc_info
 
 from topicberg.alerts.observation import CHECKED_WITHIN, CHECKS_REST, CheckRuns
-from topicberg.errors import TopicbergError
+from topicberg.errors import LoginError, TopicbergError
 from topicberg.orchestration.jobs.schedules import (
     PROJECT,
     schedule_unless_busy,
@@ -93,3 +93,21 @@ def test_failed_tick_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = str(serializable_error_info_from_exc_info((failed.type, failed.value, failed.tb)))
     assert "Authorization: [redacted]" in shown
     assert "never-in-a-tick" not in shown
+
+
+@pytest.mark.parametrize("error", [TopicbergError("the stack is stopped"), OSError("no state")])
+def test_tick_without_its_deployment_is_skipped(error: Exception) -> None:
+    def tick() -> None:
+        raise error
+
+    skipped = skip_if_unavailable(tick)()
+    assert isinstance(skipped, dg.SkipReason)
+    assert skipped.skip_message == str(error)
+
+
+def test_tick_whose_login_is_refused_fails() -> None:
+    def tick() -> None:
+        raise LoginError("the catalog refuses the login")
+
+    with pytest.raises(LoginError):
+        skip_if_unavailable(tick)()

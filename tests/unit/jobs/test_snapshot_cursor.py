@@ -55,11 +55,11 @@ def ranges(hours: Iterable[int]) -> list[Hours]:
     return [Hours(FIRST + hour, FIRST + hour + 1) for hour in hours]
 
 
-def covered(wanted: ComputationRequest) -> set[int]:
+def covered(spans: Iterable[Span]) -> set[int]:
     return {
         hour - FIRST
-        for start, end in wanted.ranges.values()
-        for hour in range(max(start, FIRST), end)
+        for span in spans
+        for hour in range(max(span.hours.start, FIRST), span.hours.stop)
     }
 
 
@@ -95,20 +95,19 @@ class World:
         start = cursor.snapshot or 0
         for number in range(start, len(self.snapshots)):
             cursor = observe(cursor, mark(number + 1), ranges(self.snapshots[number]))
-        cursor, wanted, _ = request(cursor, plan(self.existing), "t")
+        cursor, runs = request(cursor, plan(self.existing), "t")
         cursor, registration = ask(cursor, f"registration:{self.registrations}")
         if crash:  # nothing of the tick is kept
             return
         self.reported += range(start + 1, len(self.snapshots) + 1)
         self.cursor = cursor.model_dump_json()
-        for key in wanted.ranges if wanted else ():
+        assert not runs or (cursor.request and [*cursor.request.ranges] == [*runs])
+        for key, span in runs.items():
             if key not in self.runs:  # Dagster skips a run key that it has seen
                 under_way = {run for run, state in self.runs.items() if state == "active"}
-                assert not under_way & set(self.covers) - set(wanted.ranges)
+                assert not under_way & set(self.covers) - set(runs)
                 self.runs[key] = "active"
-                start, end = wanted.ranges[key] if wanted else (0, 0)
-                hours = {hour - FIRST for hour in range(max(start, FIRST), end)}
-                self.covers[key] = hours, len(self.snapshots)
+                self.covers[key] = covered([span]), len(self.snapshots)
         self.registrations += registration is not None
         for key in registration.ranges if registration else ():
             assert not {run for run in self.registered if self.runs.get(run) == "active"}
@@ -213,19 +212,18 @@ def test_hours_of_the_future_wait_for_their_partition() -> None:
 
 
 def test_compaction_refreshes_the_registrations_alone() -> None:
-    cursor, wanted, _ = request(observe(NEW, mark(7), ()), plan(), "t")
-    assert wanted is None
+    cursor, runs = request(observe(NEW, mark(7), ()), plan(), "t")
+    assert not runs
     cursor, wanted = ask(cursor, "first")
-    assert wanted == ComputationRequest(snapshot=7, ranges={"first": (0, 0)})
+    assert wanted == ComputationRequest(ranges={"first": (0, 0)})
     assert cursor.registration == wanted
 
 
 def test_scattered_partitions_are_few_runs() -> None:
     scattered = range(0, HOURS, 2)
-    _, wanted, runs = request(observe(NEW, mark(1), ranges(scattered)), plan(), "t")
-    assert wanted is not None
-    assert len(wanted.ranges) == len(runs) == MAX_RANGES
-    assert set(scattered) <= covered(wanted)
+    _, runs = request(observe(NEW, mark(1), ranges(scattered)), plan(), "t")
+    assert len(runs) == MAX_RANGES
+    assert set(scattered) <= covered(runs.values())
 
 
 def test_run_keys_after_a_reset_are_new_ones() -> None:
@@ -233,9 +231,9 @@ def test_run_keys_after_a_reset_are_new_ones() -> None:
     keys: list[str] = []
     for _ in range(3):
         cursor = observe(TableCursor.parse(None), mark(7), ranges([1]))
-        cursor, computation, _ = request(cursor, plan(), "t")
-        assert computation
-        keys += [*computation.ranges]
+        cursor, runs = request(cursor, plan(), "t")
+        assert runs
+        keys += runs
     assert len(set(keys)) == 3
 
 
@@ -280,7 +278,7 @@ def test_a_staged_batch_asks_for_nothing_before_it_is_published() -> None:
 
 def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     """Each snapshot is registered once, one at a time, and computed when there is time for it."""
-    cursor, computing, _ = request(observe(NEW, mark(1), ranges([0])), plan(), "t")
+    cursor, computing = request(observe(NEW, mark(1), ranges([0])), plan(), "t")
     assert computing
     cursor, first = ask(cursor, "first")
     assert first
@@ -289,18 +287,18 @@ def test_a_computation_does_not_hold_up_the_catalogs() -> None:
     cursor = observe(cursor, mark(2), ranges([0]))
     assert ask(cursor, "second")[1] is None, "the first is under way"
     states: dict[str, RunState] = {
-        **dict.fromkeys(computing.ranges, "active"),
+        **dict.fromkeys(computing, "active"),
         **dict.fromkeys(first.ranges, "succeeded"),
     }
     cursor = settle(cursor, states)
-    assert request(cursor, plan(), "t")[1] is None
+    assert not request(cursor, plan(), "t")[1]
     cursor, second = ask(cursor, "second")
     assert second
 
     states.update(dict.fromkeys(second.ranges, "failed"))
-    states.update(dict.fromkeys(computing.ranges, "succeeded"))
+    states.update(dict.fromkeys(computing, "succeeded"))
     cursor = settle(cursor, states)
-    cursor, computing, _ = request(cursor, plan(), "t")
+    cursor, computing = request(cursor, plan(), "t")
     assert computing, "what was touched meanwhile is computed all the same"
-    assert covered(computing) == {0}
+    assert covered(computing.values()) == {0}
     assert ask(cursor, "third")[1], "what failed is tried again"

@@ -251,7 +251,7 @@ def test_sensor_with_a_cursor_of_the_earlier_version_requests_new_hours_only(
     With a later start of the partitions, these hours are a part of the first one.
     """
     position = Position.parse((earlier / "state/dagster-of-tests/cursor.json").read_text())
-    assert position is not None
+    assert position.changed
     monkeypatch.setenv("TOPICBERG_PROJECT_ROOT", str(earlier / project))
     settings.cache_clear()
     derived = tuple(one for one in find_derived() if one.name in DERIVED)
@@ -262,5 +262,5 @@ def test_sensor_with_a_cursor_of_the_earlier_version_requests_new_hours_only(
         cursor = position.changed.get(watch.name)
         if cursor is not None:
             tick = advance(cursor, {}, catalog.load_table(watch.origin.identifier), watch, catalog)
-            requested += [(span.first, span.last) for span in tick.runs]
+            requested += [(span.first, span.last) for span in tick.runs.values()]
     assert requested == [(first, first)]

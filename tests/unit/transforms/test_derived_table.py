@@ -28,8 +28,9 @@ from topicberg.iceberg.snapshots import changes_since, held_hours, newest_record
 from topicberg.iceberg.summaries import SOURCE_SNAPSHOTS
 from topicberg.orchestration.assets.metadata import table_metadata
 from topicberg.retry import classify
+from topicberg.transforms import derived
 from topicberg.transforms.derivation import Derivation, Source
-from topicberg.transforms.derived import without_expired
+from topicberg.transforms.derived import WrittenWindow
 from topicberg.transforms.publish import PublishProgress, _target
 from topicberg.transforms.target import _PROPERTIES, COMPUTED, ensure_table
 from topicberg.transforms.unread import SourceTable, unread
@@ -226,8 +227,13 @@ def test_reading_puts_no_tag_on_confluents_tables(glue: GlueCatalog) -> None:
         (29, 1, True, 0),
     ],
 )
-def test_without_expired_leaves_out_what_no_user_requested(
-    glue: GlueCatalog, days: int, hours: int, keep_expired: bool, expected: int | None
+def test_write_window_leaves_out_expired_hours_that_no_user_requested(
+    glue: GlueCatalog,
+    monkeypatch: pytest.MonkeyPatch,
+    days: int,
+    hours: int,
+    keep_expired: bool,
+    expected: int | None,
 ) -> None:
     """A run waits, or another table of it has sources that keep their rows longer."""
     unused: Any = None
@@ -241,8 +247,18 @@ def test_without_expired_leaves_out_what_no_user_requested(
     hour = plan.first_hour(datetime.now(UTC)) - 1  # that before the first one that is kept
     begin = datetime.fromtimestamp((hour - (days - 30) * 24) * 3600, UTC)
     window = Window(begin, begin + timedelta(hours=hours))
-    left = without_expired(glue, plan, window, keep_expired=keep_expired)
+    computed: list[Window] = []
+
+    def write(_: Any, __: Any, ___: Any, part: Window) -> WrittenWindow:
+        computed.append(part)
+        return WrittenWindow()
+
+    monkeypatch.setattr(derived, "_portions", lambda *given: [given[-1]])
+    monkeypatch.setattr(derived, "_write", write)
+    left = derived.write_window(unused, glue, plan, window, keep_expired=keep_expired).window
     if expected is None:
         assert left is None
+        assert not computed
     else:
         assert left == Window(begin + timedelta(hours=expected), window.end)
+        assert computed == [left]

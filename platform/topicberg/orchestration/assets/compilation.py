@@ -7,12 +7,12 @@ analyzes what each function returns. Nothing is read, and nothing is written.
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from topicberg.errors import SpecError, TopicbergError, line_in
-from topicberg.formats.subjects import RegisteredSchema, Subject
+from topicberg.formats.subjects import RegisteredSchema, SchemaReaders, Subject
 from topicberg.formats.table import FORMATS
 from topicberg.orchestration.assets.derived import (
     DerivedTable,
@@ -22,9 +22,10 @@ from topicberg.orchestration.assets.derived import (
 )
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.query.help import hint as similar_names
-from topicberg.tableflow.layout import KEY, VALUE, Layout, MessageField, table_schema
+from topicberg.settings import Settings
+from topicberg.tableflow.layout import read_layout, table_schema
 from topicberg.topics import TopicSpec
-from topicberg.topics.schema import read_schema
+from topicberg.topics.schema import Part, read_schema
 from topicberg.wording import suggestion
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _TIMES = ("timestamp", "timestamp_ntz", "date")
+LINEAGE_HINT = "correct `lineage={…}`: column of the result → columns of the sources"
 
 
 @dataclass(frozen=True)
@@ -107,25 +109,44 @@ def _in_order(lake: Lake) -> list[DerivedTable]:
     return list(ordered.values())
 
 
+class _KnownSchemas:
+    """Reads the schemas of a topic that are known here, as the engine reads those of registries."""
+
+    def __init__(self, spec: TopicSpec, config: Settings) -> None:
+        self._spec, self._config = spec, config
+
+    @property
+    def confluent(self) -> "_KnownSchemas":
+        return self
+
+    def of(self, _: str) -> "_KnownSchemas":
+        return self
+
+    def read(self, name: str) -> Subject:
+        """:raises SpecError: the schema is in a registry, and was not read from there yet"""
+        part: Part = "value" if name == self._spec.subject("value") else "key"
+        if (known := self._spec.known_schema(part, self._config)) is None:
+            raise SpecError(
+                f"topic {self._spec.name}: its schema {name} is not known yet",
+                hint="run `topicberg topics validate`, which reads it from the registry",
+            )
+        kind = FORMATS[self._spec.section(part).format].schema_type
+        schema = RegisteredSchema(0, kind, known.text)
+        return Subject(name, {0: schema}, schema)
+
+    def version(self, name: str, _: int | None) -> RegisteredSchema:
+        return self.read(name).latest
+
+
 def _topic_columns(lake: Lake, name: str) -> "StructType":
-    """The columns of a topic's table, or of its history, as its schema files make them."""
+    """The columns of a topic's table, or of its history, as its known schemas make them."""
     spec = lake.ingested[name].root
-    schema = table_schema(spec, Layout(_half(spec, KEY, lake), _half(spec, VALUE, lake)))
+    readers = cast("SchemaReaders", _KnownSchemas(spec, lake.config))
+    schema = table_schema(spec, read_layout(spec, readers, lake.config))
     columns = from_arrow_schema(schema.as_arrow(), prefer_timestamp_ntz=True)
     for column, field in zip(columns, schema.fields, strict=True):
         column.metadata = {"comment": field.doc} if field.doc else {}
     return columns
-
-
-def _half(spec: TopicSpec, column: str, lake: Lake) -> MessageField:
-    one = spec.key if column == KEY else spec.value_schema
-    path = (spec.key_schema_path if column == KEY else spec.value_schema_path)(lake.config)
-    if path is None:
-        return MessageField(column, None, is_text=one.is_text)
-    text = read_schema(path, one.format, one.message).text
-    options = spec.json_options("key" if column == KEY else "value")
-    schema = RegisteredSchema(0, FORMATS[one.format].schema_type, text, options=options)
-    return MessageField(column, Subject(path.name, {0: schema}, schema), one.message)
 
 
 def _columns(
@@ -192,43 +213,40 @@ def _check(
                 f"its function returns {names[first]} and {names[other]}, which are one column",
                 hint="rename one of them: Spark, Glue and Snowflake ignore case",
             )
-    for column in derived.rules.columns:
-        if column not in names:
-            raise SpecError(
-                f"its rules name a column {column}, which its function does not return"
-                f"{suggestion(column, names)}",
-                hint="correct `rules=Rules(…)` or the function",
+    for naming, columns, hint in (
+        (
+            "its rules name a column",
+            derived.rules.columns,
+            "correct `rules=Rules(…)` or the function",
+        ),
+        (
+            "its docstring describes a column",
+            described_columns(derived.description),
+            "correct the section `Columns:` of the docstring, or the function",
+        ),
+        ("its lineage names a column", derived.lineage, LINEAGE_HINT),
+        *(
+            (
+                f"topic {spec.name} publishes a field",
+                _published_columns(spec, lake),
+                "return the column, or remove the field from the topic's schema",
             )
-    for column in described_columns(derived.description):
-        if column not in names:
-            raise SpecError(
-                f"its docstring describes a column {column}, which its function does not return"
-                f"{suggestion(column, names)}",
-                hint="correct the section `Columns:` of the docstring, or the function",
-            )
-    _check_lineage(derived, names, schemas)
-    for spec in lake.published(derived):
-        for column in _published_columns(spec, lake):
+            for spec in lake.published(derived)
+        ),
+    ):
+        for column in columns:
             if column not in names:
                 raise SpecError(
-                    f"topic {spec.name} publishes a field {column}, which its function does not "
-                    f"return{suggestion(column, names)}",
-                    hint="return the column, or remove the field from the topic's schema",
+                    f"{naming} {column}, which its function does not return"
+                    f"{suggestion(column, names)}",
+                    hint=hint,
                 )
+    _check_lineage(derived, schemas)
 
 
-def _check_lineage(
-    derived: DerivedTable, names: list[str], schemas: "Mapping[str, StructType]"
-) -> None:
-    """:raises SpecError: it names a column that the table or its source does not have"""
-    hint = "correct `lineage={…}`: column of the result → columns of the sources"
-    for column, origins in derived.lineage.items():
-        if column not in names:
-            raise SpecError(
-                f"its lineage names a column {column}, which its function does not return"
-                f"{suggestion(column, names)}",
-                hint=hint,
-            )
+def _check_lineage(derived: DerivedTable, schemas: "Mapping[str, StructType]") -> None:
+    """:raises SpecError: it names a column that a source does not have"""
+    for origins in derived.lineage.values():
         for origin in origins:
             source, _, inner = origin.rpartition(".")
             is_qualified = source in (*derived.sources, *derived.lookups)
@@ -243,7 +261,7 @@ def _check_lineage(
                 raise SpecError(
                     f"its lineage names {origin}, but {where} has no column {name}"
                     f"{suggestion(name, known)}",
-                    hint=hint,
+                    hint=LINEAGE_HINT,
                 )
 
 

@@ -54,7 +54,7 @@ from topicberg.settings.emr import emr_settings
 from topicberg.topics import Rules, TopicSpec
 from topicberg.transforms.code import code_version as version_of_code
 from topicberg.transforms.derivation import RETENTION_MARGIN, Derivation, Source, Transform
-from topicberg.transforms.derived import WrittenWindow, without_expired, write_window
+from topicberg.transforms.derived import WrittenWindow, write_window
 from topicberg.transforms.spark_tables import read_window
 from topicberg.transforms.windows import FOREVER, Window
 from topicberg.wording import count
@@ -365,7 +365,7 @@ def with_parameters(function: Callable[..., T], parameters: BaseModel | None) ->
 
 def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.AssetsDefinition:
     partitions = time_partitions(lake.root(derived))
-    plan = derivation(derived, lake)
+    plan = lake.plan_of(derived.name)
     parameters = derived.parameters_of(lake.root(derived))
     parents = {name: lake.origin(name) for name in (*derived.sources, *derived.lookups)}
     names = ", ".join(f"`{name}`" for name in parents)
@@ -403,20 +403,15 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         time_window = context.partition_time_window
         requested = window(partitions, time_window.start, time_window.end)
         catalog = lakehouse.catalog()
-        # The run may have waited, or other tables of it have sources that keep their rows longer.
-        of_sensor = is_computation_of_sensor(context.run.tags)
-        left = (
-            without_expired(catalog, plan, requested, keep_expired=True) if of_sensor else requested
-        )
-        if left is None:
-            context.log.info("its sources may have deleted the rows: its own stay as they are")
-            return dg.MaterializeResult(metadata={"rows_written": 0})
         for name, origin in parents.items():
             if not catalog.table_exists(origin.identifier):
+                # A table that reads two topics is computed if only one of them has records yet. The
+                # run of another derived table is left to its own asset.
                 context.log.info(f"there is no table of {name} yet: creating it")
-                lake.create(name, lakehouse)
+                origin.create(lakehouse)
         with reported(_job_run(context, derived, requested, parents, catalog)) as outcome:
-            # Either leaves out itself what is past a retention.
+            # The run may have waited, or other tables of it have sources that keep their rows
+            # longer: either leaves out what is past a retention when it begins.
             if emr := emr_settings():
                 # Not above: dagster-aws takes as long to import as all else of a run.
                 from topicberg.orchestration.emr.client import write_window_on_emr
@@ -426,7 +421,11 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 )
             else:
                 spark = topicberg_spark.spark_session
+                of_sensor = is_computation_of_sensor(context.run.tags)
                 written = write_window(spark, catalog, plan, requested, keep_expired=of_sensor)
+            if written.window is None:
+                context.log.info("its sources may have deleted the rows: its own stay as they are")
+                return dg.MaterializeResult(metadata={"rows_written": 0})
             target = catalog.load_table(table.identifier)
             outcome.update(output=TableState.of(target), rows=written.rows)
         context.log.info(f"wrote {count(written.rows, 'row')}")
@@ -436,12 +435,11 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
         duration = round(time.monotonic() - began, 3)
         if derived.chart and written.rows and has_spark:
             # One for all: each partition would store it.
-            unit = timedelta(hours=DAY) if plan.partitioned_by == "day" else timedelta(hours=1)
-            drawn = requested.back(CHART_PARTITIONS * unit)
+            drawn = requested.back(CHART_PARTITIONS * timedelta(hours=plan.hours))
             frame = read_window(topicberg_spark.spark_session, plan.target, plan.target_time, drawn)
             figure = with_parameters(derived.chart, parameters)(frame)
             context.add_asset_metadata({"chart": markdown(figure)}, partition_key=keys[-1])
-        for key in partition_keys(partitions, [left.hours], datetime.now(UTC)):
+        for key in partition_keys(partitions, [written.window.hours], datetime.now(UTC)):
             context.add_asset_metadata(
                 {"dagster/partition_row_count": rows[key]}, partition_key=key
             )
@@ -454,7 +452,7 @@ def derived_asset(derived: DerivedTable, table: LakeTable, lake: "Lake") -> dg.A
                 "duration_seconds": duration,
                 **_lag(catalog, [each.identifier for each in parents.values()], written),
                 "source_snapshots": {
-                    name: str(snapshot) for name, snapshot in (written.sources or {}).items()
+                    name: str(snapshot) for name, snapshot in written.sources.items()
                 },
             }
         )
@@ -501,7 +499,7 @@ def _lag(
     """Return the seconds from the newest commit of the sources that was read until now."""
     read = []
     for identifier in parents:
-        snapshot_id = (written.sources or {}).get(".".join(identifier))
+        snapshot_id = written.sources.get(".".join(identifier))
         if snapshot_id is None:
             continue
         if snapshot := catalog.load_table(identifier).snapshot_by_id(snapshot_id):
@@ -513,7 +511,7 @@ def _lag(
 
 def _rows_by_partition(partitions: TimePartitions, written: WrittenWindow) -> Counter[str]:
     rows = Counter[str]()
-    for hour, added in (written.rows_by_hour or {}).items():
+    for hour, added in written.rows_by_hour.items():
         for key in partition_keys(partitions, [Hours(hour, hour + 1)], datetime.now(UTC)):
             rows[key] += added
     return rows

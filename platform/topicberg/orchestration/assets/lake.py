@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import dagster as dg
 
 from topicberg.checks.catalogs import parity_check, pointer_check
 from topicberg.checks.check import TableCheck
 from topicberg.errors import SpecError
-from topicberg.orchestration.assets.derived import DerivedTable
+from topicberg.orchestration.assets.derived import DerivedTable, derivation
 from topicberg.orchestration.assets.registry import (
     OF_TOPICS,
     ComputedTable,
@@ -21,12 +21,12 @@ from topicberg.orchestration.assets.registry import (
 )
 from topicberg.orchestration.assets.tables import kafka_key
 from topicberg.orchestration.checks.own import OwnCheck, find_checks, own_check, validate
-from topicberg.orchestration.resources import Lakehouse
 from topicberg.project import members
 from topicberg.settings import Settings, settings
 from topicberg.spark import for_connect
 from topicberg.topics import TopicSpec
 from topicberg.topics.kept import KnownSpecs
+from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.upsert_view import UpsertView
 from topicberg.wording import suggestion
 
@@ -204,6 +204,14 @@ class Lake:
     def derived_by_name(self) -> dict[str, DerivedTable]:
         return {table.name: table for table in self.derived}
 
+    @cached_property
+    def plan_of(self) -> Callable[[str], Derivation]:
+        """Returns how a derived table is computed, by its name; that is put together once.
+
+        Its asset, its check and what is watched have it. Most of it is the version of the code.
+        """
+        return cache(lambda name: derivation(self.derived_by_name[name], self))
+
     def root(self, table: DerivedTable) -> TopicSpec:
         """Return the topic that its rows come from."""
         return self._root_of(table.sources[0])
@@ -219,17 +227,9 @@ class Lake:
         """Return the table of a topic, or a derived one, that others are derived from."""
         return self._by_source[name]
 
-    def create(self, name: str, lakehouse: Lakehouse) -> None:
-        """Create the table of a topic; the run of a derived one is left to its own asset.
-
-        So a table that reads two topics can be computed when only one of them has records yet.
-        """
-        self._by_source[name].create(lakehouse)
-
     @cached_property
     def _by_source(self) -> dict[str, Table]:
-        computed = {table.source: table for table in self.tables if table.source}
-        return {**computed, **self.ingested}
+        return {table.source: table for table in self.tables if table.source}
 
     def published(self, derived: DerivedTable) -> list[TopicSpec]:
         """The topics that a derived table is published to, where there is a Spark for it."""

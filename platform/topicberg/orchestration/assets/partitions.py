@@ -127,12 +127,8 @@ def spans(
     future = without(future, Hours(_hour(now + HORIZON), -BEFORE_EVERYTHING))
     begin = max(start, first_hour)
     begin = start + -(-(begin - start) // width) * width
-    wanted = []
-    for each in hours:
-        first, last = max(each.start, start), min(max(each.stop, start + 1), end)
-        whole = Hours((first - start) // width, -(-(last - start) // width))
-        wanted.append(Hours(max(start + whole.start * width, begin), start + whole.stop * width))
-    ranges = coarse(union(each for each in wanted if each), limit)
+    wanted = (Hours(max(each.start, begin), each.stop) for each in _whole(partitions, hours, end))
+    ranges = coarse((each for each in wanted if each), limit)
     return [_span(partitions, each) for each in ranges], future
 
 
@@ -155,14 +151,27 @@ def partition_keys(
 
     Of the future as well; otherwise as of :func:`spans`.
     """
-    start, end = _hour(partitions.start), _hour(now + HORIZON)
-    width, starts = _width(partitions), []
-    clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
-    for each in union(clipped):
-        first = start + (each.start - start) // width * width
-        starts += [hour for hour in range(first, each.stop, width) if hour >= first_hour]
-    moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in sorted({*starts}))
+    ranges = _whole(partitions, hours, _hour(now + HORIZON))
+    starts = (hour for each in ranges for hour in each[:: _width(partitions)] if hour >= first_hour)
+    moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in starts)
     return [partition_key(partitions, moment) for moment in moments]
+
+
+def _whole(partitions: TimePartitions, hours: Iterable[Hours], end: int) -> list[Hours]:
+    """Return the hours of the partitions that hold some of these hours before ``end``.
+
+    What lies before the first partition belongs to it.
+    """
+    start, width = _hour(partitions.start), _width(partitions)
+    clipped = (Hours(max(h.start, start), min(max(h.stop, start + 1), end)) for h in hours)
+    return union(
+        Hours(
+            start + (each.start - start) // width * width,
+            start - (start - each.stop) // width * width,
+        )
+        for each in clipped
+        if each
+    )
 
 
 def _width(partitions: TimePartitions) -> int:

@@ -17,7 +17,7 @@ from topicberg.checks.derived import ALLOWED_MINUTES, derived_check, view_check
 from topicberg.checks.rules import rule_checks
 from topicberg.checks.table import equality_deletes_check, readable_by_check, volume_check
 from topicberg.checks.topic import history_checks, topic_checks
-from topicberg.orchestration.assets.derived import DerivedTable, derivation, derived_asset
+from topicberg.orchestration.assets.derived import DerivedTable, derived_asset
 from topicberg.orchestration.assets.partitions import partition_keys, time_partitions
 from topicberg.orchestration.assets.tables import CATALOGS, LakeTable, own_operation
 from topicberg.orchestration.assets.topics import (
@@ -320,7 +320,7 @@ class ComputedTable(Table):
             self.name,
             (*self.derived.sources, *self.derived.lookups),
             self._allowed_minutes,
-            derivation(self.derived, lake),
+            lake.plan_of(self.name),
             partial(partition_keys, time_partitions(self.root)),
         )
         yield from self._row_checks(self.derived.rules, None, defined_in)

@@ -223,41 +223,32 @@ class _Progress(Generic[Event]):
         self._tasks = tasks
         self._task: Task[Event] | None = None
 
-    def __iter__(self) -> Iterator[Event]:
-        while task := self._task or next(self._tasks, None):
-            self._task = task
-            yield task()
-            self._task = None
-
     def outcome(self) -> tuple[list[Event], Exception | None]:
-        """Return what the tasks return, and why one of them failed."""
+        """Return what the tasks return that are left, and why one of them failed."""
         events: list[Event] = []
         try:
-            for event in self:
-                events.append(event)
+            while task := self._task or next(self._tasks, None):
+                self._task = task
+                events.append(task())
+                self._task = None
         except Exception as error:
             return events, error
         return events, None
 
 
-def _replayed(events: Iterable[Event], error: Exception | None) -> Iterator[Event]:
-    yield from events
-    if error is not None:
-        raise error
-
-
-def _results(
+def _outcomes(
     left: Mapping[dg.AssetKey, _Progress[Event]], at_once: int
-) -> Iterator[tuple[dg.AssetKey, Iterable[Event]]]:
-    """Yield each asset with what its tasks return, which may raise why one failed."""
+) -> Iterator[tuple[dg.AssetKey, list[Event], Exception | None]]:
+    """Yield each asset with what its tasks return, and why one of them failed."""
     if at_once == 1:
-        yield from left.items()
+        for key, progress in left.items():
+            yield key, *progress.outcome()
         return
     pool = ThreadPoolExecutor(at_once, "assets")
     try:
         running = {pool.submit(progress.outcome): key for key, progress in left.items()}
         for future in as_completed(running):
-            yield running[future], _replayed(*future.result())
+            yield running[future], *future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -276,20 +267,19 @@ def isolated(
     while left:
         again: dict[dg.AssetKey, _Progress[Event]] = {}
         wait = 0.0
-        for key, events in _results(left, at_once):
-            name, progress = key.to_user_string(), left[key]
-            try:
-                yield from events
-            except Exception as error:
-                kind = classify(error)
-                if kind is not None and progress.retries < kind.retries:
-                    wait = max(wait, kind.wait(progress.retries))
-                    progress.retries += 1
-                    again[key] = progress
-                    log.warning(f"{name}: {kind.name}, retrying: {safe(error)}")
-                else:
-                    failed[key] = safe(without_jvm(with_service(error)))
-                    log.error(f"{name} failed", exc_info=failed[key])
+        for key, events, error in _outcomes(left, at_once):
+            yield from events
+            if error is None:
+                continue
+            name, progress, kind = key.to_user_string(), left[key], classify(error)
+            if kind is not None and progress.retries < kind.retries:
+                wait = max(wait, kind.wait(progress.retries))
+                progress.retries += 1
+                again[key] = progress
+                log.warning(f"{name}: {kind.name}, retrying: {safe(error)}")
+            else:
+                failed[key] = safe(without_jvm(with_service(error)))
+                log.error(f"{name} failed", exc_info=failed[key])
         left = again
         if left:
             log.info(f"retrying {count(len(left), 'asset')} in {wait:.0f} s")

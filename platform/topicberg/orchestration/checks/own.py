@@ -29,7 +29,7 @@ from topicberg.orchestration.checks.evaluations import finding_of
 from topicberg.orchestration.resources.tables import TableName, Tables
 from topicberg.project import members
 from topicberg.retry import classify
-from topicberg.settings import Settings, settings
+from topicberg.settings import Settings
 from topicberg.transforms.code import code_version
 
 EVALUATED = "evaluated"
@@ -80,12 +80,11 @@ def table_check(
     return decorate
 
 
-def find_checks(config: Settings | None = None) -> list[OwnCheck]:
+def find_checks(config: Settings) -> list[OwnCheck]:
     """Return the checks of the modules that ``pipelines`` of ``[tool.topicberg]`` names.
 
     :raises TopicbergError: a module cannot be imported
     """
-    config = config or settings()
     found: dict[int, OwnCheck] = {}
     for _, check in members(config.project_root, config.project.pipelines, OwnCheck):
         found[id(check)] = check  # another module may import it

@@ -17,7 +17,7 @@ from pyiceberg.table import StaticTable, Table
 
 from topicberg.catalogs import glue
 from topicberg.dagster.locations import location_of_sensor, location_tags
-from topicberg.errors import TableFormatError, TopicbergError, safe
+from topicberg.errors import TableFormatError, safe
 from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.run_kinds import KIND
@@ -29,7 +29,7 @@ from topicberg.orchestration.jobs.schedules import (
     under_way,
 )
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify, is_refused, with_service
+from topicberg.retry import classify
 
 INTERVAL_SECONDS = 60
 MAX_ATTEMPTS = 3
@@ -95,25 +95,20 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         )
         behind: list[LakeTable] = []
         problems: list[Exception] = []
-        try:
-            catalog = lakehouse.peek().catalog(lakehouse.config)
-            for table in tables:
-                try:
-                    if _is_behind(lakehouse, catalog, table, before, after):
-                        behind.append(table)
-                except Exception as error:  # it stops no other table
-                    if classify(error) is not None:
-                        raise
-                    context.log.error(f"{table.name}: {safe(error)}")
-                    if not isinstance(error, TableFormatError):  # which a check reports
-                        problems.append(error)
-            idle = not behind and after.model_copy(update={"life": stored.life}) == stored
-            if idle and problems:
-                raise problems[0]
-        except (TopicbergError, OSError) as error:
-            if is_refused(error):
-                raise
-            return dg.SkipReason(str(safe(with_service(error))))
+        catalog = lakehouse.peek().catalog(lakehouse.config)
+        for table in tables:
+            try:
+                if _is_behind(lakehouse, catalog, table, before, after):
+                    behind.append(table)
+            except Exception as error:  # it stops no other table
+                if classify(error) is not None:
+                    raise
+                context.log.error(f"{table.name}: {safe(error)}")
+                if not isinstance(error, TableFormatError):  # which a check reports
+                    problems.append(error)
+        idle = not behind and after.model_copy(update={"life": stored.life}) == stored
+        if idle and problems:
+            raise problems[0]
         if idle:
             return dg.SkipReason("Glue has the newest metadata of every table")
         requests = []

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Set
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from dagster import AssetMaterialization, AssetObservation
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table as IcebergTable
 from pyiceberg.table.snapshots import Snapshot
 
@@ -18,6 +17,7 @@ from topicberg.catalogs.glue import registered_state
 from topicberg.iceberg.changes import Mark, expired_changes
 from topicberg.iceberg.hours import Hours
 from topicberg.iceberg.snapshots import affected_hours, changes_since, held_hours, report
+from topicberg.iceberg.tables import find_table
 from topicberg.orchestration.assets.metadata import (
     column_schema,
     commit_lag_metadata,
@@ -28,7 +28,6 @@ from topicberg.orchestration.assets.partitions import Span, spans
 from topicberg.orchestration.assets.registry import Table
 from topicberg.orchestration.jobs.snapshot_cursor import (
     MAX_RANGES,
-    ComputationRequest,
     RunState,
     TableCursor,
     observe,
@@ -38,7 +37,6 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     settle,
 )
 from topicberg.orchestration.jobs.watches import TableWatch
-from topicberg.transforms.derivation import Derivation
 from topicberg.transforms.unread import computable, unread
 
 BATCH = 200
@@ -49,12 +47,11 @@ BATCH_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Tick:
-    """What comes of a tick; ``runs``: those of the computation, in the order of its keys."""
+    """What comes of a tick; ``runs``: those that compute partitions, by their keys."""
 
     cursor: TableCursor
     events: list[AssetMaterialization | AssetObservation]
-    computation: ComputationRequest | None
-    runs: list[Span]
+    runs: dict[str, Span]
 
 
 def advance(
@@ -92,8 +89,8 @@ def advance(
             return [], hours
         return runs, left
 
-    cursor, computation, runs = request(cursor, plan, watch.name)
-    return Tick(cursor, events, computation, runs)
+    cursor, runs = request(cursor, plan, watch.name)
+    return Tick(cursor, events, runs)
 
 
 def _look(
@@ -151,8 +148,10 @@ def _observe_expired(
         hours += (watch.reached(change.hours, now) for change in expired.changes)
         if expired.everything:
             for plan in watch.plans:
-                for table, column in _tables(plan, catalog):
-                    hours += held_hours(table, column)
+                for source in plan.source_tables(partial(find_table, catalog)).values():
+                    hours += held_hours(source.table, source.time)
+                if target := find_table(catalog, plan.target):
+                    hours += held_hours(target, plan.target_time)
             cursor = cursor.replace(ahead=seen.sequence, seen=seen)
             hours += _unread_hours(cursor, watch, catalog)
     return observe(cursor, seen, hours)
@@ -166,24 +165,14 @@ def _unread_hours(cursor: TableCursor, watch: TableWatch, catalog: Catalog) -> I
     """
     name, seen = ".".join(watch.origin.identifier), cursor.seen
     for plan in watch.plans:
-        tables = {table.name(): table for table, _ in _tables(plan, catalog)}
-        sources = plan.source_tables(tables.get)
+        sources = plan.source_tables(partial(find_table, catalog))
         if name in sources:
-            # As runs do, else what no run computes would be requested for ever.
-            first_hour = plan.first_hour(datetime.now(UTC), of_partitions=True)
-            read = unread(tables.get(plan.target), plan.target_time, sources, first_hour)
+            target = find_table(catalog, plan.target)
+            first_hour = plan.first_hour(datetime.now(UTC))
+            read = unread(target, plan.target_time, sources, first_hour)
             ranges = computable(read, first_hour)[name].unread
             known = (each for each in ranges if seen and each.sequence <= seen.sequence)
             yield from (Hours(each.start, each.stop) for each in known)
-
-
-def _tables(plan: Derivation, catalog: Catalog) -> Iterator[tuple[IcebergTable, str]]:
-    """Return a derived table and its sources, as far as they exist, with their event times."""
-    names = [(plan.target, plan.target_time)]
-    names += [(source.table, source.time) for source in plan.sources if source.time]
-    for identifier, column in names:
-        with suppress(NoSuchTableError):
-            yield catalog.load_table(identifier), column
 
 
 def _materialization(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -67,23 +67,20 @@ class Registrar:
         wait([future for future in futures if not future.cancel()], PATIENCE_SECONDS)
         registered = Registered()
         for future, name in futures.items():
-            _note(registered, future, name)
+            if future.cancelled():
+                continue
+            if not future.done():
+                why = TimeoutError(f"not registered after {PATIENCE_SECONDS:.0f} s")
+                registered.failed[name] = why
+            elif error := future.exception():
+                registered.failed[name] = error
+            else:
+                registered.events[name] = future.result()
         if any(not future.done() for future in futures):
             self._pool = None  # its threads wait for what does not answer; they end when it does
         if not registered.events and all(classify(error) for error in registered.failed.values()):
             self._paused_until = time.monotonic() + PAUSE_SECONDS
         return registered
-
-
-def _note(found: Registered, future: Future[list[dg.AssetMaterialization]], name: str) -> None:
-    if future.cancelled():
-        return
-    if not future.done():
-        found.failed[name] = TimeoutError(f"not registered after {PATIENCE_SECONDS:.0f} s")
-    elif error := future.exception():
-        found.failed[name] = error
-    else:
-        found.events[name] = future.result()
 
 
 def _move(table: LakeTable) -> list[dg.AssetMaterialization]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
+
 import dagster as dg
 
 from topicberg.orchestration.assets.run_kinds import REGISTRATION
@@ -22,7 +24,7 @@ class RequestedRuns:
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
-        self._runs: dict[str, dg.DagsterRun | None] = {}
+        self._run = cache(partial(run_with_key, instance))
 
     def state(self, run_key: str) -> RunState:
         """Return how a run is."""
@@ -53,11 +55,6 @@ class RequestedRuns:
         run = self._run(run_key)
         record = self._instance.get_run_record_by_id(run.run_id) if run else None
         return max(0.0, duration(record).total_seconds()) if record else 0.0
-
-    def _run(self, run_key: str) -> dg.DagsterRun | None:
-        if run_key not in self._runs:
-            self._runs[run_key] = run_with_key(self._instance, run_key)
-        return self._runs[run_key]
 
     def _has_registered(self, watch: TableWatch, run: dg.DagsterRun) -> bool:
         selected = run.asset_selection  # None: the whole job

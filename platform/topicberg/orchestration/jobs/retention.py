@@ -62,8 +62,6 @@ def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
 
 def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int:
     """Delete the runs and events that are old enough. Returns how many runs there were."""
-    # SQLAlchemy takes a fifth of the time to load the project, which nothing else in it needs.
-
     config, now, instance = settings(), datetime.now(UTC), context.instance
     old: dict[str, frozenset[dg.AssetKey]] = {}
     for tags, days in ((_SOON, config.keep_check_runs_days), ({}, config.keep_runs_days)):
@@ -81,6 +79,7 @@ def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int
     if refused:
         context.log.warning(f"logs of forgotten runs could not be deleted: {refused}")
     try:
+        # SQLAlchemy takes a fifth of the time to load the project, which nothing else in it needs.
         from topicberg.dagster.events import forget_events
     except ImportError as error:
         effect = "events outside of runs and results of checks are kept for ever"

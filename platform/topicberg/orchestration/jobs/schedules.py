@@ -11,13 +11,15 @@ import dagster as dg
 
 from topicberg.errors import TopicbergError, safe
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify, with_service
+from topicberg.retry import classify, is_refused, with_service
 from topicberg.settings import settings
 
 UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
 PROJECT = "topicberg/project"
 """Tag of runs that schedules start: the prefix of the project. Another project in the instance has
 jobs of the same names, and a schedule does not know its code location."""
+_EXPECTED = (TopicbergError, OSError)
+"""Errors of a deployment that is not there, or is stopped."""
 
 
 def under_way(instance: dg.DagsterInstance, unfinished: dg.RunsFilter) -> dg.SkipReason | None:
@@ -42,7 +44,7 @@ Found = TypeVar("Found")
 
 
 def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.SkipReason]:
-    """Skip the tick of a sensor, instead of failing it, while a service does not answer.
+    """Skip the tick of a sensor, instead of failing it, while the deployment is not available.
 
     The checks report the service once; otherwise each sensor would as well. A login or certificate
     that is not accepted fails the tick: nothing is checked without it. No secret is shown.
@@ -53,9 +55,10 @@ def skip_if_unavailable(tick: Callable[P, Found]) -> Callable[P, Found | dg.Skip
         try:
             return tick(*args, **kwargs)
         except Exception as error:
-            if classify(error) is None:
-                raise safe(with_service(error))  # noqa: B904  a cause would show what was taken out
-            return dg.SkipReason(str(safe(with_service(error))))
+            reported, is_expected = safe(with_service(error)), isinstance(error, _EXPECTED)
+            if classify(error) is None and (is_refused(error) or not is_expected):
+                raise reported  # noqa: B904  a cause would show what was taken out
+            return dg.SkipReason(str(reported))
 
     return skipping
 

@@ -58,12 +58,12 @@ from topicberg.orchestration.jobs.snapshot_cursor import (
     TableCursor,
     settle_registration,
 )
-from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, begin, load
+from topicberg.orchestration.jobs.snapshot_store import SENSOR, Cursors, Position, load
 from topicberg.orchestration.jobs.tick_computations import Computations
 from topicberg.orchestration.jobs.tick_registrations import Registrations
 from topicberg.orchestration.jobs.watches import TableWatch, watches
 from topicberg.orchestration.resources import Lakehouse
-from topicberg.retry import classify, is_refused, with_service
+from topicberg.retry import classify
 from topicberg.settings import Settings
 from topicberg.tableflow.wait import held_offsets
 
@@ -99,14 +99,9 @@ def snapshot_sensor(lake: Lake, registrar: Registrar | None = None) -> dg.Sensor
     def snapshots(
         context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
-        try:
-            endpoints = topicberg_lakehouse.peek()
-            signals = topicberg_lakehouse.signals(lake.topics)
-            return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
-        except (TopicbergError, OSError) as error:
-            if is_refused(error):
-                raise
-            return dg.SkipReason(str(safe(with_service(error))))
+        endpoints = topicberg_lakehouse.peek()
+        signals = topicberg_lakehouse.signals(lake.topics)
+        return _Evaluation(context, endpoints, lake.config, watched, signals, registers).run()
 
     return snapshots
 
@@ -152,7 +147,7 @@ class _Evaluation:
         self.endpoints, self.catalog = endpoints, endpoints.catalog(config)
         self.watched, self.signals = watched, signals
         location = location_of_sensor(context)
-        self.position = Position.parse(context.cursor) or begin()
+        self.position = Position.parse(context.cursor)
         self.cursors = Cursors(load(context.instance, self.position, watched, location))
         self.runs = RequestedRuns(context.instance)
         self.computations = Computations()

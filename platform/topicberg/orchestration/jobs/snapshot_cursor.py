@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
@@ -40,9 +41,8 @@ Range = tuple[int, int]
 
 
 class ComputationRequest(BaseModel):
-    """Runs that were requested together for a snapshot; ``ranges``: run key → hours."""
+    """Runs that were requested together; ``ranges``: run key → hours."""
 
-    snapshot: int | None
     ranges: dict[str, Range]
 
 
@@ -76,11 +76,9 @@ class TableCursor(BaseModel):
     @staticmethod
     def parse(text: str | None) -> TableCursor:
         """Return the cursor; a new one if there is none, or one that this version cannot read."""
-        try:
+        with suppress(ValidationError):
             if text:
                 return TableCursor.model_validate_json(text)
-        except ValidationError:
-            pass
         return TableCursor(life=uuid.uuid4().hex[:8])
 
     @property
@@ -172,27 +170,25 @@ def observe_metadata(
 
 def request(
     cursor: TableCursor, plan: Callable[[list[Hours]], tuple[list[Span], list[Hours]]], key: str
-) -> tuple[TableCursor, ComputationRequest | None, list[Span]]:
-    """Return what to compute now, if anything.
+) -> tuple[TableCursor, dict[str, Span]]:
+    """Return the runs that compute what is pending now, by their keys.
 
     :param plan: the runs that compute hours, and what is left of the hours
     :param key: begins the run keys, e.g. the table's name
     """
     if cursor.request or not cursor.pending or cursor.failures >= MAX_ATTEMPTS:
-        return cursor, None, []
-    runs, left = plan([Hours(*each) for each in cursor.pending])
+        return cursor, {}
+    spans, left = plan([Hours(*each) for each in cursor.pending])
     cursor = cursor.replace(pending=[(each.start, each.stop) for each in left])
-    if not runs:
-        return cursor, None, []
+    if not spans:
+        return cursor, {}
     # A rollback brings an old snapshot back, a reset the old counts: Dagster launches no key twice.
     prefix = f"{key}:{cursor.snapshot}:{cursor.life}-{cursor.requests}"
+    runs = {f"{prefix}:{span.first}..{span.last}": span for span in spans}
     wanted = ComputationRequest(
-        snapshot=cursor.snapshot,
-        ranges={
-            f"{prefix}:{run.first}..{run.last}": (run.hours.start, run.hours.stop) for run in runs
-        },
+        ranges={key: (span.hours.start, span.hours.stop) for key, span in runs.items()}
     )
-    return cursor.replace(request=wanted, requests=cursor.requests + 1), wanted, runs
+    return cursor.replace(request=wanted, requests=cursor.requests + 1), runs
 
 
 def share(cursor: TableCursor, key: str, shared: str) -> TableCursor:
@@ -215,7 +211,7 @@ def wants_registration(cursor: TableCursor) -> bool:
 
 def register(cursor: TableCursor, run_key: str) -> TableCursor:
     """Take note of the run that registers the table, with others."""
-    wanted = ComputationRequest(snapshot=cursor.snapshot, ranges={run_key: (0, 0)})
+    wanted = ComputationRequest(ranges={run_key: (0, 0)})
     return cursor.replace(registration=wanted, dirty=False, unchecked=False)
 
 

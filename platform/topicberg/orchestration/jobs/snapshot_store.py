@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
@@ -33,12 +34,12 @@ class Position(BaseModel):
     checked_at: float = Field(default=0, description="when that was requested")
 
     @staticmethod
-    def parse(text: str | None) -> Position | None:
-        """Return the position; None: there is none, or one that this version cannot read."""
-        try:
-            return Position.model_validate_json(text) if text else None
-        except ValidationError:
-            return None
+    def parse(text: str | None) -> Position:
+        """Return the position; a new one if there is none, or one this version cannot read."""
+        with suppress(ValidationError):
+            if text:
+                return Position.model_validate_json(text)
+        return Position(life=uuid.uuid4().hex[:8])
 
 
 class Cursors(dict[str, TableCursor]):
@@ -52,11 +53,6 @@ class Cursors(dict[str, TableCursor]):
         """Replace the cursor of a table."""
         if cursor != self.get(name):
             self[name] = self.changed[name] = cursor
-
-
-def begin() -> Position:
-    """Return a new position: the first one, or that after a reset."""
-    return Position(life=uuid.uuid4().hex[:8])
 
 
 def load(

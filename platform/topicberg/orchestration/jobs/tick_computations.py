@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 
 import dagster as dg
 
@@ -29,8 +28,7 @@ class Computations:
 
     def add(self, watch: TableWatch, tick: Tick) -> None:
         """Add what a table wants."""
-        if tick.computation:
-            self._wanted += zip(repeat(watch), tick.computation.ranges, tick.runs)
+        self._wanted += ((watch, key, span) for key, span in tick.runs.items())
 
     def spans(self) -> dict[str, set[Span]]:
         """Return the wanted partitions by job."""

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import dagster as dg
 
 from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours
-from topicberg.orchestration.assets.derived import DerivedTable, derivation
+from topicberg.orchestration.assets.derived import DerivedTable
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import TimePartitions, time_partitions
 from topicberg.orchestration.assets.registry import Table
@@ -118,14 +118,14 @@ def watches(lake: Lake) -> Iterator[TableWatch]:
             partitions=time_partitions(table.root) if downstream else None,
             job=compute_job(lake, downstream[0]) if downstream else COMPUTE,
             reported=table.reported,
-            plans=tuple(derivation(each, lake) for each in downstream),
+            plans=tuple(lake.plan_of(each.name) for each in downstream),
         )
     for derived in lake.derived:
         root = lake.root(derived)
         why = "lookback" if derived.lookback is not None else "lookahead"
         around = dict[str, tuple[str, timedelta, timedelta]]()
         if derived.reads_around:
-            plan = derivation(derived, lake)
+            plan = lake.plan_of(derived.name)
             around = dict.fromkeys(derived.sources, (why, plan.back, plan.ahead))
         # A row of a lookup may count for any time: all that came after it. A lookup may be a source
         # as well, which has its lookahead.
@@ -146,7 +146,7 @@ def watches(lake: Lake) -> Iterator[TableWatch]:
                 reach=back,
                 lookahead=ahead,
                 reported=False,
-                plans=tuple(derivation(each, lake) for each in downstream),
+                plans=tuple(lake.plan_of(each.name) for each in downstream),
             )
 
 

@@ -30,7 +30,8 @@ class _Held:
     def __init__(self, opened: AbstractContextManager[SnowflakeConnection]) -> None:
         self.used_at = time.monotonic()
         self._stack = ExitStack()
-        self.connection = self._stack.enter_context(opened)
+        with logging_in():
+            self.connection = self._stack.enter_context(opened)
 
     def close(self) -> None:
         self._stack.close()
@@ -85,20 +86,18 @@ class Snowflake(ConfigurableResource):
     def connection(self) -> Iterator[SnowflakeConnection]:
         """Yield a connection that no other thread uses; one that failed is not used again."""
         kept = self._kept
-        if kept is None:
-            with self._opened() as connection:
-                yield connection
-            return
-        pooled = kept.take() or _Held(self._opened())
+        pooled = (kept and kept.take()) or _Held(self._opened())
         try:
             yield pooled.connection
         except BaseException:
             pooled.close()
             raise
-        kept.give_back(pooled)
+        if kept is None:
+            pooled.close()
+        else:
+            kept.give_back(pooled)
 
-    @contextmanager
-    def _opened(self) -> Iterator[SnowflakeConnection]:
+    def _opened(self) -> AbstractContextManager[SnowflakeConnection]:
         endpoint = self._endpoints().snowflake
         arguments: dict[str, Any] = {**TIMEOUTS}
         for name in ("host", "port", "protocol"):
@@ -110,10 +109,7 @@ class Snowflake(ConfigurableResource):
             **endpoint.login(),
             additional_snowflake_connection_args=arguments,
         )
-        with ExitStack() as opened:
-            with logging_in():
-                connection = opened.enter_context(resource.get_connection())
-            yield connection
+        return resource.get_connection()
 
     def _endpoints(self) -> Endpoints:
         return connect()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Literal
 
 import dagster as dg
 
@@ -28,37 +26,34 @@ def automations(
     instance: dg.DagsterInstance, repository: dg.RepositoryDefinition, location: str | None
 ) -> Iterator[Automation]:
     """Yield sensors and schedules; Dagster also stores those of topics that are deleted."""
+    loaded: list[dg.SensorDefinition | dg.ScheduleDefinition]
+    loaded = [*repository.sensor_defs, *repository.schedule_defs]
+    definitions = {each.name: each for each in loaded}
     for state in instance.all_instigator_state():
-        name, origin = state.instigator_name, state.instigator_origin_id
-        if location not in (None, location_of_automation(state)):
+        definition = definitions.get(state.instigator_name)
+        if definition is None or location not in (None, location_of_automation(state)):
             continue
-        if not (repository.has_sensor_def(name) or repository.has_schedule_def(name)):
-            continue
-        kind: Literal["sensor", "schedule"] = (
-            "schedule" if state.instigator_type.value == "SCHEDULE" else "sensor"
-        )
+        interval = None
+        if isinstance(definition, dg.SensorDefinition):
+            seconds = definition.minimum_interval_seconds or DEFAULT_INTERVAL_SECONDS
+            interval = timedelta(seconds=seconds)
         ticks = instance.get_ticks(
-            origin, state.selector_id, limit=_TICKS if state.is_running else 1
+            state.instigator_origin_id, state.selector_id, limit=_TICKS if state.is_running else 1
         )
-        known = Automation(
-            name=name,
-            kind=kind,
+        ended = [tick for tick in ticks if tick.status.value != "STARTED"]
+        last = ended[0] if ended and state.is_running else None
+        failed = last if last and last.status.value == "FAILURE" else None
+        yield Automation(
+            name=definition.name,
+            kind="sensor" if interval else "schedule",
             running=state.is_running,
-            is_on_by_default=_is_on_by_default(repository, name, kind),
+            is_on_by_default=definition.default_status.value == "RUNNING",
             ticked_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None,
-            interval=_interval(repository, name) if kind == "sensor" else None,
+            interval=interval,
             in_progress=bool(ticks) and ticks[0].status.value == "STARTED",
-        )
-        last = next((tick for tick in ticks if tick.status.value != "STARTED"), None)
-        if last is None or not state.is_running:
-            yield known
-            continue
-        failed, error = last.status.value == "FAILURE", last.error
-        yield replace(
-            known,
-            failed_at=datetime.fromtimestamp(last.timestamp, UTC) if failed else None,
-            error=step_error(error) if error else None,
-            skip_reason=last.skip_reason,
+            failed_at=datetime.fromtimestamp(failed.timestamp, UTC) if failed else None,
+            error=step_error(last.error) if last and last.error else None,
+            skip_reason=last.skip_reason if last else None,
         )
 
 
@@ -84,20 +79,3 @@ def shared_tables(
             continue
         if names := known_names(instance, own, other):
             yield SharedTables(other, tuple(sorted(own[name] for name in names)))
-
-
-def _is_on_by_default(
-    repository: dg.RepositoryDefinition, name: str, kind: Literal["sensor", "schedule"]
-) -> bool:
-    """Return whether the code turns a sensor or schedule on."""
-    if kind == "schedule":
-        status = repository.get_schedule_def(name).default_status
-        return status == dg.DefaultScheduleStatus.RUNNING
-    default = repository.get_sensor_def(name).default_status
-    return default == dg.DefaultSensorStatus.RUNNING
-
-
-def _interval(repository: dg.RepositoryDefinition, sensor: str) -> timedelta:
-    """Return how often a sensor ticks."""
-    seconds = repository.get_sensor_def(sensor).minimum_interval_seconds
-    return timedelta(seconds=seconds or DEFAULT_INTERVAL_SECONDS)

@@ -39,13 +39,12 @@ def failed_checks(
         for key, finding in current.items()
         if finding.passed and key in stored and not stored[key].finding.passed
     }
-    for key, finding in current.items():
-        if not finding.passed:
-            yield FailedCheck(key.asset_key.to_user_string(), key.name, finding)
     early = _early_findings(keys, config, statuses, stored, now)
-    for key, finding in early.items():
-        if not finding.passed:
-            yield FailedCheck(key.asset_key.to_user_string(), key.name, finding, is_early=True)
+    for findings in (current, early):
+        for key, finding in findings.items():
+            if not finding.passed:
+                name, is_early = key.asset_key.to_user_string(), findings is early
+                yield FailedCheck(name, key.name, finding, is_early=is_early)
     for key, evaluation in stored.items():
         finding = evaluation.finding
         if key in early and (finding.passed or early[key].passed):
