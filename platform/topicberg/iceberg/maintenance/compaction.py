@@ -80,12 +80,12 @@ def due_tiers(files: Files, target: int) -> list[Tier]:
 
 def bytes_to_merge(files: Files, tier: Tier) -> int:
     """Return the bytes of the data files of a tier."""
-    return int(files.size[files.is_data_below(tier.max_bytes)].sum())
+    return int(files["size"][files.is_data_below(tier.max_bytes)].sum())
 
 
 def deleted_share(files: Files) -> float:
     """Return rows that position deletes name, as a share of all rows that are written."""
-    deleted, written = (files.rows[k].sum() for k in (files.is_position_delete, files.is_data))
+    deleted, written = (files["rows"][k].sum() for k in (files.is_position_delete, files.is_data))
     return float(deleted / max(1, written))
 
 
@@ -150,7 +150,7 @@ def many_deletes(files: Files) -> bool:
 
     Deletion vectors are merged by those who write them.
     """
-    count, _ = files.by_partition(files.is_position_delete & ~files.is_vector)
+    count, _ = files.by_partition(files.is_position_delete & ~files["is_vector"])
     return bool((count >= DELETE_FILES).any())
 
 

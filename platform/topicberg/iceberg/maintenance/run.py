@@ -177,7 +177,7 @@ class _Run:
         if not compaction.is_due(self.current, policy, now_ms):
             return 0, 0
         files, data, deletes = self.files(), 0, 0
-        if self.table.format_version > 2 and (files.is_position_delete & ~files.is_vector).any():
+        if self.table.format_version > 2 and (files.is_position_delete & ~files["is_vector"]).any():
             # They are of version 2. Beside vectors, their rows count as deleted twice.
             deletes = self.trim_deletes()
             files = self.files()

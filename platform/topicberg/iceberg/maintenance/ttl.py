@@ -45,11 +45,11 @@ def expired(
     last, overdue = (
         (moment - epoch) // timedelta(microseconds=1) for moment in (cutoff, cutoff - slack)
     )
-    whole = files.is_data & files.has_bounds & (files.upper < last) & (files.nulls == 0)
+    whole = files.is_data & files["has_bounds"] & (files["upper"] < last) & (files["nulls"] == 0)
     others = files.is_data & ~whole
-    partly = bool((others & files.has_bounds & (files.lower < overdue)).any())
+    partly = bool((others & files["has_bounds"] & (files["lower"] < overdue)).any())
     if unknown:
-        partly |= bool((others & ~files.has_bounds & (files.nulls != files.rows)).any())
+        partly |= bool((others & ~files["has_bounds"] & (files["nulls"] != files["rows"])).any())
     return whole, partly
 
 
