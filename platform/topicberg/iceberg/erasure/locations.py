@@ -19,11 +19,17 @@ from topicberg.iceberg.erasure.elsewhere import holders_elsewhere
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.erasure.proof import all_files
 from topicberg.iceberg.erasure.rewriting import check_rewritable
-from topicberg.iceberg.files import entries_by_manifest, in_parallel, live_files, manifests
+from topicberg.iceberg.files import (
+    entries_by_manifest,
+    in_parallel,
+    live_files,
+    manifests,
+    place_of,
+    without,
+)
 from topicberg.iceberg.maintenance.expiry import Expirable
 from topicberg.iceberg.maintenance.orphans import known_files, listing
 from topicberg.iceberg.position_deletes import Deletes, deleted_positions
-from topicberg.iceberg.shared_keys import place_of
 from topicberg.iceberg.summaries import MAIN
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
@@ -136,9 +142,9 @@ class RowLocations:
 
     def unreachable(self) -> list[str]:
         """Read the files of the folder that no metadata leads to; return them and manifests."""
-        listed = {place_of(path): path for path, _ in listing(self._table)}
-        known = {place_of(path) for path in known_files(self._table.refresh())}
-        unreachable = [path for place, path in listed.items() if place not in known]
+        # List first: files that are committed later are in the metadata that is read next.
+        listed = [path for path, _ in listing(self._table)]
+        unreachable = without(listed, known_files(self._table.refresh()))
         self.read(unreachable)
         return unreachable
 
