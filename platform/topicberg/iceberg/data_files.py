@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +42,7 @@ from pyiceberg.typedef import Record
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.file_columns import as_type
-from topicberg.iceberg.files import partition_key
+from topicberg.iceberg.files import in_parallel, partition_key
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.names import schema_in_files
 from topicberg.iceberg.statistics import file_statistics
@@ -54,8 +53,6 @@ MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Rows that wait in memory."""
 GROUP_BYTES = 4 * 1024 * 1024
 """Rows in memory that are worth a row group of their own; fewer wait for more."""
-_WRITERS = 4
-"""Small files that are written at once: most of their time, the object store works."""
 _FILE_RATIO = 4
 """Bytes of rows in memory for a byte of their file, about."""
 _FORMAT = "write.format.default"
@@ -155,11 +152,12 @@ class DataFileWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._close_all()
-            return
-        for file in self._open.values():
-            file.abandon()
+        try:
+            if kind is None:
+                self._close_all()
+        finally:  # after an error, files are still open
+            for file in self._open.values():
+                file.abandon()
 
     def write(self, columns: Mapping[str, pa.Array], *, are_kept: bool = False) -> list[Placed]:
         """Write rows, and return where each is.
@@ -284,19 +282,10 @@ class DataFileWriter:
     def _close_all(self) -> None:
         """Close all files; those that are not begun are small, and written several at once."""
         files, self._waiting, self._begun = list(self._open.values()), 0, 0
-        workers = ThreadPoolExecutor(_WRITERS)
-        try:
-            closing = [(file, workers.submit(file.close, self._spec.spec_id)) for file in files]
-            for file, closed in closing:
-                self.files.append(closed.result())
-                del self._open[file.key]
-        except BaseException:
-            workers.shutdown(cancel_futures=True)
-            for file in self._open.values():
-                file.abandon()
-            raise
-        finally:
-            workers.shutdown(cancel_futures=True)
+        closed = in_parallel(lambda file: file.close(self._spec.spec_id), files)
+        for file, data_file in zip(files, closed, strict=True):
+            self.files.append(data_file)
+            del self._open[file.key]
 
 
 class _File:
