@@ -8,7 +8,7 @@ Source: Iceberg spec, "Data File Fields" and "Partition Transforms".
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -331,7 +331,7 @@ class _File:
             self._writer = pq.ParquetWriter(
                 self._stream,
                 rows.schema,
-                use_dictionary=repeated(rows),
+                use_dictionary=repeated(rows, self._format.paths),
                 compression=self._format.compression,
                 compression_level=self._format.level,
                 store_decimal_as_integer=True,
@@ -466,33 +466,24 @@ def described(
     )
 
 
-def repeated(rows: pa.Table) -> list[str]:
+def repeated(rows: pa.Table, paths: Iterable[str]) -> list[str]:
     """Return the Parquet columns whose values repeat, by a sample: a dictionary makes them smaller.
 
     A dictionary of values that do not repeat is built, written and abandoned by the writer: without
-    this choice it takes twice as long, and its files are twice as large.
+    this choice it takes twice as long, and its files are twice as large. Nested columns have one.
+
+    :param paths: of all Parquet columns
     """
-    columns: list[str] = []
-    for field in rows.schema:
-        if pa.types.is_nested(field.type):
-            columns += _leaves(field.name, field.type)
-        elif pa.types.is_dictionary(field.type) or _repeats(rows.column(field.name)):
-            columns.append(field.name)
-    return columns
+    columns = {
+        field.name
+        for field in rows.schema
+        if pa.types.is_nested(field.type)
+        or pa.types.is_dictionary(field.type)
+        or _repeats(rows.column(field.name))
+    }
+    return [path for path in paths if path.partition(".")[0] in columns]
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
     sample = column.slice(0, _SAMPLE)
     return bool(pc.count_distinct(sample, mode="all").as_py() * 2 <= len(sample) + 1)
-
-
-def _leaves(path: str, kind: pa.DataType) -> list[str]:
-    """Return the names of the Parquet columns of an Arrow column."""
-    if pa.types.is_struct(kind):
-        return [name for one in kind for name in _leaves(f"{path}.{one.name}", one.type)]
-    if pa.types.is_map(kind):
-        parts = kind.key_field, kind.item_field
-        return [n for one in parts for n in _leaves(f"{path}.key_value.{one.name}", one.type)]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _leaves(f"{path}.list.element", kind.value_type)
-    return [path]
