@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.change import SnapshotChange
@@ -58,7 +58,6 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
 
     :raises CommitConflictError: another commit came first
     """
-    note = _note(cutoff)
     field, head = table.refresh().schema().find_field(column), table.current_snapshot()
     whole, deletes = list[DataFile](), list[DataFile]()
     manifests = head.manifests(table.io) if head else ()
@@ -71,11 +70,10 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
     if not whole:  # another run was faster
         return 0
     paths = {file.file_path for file in whole}
-    change = SnapshotChange(table, Operation.DELETE, properties=note)
+    change = SnapshotChange(table, Operation.DELETE, properties=_note(cutoff))
     change.remove(whole)
     change.remove(v for path, v in Deletes.of(deletes).vectors.items() if path in paths)
-    change.commit()
-    return _deleted_rows(table.refresh(), note)
+    return _deleted_rows(change.commit())
 
 
 def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetime) -> int:
@@ -92,7 +90,11 @@ def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetim
         f"WHERE {quote(column)} < TIMESTAMP '{cutoff.isoformat(sep=' ')}'",
         {f"spark.sql.iceberg.snapshot-property.{key}": value for key, value in note.items()},
     )
-    return _deleted_rows(table.refresh(), note)
+    return sum(
+        _deleted_rows(snapshot)
+        for snapshot in ancestry(table.refresh())
+        if summary(snapshot).get(DATA_TTL_RUN) == note[DATA_TTL_RUN]
+    )
 
 
 def _note(cutoff: datetime) -> dict[str, str]:
@@ -100,10 +102,7 @@ def _note(cutoff: datetime) -> dict[str, str]:
     return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex}
 
 
-def _deleted_rows(table: Table, note: dict[str, str]) -> int:
-    """Return the rows that the snapshot of this run removed, less those that it wrote again."""
-    for snapshot in ancestry(table):
-        if summary(snapshot).get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
-            found = report(snapshot)
-            return found.deleted_records - found.added_records
-    return 0
+def _deleted_rows(snapshot: Snapshot) -> int:
+    """Return the rows that a snapshot removed, less those that it wrote again."""
+    found = report(snapshot)
+    return found.deleted_records - found.added_records
