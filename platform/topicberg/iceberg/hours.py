@@ -23,7 +23,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, NestedField, PrimitiveType
 
-from topicberg.iceberg.files import in_parallel, names_in_file
+from topicberg.iceberg.files import entries, in_parallel, names_in_file
 from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries, referenced_file
 
 HOUR_MICROSECONDS = 3_600_000_000
@@ -245,7 +245,6 @@ def live_files_since(
     Manifests that were completely written before that number are not opened.
     """
     manifests = [m for m in snapshot.manifests(table.io) if m.sequence_number > newer_than]
-    for entries in in_parallel(lambda each: read_entries(table.io, each), manifests):
-        for entry in entries:
-            if (number := entry.sequence_number or 0) > newer_than:
-                yield entry.data_file, number
+    for entry in entries(table.io, manifests):
+        if (number := entry.sequence_number or 0) > newer_than:
+            yield entry.data_file, number

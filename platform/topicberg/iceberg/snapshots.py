@@ -165,8 +165,8 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
 
 def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
     """Return the earliest ``column`` of the added rows, or None if the files have no bounds."""
-    bounds = _bounds(table, snapshot, column, _LOWER)
-    return _as_time(min(bounds)) if bounds else None
+    bounds = _bounds(table, snapshot, column)
+    return _as_time(min(lower for lower, _ in bounds)) if bounds else None
 
 
 def newest_record(table: Table, column: str) -> datetime | None:
@@ -176,21 +176,19 @@ def newest_record(table: Table, column: str) -> datetime | None:
     """
     for snapshot in ancestry(table):
         rewrites = operation_of(snapshot) == Operation.REPLACE
-        if not rewrites and (bounds := _bounds(table, snapshot, column, _UPPER)):
-            return _as_time(max(bounds))
+        if not rewrites and (bounds := _bounds(table, snapshot, column)):
+            return _as_time(max(upper for _, upper in bounds))
     return None
 
 
-_LOWER, _UPPER = 0, 1
-
-
-def _bounds(table: Table, snapshot: Snapshot, column: str, which: int) -> list[int]:
-    """Return a bound of ``column`` in each file that the snapshot added, as µs since 1970."""
+def _bounds(table: Table, snapshot: Snapshot, column: str) -> list[tuple[int, int]]:
+    """Return the bounds of ``column`` in the files that the snapshot added, as µs since 1970."""
     field = table.schema().find_field(column)
+    bounds = (bounds_of(f, field.field_id) for f, added in changed_files(table, snapshot) if added)
     return [
-        microseconds(field, bound)
-        for file, added in changed_files(table, snapshot)
-        if added and (bound := bounds_of(file, field.field_id)[which]) is not None
+        (microseconds(field, lower), microseconds(field, upper))
+        for lower, upper in bounds
+        if lower is not None and upper is not None
     ]
 
 
