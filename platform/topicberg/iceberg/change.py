@@ -193,24 +193,22 @@ class SnapshotChange:
         for each in self._held:
             changes = each.content in removed or self._is_forgotten(each)
             (inspected if changes else kept).append(each)
-        merged: dict[int, list[ManifestEntry]] = defaultdict(list)
+        merged: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for manifest, entries in zip(inspected, self._read(inspected), strict=True):
+            key = manifest.content, manifest.partition_spec_id
             has_removed = any(identity(entry.data_file) in self._removed for entry in entries)
             if not has_removed and not self._is_forgotten(manifest):
                 kept.append(manifest)
             elif manifest.content == ManifestContent.DELETES:
                 # They become one: each batch replaces some vectors of many earlier batches.
-                merged[manifest.partition_spec_id] += entries
+                merged[key] += entries
             else:
-                written.append(self._written(manifest.content, manifest.partition_spec_id, entries))
+                written.append(self._written(*key, entries))
         added: dict[tuple[ManifestContent, int], list[DataFile]] = defaultdict(list)
         for file in self._added:
             added[_kind(file), file.spec_id].append(file)
-        for spec_id in merged:
-            added.setdefault((ManifestContent.DELETES, spec_id), [])
-        for (content, spec_id), files in sorted(added.items()):
-            entries = merged[spec_id] if content == ManifestContent.DELETES else []
-            written.append(self._written(content, spec_id, entries, files))
+        for key in sorted(added.keys() | merged.keys()):
+            written.append(self._written(*key, merged[key], added[key]))
         return [*written, *kept]
 
     def _is_forgotten(self, manifest: ManifestFile) -> bool:
