@@ -139,10 +139,6 @@ class DataFileWriter:
         self._paths = load_location_provider(target.location, target.properties)
         self._open: dict[tuple[object, ...], _File] = {}
         """By :func:`partition_key`."""
-        self._begun = 0
-        """Open files that have a row group."""
-        self._waiting = 0
-        """Bytes of rows that wait for their file."""
         self._made = 0
         self.files: list[DataFile] = []
         self._id = uuid.uuid4().hex
@@ -178,12 +174,12 @@ class DataFileWriter:
             return placed
         for values, rows, some, is_copy in self._partitions(columns, table):
             placed.append(Placed(*self._write(values, rows, is_copy or are_kept), some))
-        if self._waiting > MAX_WAITING_BYTES:
+        if sum(file.waiting_bytes for file in self._open.values()) > MAX_WAITING_BYTES:
             if len(self._open) > MAX_OPEN:
                 self._close_all()
             else:
                 for file in self._open.values():
-                    self._write_group(file)
+                    file.write()
         return placed
 
     def _partitions(
@@ -248,19 +244,18 @@ class DataFileWriter:
         if file is None:
             file = self._open[key] = self._new(key, values)
         place = file.path, file.rows
-        self._waiting += file.add(rows)
-        if file.waiting_bytes >= GROUP_BYTES and (file.is_begun or self._begun < MAX_OPEN):
-            self._write_group(file)
+        file.add(rows)
+        if file.waiting_bytes >= GROUP_BYTES and (file.is_begun or self._may_begin()):
+            file.write()
         elif not is_copy:
             file.copy()
         if file.size >= self._most:
             self._close(file)
         return place
 
-    def _write_group(self, file: _File) -> None:
-        self._begun += not file.is_begun
-        self._waiting -= file.waiting_bytes
-        file.write()
+    def _may_begin(self) -> bool:
+        """Return whether one more file may have a row group."""
+        return sum(file.is_begun for file in self._open.values()) < MAX_OPEN
 
     def _new(self, key: tuple[object, ...], values: tuple[Any, ...]) -> _File:
         of_path, partition = None, Record()
@@ -275,13 +270,11 @@ class DataFileWriter:
 
     def _close(self, file: _File) -> None:
         del self._open[file.key]
-        self._begun -= file.is_begun
-        self._waiting -= file.waiting_bytes
         self.files.append(file.close(self._spec.spec_id))
 
     def _close_all(self) -> None:
         """Close all files; those that are not begun are small, and written several at once."""
-        files, self._waiting, self._begun = list(self._open.values()), 0, 0
+        files = list(self._open.values())
         closed = in_parallel(lambda file: file.close(self._spec.spec_id), files)
         for file, data_file in zip(files, closed, strict=True):
             self.files.append(data_file)
@@ -308,13 +301,12 @@ class _File:
         """Whether it has a row group, and takes the memory of a writer."""
         return self._writer is not None
 
-    def add(self, rows: pa.Table) -> int:
-        """Add rows, which wait; return their bytes in memory."""
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, which wait."""
         self._waiting.append(rows)
         self.size += (size := rows.nbytes)
         self.waiting_bytes += size
         self.rows += len(rows)
-        return int(size)
 
     def copy(self) -> None:
         """Copy the rows that were added last: their memory will be overwritten."""
