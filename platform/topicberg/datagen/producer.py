@@ -119,7 +119,6 @@ class GeneratorRun:
                 f"topic {spec.name} has no generator", hint="add `generator: {kind: …}` to its spec"
             )
         self.spec = spec
-        self.sent = 0
         self._endpoints = endpoints
         self._config = config
         self._rate = rate
@@ -140,10 +139,11 @@ class GeneratorRun:
     def stopped(self) -> bool:
         return self._stop.is_set()
 
-    def run(self, report: Callable[[int], None]) -> int:
-        """Produce until done; every record counted has been acknowledged by the broker.
+    def run(self, report: Callable[[int], None]) -> None:
+        """Produce until done: the broker has then acknowledged every record.
 
-        :param report: called about every second with the number of records acknowledged
+        :param report: called about every second, and at the end, with the number of records
+            acknowledged
         :raises DeliveryError: Kafka refused a record
         """
         encode = self._encoder()
@@ -169,8 +169,7 @@ class GeneratorRun:
                 self._renew_login(producer)
                 login_at = time.monotonic()
             self._stop.wait(pace.pause())
-        self.sent = self._flush(producer, produced, report)
-        return self.sent
+        self._flush(producer, produced, report)
 
     def _renew_login(self, producer: Producer) -> None:
         """Let later connections use the deployment's newest key: earlier ones are revoked."""
@@ -233,8 +232,8 @@ class GeneratorRun:
                 f"topic {self.spec.name}: Kafka refused a record: {error.str()}"
             )
 
-    def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> int:
-        """Wait for every acknowledgement; return the number of records acknowledged."""
+    def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> None:
+        """Wait for every acknowledgement."""
         waited = 0.0
         while (waiting := producer.flush(REPORT_SECONDS)) and self._failure is None:
             report(produced - waiting)
@@ -247,4 +246,3 @@ class GeneratorRun:
         if self._failure is not None:
             raise self._failure
         report(produced)
-        return produced
