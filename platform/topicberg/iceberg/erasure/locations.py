@@ -35,7 +35,7 @@ from topicberg.iceberg.summaries import MAIN
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowsToErase:
     """Where the rows to erase are."""
 
@@ -94,16 +94,17 @@ class RowLocations:
         history = [path for path in named.keys() - set(live) if self.has_rows(path)]
         outside = [path for path in self.unreachable() if self.has_rows(path)]
         outside += holders_elsewhere(self._table, self._rows)
-        to_erase = RowsToErase(live=len(live), history=len(history), unreachable=len(outside))
-        if not to_erase:
-            return to_erase
-        deleted = self.deleted(head)
-        for path in live:
-            to_erase.rows += len(np.setdiff1d(self.positions(path), deleted[path]))
-        expired = self.expirable()
-        to_erase.snapshots = len(expired.snapshots) + self.is_head_tainted()
-        to_erase.refs = tuple(sorted(expired.refs))
-        return to_erase
+        if not (live or history or outside):
+            return RowsToErase()
+        deleted, expired = self.deleted(head), self.expirable()
+        return RowsToErase(
+            rows=sum(len(np.setdiff1d(self.positions(path), deleted[path])) for path in live),
+            live=len(live),
+            history=len(history),
+            unreachable=len(outside),
+            snapshots=len(expired.snapshots) + self.is_head_tainted(),
+            refs=tuple(sorted(expired.refs)),
+        )
 
     # --- files ---
 
