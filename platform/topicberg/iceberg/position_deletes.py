@@ -156,11 +156,10 @@ def trim_deletes(table: Table) -> int:
     change = SnapshotChange(table, Operation.REPLACE)
     data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
-    if table.format_version > 2:
+    kept = list[FileRows]()
+    if table.format_version > 2:  # vectors replace the delete files
         stale = [vector for path, vector in deletes.vectors.items() if path not in data]
         stale += deletes.files
-        if deletes.files:
-            _add_vectors(change, [], deletes, data)
     else:
         stale = [
             file
@@ -169,7 +168,7 @@ def trim_deletes(table: Table) -> int:
         ]
         by_path = _positions(table.io, stale, data.keys())
         kept = [FileRows(data[path], np.unique(positions)) for path, positions in by_path.items()]
-        change.add(_written(table, each) for each in _by_partition(kept))
+    add_deletes(change, kept)
     change.remove(stale)
     if stale:
         change.commit()
@@ -177,7 +176,11 @@ def trim_deletes(table: Table) -> int:
 
 
 def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
-    """Add the deletes of rows to a change; the rows may be of files that it adds."""
+    """Add the deletes of rows to a change; the rows may be of files that it adds.
+
+    In format version 3, vectors replace all position delete files, and earlier vectors of the same
+    data files.
+    """
     table = change.table
     if table.format_version == 2:
         change.add(_written(table, of_partition) for of_partition in _by_partition(rows))
@@ -187,17 +190,6 @@ def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
     if deletes.files:  # once after an upgrade
         data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
         change.remove(deletes.files)
-    _add_vectors(change, rows, deletes, data)
-
-
-def _add_vectors(
-    change: SnapshotChange, rows: Sequence[FileRows], deletes: Deletes, data: Mapping[str, DataFile]
-) -> None:
-    """Add the vectors of rows and of all position delete files, merged with earlier vectors.
-
-    :param data: the data files that the position delete files name, by their paths
-    """
-    table = change.table
     named = _positions(table.io, deletes.files, data.keys())
     new = {of_file.file.file_path: of_file for of_file in rows}
     changed = {path: data[path] for path in named} | {p: each.file for p, each in new.items()}
