@@ -186,23 +186,17 @@ def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
         change.add(_written(table, of_partition) for of_partition in _by_partition(rows))
         return
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
-    data: dict[str, DataFile] = {}
+    data = {each.file.file_path: each.file for each in rows}
     if deletes.files:  # once after an upgrade
-        data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
+        data |= {file.file_path: file for file in change.files(ManifestContent.DATA)}
         change.remove(deletes.files)
-    named = _positions(table.io, deletes.files, data.keys())
-    new = {of_file.file.file_path: of_file for of_file in rows}
-    changed = {path: data[path] for path in named} | {p: each.file for p, each in new.items()}
-    earlier = [vector for path, vector in deletes.vectors.items() if path in changed]
-    known = dict(read_vectors(table.io, earlier))
-    added = {path: of_file.positions for path, of_file in new.items()}
-    vectors = [
-        (file, np.unique(np.concatenate([each.get(path, _NONE) for each in (known, named, added)])))
-        for path, file in sorted(changed.items())
-    ]
-    change.remove(earlier)
-    if vectors:
-        change.add(write_vectors(table, vectors))
+    deleted = deleted_positions(table.io, deletes, data.keys())
+    for each in rows:
+        path = each.file.file_path
+        deleted[path] = np.union1d(deleted.get(path, _NONE), each.positions)
+    change.remove(vector for path, vector in deletes.vectors.items() if path in deleted)
+    if deleted:
+        change.add(write_vectors(table, [(data[path], deleted[path]) for path in sorted(deleted)]))
 
 
 def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:
