@@ -131,7 +131,7 @@ class DataFileWriter:
         """:param size: bytes of rows in memory after which the next file begins; None: so many that
         the file has about the size that the table's properties say
         """
-        self._properties, self._io = target.properties, io
+        self._io = io
         self._most = file_bytes(target.properties) * _FILE_RATIO if size is None else size
         self._spec, self._schema, self._order = target.spec, target.schema, target.order
         self._file_schema = schema_in_files(self._schema)

@@ -151,8 +151,6 @@ def trim_deletes(table: Table) -> int:
     :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
     """
-    if table.current_snapshot() is None:
-        return 0
     change = SnapshotChange(table, Operation.REPLACE)
     data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
