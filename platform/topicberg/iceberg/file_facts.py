@@ -21,7 +21,7 @@ from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField, PrimitiveType
 
-from topicberg.iceberg.files import in_parallel, partition_of
+from topicberg.iceberg.files import head_manifests, in_parallel, partition_of
 from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries
 
 KEPT_FILES = 2_000_000
@@ -146,6 +146,5 @@ def live(table: Table, column: NestedField | None = None) -> Files:
 
     :param column: whose bounds are needed
     """
-    head = table.current_snapshot()
-    held = files_by_manifest(table.io, head.manifests(table.io) if head else (), column)
+    held = files_by_manifest(table.io, head_manifests(table), column)
     return Files.together([files for _, files in held])

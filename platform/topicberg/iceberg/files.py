@@ -40,10 +40,14 @@ def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
 
 def live_files(table: Table) -> Iterator[DataFile]:
     """Yield data and delete files of the current snapshot."""
+    for entry in entries(table.io, head_manifests(table)):
+        yield entry.data_file
+
+
+def head_manifests(table: Table) -> list[ManifestFile]:
+    """Return the manifests of the current snapshot; none if there is no snapshot."""
     head = table.current_snapshot()
-    if head is not None:
-        for entry in entries(table.io, head.manifests(table.io)):
-            yield entry.data_file
+    return head.manifests(table.io) if head else []
 
 
 def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFile]:

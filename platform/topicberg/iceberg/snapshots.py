@@ -16,6 +16,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IntegerType
 
+from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.hours import (
     PARTITION_HOURS,
     FileHours,
@@ -206,12 +207,11 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
     None: the table is not partitioned by the hour or the day of a column. Manifests with only
     partitions before hour ``first`` are not opened.
     """
-    head = table.current_snapshot()
     place, width = _time_partition(table.spec())
     if place is None:
         return None
     rows: dict[int, int] = {}
-    for manifest in head.manifests(table.io) if head else ():
+    for manifest in head_manifests(table):
         is_data = manifest.content == ManifestContent.DATA
         if not is_data or manifest.partition_spec_id != table.spec().spec_id:
             continue

@@ -16,6 +16,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.file_facts import Files
+from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.maintenance.conflicts import call, literal, spark_sql
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, MaintenancePolicy
 from topicberg.iceberg.summaries import ancestry, operation_of, summary
@@ -166,9 +167,8 @@ def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
 
 def many_manifests(table: Table) -> bool:
     """Return whether planning a scan opens many small manifests."""
-    head = table.current_snapshot()
-    found = head.manifests(table.io) if head else []
-    return sum(m.manifest_length < _SMALL_MANIFEST for m in found) >= SMALL_MANIFESTS
+    sizes = (manifest.manifest_length for manifest in head_manifests(table))
+    return sum(size < _SMALL_MANIFEST for size in sizes) >= SMALL_MANIFESTS
 
 
 def rewrite_manifests(endpoints: Endpoints, identifier: tuple[str, str]) -> int:

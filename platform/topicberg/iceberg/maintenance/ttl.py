@@ -22,6 +22,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.file_facts import Files, files_by_manifest
+from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.maintenance.conflicts import spark_sql
 from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.position_deletes import Deletes
@@ -58,10 +59,9 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
 
     :raises CommitConflictError: another commit came first
     """
-    field, head = table.refresh().schema().find_field(column), table.current_snapshot()
+    field = table.refresh().schema().find_field(column)
     whole, deletes = list[DataFile](), list[DataFile]()
-    manifests = head.manifests(table.io) if head else ()
-    for manifest, known in files_by_manifest(table.io, manifests, field):
+    for manifest, known in files_by_manifest(table.io, head_manifests(table), field):
         holds, _ = expired(known, cutoff, timedelta(0), unknown=False)
         if manifest.content == ManifestContent.DELETES or holds.any():
             files = [entry.data_file for entry in read_entries(table.io, manifest)]
