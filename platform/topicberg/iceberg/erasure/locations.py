@@ -153,8 +153,7 @@ class RowLocations:
 
     def is_head_tainted(self) -> bool:
         """Return whether the head names a tainted file."""
-        head = self._table.current_snapshot()
-        return head is not None and head.snapshot_id in self.tainted_snapshots()
+        return self._table.metadata.current_snapshot_id in self.tainted_snapshots()
 
     def tainted_snapshots(self) -> set[int]:
         """Return the snapshots that name a tainted file, which is read if it is not known yet."""
@@ -175,9 +174,8 @@ class RowLocations:
         tainted = self.tainted_snapshots()
         refs = self._table.metadata.refs
         gone = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
-        head = self._table.current_snapshot()
-        kept = {head.snapshot_id} if head else set()
-        return Expirable(frozenset(tainted - kept), frozenset(gone))
+        head = self._table.metadata.current_snapshot_id
+        return Expirable(frozenset(tainted - {head}), frozenset(gone))
 
     def _paths_by_manifest(
         self, manifest_files: Mapping[str, ManifestFile]
