@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from topicberg.datagen import record_generator
 from topicberg.datagen.pace import Pace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.formats.framing import wire_prefix
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -59,16 +59,15 @@ def avro_encoder(schema_text: str, schema_id: int) -> Encoder:
     from fastavro import parse_schema, schemaless_writer
 
     schema = parse_schema(json.loads(schema_text))
-    prefix = struct.pack(">bI", 0, schema_id)
+    prefix = wire_prefix(schema_id)
 
     def encode(record: dict[str, Any]) -> bytes:
-        buffer = BytesIO(prefix)
-        buffer.seek(len(prefix))
+        buffer = BytesIO()
         try:
             schemaless_writer(buffer, schema, record)
         except (ValueError, TypeError, KeyError) as error:
             raise TopicbergError(f"a record does not fit its schema: {error}") from error
-        return buffer.getvalue()
+        return prefix + buffer.getvalue()
 
     return encode
 
@@ -79,7 +78,7 @@ def json_encoder(schema_id: int) -> Encoder:
     A decimal becomes a number, as exact as a double is. The schema is not checked, because
     Confluent's serializers do not validate by default either.
     """
-    prefix = struct.pack(">bI", 0, schema_id)
+    prefix = wire_prefix(schema_id)
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_number).encode
     return lambda record: prefix + encode(record).encode()
 
