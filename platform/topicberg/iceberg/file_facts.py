@@ -15,14 +15,14 @@ from typing import Any, Self
 import numpy as np
 from cachetools import LRUCache, cached
 from numpy.typing import NDArray
-from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
 from pyiceberg.table import Table
-from pyiceberg.types import NestedField, PrimitiveType
+from pyiceberg.types import NestedField
 
 from topicberg.iceberg.files import head_manifests, in_parallel, partition_of
-from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries
+from topicberg.iceberg.hours import time_bounds
+from topicberg.iceberg.manifests import is_vector, read_entries
 
 KEPT_FILES = 2_000_000
 
@@ -114,13 +114,9 @@ class Files:
 def _bounds(file: DataFile, column: NestedField | None) -> tuple[int, int, bool, int]:
     if column is None:
         return 0, 0, False, -1
-    assert isinstance(column.field_type, PrimitiveType)  # noqa: S101  a timestamp
     nulls = (file.null_value_counts or {}).get(column.field_id, -1)
-    lower, upper = bounds_of(file, column.field_id)
-    if lower is None or upper is None:
-        return 0, 0, False, nulls
-    first, last = (int(from_bytes(column.field_type, bound)) for bound in (lower, upper))
-    return first, last, True, nulls
+    bounds = time_bounds(file, column)
+    return (0, 0, False, nulls) if bounds is None else (*bounds, True, nulls)
 
 
 def _key(_: FileIO, manifest: ManifestFile, column: NestedField | None) -> tuple[str, int | None]:

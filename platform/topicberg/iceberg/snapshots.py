@@ -21,10 +21,10 @@ from topicberg.iceberg.hours import (
     PARTITION_HOURS,
     FileHours,
     Hours,
-    microseconds,
     partition_hours,
+    time_bounds,
 )
-from topicberg.iceberg.manifests import bounds_of, read_entries
+from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.summaries import (
     DATA_TTL_RUN,
     END_OFFSETS,
@@ -185,12 +185,8 @@ def newest_record(table: Table, column: str) -> datetime | None:
 def _bounds(table: Table, snapshot: Snapshot, column: str) -> list[tuple[int, int]]:
     """Return the bounds of ``column`` in the files that the snapshot added, as µs since 1970."""
     field = table.schema().find_field(column)
-    bounds = (bounds_of(f, field.field_id) for f, added in changed_files(table, snapshot) if added)
-    return [
-        (microseconds(field, lower), microseconds(field, upper))
-        for lower, upper in bounds
-        if lower is not None and upper is not None
-    ]
+    bounds = (time_bounds(file, field) for file, added in changed_files(table, snapshot) if added)
+    return [of_file for of_file in bounds if of_file is not None]
 
 
 def _as_time(microseconds: int) -> datetime | None:
