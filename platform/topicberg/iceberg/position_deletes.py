@@ -15,7 +15,7 @@ import io
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,23 +74,19 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
         yield paths.dictionary[int(number)].as_py(), part
 
 
-@dataclass
+@dataclass(frozen=True)
 class Deletes:
     """The deletes of a snapshot: at most one vector a data file, and position delete files."""
 
-    vectors: dict[str, DataFile] = field(default_factory=dict)
+    vectors: dict[str, DataFile]
     """By the paths of their data files."""
-    files: list[DataFile] = field(default_factory=list)
+    files: list[DataFile]
 
     @classmethod
     def of(cls, files: Iterable[DataFile]) -> Deletes:
-        found = cls()
-        for file in files:
-            if is_vector(file):
-                found.vectors[str(referenced_file(file))] = file
-            elif file.content == DataFileContent.POSITION_DELETES:
-                found.files.append(file)
-        return found
+        deletes = [file for file in files if file.content == DataFileContent.POSITION_DELETES]
+        vectors = {str(referenced_file(file)): file for file in deletes if is_vector(file)}
+        return cls(vectors, [file for file in deletes if not is_vector(file)])
 
 
 def live_rows(table: Table) -> int:
