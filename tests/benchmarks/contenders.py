@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from confluent_kafka import Consumer, TopicPartition
 from kafka_java import java_config
+from pyiceberg.io.pyarrow import parquet_path_to_id_mapping
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import parse_transform
 from pyiceberg.types import (
@@ -374,7 +375,7 @@ def reading_and_writing(lab: Lab, topic: Topic) -> None:
     """
     table, rows = lab.catalog.load_table(lab.source), lab.rows
     assert rows is not None
-    share = len(rows) / topic.records
+    share, columns = len(rows) / topic.records, parquet_path_to_id_mapping(table.schema())
     paths = [f"{table.location()}/data/{new_name('limit')}.parquet" for _ in range(2)]
     writers: dict[int, tuple[Any, pq.ParquetWriter]] = {}
 
@@ -388,7 +389,7 @@ def reading_and_writing(lab: Lab, topic: Topic) -> None:
                 pq.ParquetWriter(
                     stream,
                     rows.schema,
-                    use_dictionary=repeated(part),
+                    use_dictionary=repeated(part, columns),
                     compression=compression(table.properties),
                     store_schema=False,
                 ),

@@ -15,7 +15,6 @@ from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from fuzz_protobuf import schema_and_records
 from kafka_topics import Row, Topic, avro, encode
-from pyarrow.fs import FileSelector
 
 from topicberg import kafka
 from topicberg.errors import TableflowError, TopicbergError
@@ -402,9 +401,9 @@ def test_key_files_are_shared_once_no_records_wait(
     for backlog in (True, True, False):
         assert ingestor.step().backlog is backlog
         ingestor.close()  # waits for the key files
-        place = files.folder(topic.table(), shared_keys.FOLDER)
-        assert place is not None
-        found = place[0].get_file_info(FileSelector(place[1], allow_not_found=True))
+        table = topic.table()
+        found = files.listed_files(table.io, shared_keys.key_folder(table.location()))
+        assert found is not None
         shared.append(len(found))
     assert shared == [0, 0, 3]
     assert len(in_order(topic)) == 30

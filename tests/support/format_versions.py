@@ -53,11 +53,9 @@ def data_files(table: Table, rows: pa.Table) -> list[DataFile]:
     return found
 
 
-def append(table: Table, rows: pa.Table, branch: str = "main") -> None:
+def append(table: Table, rows: pa.Table) -> None:
     """Append rows to a table of any version."""
-    change = SnapshotChange(
-        table, Operation.APPEND, parent=table.snapshot_by_name(branch), branch=branch
-    )
+    change = SnapshotChange(table, Operation.APPEND)
     change.add(data_files(table, rows))
     change.commit()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from topicberg.datagen import record_generator
 from topicberg.datagen.pace import Pace
 from topicberg.endpoints import Endpoints, load_endpoints
 from topicberg.errors import TopicbergError
+from topicberg.formats.framing import wire_prefix
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -59,16 +59,15 @@ def avro_encoder(schema_text: str, schema_id: int) -> Encoder:
     from fastavro import parse_schema, schemaless_writer
 
     schema = parse_schema(json.loads(schema_text))
-    prefix = struct.pack(">bI", 0, schema_id)
+    prefix = wire_prefix(schema_id)
 
     def encode(record: dict[str, Any]) -> bytes:
-        buffer = BytesIO(prefix)
-        buffer.seek(len(prefix))
+        buffer = BytesIO()
         try:
             schemaless_writer(buffer, schema, record)
         except (ValueError, TypeError, KeyError) as error:
             raise TopicbergError(f"a record does not fit its schema: {error}") from error
-        return buffer.getvalue()
+        return prefix + buffer.getvalue()
 
     return encode
 
@@ -79,7 +78,7 @@ def json_encoder(schema_id: int) -> Encoder:
     A decimal becomes a number, as exact as a double is. The schema is not checked, because
     Confluent's serializers do not validate by default either.
     """
-    prefix = struct.pack(">bI", 0, schema_id)
+    prefix = wire_prefix(schema_id)
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_number).encode
     return lambda record: prefix + encode(record).encode()
 
@@ -119,7 +118,6 @@ class GeneratorRun:
                 f"topic {spec.name} has no generator", hint="add `generator: {kind: …}` to its spec"
             )
         self.spec = spec
-        self.sent = 0
         self._endpoints = endpoints
         self._config = config
         self._rate = rate
@@ -140,10 +138,11 @@ class GeneratorRun:
     def stopped(self) -> bool:
         return self._stop.is_set()
 
-    def run(self, report: Callable[[int], None]) -> int:
-        """Produce until done; every record counted has been acknowledged by the broker.
+    def run(self, report: Callable[[int], None]) -> None:
+        """Produce until done: the broker has then acknowledged every record.
 
-        :param report: called about every second with the number of records acknowledged
+        :param report: called about every second, and at the end, with the number of records
+            acknowledged
         :raises DeliveryError: Kafka refused a record
         """
         encode = self._encoder()
@@ -169,8 +168,7 @@ class GeneratorRun:
                 self._renew_login(producer)
                 login_at = time.monotonic()
             self._stop.wait(pace.pause())
-        self.sent = self._flush(producer, produced, report)
-        return self.sent
+        self._flush(producer, produced, report)
 
     def _renew_login(self, producer: Producer) -> None:
         """Let later connections use the deployment's newest key: earlier ones are revoked."""
@@ -233,8 +231,8 @@ class GeneratorRun:
                 f"topic {self.spec.name}: Kafka refused a record: {error.str()}"
             )
 
-    def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> int:
-        """Wait for every acknowledgement; return the number of records acknowledged."""
+    def _flush(self, producer: Producer, produced: int, report: Callable[[int], None]) -> None:
+        """Wait for every acknowledgement."""
         waited = 0.0
         while (waiting := producer.flush(REPORT_SECONDS)) and self._failure is None:
             report(produced - waiting)
@@ -247,4 +245,3 @@ class GeneratorRun:
         if self._failure is not None:
             raise self._failure
         report(produced)
-        return produced

@@ -60,30 +60,25 @@ _COUNTED = {
 
 
 class SnapshotChange:
-    """A snapshot to commit; without files it only has properties."""
+    """A snapshot to commit to ``main``; without files it only has properties."""
 
     def __init__(
         self,
         table: Table,
         operation: Operation,
         *,
-        parent: Snapshot | None = None,
-        branch: str = MAIN,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """
         :param table: freshly loaded
-        :param parent: the snapshot that changes; None: the head of ``main``
-        :param branch: the branch whose new head it becomes, created if it does not exist
         :param properties: added to the snapshot's summary
         :raises TableFormatError: the table has a format version that topicberg does not write
         """
         require_written(table)
         self.table = table
-        self.parent = parent or table.current_snapshot()
+        self.parent = table.current_snapshot()
         self.snapshot_id = table.metadata.new_snapshot_id()
         self._operation = operation
-        self._branch = branch
         self._properties = properties or {}
         self._added: list[DataFile] = []
         self._removed: dict[tuple[str, int | None], DataFile] = {}
@@ -94,7 +89,7 @@ class SnapshotChange:
         self._entries: dict[str, list[ManifestEntry]] = {}
         self._outputs: list[str] = []
         self.is_refused = False
-        """Whether it can never be committed any more: its parent is not the branch's head."""
+        """Whether it can never be committed any more: its parent is not the head of ``main``."""
 
     def files(self, content: ManifestContent) -> list[DataFile]:
         """Return the parent's data files, or its delete files."""
@@ -119,7 +114,7 @@ class SnapshotChange:
         dropped: Collection[str] = (),
         more: Iterable[TableUpdate] = (),
     ) -> Snapshot:
-        """Commit it if the branch is still where the table says.
+        """Commit it if ``main`` is still where the table says.
 
         (A transaction of PyIceberg would apply the change to whatever the head is by then.)
 
@@ -129,15 +124,15 @@ class SnapshotChange:
         :raises CommitConflictError: another commit came first; nothing was committed
         """
         table, before = self.table, self.table.metadata
-        ref = before.refs.get(self._branch)
+        ref = before.refs.get(MAIN)
         requirements = (
             AssertTableUUID(uuid=before.table_uuid),
-            AssertRefSnapshotId(ref=self._branch, snapshot_id=ref.snapshot_id if ref else None),
+            AssertRefSnapshotId(ref=MAIN, snapshot_id=ref.snapshot_id if ref else None),
         )
         snapshot = self._snapshot()
         updates = (
             AddSnapshotUpdate(snapshot=snapshot),
-            set_ref(self._branch, self.snapshot_id, SnapshotRefType.BRANCH),
+            set_ref(MAIN, self.snapshot_id, SnapshotRefType.BRANCH),
             *property_updates(table, properties, dropped),
             *more,
         )
@@ -149,7 +144,7 @@ class SnapshotChange:
             now = table.refresh().metadata
             if any(each.snapshot_id == self.snapshot_id for each in now.snapshots):
                 return snapshot  # an earlier request, whose answer was lost
-            head = now.refs.get(self._branch)
+            head = now.refs.get(MAIN)
             if head is not None and head != ref:
                 self.is_refused = True
                 discard_paths(table.io, self._outputs)
@@ -198,24 +193,22 @@ class SnapshotChange:
         for each in self._held:
             changes = each.content in removed or self._is_forgotten(each)
             (inspected if changes else kept).append(each)
-        merged: dict[int, list[ManifestEntry]] = defaultdict(list)
+        merged: dict[tuple[ManifestContent, int], list[ManifestEntry]] = defaultdict(list)
         for manifest, entries in zip(inspected, self._read(inspected), strict=True):
+            key = manifest.content, manifest.partition_spec_id
             has_removed = any(identity(entry.data_file) in self._removed for entry in entries)
             if not has_removed and not self._is_forgotten(manifest):
                 kept.append(manifest)
             elif manifest.content == ManifestContent.DELETES:
                 # They become one: each batch replaces some vectors of many earlier batches.
-                merged[manifest.partition_spec_id] += entries
+                merged[key] += entries
             else:
-                written.append(self._written(manifest.content, manifest.partition_spec_id, entries))
+                written.append(self._written(*key, entries))
         added: dict[tuple[ManifestContent, int], list[DataFile]] = defaultdict(list)
         for file in self._added:
             added[_kind(file), file.spec_id].append(file)
-        for spec_id in merged:
-            added.setdefault((ManifestContent.DELETES, spec_id), [])
-        for (content, spec_id), files in sorted(added.items()):
-            entries = merged[spec_id] if content == ManifestContent.DELETES else []
-            written.append(self._written(content, spec_id, entries, files))
+        for key in sorted(added.keys() | merged.keys()):
+            written.append(self._written(*key, merged[key], added[key]))
         return [*written, *kept]
 
     def _is_forgotten(self, manifest: ManifestFile) -> bool:

@@ -8,8 +8,7 @@ Source: Iceberg spec, "Data File Fields" and "Partition Transforms".
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,7 +42,7 @@ from pyiceberg.typedef import Record
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.file_columns import as_type
-from topicberg.iceberg.files import partition_key
+from topicberg.iceberg.files import in_parallel, partition_key
 from topicberg.iceberg.manifests import new_file
 from topicberg.iceberg.names import schema_in_files
 from topicberg.iceberg.statistics import file_statistics
@@ -54,8 +53,6 @@ MAX_WAITING_BYTES = 256 * 1024 * 1024
 """Rows that wait in memory."""
 GROUP_BYTES = 4 * 1024 * 1024
 """Rows in memory that are worth a row group of their own; fewer wait for more."""
-_WRITERS = 4
-"""Small files that are written at once: most of their time, the object store works."""
 _FILE_RATIO = 4
 """Bytes of rows in memory for a byte of their file, about."""
 _FORMAT = "write.format.default"
@@ -134,7 +131,7 @@ class DataFileWriter:
         """:param size: bytes of rows in memory after which the next file begins; None: so many that
         the file has about the size that the table's properties say
         """
-        self._properties, self._io = target.properties, io
+        self._io = io
         self._most = file_bytes(target.properties) * _FILE_RATIO if size is None else size
         self._spec, self._schema, self._order = target.spec, target.schema, target.order
         self._file_schema = schema_in_files(self._schema)
@@ -142,10 +139,6 @@ class DataFileWriter:
         self._paths = load_location_provider(target.location, target.properties)
         self._open: dict[tuple[object, ...], _File] = {}
         """By :func:`partition_key`."""
-        self._begun = 0
-        """Open files that have a row group."""
-        self._waiting = 0
-        """Bytes of rows that wait for their file."""
         self._made = 0
         self.files: list[DataFile] = []
         self._id = uuid.uuid4().hex
@@ -155,11 +148,12 @@ class DataFileWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._close_all()
-            return
-        for file in self._open.values():
-            file.abandon()
+        try:
+            if kind is None:
+                self._close_all()
+        finally:  # after an error, files are still open
+            for file in self._open.values():
+                file.abandon()
 
     def write(self, columns: Mapping[str, pa.Array], *, are_kept: bool = False) -> list[Placed]:
         """Write rows, and return where each is.
@@ -180,12 +174,12 @@ class DataFileWriter:
             return placed
         for values, rows, some, is_copy in self._partitions(columns, table):
             placed.append(Placed(*self._write(values, rows, is_copy or are_kept), some))
-        if self._waiting > MAX_WAITING_BYTES:
+        if sum(file.waiting_bytes for file in self._open.values()) > MAX_WAITING_BYTES:
             if len(self._open) > MAX_OPEN:
                 self._close_all()
             else:
                 for file in self._open.values():
-                    self._write_group(file)
+                    file.write()
         return placed
 
     def _partitions(
@@ -250,19 +244,18 @@ class DataFileWriter:
         if file is None:
             file = self._open[key] = self._new(key, values)
         place = file.path, file.rows
-        self._waiting += file.add(rows)
-        if file.waiting_bytes >= GROUP_BYTES and (file.is_begun or self._begun < MAX_OPEN):
-            self._write_group(file)
+        file.add(rows)
+        if file.waiting_bytes >= GROUP_BYTES and (file.is_begun or self._may_begin()):
+            file.write()
         elif not is_copy:
             file.copy()
         if file.size >= self._most:
             self._close(file)
         return place
 
-    def _write_group(self, file: _File) -> None:
-        self._begun += not file.is_begun
-        self._waiting -= file.waiting_bytes
-        file.write()
+    def _may_begin(self) -> bool:
+        """Return whether one more file may have a row group."""
+        return sum(file.is_begun for file in self._open.values()) < MAX_OPEN
 
     def _new(self, key: tuple[object, ...], values: tuple[Any, ...]) -> _File:
         of_path, partition = None, Record()
@@ -277,26 +270,15 @@ class DataFileWriter:
 
     def _close(self, file: _File) -> None:
         del self._open[file.key]
-        self._begun -= file.is_begun
-        self._waiting -= file.waiting_bytes
         self.files.append(file.close(self._spec.spec_id))
 
     def _close_all(self) -> None:
         """Close all files; those that are not begun are small, and written several at once."""
-        files, self._waiting, self._begun = list(self._open.values()), 0, 0
-        workers = ThreadPoolExecutor(_WRITERS)
-        try:
-            closing = [(file, workers.submit(file.close, self._spec.spec_id)) for file in files]
-            for file, closed in closing:
-                self.files.append(closed.result())
-                del self._open[file.key]
-        except BaseException:
-            workers.shutdown(cancel_futures=True)
-            for file in self._open.values():
-                file.abandon()
-            raise
-        finally:
-            workers.shutdown(cancel_futures=True)
+        files = list(self._open.values())
+        closed = in_parallel(lambda file: file.close(self._spec.spec_id), files)
+        for file, data_file in zip(files, closed, strict=True):
+            self.files.append(data_file)
+            del self._open[file.key]
 
 
 class _File:
@@ -319,13 +301,12 @@ class _File:
         """Whether it has a row group, and takes the memory of a writer."""
         return self._writer is not None
 
-    def add(self, rows: pa.Table) -> int:
-        """Add rows, which wait; return their bytes in memory."""
+    def add(self, rows: pa.Table) -> None:
+        """Add rows, which wait."""
         self._waiting.append(rows)
         self.size += (size := rows.nbytes)
         self.waiting_bytes += size
         self.rows += len(rows)
-        return int(size)
 
     def copy(self) -> None:
         """Copy the rows that were added last: their memory will be overwritten."""
@@ -342,7 +323,7 @@ class _File:
             self._writer = pq.ParquetWriter(
                 self._stream,
                 rows.schema,
-                use_dictionary=repeated(rows),
+                use_dictionary=repeated(rows, self._format.paths),
                 compression=self._format.compression,
                 compression_level=self._format.level,
                 store_decimal_as_integer=True,
@@ -477,33 +458,24 @@ def described(
     )
 
 
-def repeated(rows: pa.Table) -> list[str]:
+def repeated(rows: pa.Table, paths: Iterable[str]) -> list[str]:
     """Return the Parquet columns whose values repeat, by a sample: a dictionary makes them smaller.
 
     A dictionary of values that do not repeat is built, written and abandoned by the writer: without
-    this choice it takes twice as long, and its files are twice as large.
+    this choice it takes twice as long, and its files are twice as large. Nested columns have one.
+
+    :param paths: of all Parquet columns
     """
-    columns: list[str] = []
-    for field in rows.schema:
-        if pa.types.is_nested(field.type):
-            columns += _leaves(field.name, field.type)
-        elif pa.types.is_dictionary(field.type) or _repeats(rows.column(field.name)):
-            columns.append(field.name)
-    return columns
+    columns = {
+        field.name
+        for field in rows.schema
+        if pa.types.is_nested(field.type)
+        or pa.types.is_dictionary(field.type)
+        or _repeats(rows.column(field.name))
+    }
+    return [path for path in paths if path.partition(".")[0] in columns]
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
     sample = column.slice(0, _SAMPLE)
     return bool(pc.count_distinct(sample, mode="all").as_py() * 2 <= len(sample) + 1)
-
-
-def _leaves(path: str, kind: pa.DataType) -> list[str]:
-    """Return the names of the Parquet columns of an Arrow column."""
-    if pa.types.is_struct(kind):
-        return [name for one in kind for name in _leaves(f"{path}.{one.name}", one.type)]
-    if pa.types.is_map(kind):
-        parts = kind.key_field, kind.item_field
-        return [n for one in parts for n in _leaves(f"{path}.key_value.{one.name}", one.type)]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _leaves(f"{path}.list.element", kind.value_type)
-    return [path]

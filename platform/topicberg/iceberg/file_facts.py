@@ -9,49 +9,54 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from cachetools import LRUCache, cached
 from numpy.typing import NDArray
-from pyiceberg.conversions import from_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestFile
 from pyiceberg.table import Table
-from pyiceberg.types import NestedField, PrimitiveType
+from pyiceberg.types import NestedField
 
-from topicberg.iceberg.files import in_parallel, partition_of
-from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries
+from topicberg.iceberg.files import head_manifests, in_parallel, partition_of
+from topicberg.iceberg.hours import time_bounds
+from topicberg.iceberg.manifests import is_vector, read_entries
 
 KEPT_FILES = 2_000_000
 
 Partition = tuple[object, ...]
 
 
+_NUMBERS = np.dtype(
+    [
+        ("content", np.int8),
+        ("is_vector", np.bool_),
+        ("size", np.int64),
+        ("rows", np.int64),
+        ("partition", np.int32),  # the number of the file's partition in Files.partitions
+        ("lower", np.int64),  # the bounds of one column, if has_bounds
+        ("upper", np.int64),
+        ("has_bounds", np.bool_),
+        ("nulls", np.int64),  # of that column; -1: unknown
+    ]
+)
+
+
 @dataclass(frozen=True)
 class Files:
-    """Numbers of some files: arrays of one length."""
+    """Numbers of some files."""
 
-    content: NDArray[np.int8]
-    is_vector: NDArray[np.bool_]
-    size: NDArray[np.int64]
-    rows: NDArray[np.int64]
-    partition: NDArray[np.int32]
-    """The number of the file's partition in :attr:`partitions`."""
-    lower: NDArray[np.int64]
-    """The lower bound of one column, if :attr:`has_bounds`."""
-    upper: NDArray[np.int64]
-    has_bounds: NDArray[np.bool_]
-    nulls: NDArray[np.int64]
-    """The nulls of that column; -1: unknown."""
+    numbers: NDArray[np.void]
+    """One record of :data:`_NUMBERS` for each file."""
     partitions: Sequence[Partition]
 
     @classmethod
     def of(cls, files: Iterable[DataFile], column: NestedField | None = None) -> Self:
         """:param column: a column whose bounds are whole numbers, such as a timestamp"""
         partitions: dict[Partition, int] = {}
-        rows = [
+        records = [
             (
                 file.content.value,
                 is_vector(file),
@@ -62,66 +67,56 @@ class Files:
             )
             for file in files
         ]
-        columns = zip(*rows, strict=True) if rows else ((),) * len(_TYPES)
-        values: Any = (*map(np.array, columns, _TYPES), tuple(partitions))
-        return cls(*values)
+        return cls(np.array(records, _NUMBERS), tuple(partitions))
 
     @classmethod
     def together(cls, parts: Sequence[Files]) -> Self:
         """Return the files of all parts."""
         partitions: dict[Partition, int] = {}
-        renumbered: list[Files] = [cls.of([])]
+        renumbered = [np.empty(0, _NUMBERS)]
         for part in parts:
             number = [partitions.setdefault(each, len(partitions)) for each in part.partitions]
-            renumbered.append(replace(part, partition=np.array(number, np.int32)[part.partition]))
-        names = [field.name for field in fields(cls)][: len(_TYPES)]
-        arrays = (np.concatenate([getattr(part, name) for part in renumbered]) for name in names)
-        values: Any = (*arrays, tuple(partitions))
-        return cls(*values)
+            numbers = part.numbers.copy()
+            numbers["partition"] = np.array(number, np.int32)[numbers["partition"]]
+            renumbered.append(numbers)
+        return cls(np.concatenate(renumbered), tuple(partitions))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Return one number of each file, by its name in :data:`_NUMBERS`."""
+        return self.numbers[name]
 
     def __len__(self) -> int:
-        return len(self.content)
+        return len(self.numbers)
 
     @property
     def is_data(self) -> NDArray[np.bool_]:
-        return np.asarray(self.content == DataFileContent.DATA.value)
+        return np.asarray(self["content"] == DataFileContent.DATA.value)
 
     def is_data_below(self, size: int) -> NDArray[np.bool_]:
         """Return whether it is a data file of fewer bytes; vectors have the size of their file."""
-        return self.is_data & (self.size < size)
+        return self.is_data & (self["size"] < size)
 
     @property
     def is_position_delete(self) -> NDArray[np.bool_]:
         """Whether it is a position delete file, or a deletion vector."""
-        return np.asarray(self.content == DataFileContent.POSITION_DELETES.value)
+        return np.asarray(self["content"] == DataFileContent.POSITION_DELETES.value)
 
     def by_partition(
         self, chosen: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return, for each partition, how many of the chosen files it has, and their bytes."""
-        partition, number = self.partition[chosen], len(self.partitions)
+        partition, number = self["partition"][chosen], len(self.partitions)
         count = np.bincount(partition, minlength=number).astype(np.int64)
-        size = np.bincount(partition, weights=self.size[chosen], minlength=number)
+        size = np.bincount(partition, weights=self["size"][chosen], minlength=number)
         return count, size.astype(np.float64)
-
-
-_TYPES: tuple[Any, ...] = (
-    *(np.int8, np.bool_, np.int64, np.int64, np.int32),
-    *(np.int64, np.int64, np.bool_, np.int64),
-)
-"""Of the arrays of :class:`Files`, in their order."""
 
 
 def _bounds(file: DataFile, column: NestedField | None) -> tuple[int, int, bool, int]:
     if column is None:
         return 0, 0, False, -1
-    assert isinstance(column.field_type, PrimitiveType)  # noqa: S101  a timestamp
     nulls = (file.null_value_counts or {}).get(column.field_id, -1)
-    lower, upper = bounds_of(file, column.field_id)
-    if lower is None or upper is None:
-        return 0, 0, False, nulls
-    first, last = (int(from_bytes(column.field_type, bound)) for bound in (lower, upper))
-    return first, last, True, nulls
+    bounds = time_bounds(file, column)
+    return (0, 0, False, nulls) if bounds is None else (*bounds, True, nulls)
 
 
 def _key(_: FileIO, manifest: ManifestFile, column: NestedField | None) -> tuple[str, int | None]:
@@ -147,6 +142,5 @@ def live(table: Table, column: NestedField | None = None) -> Files:
 
     :param column: whose bounds are needed
     """
-    head = table.current_snapshot()
-    held = files_by_manifest(table.io, head.manifests(table.io) if head else (), column)
+    held = files_by_manifest(table.io, head_manifests(table), column)
     return Files.together([files for _, files in held])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +15,6 @@ from topicberg.iceberg.manifests import read_entries
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyarrow.fs import FileSystem
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestEntry, ManifestFile
     from pyiceberg.table import Table
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _THREADS = 8
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,10 +40,14 @@ def in_parallel(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterat
 
 def live_files(table: Table) -> Iterator[DataFile]:
     """Yield data and delete files of the current snapshot."""
+    for entry in entries(table.io, head_manifests(table)):
+        yield entry.data_file
+
+
+def head_manifests(table: Table) -> list[ManifestFile]:
+    """Return the manifests of the current snapshot; none if there is no snapshot."""
     head = table.current_snapshot()
-    if head is not None:
-        for entry in entries(table.io, head.manifests(table.io)):
-            yield entry.data_file
+    return head.manifests(table.io) if head else []
 
 
 def manifests(io: FileIO, snapshots: Iterable[Snapshot]) -> dict[str, ManifestFile]:
@@ -106,26 +112,38 @@ def field_id(field: pa.Field) -> int | None:
     return None if found is None else int(found)
 
 
-def folder(table: Table, name: str = "") -> tuple[FileSystem, str, str] | None:
-    """Return the file system of a table, the table's folder in it, and what precedes its paths.
+def listed_files(io: FileIO, folder: str) -> list[tuple[str, float]] | None:
+    """Return path and time of the last change of all files in a folder, at any depth.
 
-    :param name: of a folder in the table's folder, to return instead
-    :returns: None: PyArrow does not access the table
+    :returns: times in seconds since 1970, infinite if unknown; None: PyArrow does not access it
     """
-    return folder_at(table.io, f"{table.location().rstrip('/')}/{name}".rstrip("/"))
-
-
-def folder_at(io: FileIO, location: str) -> tuple[FileSystem, str, str] | None:
-    """Return the file system of a folder, its path in it, and what precedes paths.
-
-    :returns: None: PyArrow does not access it
-    """
+    from pyarrow.fs import FileSelector
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
     if not isinstance(io, PyArrowFileIO):
         return None
-    scheme, netloc, path = PyArrowFileIO.parse_location(location)
-    return io.fs_by_scheme(scheme, netloc), path, location.removesuffix(path)
+    scheme, netloc, path = PyArrowFileIO.parse_location(folder)
+    selector = FileSelector(path, recursive=True, allow_not_found=True)
+    infos = io.fs_by_scheme(scheme, netloc).get_file_info(selector)
+    prefix = folder.removesuffix(path)
+    return [
+        (prefix + info.path, info.mtime.timestamp() if info.mtime else math.inf)
+        for info in infos
+        if info.is_file
+    ]
+
+
+def place_of(path: str) -> str:
+    """Return a path without its scheme: s3, s3a and s3n are equivalent."""
+    return _SCHEME.sub("", path)
+
+
+def without(paths: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return the paths of files that none of the others leads to, whatever their schemes."""
+    left = {place_of(path): path for path in paths}
+    for path in others:
+        left.pop(place_of(path), None)
+    return [*left.values()]
 
 
 def delete_files(io: FileIO, paths: Iterable[str]) -> int:

@@ -23,7 +23,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, HourTransform
 from pyiceberg.types import DateType, NestedField, PrimitiveType
 
-from topicberg.iceberg.files import in_parallel, names_in_file
+from topicberg.iceberg.files import entries, in_parallel, names_in_file
 from topicberg.iceberg.manifests import bounds_of, is_vector, read_entries, referenced_file
 
 HOUR_MICROSECONDS = 3_600_000_000
@@ -119,13 +119,11 @@ class FileHours:
 
     def _of_bounds(self, file: DataFile) -> list[Hours]:
         """Return the hours by the manifest's bounds; empty: the manifest has none."""
-        number = self._field.field_id
-        nulls = (file.null_value_counts or {}).get(number)
-        lower, upper = bounds_of(file, number)
-        if lower is None or upper is None:
+        nulls = (file.null_value_counts or {}).get(self._field.field_id)
+        bounds = time_bounds(file, self._field)
+        if bounds is None:
             return [NO_TIME] if nulls is not None and nulls == file.record_count else []
-        first, last = (microseconds(self._field, bound) for bound in (lower, upper))
-        hours = [_between(self._field, first, last)]
+        hours = [_between(self._field, *bounds)]
         return hours if nulls == 0 else [NO_TIME, *hours]
 
     def _of_footer(self, path: str, kind: FileFormat) -> list[Hours]:
@@ -224,11 +222,18 @@ def partition_hours(value: int | date | None, width: int) -> Hours:
     return Hours(number * width, (number + 1) * width)
 
 
-def microseconds(field: NestedField, bound: bytes) -> int:
-    """Return a bound of a column of dates or times as microseconds since 1970."""
-    assert isinstance(field.field_type, PrimitiveType)  # noqa: S101  only these have bounds
-    value = int(from_bytes(field.field_type, bound))
-    return value * 24 * HOUR_MICROSECONDS if isinstance(field.field_type, DateType) else value
+def time_bounds(file: DataFile, field: NestedField) -> tuple[int, int] | None:
+    """Return the bounds of a column of dates or times in a file, as microseconds since 1970.
+
+    None: the file's metadata has none.
+    """
+    lower, upper = bounds_of(file, field.field_id)
+    if lower is None or upper is None:
+        return None
+    kind = field.field_type
+    assert isinstance(kind, PrimitiveType)  # noqa: S101  only these have bounds
+    unit = 24 * HOUR_MICROSECONDS if isinstance(kind, DateType) else 1
+    return int(from_bytes(kind, lower)) * unit, int(from_bytes(kind, upper)) * unit
 
 
 def _between(field: NestedField, first: int, last: int) -> Hours:
@@ -245,7 +250,6 @@ def live_files_since(
     Manifests that were completely written before that number are not opened.
     """
     manifests = [m for m in snapshot.manifests(table.io) if m.sequence_number > newer_than]
-    for entries in in_parallel(lambda each: read_entries(table.io, each), manifests):
-        for entry in entries:
-            if (number := entry.sequence_number or 0) > newer_than:
-                yield entry.data_file, number
+    for entry in entries(table.io, manifests):
+        if (number := entry.sequence_number or 0) > newer_than:
+            yield entry.data_file, number

@@ -15,7 +15,7 @@ import io
 import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,23 +74,19 @@ def read_deletes(files: FileIO, path: str) -> Iterator[tuple[str, NDArray[np.uin
         yield paths.dictionary[int(number)].as_py(), part
 
 
-@dataclass
+@dataclass(frozen=True)
 class Deletes:
     """The deletes of a snapshot: at most one vector a data file, and position delete files."""
 
-    vectors: dict[str, DataFile] = field(default_factory=dict)
+    vectors: dict[str, DataFile]
     """By the paths of their data files."""
-    files: list[DataFile] = field(default_factory=list)
+    files: list[DataFile]
 
     @classmethod
     def of(cls, files: Iterable[DataFile]) -> Deletes:
-        found = cls()
-        for file in files:
-            if is_vector(file):
-                found.vectors[str(referenced_file(file))] = file
-            elif file.content == DataFileContent.POSITION_DELETES:
-                found.files.append(file)
-        return found
+        deletes = [file for file in files if file.content == DataFileContent.POSITION_DELETES]
+        vectors = {str(referenced_file(file)): file for file in deletes if is_vector(file)}
+        return cls(vectors, [file for file in deletes if not is_vector(file)])
 
 
 def live_rows(table: Table) -> int:
@@ -151,16 +147,13 @@ def trim_deletes(table: Table) -> int:
     :returns: how many delete files and vectors were replaced or removed
     :raises CommitConflictError: another commit came in between
     """
-    if table.current_snapshot() is None:
-        return 0
     change = SnapshotChange(table, Operation.REPLACE)
     data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
-    if table.format_version > 2:
+    kept = list[FileRows]()
+    if table.format_version > 2:  # vectors replace the delete files
         stale = [vector for path, vector in deletes.vectors.items() if path not in data]
         stale += deletes.files
-        if deletes.files:
-            _add_vectors(change, [], deletes, data)
     else:
         stale = [
             file
@@ -169,7 +162,7 @@ def trim_deletes(table: Table) -> int:
         ]
         by_path = _positions(table.io, stale, data.keys())
         kept = [FileRows(data[path], np.unique(positions)) for path, positions in by_path.items()]
-        change.add(_written(table, each) for each in _by_partition(kept))
+    add_deletes(change, kept)
     change.remove(stale)
     if stale:
         change.commit()
@@ -177,40 +170,27 @@ def trim_deletes(table: Table) -> int:
 
 
 def add_deletes(change: SnapshotChange, rows: Sequence[FileRows]) -> None:
-    """Add the deletes of rows to a change; the rows may be of files that it adds."""
+    """Add the deletes of rows to a change; the rows may be of files that it adds.
+
+    In format version 3, vectors replace all position delete files, and earlier vectors of the same
+    data files.
+    """
     table = change.table
     if table.format_version == 2:
         change.add(_written(table, of_partition) for of_partition in _by_partition(rows))
         return
     deletes = Deletes.of(change.files(ManifestContent.DELETES))
-    data: dict[str, DataFile] = {}
+    data = {each.file.file_path: each.file for each in rows}
     if deletes.files:  # once after an upgrade
-        data = {file.file_path: file for file in change.files(ManifestContent.DATA)}
+        data |= {file.file_path: file for file in change.files(ManifestContent.DATA)}
         change.remove(deletes.files)
-    _add_vectors(change, rows, deletes, data)
-
-
-def _add_vectors(
-    change: SnapshotChange, rows: Sequence[FileRows], deletes: Deletes, data: Mapping[str, DataFile]
-) -> None:
-    """Add the vectors of rows and of all position delete files, merged with earlier vectors.
-
-    :param data: the data files that the position delete files name, by their paths
-    """
-    table = change.table
-    named = _positions(table.io, deletes.files, data.keys())
-    new = {of_file.file.file_path: of_file for of_file in rows}
-    changed = {path: data[path] for path in named} | {p: each.file for p, each in new.items()}
-    earlier = [vector for path, vector in deletes.vectors.items() if path in changed]
-    known = dict(read_vectors(table.io, earlier))
-    added = {path: of_file.positions for path, of_file in new.items()}
-    vectors = [
-        (file, np.unique(np.concatenate([each.get(path, _NONE) for each in (known, named, added)])))
-        for path, file in sorted(changed.items())
-    ]
-    change.remove(earlier)
-    if vectors:
-        change.add(write_vectors(table, vectors))
+    deleted = deleted_positions(table.io, deletes, data.keys())
+    for each in rows:
+        path = each.file.file_path
+        deleted[path] = np.union1d(deleted.get(path, _NONE), each.positions)
+    change.remove(vector for path, vector in deletes.vectors.items() if path in deleted)
+    if deleted:
+        change.add(write_vectors(table, [(data[path], deleted[path]) for path in sorted(deleted)]))
 
 
 def _by_partition(rows: Iterable[FileRows]) -> list[list[FileRows]]:

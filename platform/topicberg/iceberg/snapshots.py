@@ -16,14 +16,15 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation, Snapshot
 from pyiceberg.types import IntegerType
 
+from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.hours import (
     PARTITION_HOURS,
     FileHours,
     Hours,
-    microseconds,
     partition_hours,
+    time_bounds,
 )
-from topicberg.iceberg.manifests import bounds_of, read_entries
+from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.summaries import (
     DATA_TTL_RUN,
     END_OFFSETS,
@@ -165,8 +166,8 @@ def added_rows(table: Table, snapshot: Snapshot, column: str) -> dict[int, int]:
 
 def oldest_record(table: Table, snapshot: Snapshot, column: str) -> datetime | None:
     """Return the earliest ``column`` of the added rows, or None if the files have no bounds."""
-    bounds = _bounds(table, snapshot, column, _LOWER)
-    return _as_time(min(bounds)) if bounds else None
+    bounds = _bounds(table, snapshot, column)
+    return _as_time(min(lower for lower, _ in bounds)) if bounds else None
 
 
 def newest_record(table: Table, column: str) -> datetime | None:
@@ -176,22 +177,16 @@ def newest_record(table: Table, column: str) -> datetime | None:
     """
     for snapshot in ancestry(table):
         rewrites = operation_of(snapshot) == Operation.REPLACE
-        if not rewrites and (bounds := _bounds(table, snapshot, column, _UPPER)):
-            return _as_time(max(bounds))
+        if not rewrites and (bounds := _bounds(table, snapshot, column)):
+            return _as_time(max(upper for _, upper in bounds))
     return None
 
 
-_LOWER, _UPPER = 0, 1
-
-
-def _bounds(table: Table, snapshot: Snapshot, column: str, which: int) -> list[int]:
-    """Return a bound of ``column`` in each file that the snapshot added, as µs since 1970."""
+def _bounds(table: Table, snapshot: Snapshot, column: str) -> list[tuple[int, int]]:
+    """Return the bounds of ``column`` in the files that the snapshot added, as µs since 1970."""
     field = table.schema().find_field(column)
-    return [
-        microseconds(field, bound)
-        for file, added in changed_files(table, snapshot)
-        if added and (bound := bounds_of(file, field.field_id)[which]) is not None
-    ]
+    bounds = (time_bounds(file, field) for file, added in changed_files(table, snapshot) if added)
+    return [of_file for of_file in bounds if of_file is not None]
 
 
 def _as_time(microseconds: int) -> datetime | None:
@@ -208,12 +203,11 @@ def rows_by_partition(table: Table, first: int) -> tuple[dict[int, int], int] | 
     None: the table is not partitioned by the hour or the day of a column. Manifests with only
     partitions before hour ``first`` are not opened.
     """
-    head = table.current_snapshot()
     place, width = _time_partition(table.spec())
     if place is None:
         return None
     rows: dict[int, int] = {}
-    for manifest in head.manifests(table.io) if head else ():
+    for manifest in head_manifests(table):
         is_data = manifest.content == ManifestContent.DATA
         if not is_data or manifest.partition_spec_id != table.spec().spec_id:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot, ancestors_of
 
 from topicberg.errors import TableflowError
 
@@ -59,11 +59,7 @@ def operation_of(snapshot: Snapshot) -> Operation | None:
 
 def ancestry(table: Table, head: Snapshot | None = None) -> Iterator[Snapshot]:
     """Yield the snapshots of ``main`` (or up to ``head``), newest first, until an expired one."""
-    snapshot = head or table.current_snapshot()
-    while snapshot:
-        yield snapshot
-        parent = snapshot.parent_snapshot_id
-        snapshot = table.snapshot_by_id(parent) if parent is not None else None
+    yield from ancestors_of(head or table.current_snapshot(), table.metadata)
 
 
 def checkpoint(table: Table, head: Snapshot | None = None) -> Snapshot | None:

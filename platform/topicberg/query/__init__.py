@@ -170,23 +170,25 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
     load_extensions(connection)
     connection.execute("SET TimeZone = 'UTC'")
-    login, of_topics = endpoints.login, endpoints.topics_login
-    logins = [catalog_login for catalog_login in (login, of_topics) if catalog_login is not None]
+    warehouse = endpoints.warehouse(config) or config.warehouse
+    catalogs = [(CATALOG, endpoints.login, warehouse, endpoints.iceberg_rest)]
+    if (of_topics := endpoints.topics_login) is not None:
+        uri = str(endpoints.topics_rest)
+        catalogs.append((TOPICS_CATALOG, of_topics, str(of_topics.warehouse), uri))
     if any(
-        not catalog_login.vends or catalog_login.auth == "sigv4"  # signed by the same secret
-        for catalog_login in logins
+        not login.vends or login.auth == "sigv4"  # signed by the same secret
+        for _, login, *_ in catalogs
     ):
         connection.execute(_s3_secret(endpoints, config))
-    _attach(
-        connection,
-        (CATALOG, endpoints.warehouse(config) or config.warehouse, endpoints.iceberg_rest),
-        login.duckdb(config.aws_region),
-    )
-    topics = CATALOG
-    if of_topics is not None:
-        topics, uri = TOPICS_CATALOG, str(endpoints.topics_rest)
-        named = (topics, str(of_topics.warehouse), uri)
-        _attach(connection, named, of_topics.duckdb(config.aws_region, topics))
+    for name, login, warehouse, uri in catalogs:
+        secret, options = login.duckdb(config.aws_region, name)
+        if secret:
+            connection.execute(secret)
+        connection.execute(
+            f"ATTACH {_literal(warehouse)} AS {name} "
+            f"(TYPE iceberg, READ_ONLY, ENDPOINT {_literal(uri)}, {options})"
+        )
+    topics = catalogs[-1][0]
     rows = connection.execute(
         "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ?", [CATALOG]
     ).fetchall()
@@ -196,23 +198,6 @@ def duckdb_connection(endpoints: Endpoints, config: Settings | None = None) -> D
     path = ",".join(quote(*schema) for schema in schemas)
     connection.execute(f"SET search_path = {_literal(path)}")
     return connection
-
-
-def _attach(
-    connection: DuckDBPyConnection, named: tuple[str, str, str], login: tuple[str | None, str]
-) -> None:
-    """Attach a catalog, read-only.
-
-    :param named: its name in DuckDB, the catalog of the server, the address
-    :param login: a statement that creates its secret, and options of ATTACH
-    """
-    (name, warehouse, uri), (secret, options) = named, login
-    if secret:
-        connection.execute(secret)
-    connection.execute(
-        f"ATTACH {_literal(warehouse)} AS {name} "
-        f"(TYPE iceberg, READ_ONLY, ENDPOINT {_literal(uri)}, {options})"
-    )
 
 
 def _ask_duckdb(sql: str, endpoints: Endpoints, config: Settings, max_rows: int | None) -> Answer:

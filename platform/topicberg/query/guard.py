@@ -58,9 +58,8 @@ def _duckdb_kinds(sql: str) -> list[str]:
         kinds = [statement.type.name for statement in duckdb.extract_statements(sql)]
     except duckdb.Error as error:
         raise _unreadable(sql, "duckdb", str(error)) from None
-    if kinds == ["CREATE", "SELECT"]:  # PIVOT: a type of its columns for the session, and the query
-        return _kinds(sql, "duckdb")
-    if kinds == ["EXPLAIN"]:
+    # PIVOT creates a type of its columns for the session, and EXPLAIN may be of any statement.
+    if kinds in (["CREATE", "SELECT"], ["EXPLAIN"]):
         return _kinds(sql, "duckdb")
     return ["query" if kind == "SELECT" else kind for kind in kinds]
 

@@ -142,9 +142,8 @@ def existing_project(root: Path, requirement: str) -> WrittenFiles:
         ) from None
     written = _write(root, {paths[key]: _text(_FILES[key], values) for key in paths})
     path.write_text(extended)
-    clashing = [f"{module}/{name}" for name in ("pipelines", "generators")]
-    own = [f"{module}/{pipelines}", f"{module}/{generators}"]
-    kept = [_existing(root, file) for file in clashing if file not in own]
+    names = {"pipelines": pipelines, "generators": generators}
+    kept = [_existing(root, f"{module}/{name}") for name in names if names[name] != name]
     return WrittenFiles(
         root,
         written.files,

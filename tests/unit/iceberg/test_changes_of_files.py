@@ -173,7 +173,7 @@ def test_refused_snapshot_is_a_conflict_if_ids_moved(
     add(table, 1)
     stale = catalog.load_table("shop.orders")
     table.manage_snapshots().create_branch(stale.metadata.current_snapshot_id or 0, "b").commit()
-    append(table.refresh(), pa.Table.from_pylist([{"id": 9}], SCHEMA.as_arrow()), "b")
+    table.refresh().append(pa.Table.from_pylist([{"id": 9}], SCHEMA.as_arrow()), branch="b")
 
     def refuse(*_: object) -> None:
         raise RESTError("first-row-id is behind")

@@ -287,7 +287,8 @@ def test_only_values_that_repeat_have_a_dictionary(tmp_path: Path) -> None:
             "pairs": pa.array([[("k", b"v")]] * 100, pa.map_(pa.string(), pa.binary())),
         }
     )
-    named = repeated(table)
+    paths = ("same", "unique", "nested.a", "nested.b.list.element")
+    named = repeated(table, [*paths, "pairs.key_value.key", "pairs.key_value.value"])
     pq.write_table(table, tmp_path / "f.parquet", use_dictionary=named)
     group = pq.read_metadata(tmp_path / "f.parquet").row_group(0)
     with_dictionary = {

@@ -12,14 +12,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pyarrow as pa
-from pyarrow.fs import FileSelector
 from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.table import Table
 
 from topicberg.iceberg.erasure.matching import Rows
-from topicberg.iceberg.files import folder_at, in_parallel
+from topicberg.iceberg.files import in_parallel, listed_files, place_of, without
 from topicberg.iceberg.maintenance.orphans import known_files
-from topicberg.iceberg.shared_keys import place_of
 
 _PROPERTIES = ("write.data.path", "write.object-storage.path", "write.folder-storage.path")
 
@@ -40,9 +38,9 @@ def holders_elsewhere(table: Table, rows: Rows) -> list[str]:
     """
     if (location := data_folder(table)) is None:
         return []
-    files = {place_of(path): path for path in _listing(table, location)}
-    for path in known_files(table.refresh()):
-        files.pop(place_of(path), None)
+    # List first: files that are committed later are in the metadata that is read next.
+    listed = _listing(table, location)
+    paths = sorted(without(listed, known_files(table.refresh())))
 
     def has_rows(path: str) -> bool:
         try:
@@ -51,13 +49,11 @@ def holders_elsewhere(table: Table, rows: Rows) -> list[str]:
             return False
         return positions is not None and len(positions) > 0
 
-    paths = sorted(files.values())
     is_holder = in_parallel(has_rows, paths)
-    holders = {place_of(path): path for path, holds in zip(paths, is_holder, strict=True) if holds}
+    holders = [path for path, holds in zip(paths, is_holder, strict=True) if holds]
     for other in _others(table, location) if holders else ():
-        for path in known_files(other):
-            holders.pop(place_of(path), None)
-    return [*holders.values()]
+        holders = without(holders, known_files(other))
+    return holders
 
 
 def _others(table: Table, location: str) -> Iterator[Table]:
@@ -74,17 +70,13 @@ def _others(table: Table, location: str) -> Iterator[Table]:
                     yield other
 
 
-def _listing(table: Table, location: str) -> Iterator[str]:
-    place = folder_at(table.io, location)
-    if place is None:  # as for the table's own folder, whose listing says it
-        return
-    files, path, prefix = place
+def _listing(table: Table, location: str) -> list[str]:
+    """Return the Parquet files in a folder that are not in the table's own."""
     own = f"{place_of(table.location()).rstrip('/')}/"
-    for info in files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True)):
-        full_path = prefix + info.path
-        if (
-            info.is_file
-            and info.path.endswith(".parquet")
-            and not place_of(full_path).startswith(own)
-        ):
-            yield full_path
+    # None: as for the table's own folder, whose listing says it.
+    listed = listed_files(table.io, location) or ()
+    return [
+        path
+        for path, _ in listed
+        if path.endswith(".parquet") and not place_of(path).startswith(own)
+    ]

@@ -19,17 +19,23 @@ from topicberg.iceberg.erasure.elsewhere import holders_elsewhere
 from topicberg.iceberg.erasure.matching import Rows, is_data
 from topicberg.iceberg.erasure.proof import all_files
 from topicberg.iceberg.erasure.rewriting import check_rewritable
-from topicberg.iceberg.files import entries_by_manifest, in_parallel, live_files, manifests
+from topicberg.iceberg.files import (
+    entries_by_manifest,
+    in_parallel,
+    live_files,
+    manifests,
+    place_of,
+    without,
+)
 from topicberg.iceberg.maintenance.expiry import Expirable
 from topicberg.iceberg.maintenance.orphans import known_files, listing
 from topicberg.iceberg.position_deletes import Deletes, deleted_positions
-from topicberg.iceberg.shared_keys import place_of
 from topicberg.iceberg.summaries import MAIN
 
 _NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
 
 
-@dataclass
+@dataclass(frozen=True)
 class RowsToErase:
     """Where the rows to erase are."""
 
@@ -88,16 +94,17 @@ class RowLocations:
         history = [path for path in named.keys() - set(live) if self.has_rows(path)]
         outside = [path for path in self.unreachable() if self.has_rows(path)]
         outside += holders_elsewhere(self._table, self._rows)
-        to_erase = RowsToErase(live=len(live), history=len(history), unreachable=len(outside))
-        if not to_erase:
-            return to_erase
-        deleted = self.deleted(head)
-        for path in live:
-            to_erase.rows += len(np.setdiff1d(self.positions(path), deleted[path]))
-        expired = self.expirable()
-        to_erase.snapshots = len(expired.snapshots) + self.is_head_tainted()
-        to_erase.refs = tuple(sorted(expired.refs))
-        return to_erase
+        if not (live or history or outside):
+            return RowsToErase()
+        deleted, expired = self.deleted(head), self.expirable()
+        return RowsToErase(
+            rows=sum(len(np.setdiff1d(self.positions(path), deleted[path])) for path in live),
+            live=len(live),
+            history=len(history),
+            unreachable=len(outside),
+            snapshots=len(expired.snapshots) + self.is_head_tainted(),
+            refs=tuple(sorted(expired.refs)),
+        )
 
     # --- files ---
 
@@ -136,9 +143,9 @@ class RowLocations:
 
     def unreachable(self) -> list[str]:
         """Read the files of the folder that no metadata leads to; return them and manifests."""
-        listed = {place_of(path): path for path, _ in listing(self._table)}
-        known = {place_of(path) for path in known_files(self._table.refresh())}
-        unreachable = [path for place, path in listed.items() if place not in known]
+        # List first: files that are committed later are in the metadata that is read next.
+        listed = [path for path, _ in listing(self._table)]
+        unreachable = without(listed, known_files(self._table.refresh()))
         self.read(unreachable)
         return unreachable
 
@@ -146,8 +153,7 @@ class RowLocations:
 
     def is_head_tainted(self) -> bool:
         """Return whether the head names a tainted file."""
-        head = self._table.current_snapshot()
-        return head is not None and head.snapshot_id in self.tainted_snapshots()
+        return self._table.metadata.current_snapshot_id in self.tainted_snapshots()
 
     def tainted_snapshots(self) -> set[int]:
         """Return the snapshots that name a tainted file, which is read if it is not known yet."""
@@ -168,9 +174,8 @@ class RowLocations:
         tainted = self.tainted_snapshots()
         refs = self._table.metadata.refs
         gone = {name for name, ref in refs.items() if name != MAIN and ref.snapshot_id in tainted}
-        head = self._table.current_snapshot()
-        kept = {head.snapshot_id} if head else set()
-        return Expirable(frozenset(tainted - kept), frozenset(gone))
+        head = self._table.metadata.current_snapshot_id
+        return Expirable(frozenset(tainted - {head}), frozenset(gone))
 
     def _paths_by_manifest(
         self, manifest_files: Mapping[str, ManifestFile]

@@ -15,9 +15,8 @@ from pyiceberg.table import Table
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.erasure.elsewhere import data_folder, holders_elsewhere
 from topicberg.iceberg.erasure.matching import Rows, is_data
-from topicberg.iceberg.files import entries_by_manifest, in_parallel, manifests
+from topicberg.iceberg.files import entries_by_manifest, in_parallel, manifests, place_of
 from topicberg.iceberg.maintenance.orphans import listing
-from topicberg.iceberg.shared_keys import place_of
 from topicberg.wording import count
 
 _MAX_SHOWN = 5

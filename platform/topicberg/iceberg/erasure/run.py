@@ -152,9 +152,7 @@ class _Erasure:
 
     def _replace(self) -> bool:
         """Replace files of the head that have rows to erase; return False if there are none."""
-        if self.table.refresh().current_snapshot() is None:
-            return False
-        head = list(live_files(self.table))
+        head = list(live_files(self.table.refresh()))
         check_rewritable(self.table, head)
         self.locations.read(file.file_path for file in head)
         files = [file for file in head if self.locations.has_rows(file.file_path)]

@@ -16,6 +16,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.endpoints import Endpoints
 from topicberg.iceberg.file_facts import Files
+from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.maintenance.conflicts import call, literal, spark_sql
 from topicberg.iceberg.maintenance.policy import MEBIBYTE, MaintenancePolicy
 from topicberg.iceberg.summaries import ancestry, operation_of, summary
@@ -80,12 +81,12 @@ def due_tiers(files: Files, target: int) -> list[Tier]:
 
 def bytes_to_merge(files: Files, tier: Tier) -> int:
     """Return the bytes of the data files of a tier."""
-    return int(files.size[files.is_data_below(tier.max_bytes)].sum())
+    return int(files["size"][files.is_data_below(tier.max_bytes)].sum())
 
 
 def deleted_share(files: Files) -> float:
     """Return rows that position deletes name, as a share of all rows that are written."""
-    deleted, written = (files.rows[k].sum() for k in (files.is_position_delete, files.is_data))
+    deleted, written = (files["rows"][k].sum() for k in (files.is_position_delete, files.is_data))
     return float(deleted / max(1, written))
 
 
@@ -150,7 +151,7 @@ def many_deletes(files: Files) -> bool:
 
     Deletion vectors are merged by those who write them.
     """
-    count, _ = files.by_partition(files.is_position_delete & ~files.is_vector)
+    count, _ = files.by_partition(files.is_position_delete & ~files["is_vector"])
     return bool((count >= DELETE_FILES).any())
 
 
@@ -166,9 +167,8 @@ def compact_deletes(endpoints: Endpoints, identifier: tuple[str, str]) -> int:
 
 def many_manifests(table: Table) -> bool:
     """Return whether planning a scan opens many small manifests."""
-    head = table.current_snapshot()
-    found = head.manifests(table.io) if head else []
-    return sum(m.manifest_length < _SMALL_MANIFEST for m in found) >= SMALL_MANIFESTS
+    sizes = (manifest.manifest_length for manifest in head_manifests(table))
+    return sum(size < _SMALL_MANIFEST for size in sizes) >= SMALL_MANIFESTS
 
 
 def rewrite_manifests(endpoints: Endpoints, identifier: tuple[str, str]) -> int:

@@ -88,16 +88,13 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
         keep.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.TAG:
             if not name.startswith(reading.PREFIX):  # users may roll back to it
-                keep |= {s.snapshot_id for s in _through_offsets(line)}
+                keep |= {s.snapshot_id for s in line[: _through(line, END_OFFSETS)]}
             continue
         if name.startswith(STAGING_PREFIX):  # can be published only on the head of main
             keep |= {snapshot.snapshot_id for snapshot in line[:SNAPSHOTS_PER_BATCH]}
             continue
-        newest = (
-            next((n for n, snapshot in enumerate(line) if key in summary(snapshot)), 0)
-            for key in (END_OFFSETS, SOURCE_SNAPSHOTS)
-        )
-        minimum = max(policy.min_snapshots, *(place + 1 for place in newest))
+        resumed, computed = (_through(line, key) for key in (END_OFFSETS, SOURCE_SNAPSHOTS))
+        minimum = max(policy.min_snapshots, resumed, computed)
         for place, snapshot in enumerate(line):
             timestamp_ms = snapshot.timestamp_ms
             retained = place < policy.max_snapshots and not older(timestamp_ms, policy.retention)
@@ -115,10 +112,13 @@ def expirable(table: Table, policy: MaintenancePolicy, now_ms: int) -> Expirable
     return Expirable(frozenset(known.keys() - keep), frozenset(unused))
 
 
-def _through_offsets(line: Sequence[Snapshot]) -> Sequence[Snapshot]:
-    """Return a line from its head to the newest snapshot with offsets; nothing if none has them."""
-    places = (place for place, each in enumerate(line) if END_OFFSETS in summary(each))
-    return line[: next(places, -1) + 1]
+def _through(line: Sequence[Snapshot], key: str) -> int:
+    """Return how many snapshots a line has from its head to the newest with a key in its summary.
+
+    None has it: 0.
+    """
+    places = (place for place, each in enumerate(line, 1) if key in summary(each))
+    return next(places, 0)
 
 
 def _last_use_ms(table: Table, ref: SnapshotRef) -> float:

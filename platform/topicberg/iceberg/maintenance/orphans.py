@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import chain
 
-from pyarrow.fs import FileSelector, FileType
 from pyiceberg.table import Table
 
 from topicberg.errors import TopicbergError
 from topicberg.iceberg.delta.log import LOG_FOLDER
-from topicberg.iceberg.files import delete_files, entries, folder, manifests
+from topicberg.iceberg.files import delete_files, entries, listed_files, manifests, without
 from topicberg.iceberg.shared_keys import FOLDER as KEYS_FOLDER
-from topicberg.iceberg.shared_keys import place_of, shared_file
+from topicberg.iceberg.shared_keys import shared_file
 
 
 def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> int:
@@ -23,30 +23,26 @@ def remove_orphans(table: Table, age: timedelta, now: float | None = None) -> in
     """
     oldest = (time.time() if now is None else now) - age.total_seconds()
     # List first: files that are committed later are in the metadata that is read next.
-    listed = {place_of(path): path for path, modified in listing(table) if modified < oldest}
+    listed = [path for path, modified in listing(table) if modified < oldest]
     if not listed:
         return 0
-    has_keys = any(f"/{KEYS_FOLDER}/" in place for place in listed)
-    for path in known_files(table.refresh()):
-        listed.pop(place_of(path), None)
-        if has_keys:
-            listed.pop(place_of(shared_file(table.location(), path)), None)
-    return delete_files(table.io, listed.values())
+    known = known_files(table.refresh())
+    if any(f"/{KEYS_FOLDER}/" in path for path in listed):
+        location = table.location()
+        known = chain.from_iterable((path, shared_file(location, path)) for path in known)
+    return delete_files(table.io, without(listed, known))
 
 
-def listing(table: Table) -> Iterator[tuple[str, float]]:
-    """Yield path and time of the last change (seconds since 1970) of everything in the folder."""
-    if (place := folder(table)) is None:
+def listing(table: Table) -> list[tuple[str, float]]:
+    """Return path and time of the last change (seconds since 1970) of everything in the folder."""
+    listed = listed_files(table.io, table.location().rstrip("/"))
+    if listed is None:
         raise TopicbergError(
             f"table {'.'.join(table.name())}: its file system cannot be listed",
             hint="configure the catalog to return py-io-impl: pyiceberg.io.pyarrow.PyArrowFileIO",
         )
-    files, path, prefix = place
-    for info in files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True)):
-        if f"/{LOG_FOLDER}/" in info.path:  # Delta's own files, which its log cleans up
-            continue
-        if info.type == FileType.File and info.mtime is not None:
-            yield prefix + info.path, info.mtime.timestamp()
+    # Delta cleans up its own files.
+    return [file for file in listed if f"/{LOG_FOLDER}/" not in file[0]]
 
 
 def known_files(table: Table) -> Iterator[str]:

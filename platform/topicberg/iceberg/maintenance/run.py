@@ -90,7 +90,7 @@ def maintain_table(
     start, now = monotonic(), datetime.now(UTC)
     now_ms = int(now.timestamp() * 1000)
     before = TableSize.of(table)
-    daily = now_ms - _listed_at_ms(table) >= _in_ms(policy.daily)
+    daily = now_ms - _listed_at_ms(table) >= policy.daily / timedelta(milliseconds=1)
     run = _Run(table, endpoints, None if policy.data_retention is None else timestamp)
     rows_expired = 0
     if timestamp is not None and policy.data_retention is not None:
@@ -177,7 +177,7 @@ class _Run:
         if not compaction.is_due(self.current, policy, now_ms):
             return 0, 0
         files, data, deletes = self.files(), 0, 0
-        if self.table.format_version > 2 and (files.is_position_delete & ~files.is_vector).any():
+        if self.table.format_version > 2 and (files.is_position_delete & ~files["is_vector"]).any():
             # They are of version 2. Beside vectors, their rows count as deleted twice.
             deletes = self.trim_deletes()
             files = self.files()
@@ -243,7 +243,3 @@ def _listed_at_ms(table: Table) -> int:
 def _milliseconds(number: int) -> timedelta:
     """Return a timedelta, up to its maximum: retention may be "for ever" (2**63 - 1)."""
     return timedelta(milliseconds=min(number, 10**12 * 3))
-
-
-def _in_ms(age: timedelta) -> float:
-    return age.total_seconds() * 1000

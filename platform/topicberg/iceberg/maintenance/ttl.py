@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.file_facts import Files, files_by_manifest
+from topicberg.iceberg.files import head_manifests
 from topicberg.iceberg.maintenance.conflicts import spark_sql
 from topicberg.iceberg.manifests import read_entries
 from topicberg.iceberg.position_deletes import Deletes
@@ -45,11 +46,11 @@ def expired(
     last, overdue = (
         (moment - epoch) // timedelta(microseconds=1) for moment in (cutoff, cutoff - slack)
     )
-    whole = files.is_data & files.has_bounds & (files.upper < last) & (files.nulls == 0)
+    whole = files.is_data & files["has_bounds"] & (files["upper"] < last) & (files["nulls"] == 0)
     others = files.is_data & ~whole
-    partly = bool((others & files.has_bounds & (files.lower < overdue)).any())
+    partly = bool((others & files["has_bounds"] & (files["lower"] < overdue)).any())
     if unknown:
-        partly |= bool((others & ~files.has_bounds & (files.nulls != files.rows)).any())
+        partly |= bool((others & ~files["has_bounds"] & (files["nulls"] != files["rows"])).any())
     return whole, partly
 
 
@@ -58,11 +59,9 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
 
     :raises CommitConflictError: another commit came first
     """
-    note = _note(cutoff)
-    field, head = table.refresh().schema().find_field(column), table.current_snapshot()
+    field = table.refresh().schema().find_field(column)
     whole, deletes = list[DataFile](), list[DataFile]()
-    manifests = head.manifests(table.io) if head else ()
-    for manifest, known in files_by_manifest(table.io, manifests, field):
+    for manifest, known in files_by_manifest(table.io, head_manifests(table), field):
         holds, _ = expired(known, cutoff, timedelta(0), unknown=False)
         if manifest.content == ManifestContent.DELETES or holds.any():
             files = [entry.data_file for entry in read_entries(table.io, manifest)]
@@ -71,11 +70,10 @@ def drop_files(table: Table, column: str, cutoff: datetime) -> int:
     if not whole:  # another run was faster
         return 0
     paths = {file.file_path for file in whole}
-    change = SnapshotChange(table, Operation.DELETE, properties=note)
+    change = SnapshotChange(table, Operation.DELETE, properties=_note(cutoff))
     change.remove(whole)
     change.remove(v for path, v in Deletes.of(deletes).vectors.items() if path in paths)
-    change.commit()
-    return _deleted_rows(table.refresh(), note)
+    return _deleted_rows(change.commit())
 
 
 def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetime) -> int:
@@ -92,7 +90,11 @@ def delete_rows(endpoints: Endpoints, table: Table, column: str, cutoff: datetim
         f"WHERE {quote(column)} < TIMESTAMP '{cutoff.isoformat(sep=' ')}'",
         {f"spark.sql.iceberg.snapshot-property.{key}": value for key, value in note.items()},
     )
-    return _deleted_rows(table.refresh(), note)
+    return sum(
+        _deleted_rows(snapshot)
+        for snapshot in ancestry(table.refresh())
+        if summary(snapshot).get(DATA_TTL_RUN) == note[DATA_TTL_RUN]
+    )
 
 
 def _note(cutoff: datetime) -> dict[str, str]:
@@ -100,10 +102,7 @@ def _note(cutoff: datetime) -> dict[str, str]:
     return {CUTOFF: cutoff.isoformat(), DATA_TTL_RUN: uuid.uuid4().hex}
 
 
-def _deleted_rows(table: Table, note: dict[str, str]) -> int:
-    """Return the rows that the snapshot of this run removed, less those that it wrote again."""
-    for snapshot in ancestry(table):
-        if summary(snapshot).get(DATA_TTL_RUN) == note[DATA_TTL_RUN]:
-            found = report(snapshot)
-            return found.deleted_records - found.added_records
-    return 0
+def _deleted_rows(snapshot: Snapshot) -> int:
+    """Return the rows that a snapshot removed, less those that it wrote again."""
+    found = report(snapshot)
+    return found.deleted_records - found.added_records
