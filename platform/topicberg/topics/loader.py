@@ -20,7 +20,7 @@ from topicberg.topics.deadletters import DEFAULT_TARGET, dead_letter_specs
 from topicberg.topics.discovery import SchemaSource, found_document, read_discovery
 from topicberg.topics.patterns import FIELD, TopicPattern
 from topicberg.topics.rules import findings
-from topicberg.topics.schema import Part
+from topicberg.topics.schema import SECTIONS, Part
 from topicberg.topics.sources import sources
 from topicberg.topics.spec import TopicSpec
 from topicberg.wording import suggestion
@@ -197,8 +197,7 @@ def _has_no_file(section: Any) -> bool:
 def _sources(document: Mapping[str, Any]) -> dict[Part, SchemaSource]:
     """Return what a spec, which may be invalid, says of where the schemas are."""
     schema_sources: dict[Part, SchemaSource] = {}
-    parts: tuple[tuple[Part, str], ...] = (("value", "schema"), ("key", "key"))
-    for part, name in parts:
+    for part, name in SECTIONS.items():
         section = document.get(name)
         if not isinstance(section, dict):
             continue
