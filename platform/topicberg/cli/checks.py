@@ -112,7 +112,7 @@ def _recorded(config: Settings) -> list[_Check]:
                 check=key.name,
                 blocking=spec.blocking,
                 result=_result(evaluation),
-                evaluated_at=_moment(newest.at if newest else None),
+                evaluated_at=_moment(newest.at) if newest else None,
                 rows_until=str(until.value) if until else None,
                 covers=spec.description or "",
                 message=evaluation.description if evaluation else None,
@@ -121,8 +121,8 @@ def _recorded(config: Settings) -> list[_Check]:
     return sorted(recorded, key=lambda check: (check.asset, check.check))
 
 
-def _moment(at: datetime | None) -> str | None:
-    return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _result(evaluation: object) -> str:

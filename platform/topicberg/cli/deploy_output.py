@@ -64,11 +64,12 @@ def announce_generators(graph: list[Resource]) -> None:
 
 def step_document(context: DeployContext, step: Step) -> dict[str, Any]:
     """A step of a plan, for programs."""
+    live_id, table_path = _ids(context, step.resource)
     return {
         "resource": step.resource.key,
         "name": step.resource.name,
-        "id": _id(context, step.resource),
-        "table_path": _place(context, step.resource),
+        "id": live_id,
+        "table_path": table_path,
         "action": step.action.value,
         "reason": step.reason,
         "changes": step.lines(),
@@ -195,22 +196,15 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
             step.action.value, f"[red]{step.action.value}"
         )
         resource = step.resource
-        name, ids = cell(resource.name), _id(context, resource) or ""
-        ids = " ".join(filter(None, (ids, _place(context, resource))))
-        table.add_row(resource.key, name, cell(ids), state)
+        ids = " ".join(filter(None, _ids(context, resource)))
+        table.add_row(resource.key, cell(resource.name), cell(ids), state)
     Console().print(table)
 
 
-def _place(context: DeployContext, resource: Resource) -> str | None:
-    """Return where Tableflow has the table of a topic, for what is one."""
+def _ids(context: DeployContext, resource: Resource) -> tuple[str | None, str | None]:
+    """Return the id, and of a topic in Tableflow where the table is; None: there is none."""
     live = context.live.get(resource.key)
-    place: str | None = live.facts.get("table_path") if live else None
-    return place
-
-
-def _id(context: DeployContext, resource: Resource) -> str | None:
-    live = context.live.get(resource.key)
-    return live.id if live else None
+    return (live.id, live.facts.get("table_path")) if live else (None, None)
 
 
 @contextmanager

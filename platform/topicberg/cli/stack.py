@@ -7,6 +7,7 @@ import os
 import shlex
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,11 +37,7 @@ class _TerminalReport:
 
     def downloading(self, files: int, size: int) -> Callable[[int], None]:
         task = self._progress.add_task(f"downloading {files} jars", total=size, unit="MB")
-
-        def count(more: int) -> None:
-            self._progress.advance(task, more)
-
-        return count
+        return partial(self._progress.advance, task)
 
     def answers(self, service: str, count: int, total: int) -> None:
         if self._starting is None:
