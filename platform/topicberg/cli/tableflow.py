@@ -67,13 +67,11 @@ def enable(
         str | None, typer.Option(help="the dead-letter topic of LOG", show_default="error_log")
     ] = None,
     write_mode: Annotated[
-        str | None, typer.Option(help="append or upsert, for a topic without a spec")
+        Literal["append", "upsert"] | None,
+        typer.Option(help="for a topic without a spec"),
     ] = None,
 ) -> None:
-    """Materialize a topic, with or without a spec; the engine begins within seconds.
-
-    :raises SpecError: there is no such topic, or a setting is invalid
-    """
+    """Materialize a topic, with or without a spec; the engine begins within seconds."""
     from topicberg.tableflow import control
 
     config = settings()
@@ -85,16 +83,8 @@ def enable(
     if error_handling or log_target:
         changes["error_handling"] = {"mode": error_handling or "LOG", "target": log_target}
     given = {name: value for name, value in changes.items() if value is not None}
-    modes: dict[str | None, Literal["append", "upsert"] | None]
-    modes = {None: None, "append": "append", "upsert": "upsert"}
-    if write_mode not in modes:
-        raise SpecError(f"--write-mode {write_mode}: it must be append or upsert")
-    discovered = None
-    if control.needs_look(config, topic):
-        discovered = _find(topic, config)
-    spec = control.enable(
-        config, topic, given, modes[write_mode], discovered=discovered, command=True
-    )
+    discovered = _find(topic, config) if control.needs_look(config, topic) else None
+    spec = control.enable(config, topic, given, write_mode, discovered=discovered, command=True)
     if discovered is not None:
         echo(f"{topic} has no spec: {described(spec)}")
     echo(
@@ -403,7 +393,7 @@ def status(
     }
     specs = [enabled[name] for name in names if name in enabled]
     schemas, unknown = _schemas(specs, config)
-    waiting, not_compared = _waiting(specs, config)
+    waiting, not_compared = waiting_changes(specs, config)
     if as_json:
         echo_json(
             [
@@ -447,9 +437,11 @@ def status(
         then = "the last valid one stays in use" if name in ingested else "it is not ingested"
         echo(f"{name}: the spec is invalid, {then}: {wrong[name]}", fg="red", err=True)
     for state in states:
-        for message in (state.error_message, *_failing(state)):
-            if message:
-                echo(f"{state.topic}: {message}", fg="red", err=True)
+        if state.error_message:
+            echo(f"{state.topic}: {state.error_message}", fg="red", err=True)
+        for failing in state.failing_table_formats:
+            message = f"{failing.format}: {failing.error_message}"
+            echo(f"{state.topic}: {message}", fg="red", err=True)
         for message in _notes(state):
             echo(f"{state.topic}: {message}", fg="yellow", err=True)
     for schema in schemas:
@@ -500,14 +492,16 @@ def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState],
         return [], str(error)
 
 
-def _waiting(specs: list[TopicSpec], config: Settings) -> tuple[list[WaitingChange], list[str]]:
+def waiting_changes(
+    specs: list[TopicSpec], config: Settings
+) -> tuple[list[WaitingChange], list[str]]:
     """Return the changes of the specs that are not applied, and why others are not known."""
     from topicberg.tableflow.waiting import find_waiting
 
     try:
         return find_waiting(specs, load_endpoints(config), config)
     except TopicbergError:
-        return [], []  # as for the schemas
+        return [], []  # as for the schemas, with which it is reported
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:
@@ -543,11 +537,6 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             f"partition {skip.partition}, offset {skip.offset}: skipped by {skip.by} at "
             f"{at(skip.at_ms)}, reason: {skip.reason}"
         )
-
-
-def _failing(state: TopicStatus) -> list[str]:
-    """Return the errors of table formats other than Iceberg."""
-    return [f"{one.format}: {one.error_message}" for one in state.failing_table_formats]
 
 
 for _command in (

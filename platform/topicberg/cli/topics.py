@@ -11,6 +11,7 @@ import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json, print_table, report_waiting
+from topicberg.cli.tableflow import waiting_changes
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
@@ -58,7 +59,7 @@ def validate(
     if specs:
         echo(f"{len(specs)} topic specs are valid: {', '.join(spec.name for spec in specs)}")
     _report_unchecked(specs, unread, config)
-    _report_waiting(specs, config)
+    report_waiting(*waiting_changes(specs, config))
     if not _compare_with_registry(specs, config) or wrong:
         raise typer.Exit(2)
 
@@ -89,18 +90,6 @@ def _report_unchecked(specs: list[TopicSpec], unread: str | None, config: Settin
             )
     if unread and wanted_topics(config).patterns:
         echo(f"topics of patterns are those that were found last: {unread}", fg="yellow", err=True)
-
-
-def _report_waiting(specs: list[TopicSpec], config: Settings) -> None:
-    """Report changes of the specs that are not applied: they wait for a command."""
-    from topicberg.tableflow.waiting import find_waiting
-
-    try:
-        endpoints = load_endpoints(config)
-    except TopicbergError:
-        return  # which the comparison with the registry reports
-    waiting, unknown = find_waiting(specs, endpoints, config)
-    report_waiting(waiting, unknown)
 
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
