@@ -106,8 +106,7 @@ class _Problem:
 
     reason: str
     hint: str
-    is_of_name: bool = False
-    """Whether a host name does not resolve."""
+    kind: type[TopicbergError] = CertificateError
 
 
 def connection_error(
@@ -133,23 +132,23 @@ def connection_error(
     problem = _problem(service, error, address, authority, asks)
     if problem is None:
         return None
-    kind = NotFoundError if problem.is_of_name else CertificateError
     subject = f" ({where})" if where else ""
-    return kind(f"{service} cannot be reached{subject}: {problem.reason}", hint=problem.hint)
+    return problem.kind(
+        f"{service} cannot be reached{subject}: {problem.reason}", hint=problem.hint
+    )
 
 
 def _problem(
     service: str, error: BaseException | str, address: str, authority: Path | None, asks: bool
 ) -> _Problem | None:
-    chain = [error] if isinstance(error, BaseException) else []
-    if chain:
-        chain = list(causes(chain[0]))
-        if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
-            return None  # it says so itself
+    chain = list(causes(error)) if isinstance(error, BaseException) else []
+    if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
+        return None  # it says so itself
     text = "\n".join(map(str, chain)) or str(error)
     known = _SETTINGS.get(service)
     if (host := _unresolved(text, chain, address)) is not None:
-        return _Problem(f"the host name {host} does not resolve", _name_hint(known), True)
+        reason = f"the host name {host} does not resolve"
+        return _Problem(reason, _name_hint(known), NotFoundError)
     server = _server(text, chain) or address or service
     if _OF_CERTIFICATE.search(text):
         reasons = _EXPIRED, _EARLY, _OTHER_NAME, _UNKNOWN
