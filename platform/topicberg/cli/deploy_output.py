@@ -191,9 +191,9 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
 
     table = Table("resource", "name", "id", "state")
     for step in steps:
-        remark = f"; {cell(step.reason)}" if step.reason else ""
-        state = {"keep": f"up to date{remark}", "wait": f"waits {cell(step.reason)}"}.get(
-            step.action.value, f"[red]{step.action.value}"
+        remark = f"; {step.reason}" if step.reason else ""
+        state = {"keep": cell(f"up to date{remark}"), "wait": cell(f"waits {step.reason}")}.get(
+            step.action.value, cell(step.action.value, "red")
         )
         resource = step.resource
         ids = " ".join(filter(None, _ids(context, resource)))
