@@ -37,6 +37,7 @@ from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of,
 from topicberg.formats.protobuf import message_of_record
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
 from topicberg.settings import Settings
@@ -279,13 +280,11 @@ def _columns(
     spec: TopicSpec, endpoints: Endpoints, config: Settings
 ) -> Sequence[NestedField] | None:
     """Return the columns of the topic's table; None: no table, or the catalog does not answer."""
-    from pyiceberg.exceptions import NoSuchTableError
-
     try:
-        table = endpoints.catalog(config).load_table(spec.table_identifier(config))
-    except (NoSuchTableError, TopicbergError, OSError):
+        table = find_table(endpoints.catalog(config), spec.table_identifier(config))
+    except (TopicbergError, OSError):
         return None
-    return table.schema().fields
+    return table.schema().fields if table else None
 
 
 # --- values as JSON ---

@@ -105,16 +105,15 @@ def _find(topic: str, config: Settings) -> FoundTopic | None:
     :raises SpecError: there is no such topic
     :raises TopicbergError: a service does not answer, or refuses
     """
-    from pyiceberg.exceptions import NoSuchTableError
-
+    from topicberg.iceberg.tables import find_table
     from topicberg.kafka.discovery import find_topic
     from topicberg.topics.requests import requested_topics
 
     endpoints = load_endpoints(config)
-    if topic in requested_topics(config):
-        with suppress(NoSuchTableError):
-            endpoints.catalog(config).load_table((config.topics_namespace, topic))
-            return None
+    if topic in requested_topics(config) and find_table(
+        endpoints.catalog(config), (config.topics_namespace, topic)
+    ):
+        return None
     discovered = find_topic(topic, endpoints)
     if discovered is None:
         raise SpecError(
@@ -255,19 +254,17 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
 
     :raises SpecError: it has no table
     """
-    from pyiceberg.exceptions import NoSuchTableError
-
+    from topicberg.iceberg.tables import find_table
     from topicberg.tableflow.control import find_topic
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
-    try:
-        table = endpoints.catalog(config).load_table(spec.table_identifier(config))
-    except NoSuchTableError:
+    table = find_table(endpoints.catalog(config), spec.table_identifier(config))
+    if table is None:
         raise SpecError(
             f"topic {topic} has no table yet",
             hint=f"run `topicberg tableflow enable {topic}` to let the engine create it",
-        ) from None
+        )
     return spec, table, endpoints
 
 
