@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -91,19 +92,21 @@ class Inference:
         return lines
 
 
+def json_objects(records: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the records that are JSON objects."""
+    values = []
+    for raw in records:
+        with suppress(MalformedError):
+            values.append(parsed(raw))
+    return [value for value in values if isinstance(value, dict)]
+
+
 def infer(records: Sequence[bytes], title: str) -> Inference:
     """Return a schema that records fit.
 
     :raises ValueError: none of them is a JSON object
     """
-    values = []
-    for raw in records:
-        try:
-            value = parsed(raw)
-        except MalformedError:
-            continue
-        if isinstance(value, dict):
-            values.append(value)
+    values = json_objects(records)
     if not values:
         raise ValueError("none of the records is a JSON object")
     inference = Inference({}, len(values), len(records) - len(values))

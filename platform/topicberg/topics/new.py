@@ -20,9 +20,10 @@ from topicberg.errors import SpecError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.framing import GLUE_BYTES, is_of_glue
 from topicberg.formats.json import connect as connect_json
+from topicberg.formats.json.syntax import Number
 from topicberg.formats.table import BY_SCHEMA_TYPE, FORMATS
 from topicberg.topics.discovery import FoundSchema, FoundTopic, found_document
-from topicberg.topics.inference import TimeField, infer
+from topicberg.topics.inference import TimeField, infer, json_objects
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
 from topicberg.topics.spec import TopicSpec
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _MAX_HOURLY_DAYS = 730
 """Older records get daily partitions: Dagster would list more than 17,520 hours."""
-_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_JSON_TYPES = {bool: "boolean", int: "integer", Number: "number", str: "string"}
 
 
 @dataclass(frozen=True)
@@ -388,16 +389,11 @@ def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str
 
     :raises SpecError: they are not JSON objects
     """
-    values = []
-    for raw in records:
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
-            value = value["payload"]
-        if isinstance(value, dict):
-            values.append(value)
+    payloads = [
+        value["payload"] if value.keys() == {"schema", "payload"} else value
+        for value in json_objects(records)
+    ]
+    values = [payload for payload in payloads if isinstance(payload, dict)]
     if not values:
         raise SpecError(
             "the newest records are neither in Confluent's wire format nor JSON objects",
