@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,22 +72,20 @@ def checks(
 def _print(recorded: list[_Check], *, describe: bool) -> None:
     """Print one line per check, below its asset; explain what fails, or is requested."""
     width = max((len(check.check) for check in recorded), default=0)
-    asset = ""
-    for check in recorded:
-        if check.asset != asset:
-            asset = check.asset
-            echo(asset, bold=True)
-        color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(check.result)
-        evaluated_at = (check.evaluated_at or "")[:19].replace("T", " ")
-        blocks = "  blocking" if check.blocking else ""
-        echo(
-            f"  {check.check:<{width}}  {check.result:<13}  {evaluated_at}{blocks}".rstrip(),
-            fg=color,
-        )
-        if describe:
-            echo(f"    {one_line(check.covers)}")
-        if check.message and (describe or check.result in ("failed", "warning")):
-            echo(f"    {one_line(check.message)}")
+    for asset, checks_of_asset in groupby(recorded, lambda check: check.asset):
+        echo(asset, bold=True)
+        for check in checks_of_asset:
+            color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(check.result)
+            evaluated_at = (check.evaluated_at or "")[:19].replace("T", " ")
+            blocks = "  blocking" if check.blocking else ""
+            echo(
+                f"  {check.check:<{width}}  {check.result:<13}  {evaluated_at}{blocks}".rstrip(),
+                fg=color,
+            )
+            if describe:
+                echo(f"    {one_line(check.covers)}")
+            if check.message and (describe or check.result in ("failed", "warning")):
+                echo(f"    {one_line(check.message)}")
 
 
 def _recorded(config: Settings) -> list[_Check]:

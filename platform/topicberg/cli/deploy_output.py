@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from topicberg.cli.compute import load_lake
@@ -97,16 +98,15 @@ def show_plan(steps: list[Step], *, everything: bool) -> int:
     """Print a plan, by vendor. Returns how many resources are to change."""
     counts = Counter(step.action.value for step in steps)
     shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
-    vendor = None
-    for step in sorted(shown, key=lambda step: [*_VENDORS].index(_vendor(step))):
-        if _vendor(step) != vendor:
-            vendor = _vendor(step)
-            echo(_VENDORS[vendor], bold=True)
-        sign, color = _SIGNS[step.action.value]
-        because = f" ({step.reason})" if step.reason else ""
-        echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
-        for line in step.lines():
-            echo(f"      {line}")
+    shown.sort(key=lambda step: [*_VENDORS].index(_vendor(step)))
+    for vendor, steps_of_vendor in groupby(shown, _vendor):
+        echo(_VENDORS[vendor], bold=True)
+        for step in steps_of_vendor:
+            sign, color = _SIGNS[step.action.value]
+            because = f" ({step.reason})" if step.reason else ""
+            echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
+            for line in step.lines():
+                echo(f"      {line}")
     kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
     later = f"; {waiting} wait" if waiting else ""
     if not counts:
