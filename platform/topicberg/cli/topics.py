@@ -16,10 +16,7 @@ from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from topicberg.endpoints import Endpoints
-    from topicberg.formats.glue import GlueVersion
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
@@ -236,26 +233,26 @@ def new(
     notes: list[str] = []
     endpoints = load_endpoints(config)
     has = find_topic(name, endpoints, subject)
-    if subject is not None and has is None:
-        paths = new_topic(name, subject, group, endpoints, config)
-    elif subject is not None and has is not None:
-        if has.value is None:
-            raise SpecError(
-                f"the schema registry has no subject {subject}",
-                hint="list its subjects, or register the schema first",
-            )
-        paths = [new_external_topic(name, has, group, config, is_enabled=enable)]
-    else:
+    if subject is None:
         messages = sampled_messages(name, endpoints)
-        read = [(message.key(), message.value()) for message in messages]
-        topic = has or FoundTopic(partitions=1)
-
-        def glue(uuid: UUID) -> GlueVersion | None:
-            return glue_reader(endpoints, config).version(uuid)
-
         paths, notes = new_topic_from_kafka(
-            name, read, group, config, topic, glue, is_enabled=enable
+            name,
+            [(message.key(), message.value()) for message in messages],
+            group,
+            config,
+            has or FoundTopic(partitions=1),
+            lambda uuid: glue_reader(endpoints, config).version(uuid),
+            is_enabled=enable,
         )
+    elif has is None:
+        paths = new_topic(name, subject, group, endpoints, config)
+    elif has.value is None:
+        raise SpecError(
+            f"the schema registry has no subject {subject}",
+            hint="list its subjects, or register the schema first",
+        )
+    else:
+        paths = [new_external_topic(name, has, group, config, is_enabled=enable)]
     if has is not None:
         policy = "compacted" if has.is_compacted else "not compacted"
         notes.append(f"the topic has {count(has.partitions, 'partition')} and is {policy}")
