@@ -22,7 +22,7 @@ from topicberg.formats.json.syntax import Number, parsed, type_of
 from topicberg.formats.limits import check_name
 from topicberg.formats.reasons import MalformedError
 from topicberg.topics.event_time import EPOCHS
-from topicberg.wording import count
+from topicberg.wording import count, listed
 
 _FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")
 _LONG, _EXACT = 2**63, 2**53
@@ -84,8 +84,7 @@ class Inference:
             ("in the column of unknown fields, as no column can have their names", self.left_out),
         ):
             if names:
-                more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-                lines.append(f"{label}: {', '.join(names[:_MAX_NAMED])}{more}")
+                lines.append(f"{label}: {listed(names, _MAX_NAMED)}")
         if len(self.times) > 1:
             others = ", ".join(time_field.name for time_field in self.times[1:])
             lines.append(f"event_time is {self.times[0].name}; it could also be {others}")
