@@ -256,9 +256,8 @@ def _server(text: str, chain: list[BaseException]) -> str | None:
 def _urls(chain: list[BaseException]) -> Iterator[str]:
     """Yield the addresses that the errors of httpx, requests and botocore hold."""
     for each in chain:
-        request: Any = None
         try:
-            request = getattr(each, "request", None)
+            request: Any = getattr(each, "request", None)
         except RuntimeError:  # httpx's, of an error without a request
             continue
         if (url := getattr(request, "url", None)) is not None:
