@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import update_file
 from topicberg.settings import Settings
@@ -134,7 +132,7 @@ def _read(config: Settings) -> dict[str, TopicSpec]:
     try:
         documents = json.loads(_file(config).read_text())
         specs = [TopicSpec.model_validate(document) for document in documents]
-    except (OSError, ValueError, ValidationError):  # there is none yet, or it is of another version
+    except (OSError, ValueError):  # there is none yet, or it is of another version
         return {}
     return {spec.name: spec for spec in specs}
 
