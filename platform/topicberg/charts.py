@@ -31,10 +31,7 @@ def axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, HEIGHT), dpi=DPI, layout="constrained")
-    drawn: Axes = figure.add_subplot()
-    drawn.set_title(title)
-    drawn.set_xlabel(x)
-    drawn.set_ylabel(y)
+    drawn: Axes = figure.add_subplot(title=title, xlabel=x, ylabel=y)
     drawn.grid(visible=True, alpha=0.3)
     return figure, drawn
 

@@ -35,7 +35,7 @@ class CertificateError(LoginError):
 
 @dataclass(frozen=True)
 class _Settings:
-    """Where users say how a service is reached."""
+    """What users set to reach a service."""
 
     address: str
     authority: str
@@ -54,6 +54,7 @@ _SETTINGS = {
     "Snowflake": _Settings("TOPICBERG_SNOWFLAKE_ACCOUNT", _PYTHON_CA),
     "Spark": _Settings("TOPICBERG_SPARK_REMOTE", "SSL_CERT_FILE"),
 }
+_OTHER = _Settings("the address", "the certificates of this machine (SSL_CERT_FILE)")
 
 _UNRESOLVED = (
     re.compile(r"Failed to resolve '([^':]+)"),
@@ -106,8 +107,7 @@ class _Problem:
 
     reason: str
     hint: str
-    is_of_name: bool = False
-    """Whether a host name does not resolve."""
+    kind: type[TopicbergError] = CertificateError
 
 
 def connection_error(
@@ -133,33 +133,33 @@ def connection_error(
     problem = _problem(service, error, address, authority, asks)
     if problem is None:
         return None
-    kind = NotFoundError if problem.is_of_name else CertificateError
     subject = f" ({where})" if where else ""
-    return kind(f"{service} cannot be reached{subject}: {problem.reason}", hint=problem.hint)
+    return problem.kind(
+        f"{service} cannot be reached{subject}: {problem.reason}", hint=problem.hint
+    )
 
 
 def _problem(
     service: str, error: BaseException | str, address: str, authority: Path | None, asks: bool
 ) -> _Problem | None:
-    chain = [error] if isinstance(error, BaseException) else []
-    if chain:
-        chain = list(causes(chain[0]))
-        if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
-            return None  # it says so itself
+    chain = list(causes(error)) if isinstance(error, BaseException) else []
+    if any(isinstance(each, NotFoundError | CertificateError) for each in chain):
+        return None  # it says so itself
     text = "\n".join(map(str, chain)) or str(error)
-    known = _SETTINGS.get(service)
+    stated = _SETTINGS.get(service, _OTHER)
     if (host := _unresolved(text, chain, address)) is not None:
-        return _Problem(f"the host name {host} does not resolve", _name_hint(known), True)
+        reason = f"the host name {host} does not resolve"
+        return _Problem(reason, _name_hint(stated), NotFoundError)
     server = _server(text, chain) or address or service
     if _OF_CERTIFICATE.search(text):
         reasons = _EXPIRED, _EARLY, _OTHER_NAME, _UNKNOWN
         if asks and not any(pattern.search(text) for pattern in reasons):
             text = _certificate_text(server, authority) or text
-        return _of_certificate(server, text, known)
+        return _of_certificate(server, text, stated)
     if _PLAIN.search(text):
         return _Problem(
             f"{server} does not use TLS, which its address asks for",
-            f"correct {known.address if known else 'the address'}, or the port in it",
+            f"correct {stated.address}, or the port in it",
         )
     if _OWN_REFUSED.search(text) and re.search(r"SSL|TLS", text, re.IGNORECASE):
         return _Problem(
@@ -192,7 +192,7 @@ def _certificate_text(server: str, authority: Path | None) -> str | None:
         return None
 
 
-def _of_certificate(server: str, text: str, known: _Settings | None) -> _Problem:
+def _of_certificate(server: str, text: str, stated: _Settings) -> _Problem:
     if _EXPIRED.search(text):
         return _Problem(
             f"the certificate of {server} has expired",
@@ -204,31 +204,30 @@ def _of_certificate(server: str, text: str, known: _Settings | None) -> _Problem
             f"the certificate of {server} is not valid yet",
             "correct the clock of this machine, or that of who issued the certificate",
         )
-    address = known.address if known else "the address"
     if _OTHER_NAME.search(text):
         return _Problem(
             f"the certificate of {server} is of another host name",
-            f"use a host name of the certificate in {address}, or renew it with the name of the "
-            "server",
+            f"use a host name of the certificate in {stated.address}, or renew it with the name of "
+            "the server",
         )
-    authority = known.authority if known else "the certificates of this machine (SSL_CERT_FILE)"
     reason = f" ({match[0].strip()})" if (match := _UNKNOWN.search(text)) else ""
     return _Problem(
         f"the certificate of {server} is not trusted: this machine does not know who signed it"
         f"{reason}",
-        f"set {authority} to a PEM file that has the certificate of its authority; check also that "
-        f"{address} is the server that you mean",
+        f"set {stated.authority} to a PEM file that has the certificate of its authority; check "
+        f"also that {stated.address} is the server that you mean",
     )
 
 
-def _name_hint(known: _Settings | None) -> str:
+def _name_hint(stated: _Settings) -> str:
     if settings().deployment == "local":
         return (
             "run `topicberg up`, which writes the addresses of the services again; if the name is "
             "right, correct the name resolution (DNS) of this machine"
         )
-    address = known.address if known else "the address"
-    return f"correct the host name in {address}, or the name resolution (DNS) of this machine"
+    return (
+        f"correct the host name in {stated.address}, or the name resolution (DNS) of this machine"
+    )
 
 
 def _unresolved(text: str, chain: list[BaseException], address: str) -> str | None:
@@ -257,9 +256,8 @@ def _server(text: str, chain: list[BaseException]) -> str | None:
 def _urls(chain: list[BaseException]) -> Iterator[str]:
     """Yield the addresses that the errors of httpx, requests and botocore hold."""
     for each in chain:
-        request: Any = None
         try:
-            request = getattr(each, "request", None)
+            request: Any = getattr(each, "request", None)
         except RuntimeError:  # httpx's, of an error without a request
             continue
         if (url := getattr(request, "url", None)) is not None:

@@ -37,6 +37,7 @@ from topicberg.formats.framing import Framed, framed, framed_by_glue, header_of,
 from topicberg.formats.protobuf import message_of_record
 from topicberg.formats.reasons import MalformedError, not_text
 from topicberg.formats.subjects import RegisteredSchema
+from topicberg.iceberg.tables import find_table
 from topicberg.kafka import discovery
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.records import headers_of
@@ -197,7 +198,10 @@ class _Decoder:
             return None, None, None
         if half.subject is None and not self._spec.section(name).has_schema:
             return _bytes(raw), not_text(name, raw) if name in self._texts else None, None
-        own = raw if self._framing is None or header is not None else self._wire(half, raw)
+        own = raw
+        if self._framing is not None and header is None:
+            with suppress(MalformedError):  # which is reported with the record
+                own = self._framing.wire(half, raw)
         if half.subject is not None:
             record = half.record_framing().framed(own, header)
         elif half.framing == "glue":
@@ -221,32 +225,25 @@ class _Decoder:
         except MalformedError as error:
             return _bytes(raw), str(error), shown
         try:
-            return _decoded(pairing, body), self._time_problem(name, pairing, body, time_ms), shown
+            stored, record_shown = _decoded(pairing, body)
+            return record_shown, self._time_problem(name, stored, time_ms), shown
         except MalformedError as error:
             return _bytes(raw), named(name, str(error)), shown
         except Exception as error:  # from a library
             return _bytes(raw), f"the {name} cannot be shown: {error}", shown
 
-    def _time_problem(
-        self, name: Part, pairing: ResolvedSchema, body: bytes, time_ms: int
-    ) -> str | None:
+    def _time_problem(self, name: Part, values: Mapping[str, Any], time_ms: int) -> str | None:
         """Return why the event time of a record makes it malformed; None: it does not."""
         own = self._event_time
         if own is None or own.rule.otherwise != "malformed":
             return None
         if own.path[0] not in {field.name for field in self._halves[name].fields()}:
             return None
-        stored: Any = format_of(pairing.writer).record_decoder(pairing)(body)
+        stored: Any = values
         for part in own.path:
             stored = None if stored is None else stored.get(part)
         micros_or_reason = own.micros(own.of_stored(stored), time_ms)
         return micros_or_reason if isinstance(micros_or_reason, str) else None
-
-    def _wire(self, half: MessageField, raw: bytes) -> bytes:
-        assert self._framing is not None  # noqa: S101  see the caller
-        with suppress(MalformedError):  # which is reported with the record
-            return self._framing.wire(half, raw)
-        return raw
 
     def _of_any_type(self, name: str, number: int | None, record: Framed | str, raw: bytes) -> Any:
         """Return the value of a half with several event types, decoded, or its bytes."""
@@ -258,7 +255,7 @@ class _Decoder:
             if writer is None or isinstance(body, str):
                 return _bytes(raw)
             columns = format_of(writer).fields(f"schema {number}", writer, itertools.count(1))
-            return _decoded(ResolvedSchema(writer, writer, columns), body)
+            return _decoded(ResolvedSchema(writer, writer, columns), body)[1]
         except Exception:  # from a library
             return _bytes(raw)
 
@@ -281,25 +278,26 @@ def _columns(
     spec: TopicSpec, endpoints: Endpoints, config: Settings
 ) -> Sequence[NestedField] | None:
     """Return the columns of the topic's table; None: no table, or the catalog does not answer."""
-    from pyiceberg.exceptions import NoSuchTableError
-
     try:
-        table = endpoints.catalog(config).load_table(spec.table_identifier(config))
-    except (NoSuchTableError, TopicbergError, OSError):
+        table = find_table(endpoints.catalog(config), spec.table_identifier(config))
+    except (TopicbergError, OSError):
         return None
-    return table.schema().fields
+    return table.schema().fields if table else None
 
 
 # --- values as JSON ---
 
 
-def _decoded(pairing: ResolvedSchema, payload: bytes) -> Any:
-    """:raises MalformedError: the record is malformed"""
+def _decoded(pairing: ResolvedSchema, payload: bytes) -> tuple[Mapping[str, Any], Any]:
+    """Return the stored values of a record, and the same for people.
+
+    :raises MalformedError: the record is malformed
+    """
     writer = pairing.writer
     values = format_of(writer).record_decoder(pairing)(payload)
     if writer.schema_type == "PROTOBUF":
-        return _plain(_protobuf(writer, payload))
-    return _row(values, pairing.fields)
+        return values, _plain(_protobuf(writer, payload))
+    return values, _row(values, pairing.fields)
 
 
 def _row(values: Mapping[str, Any], columns: Sequence[NestedField]) -> dict[str, Any]:

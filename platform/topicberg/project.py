@@ -171,14 +171,12 @@ def code_location(root: Path) -> CodeLocation | None:
             name=project.get("code_location_name", root.absolute().name),
         )
     if target := tool.get("dagster", {}).get("module_name"):
-        is_package = any((place / _path(target)).is_dir() for place in (root / "src", root))
+        is_package = any(
+            (place / target.replace(".", "/")).is_dir() for place in (root / "src", root)
+        )
         name = target if is_package else target.rpartition(".")[0] or target
         return CodeLocation(name, target)
     return None
-
-
-def _path(module: str) -> Path:
-    return Path(*module.split("."))
 
 
 def location_options(root: Path) -> str:

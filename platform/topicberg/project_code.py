@@ -175,10 +175,7 @@ def pickle_by_value(own: dict[str, Path]) -> None:
 
 def _of_driver(own: dict[str, Path]) -> set[str]:
     """Return the modules that import what only the process of a run has, also through others."""
-    imports = {
-        name: set(_imports(path, name, path.name == "__init__.py", at_once=True))
-        for name, path in _modules(own)
-    }
+    imports = {name: set(_imports(path, name, at_once=True)) for name, path in _modules(own)}
     of_driver = {
         name
         for name, others in imports.items()
@@ -210,14 +207,10 @@ def _modules(own: dict[str, Path]) -> Iterator[tuple[str, Path]]:
 
 def _imports_of(place: Path) -> set[str]:
     """Return what the modules of a package import, also in functions."""
-    return {
-        one
-        for name, path in _modules({place.stem: place})
-        for one in _imports(path, name, path.name == "__init__.py")
-    }
+    return {one for name, path in _modules({place.stem: place}) for one in _imports(path, name)}
 
 
-def _imports(path: Path, module: str, is_package: bool, *, at_once: bool = False) -> Iterator[str]:
+def _imports(path: Path, module: str, *, at_once: bool = False) -> Iterator[str]:
     """Yield the modules that a file imports; of ``from a import b`` also ``a.b``.
 
     :param at_once: leave out what only its functions import
@@ -229,6 +222,7 @@ def _imports(path: Path, module: str, is_package: bool, *, at_once: bool = False
             case ast.Import():
                 yield from (each.name for each in node.names)
             case ast.ImportFrom():
+                is_package = path.name == "__init__.py"
                 base = module if is_package else module.rpartition(".")[0]
                 for _ in range(node.level - 1):
                     base = base.rpartition(".")[0]

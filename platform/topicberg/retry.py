@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from tenacity import (
     RetryCallState,
@@ -221,22 +221,19 @@ def retry_conflicts(
         error = state.outcome.exception() if state.outcome else None
         logger.info("%s; attempt %d of %d", error, state.attempt_number + 1, attempts)
 
-    def give_up(state: RetryCallState) -> NoReturn:
-        assert state.outcome is not None  # noqa: S101  tenacity calls it after an attempt
-        error = state.outcome.exception()
-        assert error is not None  # noqa: S101  only errors are retried
-        if exhausted is None:
-            raise error
-        raise exhausted from error
-
     retrying = Retrying(
         retry=retry_if_exception_type(CommitConflictError),
         stop=stop_after_attempt(attempts),
         wait=wait,
         before_sleep=log,
-        retry_error_callback=give_up,
+        reraise=True,
     )
-    return retrying(work)
+    try:
+        return retrying(work)
+    except CommitConflictError as error:
+        if exhausted is None:
+            raise
+        raise exhausted from error
 
 
 # --- messages ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _SUGGESTED = 30
 """Known names that are listed for one that is not known."""
@@ -20,5 +20,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}?"
-    more = f" and {len(names) - _SUGGESTED} more" if len(names) > _SUGGESTED else ""
-    return f"; there are {', '.join(names[:_SUGGESTED])}{more}" if names else ""
+    return f"; there are {listed(names, _SUGGESTED)}" if names else ""
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return ``a, b and 3 more``: the first names, where there are more than ``most``."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from topicberg.settings import settings
-from topicberg.wording import count
+from topicberg.wording import count, listed
 
 ROOT = settings().project_root
 FOLDERS = ("assets", "platform/topicberg/checks", "platform/topicberg/topics", "resources")
@@ -18,6 +18,12 @@ PLURAL = re.compile(r"\{[^{}]*\} (?:rows|records|files|mistakes|snapshots|partit
 
 def test_count_of_one_is_singular() -> None:
     assert [count(n, "row") for n in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
+
+
+def test_listed_says_how_many_names_it_leaves_out() -> None:
+    names = ["a", "b", "c"]
+    assert [listed(names, most) for most in (3, 2)] == ["a, b, c", "a, b and 1 more"]
+    assert listed([], 2) == ""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from topicberg.cli.lazy import settings
+from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json
 from topicberg.errors import TopicbergError
 
@@ -138,8 +138,6 @@ def bootstrap_ci(
 
 def _client(config: Settings, profile: str | None, service: str = "secretsmanager") -> Any:
     if config.deployment == "local":
-        from topicberg.endpoints import load_endpoints
-
         return load_endpoints(config).boto3(service, config)
     from topicberg.clients.aws import aws_session
 
@@ -161,8 +159,6 @@ def _run(config: Settings, admin: Admin, run_as: str, *, browser: bool) -> None:
         "protocol": stated.snowflake_protocol,
     }
     if config.deployment == "local":
-        from topicberg.endpoints import load_endpoints
-
         local = load_endpoints(config).snowflake
         address = {name: value or getattr(local, name) for name, value in address.items()}
     login: dict[str, Any] = {"authenticator": "externalbrowser"}

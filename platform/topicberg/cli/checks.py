@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -71,22 +72,20 @@ def checks(
 def _print(recorded: list[_Check], *, describe: bool) -> None:
     """Print one line per check, below its asset; explain what fails, or is requested."""
     width = max((len(check.check) for check in recorded), default=0)
-    asset = ""
-    for check in recorded:
-        if check.asset != asset:
-            asset = check.asset
-            echo(asset, bold=True)
-        color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(check.result)
-        evaluated_at = (check.evaluated_at or "")[:19].replace("T", " ")
-        blocks = "  blocking" if check.blocking else ""
-        echo(
-            f"  {check.check:<{width}}  {check.result:<13}  {evaluated_at}{blocks}".rstrip(),
-            fg=color,
-        )
-        if describe:
-            echo(f"    {one_line(check.covers)}")
-        if check.message and (describe or check.result in ("failed", "warning")):
-            echo(f"    {one_line(check.message)}")
+    for asset, checks_of_asset in groupby(recorded, lambda check: check.asset):
+        echo(asset, bold=True)
+        for check in checks_of_asset:
+            color = {"failed": "red", "warning": "yellow", "passed": "green"}.get(check.result)
+            evaluated_at = (check.evaluated_at or "")[:19].replace("T", " ")
+            blocks = "  blocking" if check.blocking else ""
+            echo(
+                f"  {check.check:<{width}}  {check.result:<13}  {evaluated_at}{blocks}".rstrip(),
+                fg=color,
+            )
+            if describe:
+                echo(f"    {one_line(check.covers)}")
+            if check.message and (describe or check.result in ("failed", "warning")):
+                echo(f"    {one_line(check.message)}")
 
 
 def _recorded(config: Settings) -> list[_Check]:
@@ -112,7 +111,7 @@ def _recorded(config: Settings) -> list[_Check]:
                 check=key.name,
                 blocking=spec.blocking,
                 result=_result(evaluation),
-                evaluated_at=_moment(newest.at if newest else None),
+                evaluated_at=_moment(newest.at) if newest else None,
                 rows_until=str(until.value) if until else None,
                 covers=spec.description or "",
                 message=evaluation.description if evaluation else None,
@@ -121,8 +120,8 @@ def _recorded(config: Settings) -> list[_Check]:
     return sorted(recorded, key=lambda check: (check.asset, check.check))
 
 
-def _moment(at: datetime | None) -> str | None:
-    return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
+def _moment(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="seconds")
 
 
 def _result(evaluation: object) -> str:

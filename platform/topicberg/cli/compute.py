@@ -190,6 +190,7 @@ def _all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, 
     """Return the hours (since 1970) with records of each append-only topic that has a table."""
     from topicberg.iceberg.snapshots import affected_hours
     from topicberg.iceberg.summaries import ancestry
+    from topicberg.iceberg.tables import find_table
 
     catalog = endpoints.catalog(config)
     return {
@@ -199,6 +200,6 @@ def _all_hours(lake: Lake, config: Settings, endpoints: Endpoints) -> dict[str, 
             for hours in affected_hours(table, snapshot, spec.event_time)
         }
         for spec in (table.root for table in lake.tables if table.reported)
-        if spec.write_mode == "append" and catalog.table_exists(spec.table_identifier(config))
-        for table in [catalog.load_table(spec.table_identifier(config))]
+        if spec.write_mode == "append"
+        and (table := find_table(catalog, spec.table_identifier(config)))
     }

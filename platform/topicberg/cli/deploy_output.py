@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from topicberg.cli.compute import load_lake
@@ -62,11 +63,12 @@ def announce_generators(graph: list[Resource]) -> None:
 
 def step_document(context: DeployContext, step: Step) -> dict[str, Any]:
     """A step of a plan, for programs."""
+    live_id, table_path = _ids(context, step.resource)
     return {
         "resource": step.resource.key,
         "name": step.resource.name,
-        "id": _id(context, step.resource),
-        "table_path": _place(context, step.resource),
+        "id": live_id,
+        "table_path": table_path,
         "action": step.action.value,
         "reason": step.reason,
         "changes": step.lines(),
@@ -94,16 +96,15 @@ def show_plan(steps: list[Step], *, everything: bool) -> int:
     """Print a plan, by vendor. Returns how many resources are to change."""
     counts = Counter(step.action.value for step in steps)
     shown = [step for step in steps if everything or step.reason or step.action.value != "keep"]
-    vendor = None
-    for step in sorted(shown, key=lambda step: [*_VENDORS].index(_vendor(step))):
-        if _vendor(step) != vendor:
-            vendor = _vendor(step)
-            echo(_VENDORS[vendor], bold=True)
-        sign, color = _SIGNS[step.action.value]
-        because = f" ({step.reason})" if step.reason else ""
-        echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
-        for line in step.lines():
-            echo(f"      {line}")
+    shown.sort(key=lambda step: [*_VENDORS].index(_vendor(step)))
+    for vendor, steps_of_vendor in groupby(shown, _vendor):
+        echo(_VENDORS[vendor], bold=True)
+        for step in steps_of_vendor:
+            sign, color = _SIGNS[step.action.value]
+            because = f" ({step.reason})" if step.reason else ""
+            echo(f"{sign} {step.action.value} {step.resource.title}{because}", fg=color)
+            for line in step.lines():
+                echo(f"      {line}")
     kept, waiting = counts.pop("keep", 0), counts.pop("wait", 0)
     later = f"; {waiting} wait" if waiting else ""
     if not counts:
@@ -187,27 +188,20 @@ def show_status(context: DeployContext, steps: list[Step]) -> None:
 
     table = Table("resource", "name", "id", "state")
     for step in steps:
-        remark = f"; {cell(step.reason)}" if step.reason else ""
-        state = {"keep": f"up to date{remark}", "wait": f"waits {cell(step.reason)}"}.get(
-            step.action.value, f"[red]{step.action.value}"
+        remark = f"; {step.reason}" if step.reason else ""
+        state = {"keep": cell(f"up to date{remark}"), "wait": cell(f"waits {step.reason}")}.get(
+            step.action.value, cell(step.action.value, "red")
         )
         resource = step.resource
-        name, ids = cell(resource.name), _id(context, resource) or ""
-        ids = " ".join(filter(None, (ids, _place(context, resource))))
-        table.add_row(resource.key, name, cell(ids), state)
+        ids = " ".join(filter(None, _ids(context, resource)))
+        table.add_row(resource.key, cell(resource.name), cell(ids), state)
     Console().print(table)
 
 
-def _place(context: DeployContext, resource: Resource) -> str | None:
-    """Return where Tableflow has the table of a topic, for what is one."""
+def _ids(context: DeployContext, resource: Resource) -> tuple[str | None, str | None]:
+    """Return the id, and of a topic in Tableflow where the table is; None: there is none."""
     live = context.live.get(resource.key)
-    place: str | None = live.facts.get("table_path") if live else None
-    return place
-
-
-def _id(context: DeployContext, resource: Resource) -> str | None:
-    live = context.live.get(resource.key)
-    return live.id if live else None
+    return (live.id, live.facts.get("table_path")) if live else (None, None)
 
 
 _one_at_a_time = threading.Lock()

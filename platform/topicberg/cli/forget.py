@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Annotated
@@ -95,10 +95,7 @@ def forget(
     rows_to_erase = {target.name: job.find(target) for target in targets}
     if not any(rows_to_erase.values()) and not records.pending:
         derived.report()
-        if left and not dry_run:
-            _raise(left)
-        for uncovered in left:
-            _warn(uncovered)
+        _report_uncovered(left, fails=not dry_run)
         echo(f"{topic}: no table holds the key, and Kafka needs no tombstone for it")
         raise typer.Exit(NOT_FOUND)
     has_dead = any(t.is_dead_letters and rows_to_erase[t.name] for t in targets)
@@ -115,8 +112,7 @@ def forget(
         derived.report()
         for line in (*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps({})):
             echo(line)
-        for uncovered in left:
-            _warn(uncovered)
+        _report_uncovered(left, fails=False)
         echo("nothing was changed")
         return
     if not yes:
@@ -141,8 +137,7 @@ def forget(
     derived.report()
     for line in (*_stays(job, records, dead), *derived.uncovered(), *derived.next_steps(done)):
         echo(line)
-    if left:
-        _raise(left)
+    _report_uncovered(left, fails=True)
     for name, erased in done.items():
         if erased.readers:
             raise TopicbergError(
@@ -206,22 +201,22 @@ class _Derived:
         self.targets: list[ErasureTarget] = []
         self._others: list[str] = []
         self._searched: dict[str, tuple[tuple[str, str], Callable[[str], bool]]] = {}
+        self._parents = {d.name: (*d.sources, *d.lookups) for d in self._lake.derived}
+        self._known: dict[str, Sequence[Mapping[str, str]]] = {}
+        """Source of derived tables → column of the key → its column there, for each such way."""
         own = {each.name: each.name for each in key_rows.key.fields}
         of_topic = [table for table in self._lake.tables if table.root.name == key_rows.spec.name]
-        known: dict[str, tuple[Mapping[str, str], ...]] = {}
         for table in of_topic:
             if table.source is None:
                 target = ErasureTarget(table.identifier, "upsert view", None, own)
                 if self._fits(target.identifier, own):
                     self.targets.append(target)
             elif table.source not in self._lake.derived_by_name:
-                known[table.source] = (own,)
-        parents = {d.name: (*d.sources, *d.lookups) for d in self._lake.derived}
-        following = [
-            name
-            for name in TopologicalSorter(parents).static_order()
-            if name in parents and self._follows(name, parents, {*known})
-        ]
+                self._known[table.source] = (own,)
+        following: list[str] = []
+        for name in TopologicalSorter(self._parents).static_order():
+            if not {*self._known, *following}.isdisjoint(self._parents.get(name, ())):
+                following.append(name)
         chosen = chosen_columns(options, following, key_rows.key)
         for name in following:
             derived = self._lake.derived_by_name[name]
@@ -234,39 +229,24 @@ class _Derived:
                         "hold the value",
                         hint="write one of its columns, of a type that can have the value",
                     )
-            fits = [*self._by_lineage(known, parents[name], derived, table)]
-            if not fits and not ways:
-                self._others.append(name)
+            fits = self._by_lineage(derived, table)
             if fits or ways:
                 first, *more = [*fits, *(way for way in ways if way not in fits)]
                 target = ErasureTarget(
                     table.identifier, "derived table", table.time, first, (*more,)
                 )
                 self.targets.append(target)
-            erased = {column for names in (*fits, *ways) for column in names.values()}
-            self._search(name, table.identifier, derived, known, parents[name], erased)
-            known[name] = (*fits, *ways)
+            else:
+                self._others.append(name)
+            self._known[name] = (*fits, *ways)
+            self._search(derived, table)
 
-    def _follows(
-        self, name: str, parents: Mapping[str, Sequence[str]], of_topic: Collection[str]
-    ) -> bool:
-        return any(
-            source in of_topic or (source in parents and self._follows(source, parents, of_topic))
-            for source in parents[name]
-        )
-
-    def _by_lineage(
-        self,
-        known: Mapping[str, Sequence[Mapping[str, str]]],
-        parents: Sequence[str],
-        derived: DerivedTable,
-        table: LakeTable,
-    ) -> Iterator[Mapping[str, str]]:
-        """Yield column of the key → column of a derived table, as it has them."""
+    def _by_lineage(self, derived: DerivedTable, table: LakeTable) -> list[Mapping[str, str]]:
+        """Return column of the key → column of a derived table, as it has them."""
         value_field = self._key_rows.spec.key.field if self._key_rows.where is None else None
         fits: list[Mapping[str, str]] = []
-        for source in parents:
-            for number, names in enumerate(known.get(source, ())):
+        for source in self._parents[derived.name]:
+            for number, names in enumerate(self._known.get(source, ())):
                 if fits and number == 0:
                     continue
                 carried = [_carried(names, source, derived.lineage)]
@@ -277,7 +257,7 @@ class _Derived:
                     if fit is not None and self._fits(table.identifier, fit):
                         fits += [fit] if fit not in fits else []
                         break
-        yield from fits
+        return fits
 
     def _fits(self, identifier: tuple[str, str], names: Mapping[str, str]) -> bool:
         """Return whether a table has the columns of the key, or no rows yet."""
@@ -290,27 +270,35 @@ class _Derived:
         except SpecError:
             return False
 
-    def _search(
-        self,
-        name: str,
-        identifier: tuple[str, str],
-        derived: DerivedTable,
-        known: Mapping[str, Sequence[Mapping[str, str]]],
-        parents: Sequence[str],
-        erased: Collection[str],
-    ) -> None:
+    def _search(self, derived: DerivedTable, lake_table: LakeTable) -> None:
         """Note the columns to search for the value, of which the lineage says nothing else."""
         from topicberg.iceberg.tables import find_table
 
-        if (table := find_table(self._key_rows.catalog, identifier)) is None:
+        if (table := find_table(self._key_rows.catalog, lake_table.identifier)) is None:
             return
+        erased = {column for names in self._known[derived.name] for column in names.values()}
 
         def is_searched(column: str) -> bool:
             is_erased = any(column == each or each.startswith(f"{column}.") for each in erased)
-            return not is_erased and not _is_of_others(column, derived.lineage, known, parents)
+            return not is_erased and not self._is_of_others(column, derived)
 
         if any(is_searched(field.name) for field in table.schema().fields):
-            self._searched[name] = identifier, is_searched
+            self._searched[derived.name] = lake_table.identifier, is_searched
+
+    def _is_of_others(self, column: str, derived: DerivedTable) -> bool:
+        """Return whether the lineage says that a column comes from other columns than the key's."""
+        if not (origins := derived.lineage.get(column)):
+            return False
+        parents = self._parents[derived.name]
+        for origin in origins:
+            owners = [each for each in parents if origin.startswith(f"{each}.")] or parents
+            for owner in owners:
+                if owner not in self._known:  # it does not follow from the topic
+                    continue
+                of_key = {each for names in self._known[owner] for each in names.values()}
+                if not of_key or origin.removeprefix(f"{owner}.") in of_key:
+                    return False
+        return True
 
     def report(self) -> None:
         """Print which columns hold the key now, and are not erased."""
@@ -371,26 +359,6 @@ class _Derived:
                 "Glue and Snowflake show the tables' new state after the next run of the sensor "
                 "`snapshots`, or after `topicberg sync TABLE`"
             )
-
-
-def _is_of_others(
-    column: str,
-    lineage: Mapping[str, tuple[str, ...]],
-    known: Mapping[str, Sequence[Mapping[str, str]]],
-    parents: Sequence[str],
-) -> bool:
-    """Return whether the lineage says that a column comes from other columns than the key's."""
-    if not (origins := lineage.get(column)):
-        return False
-    for origin in origins:
-        owners = [each for each in parents if origin.startswith(f"{each}.")] or parents
-        for owner in owners:
-            if owner not in known:  # it does not follow from the topic
-                continue
-            of_key = {each for names in known[owner] for each in names.values()}
-            if not of_key or origin.removeprefix(f"{owner}.") in of_key:
-                return False
-    return True
 
 
 def _carried(
@@ -467,23 +435,24 @@ def _kept(records: KeyRecords | None) -> Iterator[str]:
         )
 
 
-def _warn(left: Uncovered) -> None:
-    offsets = ", ".join(f"partition {p} from offset {o}" for p, o in sorted(left.first.items()))
-    echo(
-        f"{left.table}: records of topic {left.topic} on {offsets} are not covered: {left.reason}",
-        fg="yellow",
-        err=True,
-    )
+def _report_uncovered(left: Sequence[Uncovered], *, fails: bool) -> None:
+    """Report the records that a table has not read.
 
-
-def _raise(left: list[Uncovered]) -> None:
-    """:raises TopicbergError: always"""
-
-    for uncovered in left:
-        _warn(uncovered)
-    raise TopicbergError(
-        f"{left[0].table} has not read all records of topic {left[0].topic}: if the key is among "
-        "them, it comes back",
-        hint=f"run `topicberg tableflow status {left[0].topic}` to see why, fix it, and run the "
-        "command again",
-    )
+    :raises TopicbergError: there are some, and the command fails because of them
+    """
+    for each in left:
+        firsts = sorted(each.first.items())
+        offsets = ", ".join(f"partition {p} from offset {o}" for p, o in firsts)
+        echo(
+            f"{each.table}: records of topic {each.topic} on {offsets} are not covered: "
+            f"{each.reason}",
+            fg="yellow",
+            err=True,
+        )
+    if left and fails:
+        raise TopicbergError(
+            f"{left[0].table} has not read all records of topic {left[0].topic}: if the key is "
+            "among them, it comes back",
+            hint=f"run `topicberg tableflow status {left[0].topic}` to see why, fix it, and run "
+            "the command again",
+        )

@@ -44,14 +44,12 @@ def check(
         echo_json([asdict(compiled) for compiled in compiled_tables])
     else:
         for compiled in compiled_tables:
-            if compiled.problem is None:
-                echo(
-                    f"{compiled.table} ({compiled.file}): {count(len(compiled.columns), 'column')}"
-                )
-            if compiled.problem is None and table is not None:
-                for column in compiled.columns:
-                    described = f"  {column.description}" if column.description else ""
-                    echo(f"  {column.name}: {column.type}{described}")
+            if compiled.problem is not None:
+                continue
+            echo(f"{compiled.table} ({compiled.file}): {count(len(compiled.columns), 'column')}")
+            for column in compiled.columns if table is not None else ():
+                described = f"  {column.description}" if column.description else ""
+                echo(f"  {column.name}: {column.type}{described}")
     wrong = [compiled for compiled in compiled_tables if compiled.problem is not None]
     for compiled in wrong:
         hint = f"\n  → {compiled.hint}" if compiled.hint else ""

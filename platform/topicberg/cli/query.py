@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from datetime import date, datetime
 from datetime import time as time_of_day
 from decimal import Decimal
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from topicberg.cli.lazy import settings
 from topicberg.cli.output import cell, echo, echo_json
 from topicberg.security.text import terminal
+from topicberg.wording import count
 
 if TYPE_CHECKING:
     from topicberg.query import QueryResult
@@ -27,17 +27,9 @@ TABLE_ROWS = 50
 _PIPE_WIDTH = 10_000
 
 
-class EngineName(StrEnum):
-    duckdb = "duckdb"
-    spark = "spark"
-    snowflake = "snowflake"
-    athena = "athena"
-
-
-class OutputFormat(StrEnum):
-    table = "table"
-    json = "json"
-    csv = "csv"
+EngineName = Literal["duckdb", "spark", "snowflake", "athena"]
+"""As in :mod:`topicberg.query`, which takes long to import."""
+OutputFormat = Literal["table", "json", "csv"]
 
 
 def query(
@@ -48,10 +40,10 @@ def query(
             help="DuckDB and Spark read the Iceberg catalog, Snowflake its own tables, Athena "
             "those of AWS Glue."
         ),
-    ] = EngineName.duckdb,
+    ] = "duckdb",
     form: Annotated[
         OutputFormat, typer.Option("--format", help="How to print the rows.")
-    ] = OutputFormat.table,
+    ] = "table",
     limit: Annotated[
         int | None,
         typer.Option(min=1, help=f"Rows to show; by default {TABLE_ROWS} as a table, else all."),
@@ -68,14 +60,14 @@ def query(
     """
     from topicberg.query import run_query
 
-    max_rows = limit or (TABLE_ROWS if form is OutputFormat.table else None)
+    max_rows = limit or (TABLE_ROWS if form == "table" else None)
     started = time.monotonic()
-    result = run_query(sql, engine.value, max_rows=max_rows)
+    result = run_query(sql, engine, max_rows=max_rows)
     seconds = time.monotonic() - started
-    if form is OutputFormat.json:
+    if form == "json":
         rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
         echo_json(rows, _plain)
-    elif form is OutputFormat.csv:
+    elif form == "csv":
         # A program gets the values as they are; on a terminal they must not act as controls.
         shown = _shown if sys.stdout.isatty() else _plain
         writer = csv.writer(sys.stdout)
@@ -114,10 +106,8 @@ def _print_table(result: QueryResult, engine: EngineName, seconds: float) -> Non
             table.add_row(*(cell(_shown(value)) for value in row))
         console.print(table)
     more = " shown, there are more" if result.more else ""
-    noun = "row" if len(result.rows) == 1 else "rows"
-    echo(
-        f"{len(result.rows):,} {noun}{more} · {engine.value} · {seconds:.1f} s", dim=True, err=True
-    )
+    rows = count(len(result.rows), "row")
+    echo(f"{rows}{more} · {engine} · {seconds:.1f} s", dim=True, err=True)
 
 
 def _shown(value: Any) -> str:

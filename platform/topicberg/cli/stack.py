@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from rich.console import Console
-    from rich.progress import Progress, Task, TaskID
+    from rich.progress import Progress, TaskID
 
     from topicberg.endpoints import Endpoints
     from topicberg.settings import Settings
@@ -35,12 +35,8 @@ class _TerminalReport:
         self._starting: TaskID | None = None
 
     def downloading(self, files: int, size: int) -> Callable[[int], None]:
-        task = self._progress.add_task(f"downloading {files} jars", total=size, unit="MB")
-
-        def count(more: int) -> None:
-            self._progress.advance(task, more)
-
-        return count
+        task = self._progress.add_task(f"downloading {files} jars", total=size / 1e6, unit="MB")
+        return lambda more: self._progress.advance(task, more / 1e6)
 
     def answers(self, service: str, count: int, total: int) -> None:
         if self._starting is None:
@@ -72,19 +68,11 @@ def start(config: Settings, console: Console) -> Endpoints:
 
 
 def _progress(console: Console) -> Progress:
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.text import Text
-
-    class Amount(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            unit = task.fields["unit"]
-            scale = 1e6 if unit == "MB" else 1
-            return Text(f"{task.completed / scale:.0f} of {(task.total or 0) / scale:.0f} {unit}")
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     text = TextColumn("{task.description}")
-    return Progress(
-        text, BarColumn(), Amount(), TimeElapsedColumn(), console=console, transient=True
-    )
+    amount = TextColumn("{task.completed:.0f} of {task.total:.0f} {task.fields[unit]}")
+    return Progress(text, BarColumn(), amount, TimeElapsedColumn(), console=console, transient=True)
 
 
 def down() -> None:

@@ -67,13 +67,11 @@ def enable(
         str | None, typer.Option(help="the dead-letter topic of LOG", show_default="error_log")
     ] = None,
     write_mode: Annotated[
-        str | None, typer.Option(help="append or upsert, for a topic without a spec")
+        Literal["append", "upsert"] | None,
+        typer.Option(help="for a topic without a spec"),
     ] = None,
 ) -> None:
-    """Materialize a topic, with or without a spec; the engine begins within seconds.
-
-    :raises SpecError: there is no such topic, or a setting is invalid
-    """
+    """Materialize a topic, with or without a spec; the engine begins within seconds."""
     from topicberg.tableflow import control
 
     config = settings()
@@ -85,16 +83,8 @@ def enable(
     if error_handling or log_target:
         changes["error_handling"] = {"mode": error_handling or "LOG", "target": log_target}
     given = {name: value for name, value in changes.items() if value is not None}
-    modes: dict[str | None, Literal["append", "upsert"] | None]
-    modes = {None: None, "append": "append", "upsert": "upsert"}
-    if write_mode not in modes:
-        raise SpecError(f"--write-mode {write_mode}: it must be append or upsert")
-    discovered = None
-    if control.needs_look(config, topic):
-        discovered = _find(topic, config)
-    spec = control.enable(
-        config, topic, given, modes[write_mode], discovered=discovered, command=True
-    )
+    discovered = _find(topic, config) if control.needs_look(config, topic) else None
+    spec = control.enable(config, topic, given, write_mode, discovered=discovered, command=True)
     if discovered is not None:
         echo(f"{topic} has no spec: {described(spec)}")
     echo(
@@ -115,16 +105,15 @@ def _find(topic: str, config: Settings) -> FoundTopic | None:
     :raises SpecError: there is no such topic
     :raises TopicbergError: a service does not answer, or refuses
     """
-    from pyiceberg.exceptions import NoSuchTableError
-
+    from topicberg.iceberg.tables import find_table
     from topicberg.kafka.discovery import find_topic
     from topicberg.topics.requests import requested_topics
 
     endpoints = load_endpoints(config)
-    if topic in requested_topics(config):
-        with suppress(NoSuchTableError):
-            endpoints.catalog(config).load_table((config.topics_namespace, topic))
-            return None
+    if topic in requested_topics(config) and find_table(
+        endpoints.catalog(config), (config.topics_namespace, topic)
+    ):
+        return None
     discovered = find_topic(topic, endpoints)
     if discovered is None:
         raise SpecError(
@@ -265,19 +254,17 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
 
     :raises SpecError: it has no table
     """
-    from pyiceberg.exceptions import NoSuchTableError
-
+    from topicberg.iceberg.tables import find_table
     from topicberg.tableflow.control import find_topic
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
-    try:
-        table = endpoints.catalog(config).load_table(spec.table_identifier(config))
-    except NoSuchTableError:
+    table = find_table(endpoints.catalog(config), spec.table_identifier(config))
+    if table is None:
         raise SpecError(
             f"topic {topic} has no table yet",
             hint=f"run `topicberg tableflow enable {topic}` to let the engine create it",
-        ) from None
+        )
     return spec, table, endpoints
 
 
@@ -403,7 +390,7 @@ def status(
     }
     specs = [enabled[name] for name in names if name in enabled]
     schemas, unknown = _schemas(specs, config)
-    waiting, not_compared = _waiting(specs, config)
+    waiting, not_compared = waiting_changes(specs, config)
     if as_json:
         echo_json(
             [
@@ -447,9 +434,11 @@ def status(
         then = "the last valid one stays in use" if name in ingested else "it is not ingested"
         echo(f"{name}: the spec is invalid, {then}: {wrong[name]}", fg="red", err=True)
     for state in states:
-        for message in (state.error_message, *_failing(state)):
-            if message:
-                echo(f"{state.topic}: {message}", fg="red", err=True)
+        if state.error_message:
+            echo(f"{state.topic}: {state.error_message}", fg="red", err=True)
+        for failing in state.failing_table_formats:
+            message = f"{failing.format}: {failing.error_message}"
+            echo(f"{state.topic}: {message}", fg="red", err=True)
         for message in _notes(state):
             echo(f"{state.topic}: {message}", fg="yellow", err=True)
     for schema in schemas:
@@ -500,14 +489,16 @@ def _schemas(specs: list[TopicSpec], config: Settings) -> tuple[list[FileState],
         return [], str(error)
 
 
-def _waiting(specs: list[TopicSpec], config: Settings) -> tuple[list[WaitingChange], list[str]]:
+def waiting_changes(
+    specs: list[TopicSpec], config: Settings
+) -> tuple[list[WaitingChange], list[str]]:
     """Return the changes of the specs that are not applied, and why others are not known."""
     from topicberg.tableflow.waiting import find_waiting
 
     try:
         return find_waiting(specs, load_endpoints(config), config)
     except TopicbergError:
-        return [], []  # as for the schemas
+        return [], []  # as for the schemas, with which it is reported
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:
@@ -543,11 +534,6 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             f"partition {skip.partition}, offset {skip.offset}: skipped by {skip.by} at "
             f"{at(skip.at_ms)}, reason: {skip.reason}"
         )
-
-
-def _failing(state: TopicStatus) -> list[str]:
-    """Return the errors of table formats other than Iceberg."""
-    return [f"{one.format}: {one.error_message}" for one in state.failing_table_formats]
 
 
 for _command in (

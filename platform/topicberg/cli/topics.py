@@ -11,14 +11,12 @@ import typer
 
 from topicberg.cli.lazy import load_endpoints, settings
 from topicberg.cli.output import echo, echo_json, print_table, report_waiting
+from topicberg.cli.tableflow import waiting_changes
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.wording import count
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from topicberg.endpoints import Endpoints
-    from topicberg.formats.glue import GlueVersion
     from topicberg.settings import Settings
     from topicberg.topics import TopicSpec
 
@@ -58,7 +56,7 @@ def validate(
     if specs:
         echo(f"{len(specs)} topic specs are valid: {', '.join(spec.name for spec in specs)}")
     _report_unchecked(specs, unread, config)
-    _report_waiting(specs, config)
+    report_waiting(*waiting_changes(specs, config))
     if not _compare_with_registry(specs, config) or wrong:
         raise typer.Exit(2)
 
@@ -89,18 +87,6 @@ def _report_unchecked(specs: list[TopicSpec], unread: str | None, config: Settin
             )
     if unread and wanted_topics(config).patterns:
         echo(f"topics of patterns are those that were found last: {unread}", fg="yellow", err=True)
-
-
-def _report_waiting(specs: list[TopicSpec], config: Settings) -> None:
-    """Report changes of the specs that are not applied: they wait for a command."""
-    from topicberg.tableflow.waiting import find_waiting
-
-    try:
-        endpoints = load_endpoints(config)
-    except TopicbergError:
-        return  # which the comparison with the registry reports
-    waiting, unknown = find_waiting(specs, endpoints, config)
-    report_waiting(waiting, unknown)
 
 
 def _compare_with_registry(specs: list[TopicSpec], config: Settings) -> bool:
@@ -247,26 +233,26 @@ def new(
     notes: list[str] = []
     endpoints = load_endpoints(config)
     has = find_topic(name, endpoints, subject)
-    if subject is not None and has is None:
-        paths = new_topic(name, subject, group, endpoints, config)
-    elif subject is not None and has is not None:
-        if has.value is None:
-            raise SpecError(
-                f"the schema registry has no subject {subject}",
-                hint="list its subjects, or register the schema first",
-            )
-        paths = [new_external_topic(name, has, group, config, is_enabled=enable)]
-    else:
+    if subject is None:
         messages = sampled_messages(name, endpoints)
-        read = [(message.key(), message.value()) for message in messages]
-        topic = has or FoundTopic(partitions=1)
-
-        def glue(uuid: UUID) -> GlueVersion | None:
-            return glue_reader(endpoints, config).version(uuid)
-
         paths, notes = new_topic_from_kafka(
-            name, read, group, config, topic, glue, is_enabled=enable
+            name,
+            [(message.key(), message.value()) for message in messages],
+            group,
+            config,
+            has or FoundTopic(partitions=1),
+            lambda uuid: glue_reader(endpoints, config).version(uuid),
+            is_enabled=enable,
         )
+    elif has is None:
+        paths = new_topic(name, subject, group, endpoints, config)
+    elif has.value is None:
+        raise SpecError(
+            f"the schema registry has no subject {subject}",
+            hint="list its subjects, or register the schema first",
+        )
+    else:
+        paths = [new_external_topic(name, has, group, config, is_enabled=enable)]
     if has is not None:
         policy = "compacted" if has.is_compacted else "not compacted"
         notes.append(f"the topic has {count(has.partitions, 'partition')} and is {policy}")

@@ -65,11 +65,12 @@ def problems(given: Iterable[str]) -> list[str]:
     from topicberg.settings import Settings
 
     common = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OTHERS
-    suspects = {name.upper() for name in given if name.upper().startswith(PREFIX)}
     suspects = {
         name
-        for name in suspects - common
-        if not name.startswith(_INTERNAL) and not _OF_KUBERNETES.fullmatch(name)
+        for name in {*map(str.upper, given)} - common
+        if name.startswith(PREFIX)
+        and not name.startswith(_INTERNAL)
+        and not _OF_KUBERNETES.fullmatch(name)
     }
     if not suspects:
         return []

@@ -92,22 +92,14 @@ def settings() -> Settings:
     if stated.deployment == "local":
         return stated
     names = noted(stated)[0]
-    if names:  # a file without the choice is of a deployment whose tables were created
-        names.setdefault(DEPLOYED_LINK, False)
     return DeployedSettings(**{k: v for k, v in names.items() if k not in stated.model_fields_set})
 
 
 def with_choices(config: Settings) -> Settings:
     """Return the settings with the choices that the deployment remembers, for ``deploy``."""
     names = {} if config.deployment == "local" else noted(config)[0]
-    if not names:
-        return config
-    # A file without the choice is of a deployment whose tables were created.
-    choices = {DEPLOYED_LINK: names.get(DEPLOYED_LINK, False)}
-    if DEPLOYED_NAMESPACE in names:
-        choices[DEPLOYED_NAMESPACE] = names[DEPLOYED_NAMESPACE]
-    stated = config.model_fields_set
-    return config.model_copy(update={k: v for k, v in choices.items() if k not in stated})
+    choices = {DEPLOYED_LINK, DEPLOYED_NAMESPACE} - config.model_fields_set
+    return config.model_copy(update={name: names[name] for name in choices & names.keys()})
 
 
 def is_deployed(config: Settings) -> bool:
@@ -127,6 +119,8 @@ def noted(config: Settings) -> tuple[dict[str, Any], str]:
         return {}, f"{path} cannot be read: {type(error).__name__}"
     if prefix != config.prefix:
         return {}, f"{path} is of prefix {prefix}, not {config.prefix}"
+    if names:  # a file without the choice is of a deployment whose tables were created
+        names.setdefault(DEPLOYED_LINK, False)
     return names, f"{path} lacks it"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from topicberg.topics.schema import OWN
-from topicberg.topics.spec import ErrorHandling, TableflowSpec, TopicSpec
+from topicberg.topics.spec import TableflowSpec, TopicSpec
 
 ERROR_LOG_SCHEMA = f"{OWN}error_log.avsc"
 DEFAULT_TARGET = "error_log"
@@ -13,8 +13,7 @@ DEFAULT_TARGET = "error_log"
 
 def dead_letter_spec(spec: TopicSpec) -> TopicSpec:
     """Return the spec of a topic's dead-letter topic, if that has no spec file of its own."""
-    handling: ErrorHandling = spec.tableflow.error_handling
-    name = handling.target or DEFAULT_TARGET
+    name = spec.tableflow.error_handling.target or DEFAULT_TARGET
     return TopicSpec.model_validate(
         {
             "name": name,

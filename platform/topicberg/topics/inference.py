@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -21,7 +22,7 @@ from topicberg.formats.json.syntax import Number, parsed, type_of
 from topicberg.formats.limits import check_name
 from topicberg.formats.reasons import MalformedError
 from topicberg.topics.event_time import EPOCHS
-from topicberg.wording import count
+from topicberg.wording import count, listed
 
 _FINER_THAN_MICROSECONDS = re.compile(r"\.[0-9]{7}")
 _LONG, _EXACT = 2**63, 2**53
@@ -83,12 +84,20 @@ class Inference:
             ("in the column of unknown fields, as no column can have their names", self.left_out),
         ):
             if names:
-                more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-                lines.append(f"{label}: {', '.join(names[:_MAX_NAMED])}{more}")
+                lines.append(f"{label}: {listed(names, _MAX_NAMED)}")
         if len(self.times) > 1:
             others = ", ".join(time_field.name for time_field in self.times[1:])
             lines.append(f"event_time is {self.times[0].name}; it could also be {others}")
         return lines
+
+
+def json_objects(records: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the records that are JSON objects."""
+    values = []
+    for raw in records:
+        with suppress(MalformedError):
+            values.append(parsed(raw))
+    return [value for value in values if isinstance(value, dict)]
 
 
 def infer(records: Sequence[bytes], title: str) -> Inference:
@@ -96,14 +105,7 @@ def infer(records: Sequence[bytes], title: str) -> Inference:
 
     :raises ValueError: none of them is a JSON object
     """
-    values = []
-    for raw in records:
-        try:
-            value = parsed(raw)
-        except MalformedError:
-            continue
-        if isinstance(value, dict):
-            values.append(value)
+    values = json_objects(records)
     if not values:
         raise ValueError("none of the records is a JSON object")
     inference = Inference({}, len(values), len(records) - len(values))

@@ -14,20 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.files import update_file
 from topicberg.settings import Settings
 from topicberg.topics.deadletters import dead_letter_specs
 from topicberg.topics.loader import Problem, check_topics
 from topicberg.topics.spec import TopicSpec
+from topicberg.wording import listed
 
 logger = logging.getLogger(__name__)
 
 Built = TypeVar("Built")
 MAX_SHOWN = 5
-"""Problems in one message or alert."""
+"""Problems, or topics, in one message or alert: a fleet has many."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,9 @@ class KnownSpecs:
             ("the last valid specs stay in use of", self.kept),
             ("left out, as they were never valid:", self.left_out),
         )
-        return "".join(f"; {what} {_named(names)}" for what, names in parts if names)
+        return "".join(
+            f"; {what} {listed(sorted(names), MAX_SHOWN)}" for what, names in parts if names
+        )
 
 
 def build_with_kept(
@@ -112,12 +113,6 @@ def _with_kept(config: Settings, specs: list[TopicSpec], problems: Sequence[Prob
     return KnownSpecs(specs, frozenset(wrong - kept - valid), _joined(problems), kept)
 
 
-def _named(names: frozenset[str]) -> str:
-    """Return the first of the names, where a fleet has many."""
-    shown, more = sorted(names)[:MAX_SHOWN], len(names) - MAX_SHOWN
-    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
-
-
 def _joined(problems: Sequence[Problem]) -> str:
     """Return problems in one line: the first of them, where a fleet has many."""
     more = len(problems) - MAX_SHOWN
@@ -137,7 +132,7 @@ def _read(config: Settings) -> dict[str, TopicSpec]:
     try:
         documents = json.loads(_file(config).read_text())
         specs = [TopicSpec.model_validate(document) for document in documents]
-    except (OSError, ValueError, ValidationError):  # there is none yet, or it is of another version
+    except (OSError, ValueError):  # there is none yet, or it is of another version
         return {}
     return {spec.name: spec for spec in specs}
 

@@ -17,10 +17,10 @@ from pydantic_core import ErrorDetails
 from topicberg.errors import SpecError
 from topicberg.settings import Settings, settings
 from topicberg.topics.deadletters import DEFAULT_TARGET, dead_letter_specs
-from topicberg.topics.discovery import SchemaSource, found_document, read_discovery
+from topicberg.topics.discovery import FoundTopic, SchemaSource, found_document, read_discovery
 from topicberg.topics.patterns import FIELD, TopicPattern
 from topicberg.topics.rules import findings
-from topicberg.topics.schema import Part
+from topicberg.topics.schema import SECTIONS, Part
 from topicberg.topics.sources import sources
 from topicberg.topics.spec import TopicSpec
 from topicberg.wording import suggestion
@@ -197,8 +197,7 @@ def _has_no_file(section: Any) -> bool:
 def _sources(document: Mapping[str, Any]) -> dict[Part, SchemaSource]:
     """Return what a spec, which may be invalid, says of where the schemas are."""
     schema_sources: dict[Part, SchemaSource] = {}
-    parts: tuple[tuple[Part, str], ...] = (("value", "schema"), ("key", "key"))
-    for part, name in parts:
+    for part, name in SECTIONS.items():
         section = document.get(name)
         if not isinstance(section, dict):
             continue
@@ -223,12 +222,10 @@ def check_pattern(document: dict[Any, Any]) -> tuple[TopicPattern | None, list[t
         causes = _causes(error.errors())
         known = list(TopicPattern.model_fields)
         return None, [(_dotted((FIELD, *e["loc"])), _reason(e, known)) for e in causes]
-    probe = {"pipeline": "filler", **pattern.defaults, "name": "filler"}
-    schema = probe.get("schema")
-    probe["schema"] = {"format": "none", **schema} if isinstance(schema, dict) else schema
-    if probe["schema"] is None:
-        probe["schema"] = {"format": "none"}
-    errors = _tolerant(probe)[1]
+    schema = pattern.defaults.get("schema")
+    if schema is None or isinstance(schema, dict):
+        schema = {"format": "none", **(schema or {})}
+    _, errors = _tolerant({**_FILLER, **pattern.defaults, "name": "filler", "schema": schema})
     return (None if errors else pattern), [
         (_dotted((FIELD, "defaults", *e["loc"])), _reason(e)) for e in errors
     ]
@@ -256,41 +253,48 @@ def _by_pattern(
         matching = [each for each in patterns if name not in taken and each[0].matches(name)]
         if not matching:
             continue
-        (pattern, file), *more = matching
-        topics = frozenset({name})
-        if more:
-            files = " and ".join(other for _, other in more)
-            reason = (
-                f"also matches {files}: exclude it in all of them but one, or write {name}.yaml"
-            )
-            problems.append(Problem(file, f"topic {name}", reason, topics))
-            continue
-        if topic.problem is not None:
-            problems.append(Problem(file, f"topic {name}", topic.problem, topics))
-            continue
-        pipeline = re.sub(r"[^a-z0-9_]", "_", Path(file).stem.lower())
-        document = found_document(
-            name, topic, pipeline, pattern.defaults, own_engine=config.own_engine
-        )
-        if document is None:
-            source = _sources(pattern.defaults).get("value", SchemaSource())
-            missing = f"the registry has no subject {name}-value"
-            if source.framing == "glue":
-                missing = f"AWS Glue has no available schema {source.subject or name}"
-            reason = (
-                f"{missing}: register a schema, exclude the topic, or keep raw bytes with "
-                "`schema: {format: none}` in the defaults"
-            )
-            problems.append(Problem(file, f"topic {name}", reason, topics))
-            continue
-        spec, errors = _check_document(document, name, config)
+        file = matching[0][1]
+        document = _document_by_pattern(name, topic, matching, config)
+        if isinstance(document, str):
+            spec, errors = None, [("", document)]
+        else:
+            spec, errors = _check_document(document, name, config)
         problems += [
-            Problem(file, ": ".join(filter(None, (f"topic {name}", field))), reason, topics)
+            Problem(
+                file, ": ".join(filter(None, (f"topic {name}", field))), reason, frozenset({name})
+            )
             for field, reason in errors
         ]
         if spec is not None:
             discovered.append((spec, file))
     return discovered, problems
+
+
+def _document_by_pattern(
+    name: str, topic: FoundTopic, matching: list[tuple[TopicPattern, str]], config: Settings
+) -> dict[str, Any] | str:
+    """Return the spec of a discovered topic, or why it has none.
+
+    :param matching: the patterns that match, with their files
+    """
+    (pattern, file), *more = matching
+    if more:
+        files = " and ".join(other for _, other in more)
+        return f"also matches {files}: exclude it in all of them but one, or write {name}.yaml"
+    if topic.problem is not None:
+        return topic.problem
+    pipeline = re.sub(r"[^a-z0-9_]", "_", Path(file).stem.lower())
+    document = found_document(name, topic, pipeline, pattern.defaults, own_engine=config.own_engine)
+    if document is not None:
+        return document
+    source = _sources(pattern.defaults).get("value", SchemaSource())
+    missing = f"the registry has no subject {name}-value"
+    if source.framing == "glue":
+        missing = f"AWS Glue has no available schema {source.subject or name}"
+    return (
+        f"{missing}: register a schema, exclude the topic, or keep raw bytes with "
+        "`schema: {format: none}` in the defaults"
+    )
 
 
 def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) -> list[Problem]:

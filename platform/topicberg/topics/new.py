@@ -20,9 +20,10 @@ from topicberg.errors import SpecError
 from topicberg.formats.envelope import AFTER, BEFORE, OPERATION, SOURCE
 from topicberg.formats.framing import GLUE_BYTES, is_of_glue
 from topicberg.formats.json import connect as connect_json
+from topicberg.formats.json.syntax import Number
 from topicberg.formats.table import BY_SCHEMA_TYPE, FORMATS
 from topicberg.topics.discovery import FoundSchema, FoundTopic, found_document
-from topicberg.topics.inference import infer
+from topicberg.topics.inference import TimeField, infer, json_objects
 from topicberg.topics.loader import check_pattern, check_topics
 from topicberg.topics.patterns import FIELD
 from topicberg.topics.spec import TopicSpec
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 _MAX_HOURLY_DAYS = 730
 """Older records get daily partitions: Dagster would list more than 17,520 hours."""
-_JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_JSON_TYPES = {bool: "boolean", int: "integer", Number: "number", str: "string"}
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,8 @@ def new_external_topic(
 
     :raises SpecError: the file exists already, the registry has no schema, or the spec is invalid
     """
-    path = _write_external(name, found_topic, pipeline, config, is_enabled=is_enabled)
-    _check(name, [path], config)
-    return path
+    document = _external_document(name, found_topic, pipeline, config)
+    return _write_valid_spec(document, {}, config, is_enabled=is_enabled)[0]
 
 
 def new_topics(
@@ -109,7 +109,8 @@ def new_topics(
             refused[name] = topic.problem
             continue
         try:
-            made[name] = _write_external(name, topic, pipeline(name), config, is_enabled=is_enabled)
+            document = _external_document(name, topic, pipeline(name), config)
+            made[name] = _write_spec(document, {}, config, is_enabled=is_enabled)[0]
         except SpecError as error:
             refused[name] = error.message
     for problem in check_topics(config)[1]:
@@ -155,12 +156,13 @@ def new_topic_from_kafka(
     :raises SpecError: there are no records, or their values are no JSON objects
     """
     values = [value for _, value in read if value is not None]
+    keys = [key for key, _ in read if key is not None]
     if values and is_of_glue(values[-1]):
-        keys = [key for key, _ in read if key is not None]
-        sample = values[-1], keys
-        return _new_of_glue(name, *sample, pipeline, config, has, glue, is_enabled=is_enabled)
-    opening = connect_json.opening(values[-1]) if values else None
-    if has.value is not None and (opening is None or opening.schema is None):
+        return _new_of_glue(
+            name, values[-1], keys, pipeline, config, has, glue, is_enabled=is_enabled
+        )
+    connect_schema = _connect_schema(values)
+    if has.value is not None and connect_schema is None:
         return [new_external_topic(name, has, pipeline, config, is_enabled=is_enabled)], []
     if not values:
         raise SpecError(
@@ -173,36 +175,38 @@ def new_topic_from_kafka(
             f"{where} name a schema of the registry, which has no subject {name}-value",
             hint="use --from-subject with the subject of the topic's values",
         )
-    keys = [key for key, _ in read if key is not None]
-    if opening is not None and opening.schema is not None:
-        text, notes = connect_json.json_schema(opening.schema), []
-        notes.append(f"{where} are JSON with a schema of Kafka Connect in each record")
+    if connect_schema is not None:
+        text = connect_json.json_schema(connect_schema)
+        notes = [f"{where} are JSON with a schema of Kafka Connect in each record"]
+        if not is_envelope(text):
+            raise SpecError(
+                f"{notes[0]}, but not Debezium's envelope (before, after, source, op)",
+                hint="set schemas.enable of the connector's JSON converter to false, or let it use "
+                "a converter with a schema registry",
+            )
     else:
         text, untyped = inferred_schema(values, f"{name}.Envelope")
+        if not is_envelope(text):
+            return _new_plain(name, values, keys, pipeline, config, has, is_enabled=is_enabled)
         notes = [
             f"{where} are JSON without a schema: the schema file has the types that JSON shows. "
             "Add columns that it lacks, and a `title` for dates and times: docs/cdc.md lists them"
         ]
         if untyped:
             notes.append(f"null in all of these records, so set their types: {', '.join(untyped)}")
-    if not is_envelope(text):
-        if opening is not None and opening.schema is not None:
-            raise SpecError(
-                f"{where} are JSON with a schema of Kafka Connect in each record, but not "
-                "Debezium's envelope (before, after, source, op)",
-                hint="set schemas.enable of the connector's JSON converter to false, or let it use "
-                "a converter with a schema registry",
-            )
-        return _new_plain(name, values, keys, pipeline, config, has, is_enabled=is_enabled)
     key = None
-    if keys:
-        own = connect_json.opening(keys[-1])
-        if own is not None and own.schema is not None:
-            key = connect_json.json_schema(own.schema)
-        elif keys[-1][:1] == b"{":
-            key, _ = inferred_schema(keys, f"{name}.Key")
+    if (own := _connect_schema(keys)) is not None:
+        key = connect_json.json_schema(own)
+    elif keys and keys[-1][:1] == b"{":
+        key, _ = inferred_schema(keys, f"{name}.Key")
     schemas = _Schema("json", text), None if key is None else _Schema("json", key)
     return _written(name, where, pipeline, schemas, config, has, is_enabled=is_enabled), notes
+
+
+def _connect_schema(records: Sequence[bytes]) -> dict[str, Any] | None:
+    """Return the schema of Kafka Connect that the newest record has, if it has one."""
+    opening = connect_json.opening(records[-1]) if records else None
+    return None if opening is None else opening.schema
 
 
 def _new_of_glue(
@@ -236,9 +240,8 @@ def _new_of_glue(
             f"the keys name version {key.number} of the schema {key.schema_name} in AWS Glue"
         )
     where = "Kafka and AWS Glue Schema Registry"
-    path = _write_external(name, topic, pipeline, config, given, where=where, is_enabled=is_enabled)
-    _check(name, [path], config)
-    return [path], notes
+    document = _external_document(name, topic, pipeline, config, given, where=where)
+    return _write_valid_spec(document, {}, config, is_enabled=is_enabled), notes
 
 
 def _version_of(
@@ -306,45 +309,41 @@ def _new_plain(
         raise _unreadable(name, str(error)) from None
     if not inference.schema["properties"]:
         raise _unreadable(name, "none of the records has a field that can be a column")
-    notes = inference.notes()
     own = {"format": "json", "framing": "none"}
-    document: dict[str, Any] = {"name": name, "pipeline": pipeline}
-    document["description"] = f"Records of the topic {name}, plain JSON."
-    document["schema"] = {**own, "file": f"{name}.json"}
+    schema = {**own, "file": f"{name}.json"}
     if any("format" in inner_schema for inner_schema in _inner_schemas(inference.schema)):
-        document["schema"]["date_times"] = "timestamp"
+        schema["date_times"] = "timestamp"
     if inference.left_out:
-        document["schema"]["unknown_fields"] = "keep"
+        schema["unknown_fields"] = "keep"
     texts = {config.schemas_dir / f"{name}.json": f"{inference.text}\n"}
     key, key_text = _plain_key(name, keys)
     if key_text is not None:
         key = {**own, "file": f"{name}-key.json"}
         texts[config.schemas_dir / f"{name}-key.json"] = f"{key_text}\n"
-    document["key"] = key
+    is_upsert = has.is_compacted and bool(keys)
+    document = {
+        "name": name,
+        "pipeline": pipeline,
+        "description": f"Records of the topic {name}, plain JSON.",
+        "schema": schema,
+        "key": key,
+        "external": True,
+        "partitions": has.partitions,
+        "write_mode": "upsert" if is_upsert else "append",
+    }
+    notes = inference.notes()
     notes.append(f"keys: {'none in these records' if not keys else key['format']}")
     if keys and key_text is None and "key" in inference.schema["properties"]:
         notes.append("the values have a field key, so no column has Kafka's keys")
-    is_upsert = has.is_compacted and bool(keys)
-    document |= {"external": True, "partitions": has.partitions}
-    document["write_mode"] = "upsert" if is_upsert else "append"
-    if inference.times:
-        time = inference.times[0]
+    time = next(iter(inference.times), None)
+    if time is not None:
         document["event_time"] = {"field": time.name, "format": time.format}
         notes.append(f"event_time: the field {time.name}, {time.format}")
     else:
         notes.append("event_time: Kafka's time, as no field has a time in every record")
     if not is_upsert:
-        column, today = "$$timestamp", datetime.now(UTC).date()
-        start = today
-        if inference.times:
-            column, start = "$$event-time", inference.times[0].first
-        unit, granularity = "hour", "hourly"
-        if (today - start).days > _MAX_HOURLY_DAYS:
-            unit, granularity = "day", "daily"
-        document["table"] = {"partitioning": [f"{unit}({column})"]}
-        document["derived_partitions"] = {"granularity": granularity, "start": start}
-    document |= _reviewed(is_enabled)
-    return _write_spec(document, texts, config), notes
+        document |= _partitions(time)
+    return _write_valid_spec(document, texts, config, is_enabled=is_enabled), notes
 
 
 def _unreadable(name: str, reason: str) -> SpecError:
@@ -390,16 +389,11 @@ def inferred_schema(records: Sequence[bytes], title: str) -> tuple[str, list[str
 
     :raises SpecError: they are not JSON objects
     """
-    values = []
-    for raw in records:
-        try:
-            value = json.loads(raw)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
-            value = value["payload"]
-        if isinstance(value, dict):
-            values.append(value)
+    payloads = [
+        value["payload"] if value.keys() == {"schema", "payload"} else value
+        for value in json_objects(records)
+    ]
+    values = [payload for payload in payloads if isinstance(payload, dict)]
     if not values:
         raise SpecError(
             "the newest records are neither in Confluent's wire format nor JSON objects",
@@ -439,7 +433,7 @@ def _inferred(values: Sequence[Any], path: str, untyped: list[str]) -> dict[str,
     return {"type": ["null", *kinds]} if len(kinds) == 1 and "" not in kinds else {}
 
 
-def _write_external(
+def _external_document(
     name: str,
     topic: FoundTopic,
     pipeline: str,
@@ -447,13 +441,12 @@ def _write_external(
     given: Mapping[str, Any] = MappingProxyType({}),
     *,
     where: str = "Kafka and the schema registry",
-    is_enabled: bool,
-) -> Path:
-    """Write the spec of a topic by what is known of it.
+) -> dict[str, Any]:
+    """Return the spec of a topic by what is known of it.
 
     :param given: fields of the spec
     :param where: what is known is from
-    :raises SpecError: the file exists already, or the registry has no schema of the values
+    :raises SpecError: the registry has no schema of the values
     """
     document = found_document(name, topic, pipeline, given, own_engine=config.own_engine)
     if document is None:
@@ -466,12 +459,8 @@ def _write_external(
     document["description"] = _description(name, where, changes=changes)
     # Current rows of changes move to the partition of each change: they are not read by hours.
     if not (changes and document["write_mode"] == "upsert"):
-        document |= _by_hours()
-    document |= _reviewed(is_enabled)
-    _validate(document)
-    path = config.topics_dir / f"{name}.yaml"
-    _write({path: _yaml(document)})
-    return path
+        document |= _partitions()
+    return document
 
 
 def _written(
@@ -492,45 +481,63 @@ def _written(
     :raises SpecError: a file exists already, or the spec is invalid
     """
     value, key = schemas
-    document: dict[str, Any] = {"name": name, "pipeline": pipeline, "description": ""}
-    document["schema"] = value.section(name)
-    texts = {config.schemas_dir / document["schema"]["file"]: f"{value.text}\n"}
     changes = config.own_engine and value.format in ("avro", "json") and is_envelope(value.text)
     if changes and key is not None and key.format != value.format:
         key = None  # its bytes are not those of the connector's converter
-    if key is not None:
-        document["key"] = key.section(name, "-key")
-        texts[config.schemas_dir / document["key"]["file"]] = f"{key.text}\n"
-    document |= {"partitions": has.partitions if has else 6, "write_mode": "append"}
+    document: dict[str, Any] = {"name": name, "pipeline": pipeline}
     document["description"] = _description(name, where, changes=changes)
+    texts: dict[Path, str] = {}
+    for section, schema, half in (("schema", value, ""), ("key", key, "-key")):
+        if schema is None:
+            continue
+        document[section] = schema.section(name, half)
+        texts[config.schemas_dir / document[section]["file"]] = f"{schema.text}\n"
+        if changes and schema.format == "json":
+            # With BACKWARD, the registry refuses a new property of an open object.
+            document[section]["compatibility"] = "NONE"
+    is_upsert = changes and key is not None
+    document["partitions"] = has.partitions if has else 6
+    document["write_mode"] = "upsert" if is_upsert else "append"
     if changes:
         document["changelog"] = {"format": "debezium"}
-        for section in ("schema", "key"):
-            if section in document and value.format == "json":
-                # With BACKWARD, the registry refuses a new property of an open object.
-                document[section]["compatibility"] = "NONE"
-    if changes and key is not None:
-        document["write_mode"] = "upsert"
-    else:
-        document |= _by_hours()
-    document |= _reviewed(is_enabled)
-    return _write_spec(document, texts, config)
+    if not is_upsert:
+        document |= _partitions()
+    return _write_valid_spec(document, texts, config, is_enabled=is_enabled)
 
 
-def _write_spec(
-    document: Mapping[str, Any], texts: Mapping[Path, str], config: Settings
+def _write_valid_spec(
+    document: Mapping[str, Any], texts: Mapping[Path, str], config: Settings, *, is_enabled: bool
 ) -> list[Path]:
     """Write a spec and its schema files; return their paths, the spec's first.
 
-    :raises SpecError: a file exists already, or the spec is invalid
+    :raises SpecError: a file exists already, or the spec is invalid; no file is left then
     """
-    _validate(document)
-    name = document["name"]
-    spec_file = config.topics_dir / f"{name}.yaml"
-    paths = [spec_file, *texts]
-    _write({**texts, spec_file: _yaml(document)})
-    _check(name, paths, config)
+    paths = _write_spec(document, texts, config, is_enabled=is_enabled)
+    _, problems = check_topics(config)
+    mine = [str(problem) for problem in problems if Path(problem.file).name == paths[0].name]
+    if mine:
+        for path in paths:
+            path.unlink()
+        raise SpecError("\n".join([f"no spec was written for {document['name']}:", *mine]))
     return paths
+
+
+def _write_spec(
+    document: Mapping[str, Any], texts: Mapping[Path, str], config: Settings, *, is_enabled: bool
+) -> list[Path]:
+    """Write a spec, without the rules between its fields, and its schema files.
+
+    :raises SpecError: a file exists already, or a field of the spec is invalid
+    """
+    try:
+        TopicSpec.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}"
+        raise SpecError(f"no spec was written for {document['name']!r}: {reason}") from None
+    spec_file = config.topics_dir / f"{document['name']}.yaml"
+    _write({**texts, spec_file: _yaml({**document, **_reviewed(is_enabled)})})
+    return [spec_file, *texts]
 
 
 def _write(texts: Mapping[Path, str]) -> None:
@@ -542,17 +549,6 @@ def _write(texts: Mapping[Path, str]) -> None:
         path.write_text(text)
 
 
-def _check(name: str, written: Sequence[Path], config: Settings) -> None:
-    """:raises SpecError: the spec is invalid; the files are deleted"""
-    spec_file = f"{name}.yaml"
-    _, problems = check_topics(config)
-    mine = [str(problem) for problem in problems if Path(problem.file).name == spec_file]
-    if mine:
-        for path in written:
-            path.unlink()
-        raise SpecError("\n".join([f"no spec was written for {name}:", *mine]))
-
-
 def _yaml(document: Mapping[str, Any]) -> str:
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
@@ -562,10 +558,19 @@ def _reviewed(is_enabled: bool) -> dict[str, Any]:
     return {} if is_enabled else {"tableflow": {"enabled": False}}
 
 
-def _by_hours() -> dict[str, Any]:
+def _partitions(time: TimeField | None = None) -> dict[str, Any]:
+    """Return the partitions of a table, and of those that are derived from it.
+
+    :param time: the event time; None: Kafka's, from now on
+    """
+    today = datetime.now(UTC).date()
+    column, start = ("$$event-time", time.first) if time else ("$$timestamp", today)
+    unit, granularity = "hour", "hourly"
+    if (today - start).days > _MAX_HOURLY_DAYS:
+        unit, granularity = "day", "daily"
     return {
-        "table": {"partitioning": ["hour($$timestamp)"]},
-        "derived_partitions": {"granularity": "hourly", "start": datetime.now(UTC).date()},
+        "table": {"partitioning": [f"{unit}({column})"]},
+        "derived_partitions": {"granularity": granularity, "start": start},
     }
 
 
@@ -616,16 +621,6 @@ def is_envelope(text: str) -> bool:
         case _:
             return False
     return all(name in names for name in (BEFORE, AFTER, SOURCE, OPERATION))
-
-
-def _validate(document: Mapping[str, Any]) -> None:
-    """:raises SpecError: the name of the topic or the pipeline is invalid"""
-    try:
-        TopicSpec.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}"
-        raise SpecError(f"no spec was written for {document['name']!r}: {reason}") from None
 
 
 def chosen_for_changes(config: Settings, name: str) -> str | None:

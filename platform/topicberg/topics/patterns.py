@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from topicberg.topics.schema import SECTIONS
 from topicberg.topics.spec import SpecModel
 
 FIELD = "topics"
@@ -57,7 +58,7 @@ Patterns = Annotated[
 
 def _defaults(values: dict[str, Any]) -> dict[str, Any]:
     fields = [name for name in _OF_KAFKA if name in values]
-    for section in ("schema", "key"):
+    for section in SECTIONS.values():
         given = values.get(section)
         if isinstance(given, dict) and given.get("framing") not in ("none", "glue"):
             fields += [f"{section}.{name}" for name in _OF_REGISTRY if name in given]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from topicberg.datagen import kind_names
 from topicberg.errors import SpecError
 from topicberg.settings import Settings
 from topicberg.topics.event_time import EPOCHS, TIME, EventTimeSpec
-from topicberg.topics.schema import Part, read_schema, schema_path
+from topicberg.topics.schema import SECTIONS, read_schema, schema_path
 from topicberg.topics.spec import SchemaSection, TopicSpec, ValueSchema
 from topicberg.wording import suggestion
 
@@ -114,39 +114,23 @@ def _overlap(field: str, other: str) -> bool:
 
 @_rule("schema", "key", "changelog", "write_mode", "external")
 def _schema_files(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    sections: tuple[tuple[str, SchemaSection, Any, Part | None], ...] = (
-        ("schema", spec.value_schema, spec.changes, None),
-        ("key", spec.key, spec.key_changes, "key"),
-    )
-    if spec.external:
-        for section, schema, _, _ in sections:
-            if schema.file is not None and schema.is_registered:
-                reason = "is not for an external topic: its schema is in the registry"
-                yield f"{section}.file", reason
-                return
-    yield from _registered_schemas(spec, config)
-    for section, schema, changes, part in sections:
-        violations = list(_schema_reference(section, schema, is_external=spec.external))
+    for part, name in SECTIONS.items() if spec.external else ():
+        section = spec.section(part)
+        if section.file is not None and section.is_registered:
+            yield f"{name}.file", "is not for an external topic: its schema is in the registry"
+            return
+    for part, name in SECTIONS.items():
+        section = spec.section(part)
+        violations = list(_schema_reference(name, section, is_external=spec.external))
         yield from violations
-        if schema.file and not violations:
-            try:
-                path = schema_path(config.schemas_dir, schema.file)
-                options = spec.json_options(part or "value")
-                read_schema(path, schema.format, schema.message, options, changes, part)
-            except SpecError as error:
-                yield f"{section}.file", error.message
-
-
-def _registered_schemas(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    """Check the schemas that only the registry has, as far as they are known."""
-    parts: tuple[tuple[str, Part], ...] = (("schema", "value"), ("key", "key"))
-    for section, part in parts:
-        if spec.section(part).file is not None:
+        if section.file and violations:
             continue
         try:
-            spec.known_schema(part, config)
+            if section.file:
+                schema_path(config.schemas_dir, section.file)
+            spec.known_schema(part, config)  # of the registry, as far as it is known
         except SpecError as error:
-            yield section, error.message
+            yield f"{name}.file" if section.file else name, error.message
 
 
 @_rule("external", "generator", "publishes", "topic_config")
@@ -226,7 +210,8 @@ def _glue_keys(spec: TopicSpec, _: Settings) -> Iterator[Finding]:
 
 @_rule("schema", "key")
 def _framing(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
-    for section, own in (("schema", spec.value_schema), ("key", spec.key)):
+    for part, section in SECTIONS.items():
+        own = spec.section(part)
         is_written = spec.generator is not None or spec.publishes is not None
         if own.framing != "confluent" and is_written:
             reason = "topicberg writes the topic, with the ids of schemas before each record"
@@ -252,13 +237,13 @@ def _key_field(spec: TopicSpec, config: Settings) -> Iterator[Finding]:
     if spec.key.format != "string":
         yield "key.field", f"is only for format string, the key's format is {spec.key.format}"
         return
+    value = spec.value_schema
+    if not value.file:
+        yield "key.field", "the value has no schema, and so no fields"
+        return
     try:
-        path = spec.value_schema_path(config)
-        if path is None:
-            yield "key.field", "the value has no schema, and so no fields"
-            return
-        schema_path(config.schemas_dir, spec.value_schema.file or "")
-        fields = read_schema(path, spec.value_schema.format, spec.value_schema.message).columns
+        path = schema_path(config.schemas_dir, value.file)
+        fields = read_schema(path, value.format, value.message).columns
     except SpecError:
         return  # reported by the rule about schema files
     if field not in fields:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Part = Literal["value", "key"]
 PARTS: tuple[Part, ...] = ("value", "key")
+SECTIONS: dict[Part, str] = {"value": "schema", "key": "key"}
+"""Part of a record → the section of a spec about it."""
 SchemaFormat = Literal[FormatName, "text", "bytes", "none"]
 KeyFormat = Literal[FormatName, "string", "bytes", "none"]
 Framing = Literal["confluent", "header", "glue", "none"]

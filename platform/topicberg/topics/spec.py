@@ -625,16 +625,15 @@ class TopicSpec(SpecModel):
 
         :raises SpecError: the file is missing or invalid
         """
-        is_key, config = part == "key", config or settings()
         section, path = self.section(part), self._schema_path(part, config)
-        is_read = path is None and self._reads_registry(section) and section.version == "newest"
-        if is_read:
-            discovered = schema_file(config, self.name, part, section.format)
+        as_registered: Part | None = "key" if part == "key" else None
+        if path is None and self._reads_registry(section) and section.version == "newest":
+            discovered = schema_file(config or settings(), self.name, part, section.format)
             path = discovered if discovered.is_file() else None
-        changes = self.key_changes if is_key else self.changes
+            as_registered = part
         if path is None:
             return None
-        as_registered = part if is_read or is_key else None
+        changes = self.key_changes if part == "key" else self.changes
         return read_schema(
             path, section.format, section.message, self.json_options(part), changes, as_registered
         )

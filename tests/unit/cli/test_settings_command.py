@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from topicberg.cli import app
 from topicberg.cli.settings import HIDDEN, every_setting
 from topicberg.cli.variables import _OTHERS, known
+from topicberg.settings import DEPLOYED_FILE
 from topicberg.settings.environment import Concern
 
 SECRET = "hush-hush"
@@ -94,3 +95,14 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TOPICBERG_BUCKET" in table
     assert ".env" in table
     assert "TOPICBERG_ALERT" not in table
+
+
+def test_command_shows_the_choice_that_an_older_deployment_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = {"prefix": "older", "cluster_id": "lkc-7"}  # before there was a choice
+    (tmp_path / DEPLOYED_FILE).write_text(json.dumps(noted))
+    for name, value in (("DEPLOYMENT", "cloud"), ("STATE_DIR", str(tmp_path)), ("PREFIX", "older")):
+        monkeypatch.setenv(f"TOPICBERG_{name}", value)
+    (shown,) = json.loads(CliRunner().invoke(app, ["settings", "linked", "--json"]).output)
+    assert (shown["value"], shown["origin"]) == ("False", "topicberg deploy")

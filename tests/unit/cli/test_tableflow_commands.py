@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import typer
 from pyiceberg.exceptions import NoSuchTableError
 from typer.testing import CliRunner
 
@@ -30,3 +32,10 @@ def test_topic_without_table_is_reported(arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["tableflow", command, "stock_trades", *rest])
     assert isinstance(result.exception, SpecError)
     assert "topic stock_trades has no table yet" in str(result.exception)
+
+
+def test_help_of_commands_has_no_fields_of_docstrings() -> None:
+    groups: Any = typer.main.get_command(app)
+    commands = [*groups.commands.values()]
+    commands += [one for group in commands for one in getattr(group, "commands", {}).values()]
+    assert not [one.name for one in commands if ":raises" in (one.help or "")]

@@ -75,6 +75,16 @@ def test_status_shows_where_tableflow_has_a_table(
     assert path in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("action", [Action.KEEP, Action.WAIT])
+def test_status_with_markup_in_a_reason_shows_it_as_it_is(
+    graph: list[Resource], capsys: pytest.CaptureFixture[str], action: Action
+) -> None:
+    """Reasons quote vendors, and rich interprets markup in plain strings."""
+    context: Any = SimpleNamespace(live={})
+    show_status(context, [Step(graph[0], action, reason="for [red] and [/red]")])
+    assert "[red] and [/red]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("error", "shown"),
     [
