@@ -540,8 +540,8 @@ def test_service_that_is_started_again_and_again_is_a_fault_until_it_stays_up(
     """It answers at each look."""
     now = 1e9
     monkeypatch.setattr(time, "time", lambda: now)
-    watched = [Watched("s3", lambda _: None, "", started=lambda: started)]
-    looks, started = ServiceWatch(watched), now - 500
+    watched, started = [Watched("s3", lambda _: None, "")], now - 500
+    looks = ServiceWatch(watched, start_times=lambda: {"s3": started})
     for _ in range(STARTS):
         assert looks.look() == {}
         now = started = now + 12
