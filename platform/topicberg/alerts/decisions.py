@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
@@ -22,6 +22,7 @@ from topicberg.errors import TopicbergError
 from topicberg.files import replace_file
 
 if TYPE_CHECKING:
+    from topicberg.alerts.alert import Alert
     from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -29,15 +30,6 @@ logger = logging.getLogger(__name__)
 FILE = "alert-decisions.json"
 KEPT = timedelta(days=30)
 """How long an expired decision stays in the file."""
-
-
-class Concerned(Protocol):
-    """What a pattern may name of an alert."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def assets(self) -> tuple[str, ...]: ...
 
 
 class Decision(BaseModel, frozen=True):
@@ -62,7 +54,7 @@ class Silence(Decision, frozen=True):
 
     pattern: str
 
-    def covers(self, alert: Concerned) -> bool:
+    def covers(self, alert: Alert) -> bool:
         """Return whether the pattern is the alert's key, an asset or a table, with ``*``."""
         names = {alert.key, *alert.assets, *(asset.partition("/")[2] for asset in alert.assets)}
         return any(fnmatchcase(name, self.pattern) for name in names)
@@ -75,7 +67,7 @@ class Decisions(BaseModel, frozen=True):
     """By the key of the alert."""
     silences: tuple[Silence, ...] = ()
 
-    def silence_of(self, alert: Concerned, moment: datetime) -> Silence | None:
+    def silence_of(self, alert: Alert, moment: datetime) -> Silence | None:
         """Return the silence that covers an alert at a time, the longest one."""
         found = [one for one in self.silences if one.until > moment and one.covers(alert)]
         return max(found, key=lambda silence: silence.until, default=None)
