@@ -19,13 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import requests
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.channels import channels, deliver
 from topicberg.alerts.decisions import read_decisions
 from topicberg.alerts.restarts import restart_problem, with_start
-from topicberg.alerts.settings import AlertSettings, alert_settings
+from topicberg.alerts.settings import alert_settings
 from topicberg.clients.liveness import SECONDS, Check
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.errors import TopicbergError, split_hint
@@ -231,10 +231,11 @@ class Watcher(threading.Thread):
         if state != known:
             replace_file(path, state.model_dump_json())
         now = time.monotonic()
-        if self._chosen.heartbeat_url and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
+        url = self._chosen.heartbeat_url
+        if url and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
             self._heartbeat_at = now
             if self._is_healthy():
-                send_heartbeat(self._chosen)
+                send_heartbeat(url)
 
 
 def read_state(path: Path) -> AlertState:
@@ -245,21 +246,16 @@ def read_state(path: Path) -> AlertState:
         return AlertState()
 
 
-def send_heartbeat(chosen: AlertSettings) -> bool:
-    """Request the heartbeat's address, which is a secret; return whether that succeeded."""
-    assert chosen.heartbeat_url is not None  # noqa: S101  the caller has checked
+def send_heartbeat(url: SecretStr) -> None:
+    """Request the heartbeat's address, which is a secret."""
     try:
-        url = chosen.heartbeat_url.get_secret_value()
-        response = requests.get(url, timeout=HEARTBEAT_TIMEOUT)
+        response = requests.get(url.get_secret_value(), timeout=HEARTBEAT_TIMEOUT)
         problem = None if response.ok else f"HTTP status {response.status_code}"
     except requests.RequestException as error:  # its text contains the address
         problem = type(error).__name__
     if problem:
-        logger.warning("%s", _unsent(problem))
-    return problem is None
-
-
-def _unsent(why: str) -> TopicbergError:
-    return TopicbergError(
-        f"the heartbeat is not accepted: {why}", hint="check TOPICBERG_ALERT_HEARTBEAT_URL"
-    )
+        unsent = TopicbergError(
+            f"the heartbeat is not accepted: {problem}",
+            hint="check TOPICBERG_ALERT_HEARTBEAT_URL",
+        )
+        logger.warning("%s", unsent)
