@@ -15,6 +15,7 @@ import logging
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -278,7 +279,7 @@ def _expected(
     may_be_empty = may_be_empty and response.request.method != "GET"
     try:
         answer = _json(response)
-    except (ValueError, OSError, EOFError):  # also gzip's errors
+    except ValueError:
         shape = "JSON"
     else:
         if isinstance(answer, expected) or (answer is None and may_be_empty):
@@ -316,9 +317,13 @@ def _one_error(error: Mapping[str, Any]) -> str:
 
 
 def _json(response: requests.Response) -> Any:
+    """:raises ValueError: the body is not JSON"""
     content = response.content
     if content[:2] == b"\x1f\x8b":  # gzip without its header
-        content = gzip.decompress(content)
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(str(error)) from None
     return json.loads(content) if content.strip() else None
 
 
