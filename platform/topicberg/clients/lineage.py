@@ -32,7 +32,6 @@ from topicberg.settings.environment import Concern, EnvironmentSettings, invalid
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import RunEvent
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
 logger = logging.getLogger(__name__)
@@ -111,14 +110,9 @@ class TableState:
         return TableState(
             table_dataset(table.location()),
             ".".join(table.name()),
-            columns_of(table.schema()),
+            tuple((each.name, str(each.field_type), each.doc) for each in table.schema().fields),
             str(head.snapshot_id) if head else None,
         )
-
-
-def columns_of(schema: Schema) -> tuple[tuple[str, str, str | None], ...]:
-    """Return name, type and description of the columns."""
-    return tuple((each.name, str(each.field_type), each.doc) for each in schema.fields)
 
 
 @dataclass
@@ -167,9 +161,10 @@ def event(
         RunState,
     )
 
+    own_version = version("topicberg")
     of_run: dict[str, Any] = {
         "processing_engine": facets.processing_engine_run.ProcessingEngineRunFacet(
-            version=_version(), name="topicberg", openlineageAdapterVersion=_version()
+            version=own_version, name="topicberg", openlineageAdapterVersion=own_version
         )
     }
     if run.parent:
@@ -261,10 +256,6 @@ def _column_lineage(origins: Mapping[str, tuple[tuple[DatasetName, str], ...]]) 
             for column, of in origins.items()
         }
     )
-
-
-def _version() -> str:
-    return version("topicberg")
 
 
 # --- sending ---
