@@ -79,10 +79,8 @@ class CatalogLogin(OAuthLogin):
                     "token or oauth2"
                 )
             self.auth = "token" if self.token else "oauth2" if has_client(self) else None
-        if self.auth == "oauth2":
-            missing(self.settings_prefix, "oauth2", self, *OAUTH_CLIENT)
-        if self.auth == "token":
-            missing(PREFIX, "token", self, "token")
+        required = {"oauth2": OAUTH_CLIENT, "token": ("token",)}.get(str(self.auth), ())
+        missing(self.settings_prefix, str(self.auth), self, *required)
         if self.role_arn and self.auth != "sigv4":
             raise ValueError(f"{PREFIX}_ROLE_ARN signs requests: set {PREFIX}_AUTH=sigv4")
         if self.delegation == "remote-signing":

@@ -73,10 +73,8 @@ class KafkaLogin(HoldsSecrets):
                 f"{PREFIX}_AUTH is {self.auth}, which does not fit {PREFIX}_SECURITY_PROTOCOL="
                 f"{self.security_protocol}"
             )
-        if self.auth == "oidc":
-            missing(PREFIX, "oidc", self, *OAUTH_CLIENT)
-        if self.auth == "mtls":
-            missing(PREFIX, "mtls", self, "certificate_file", "key_file")
+        required = {"oidc": OAUTH_CLIENT, "mtls": ("certificate_file", "key_file")}
+        missing(PREFIX, self.auth, self, *required.get(self.auth, ()))
         if self.auth == "plain" and self.sasl_mechanism not in (None, "PLAIN"):
             raise ValueError(
                 f"{PREFIX}_AUTH is plain, {PREFIX}_SASL_MECHANISM is {self.sasl_mechanism}"
