@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from topicberg.errors import StackError
-from topicberg_local.progress import LogReport, OnBytes, Report
+from topicberg_local.progress import OnBytes, Report
 
 if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext, Resolver
@@ -110,13 +110,13 @@ def class_path(bundle: str) -> list[Path]:
     return [cache / Coordinate.parse(name).path for name in read_lock().bundles[bundle]]
 
 
-def ensure(report: Report | None = None) -> None:
+def ensure(report: Report) -> None:
     """Fetch the missing files of every bundle.
 
     :raises StackError: a download fails, or a file does not match the lock
     """
     try:
-        _ensure(report or LogReport())
+        _ensure(report)
     except OSError as error:
         raise StackError(
             f"{error.filename} cannot be written: {error.strerror}",

@@ -126,15 +126,13 @@ class Control:
         self._api: Any = ServerProxy(url, _Transport(), allow_none=True).supervisor
 
     def answers(self) -> bool:
-        try:
-            return bool(self._api.getState()["statecode"] == 1)
-        except (OSError, HTTPException, Fault, ProtocolError):
-            return False
+        """Return whether it answers, and does not shut down."""
+        return self.processes() is not None
 
     def processes(self) -> dict[str, Mapping[str, Any]] | None:
         """Return service → supervisord's process info (``statename``, ``pid``, ``start``, ``now``).
 
-        None if supervisord does not answer.
+        None if supervisord does not answer, or shuts down.
         """
         try:
             return {info["name"]: info for info in self._api.getAllProcessInfo()}
