@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from topicberg.errors import StackError
+from topicberg.files import replace_file
 from topicberg_local.progress import OnBytes, Report
 
 if TYPE_CHECKING:
@@ -134,10 +135,7 @@ def _ensure(report: Report) -> None:
         _download(cache, missing, lock, count)
         known |= {name: _stamp(cache / Coordinate.parse(name).path) for name in missing}
     if known != before:
-        stamps.parent.mkdir(parents=True, exist_ok=True)
-        scratch = stamps.with_name(f".{stamps.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(known, indent=1))
-        scratch.replace(stamps)
+        replace_file(stamps, json.dumps(known, indent=1))
 
 
 def sha256(path: Path) -> str:

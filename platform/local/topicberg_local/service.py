@@ -17,7 +17,7 @@ from topicberg.clients.liveness import Check
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
-from topicberg.files import replace_file
+from topicberg.files import update_file
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security import peers
@@ -184,8 +184,7 @@ def write_file(path: Path, text: str) -> Path:
 
     Services may read theirs at any time, because they may be restarted. Only the user can read it.
     """
-    if not path.exists() or path.read_text() != text:
-        replace_file(path, text)
+    update_file(path, text)
     return path
 
 

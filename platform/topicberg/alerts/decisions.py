@@ -6,7 +6,6 @@ A file of the state directory, beside the alerts themselves, has it. Each decisi
 from __future__ import annotations
 
 import getpass
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -151,7 +150,7 @@ def _change(config: Settings, change: Callable[[Decisions], Decisions]) -> None:
                 },
                 silences=tuple(silence for silence in known.silences if silence.until > oldest),
             )
-            replace_file(path, json.dumps(kept.model_dump(mode="json"), indent=2))
+            replace_file(path, kept.model_dump_json(indent=2))
     except OSError as error:
         raise TopicbergError(
             f"{path} cannot be written: {error.strerror}",
