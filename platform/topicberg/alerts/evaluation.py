@@ -109,7 +109,7 @@ def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
         what=finding.what,
         severity=finding.severity,
         since=finding.since or seen.at,
-        link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
+        link=f"{ui}/assets/{check.asset}?view=checks&checkDetail={check.name}",
         remediation=finding.remediation,
         cause=f"check {finding.cause}" if finding.cause else None,
         assets=(check.asset,),
@@ -164,7 +164,7 @@ def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
             what=f"{stale.asset} was not materialized within its freshness policy",
             severity=stale.severity,
             since=stale.since,
-            link=_asset(ui, stale.asset),
+            link=f"{ui}/assets/{stale.asset}",
             remediation="inspect its checks, and find out why the last run of "
             f"{seen.check_runs.job} did not evaluate them",
             assets=(stale.asset,),
@@ -475,7 +475,3 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
 def _message_and_hint(text: str) -> tuple[str, str | None]:
     message, hint = split_hint(text)
     return " ".join(message.split())[:_MAX_TEXT], hint
-
-
-def _asset(ui: str, asset: str) -> str:
-    return f"{ui}/assets/{asset}"

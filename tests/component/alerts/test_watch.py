@@ -50,11 +50,12 @@ from topicberg.alerts.restarts import (
     starts_file,
     with_restarts,
 )
-from topicberg.alerts.settings import AlertSettings, alert_environment, alert_settings
+from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.alerts.watch import PATIENCE_SECONDS, ServiceWatch, Watched, Watcher
 from topicberg.errors import SpecError, split_hint
 from topicberg.orchestration.jobs.engine import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
+from topicberg.settings.environment import as_environment
 from topicberg_local.engine import NEEDED, unavailable
 from topicberg_local.stack import SERVICES
 
@@ -284,10 +285,12 @@ def test_settings_of_alerts_reach_a_process_without_the_file(
     monkeypatch.setenv("TOPICBERG_ALERT_WEBHOOK_URL", "http://127.0.0.1:1/hook")
     monkeypatch.setenv("TOPICBERG_ALERT_SMTP_TLS", "false")
     chosen = alert_settings()
-    for name, value in alert_environment().items():
+    for name, value in as_environment(alert_settings()).items():
         monkeypatch.setenv(name, value)
     assert alert_settings() == chosen
-    assert alert_environment()["TOPICBERG_ALERT_WEBHOOK_URL"] == "http://127.0.0.1:1/hook"
+    assert (
+        as_environment(alert_settings())["TOPICBERG_ALERT_WEBHOOK_URL"] == "http://127.0.0.1:1/hook"
+    )
 
 
 def dagster(config: Settings, **chosen: Any) -> dict[str, Callable[[float], str | None]]:
