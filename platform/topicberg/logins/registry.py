@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import SecretStr, model_validator
 
 from topicberg.logins import OAUTH_CLIENT, TlsFields, missing, named
-from topicberg.logins.oauth import OAuthClient, OAuthLogin
+from topicberg.logins.oauth import OAuthLogin
 from topicberg.security.redaction import remember
 from topicberg.settings.environment import Concern, EnvironmentSettings
 
@@ -90,13 +90,9 @@ class RegistryLogin(OAuthLogin, TlsFields):
             return {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
         return {}
 
-    def oauth(self) -> OAuthClient | None:
-        """Return the client that requests tokens, if it logs in by OAuth 2."""
-        return self.oauth_client(PREFIX)
-
     def _bearer(self, _: dict[str, Any]) -> dict[str, str]:
         """Return what the client sends with a request; it calls this for each of them."""
-        client = self.oauth()
+        client = self.oauth_client(PREFIX)
         token = client.token() if client else self.token.get_secret_value() if self.token else ""
         found = {"bearer.auth.token": token, "bearer.auth.logical.cluster": self.logical_cluster}
         if self.identity_pool:
