@@ -107,19 +107,12 @@ def silence(config: Settings, pattern: str, reason: str, lasting: timedelta) -> 
     return given
 
 
-def end_silence(config: Settings, pattern: str) -> bool:
-    """End a silence now; return False if there is none of this pattern.
+def end_silence(config: Settings, pattern: str) -> None:
+    """End the silence of a pattern now, if there is one.
 
     :raises TopicbergError: the file cannot be written
     """
-    now = datetime.now(UTC)
-    active = any(
-        silence.pattern == pattern and silence.until > now
-        for silence in read_decisions(config).silences
-    )
-    if active:
-        _change(config, lambda known: _silenced(known, pattern))
-    return active
+    _change(config, lambda known: _silenced(known, pattern))
 
 
 def _silenced(known: Decisions, pattern: str, given: tuple[Silence, ...] = ()) -> Decisions:
