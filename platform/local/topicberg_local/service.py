@@ -170,12 +170,12 @@ class Service:
     """A JVM writes the archive of its classes at its first end."""
 
 
-def check_owner(service: str, port: int | None) -> None:
+def check_owner(service: str, port: int) -> None:
     """Check that a port is not another user's before a secret is sent to it.
 
     :raises StackError: it is, or nothing listens
     """
-    if peers.is_supported() and port is not None and not peers.is_own_server(port):
+    if peers.is_supported() and not peers.is_own_server(port):
         raise StackError(f"no process of this user listens on the port {port} of {service}")
 
 
