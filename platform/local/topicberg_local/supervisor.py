@@ -204,10 +204,8 @@ def end(processes: list[psutil.Process], patience: float = 10.0) -> None:
     psutil.wait_procs(alive, timeout=5)
 
 
-def wait_until_gone(state_dir: Path, patience: float) -> bool:
+def wait_until_gone(state_dir: Path, patience: float) -> None:
+    """Wait until every process of the stack has ended, or for so many seconds."""
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        if not stack_processes(state_dir):
-            return True
+    while stack_processes(state_dir) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return False
