@@ -301,16 +301,13 @@ def namespace() -> str:
     return lineage_settings().namespace or settings().prefix
 
 
-def send(make: Callable[[], RunEvent]) -> bool:
-    """Send an event; return whether the receiver accepted it. It raises nothing."""
+def send(make: Callable[[], RunEvent]) -> None:
+    """Send an event if lineage is on; it raises nothing."""
     try:
-        if (known := client()) is None:
-            return False
-        known.emit(make())
+        if (known := client()) is not None:
+            known.emit(make())
     except Exception as error:  # whatever the receiver or the client does
         logger.warning("an OpenLineage event is lost: %s", safe(error))
-        return False
-    return True
 
 
 def is_on() -> bool:
