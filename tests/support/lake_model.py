@@ -569,7 +569,7 @@ class Lake:
         for name in self.derived:
             assert self.rows(name) == self.truth(name), name
             found, late = self.check(name)
-            assert found.passed, (name, late, found.text)
+            assert found.passed, (name, late, found.lines)
         for name in ("a", "b", "l"):
             tags = [ref for ref in self.table(name).refs() if ref.startswith(PREFIX)]
             assert not tags, tags

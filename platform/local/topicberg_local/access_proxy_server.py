@@ -105,25 +105,23 @@ async def _served(client: socket.socket, serve: Serve) -> None:
         logger.debug("a connection ended: %s", error)
 
 
-class KafkaProxy:
-    """Connects clients with a listener of the broker, on which it logs in for them."""
+def kafka_proxy(port: int, user: str, password: str, reports: Reports) -> Serve:
+    """Return what connects a client with a listener of the broker, and logs in for it.
 
-    def __init__(self, port: int, user: str, password: str, reports: Reports) -> None:
-        self._port, self._user, self._password = port, user, password
-        self._reports = reports
+    The login is SASL PLAIN.
+    """
 
-    async def serve(self, client: socket.socket) -> None:
-        """Serve one connection until either side closes it."""
-        await connect(client, self._port, self._log_in, self._reports)
-
-    async def _log_in(self, _: Streams, broker: Streams) -> bool:
+    async def log_in(_: Streams, broker: Streams) -> bool:
         try:
             async with asyncio.timeout(LOGIN_SECONDS):
-                await _log_in(broker, self._user, self._password)
+                await sasl_handshake(broker, b"PLAIN")
+                await sasl_authenticate(broker, f"\0{user}\0{password}".encode())
         except (OSError, EOFError, struct.error) as error:
-            self._reports.warn("Kafka refuses the proxy", str(error) or "time-out")
+            reports.warn("Kafka refuses the proxy", str(error) or "time-out")
             return False
         return True
+
+    return lambda client: connect(client, port, log_in, reports)
 
 
 async def connect(client: socket.socket, port: int, log_in: LogIn, reports: Reports) -> None:
@@ -163,16 +161,6 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
         while data := await source.read(CHUNK):
             target.write(data)
             await target.drain()
-
-
-async def _log_in(broker: Streams, user: str, password: str) -> None:
-    """Log in with SASL PLAIN.
-
-    :raises OSError: Kafka refuses the login, or it is not the stack's
-    :raises EOFError: it closes the connection
-    """
-    await sasl_handshake(broker, b"PLAIN")
-    await sasl_authenticate(broker, f"\0{user}\0{password}".encode())
 
 
 async def sasl_handshake(broker: Streams, mechanism: bytes) -> None:
@@ -305,10 +293,10 @@ async def run(kafka: tuple[int, int], registry: tuple[int, int]) -> None:
     reports = Reports()
     async with _session() as session:
         registries = RegistryProxy(registry[1], token, session)
-        brokers = KafkaProxy(kafka[1], user, password, reports)
+        to_broker = kafka_proxy(kafka[1], user, password, reports)
         serving = [
             asyncio.ensure_future(accept(listener(port), serve, reports))
-            for port, serve in ((kafka[0], brokers.serve), (registry[0], registries.serve))
+            for port, serve in ((kafka[0], to_broker), (registry[0], registries.serve))
         ]
         await asyncio.wait(
             [asyncio.ensure_future(stopped.wait()), *serving], return_when=asyncio.FIRST_COMPLETED

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from topicberg.alerts.alert import Alert
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 NEEDED = ("kafka", "schema_registry", "iceberg_rest", "s3")
 """Services without which the engine commits nothing."""
 SUPERVISOR = "supervisor"
-FRESH_SECONDS = 2.0
-"""The services of one look are looked at within this time."""
 _CAUSES = {"access_proxy": ("kafka", "schema_registry")}
 _TITLES = {
     "kafka": "Kafka at 127.0.0.1:{port}",
@@ -52,7 +49,8 @@ def watch(engine: Engine) -> None:
     def report(faults: Mapping[str, Alert]) -> None:
         engine.pool.miss(unavailable(faults, *NEEDED), unavailable(faults, "spark"))
 
-    Watcher(engine.config, watched, report, engine.is_healthy).start()
+    times = partial(start_times, config)
+    Watcher(config, watched, report, engine.is_healthy, times).start()
 
 
 def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:
@@ -64,28 +62,11 @@ def unavailable(faults: Mapping[str, Alert], *names: str) -> Unavailable | None:
     return None
 
 
-def start_times(config: Settings) -> Callable[[str], float | None]:
-    """Return what tells when the process of a service was started, by the supervisor.
-
-    It is read once for all services of a look.
-    """
-    known: dict[str, float] = {}
-    read_at = float("-inf")
-
-    def started(name: str) -> float | None:
-        nonlocal known, read_at
-        if time.monotonic() - read_at >= FRESH_SECONDS:
-            context = state.load_context(config)
-            processes = (Control(context).processes() if context else None) or {}
-            known = {
-                key: float(process["start"])
-                for key, process in processes.items()
-                if process["start"]
-            }
-            read_at = time.monotonic()  # a supervisor that hangs is waited for once in a look
-        return known.get(name)
-
-    return started
+def start_times(config: Settings) -> dict[str, float]:
+    """Return service → when its process was started, as the supervisor says."""
+    context = state.load_context(config)
+    processes = (Control(context).processes() if context else None) or {}
+    return {name: float(info["start"]) for name, info in processes.items() if info["start"]}
 
 
 def watched_supervisor(config: Settings) -> Watched:
@@ -111,7 +92,6 @@ def watched_supervisor(config: Settings) -> Watched:
 
 
 def _services(config: Settings) -> Iterator[Watched]:
-    started = start_times(config)
     for service in stack.services(config):
         name = service.name
         if name != "tableflow":
@@ -121,7 +101,6 @@ def _services(config: Settings) -> Iterator[Watched]:
                 check=service.answers,
                 remediation=how_to_restart(name),
                 causes=_CAUSES.get(name, ()),
-                started=partial(started, name),
             )
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -124,72 +124,60 @@ def wait(
 
     :raises StackError: a service does not within :data:`START_SECONDS`, or keeps ending; says why
     """
-    waiting = _Waiting(endpoints, report, len(services), time.monotonic() + START_SECONDS)
-    with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        pending = [pool.submit(waiting.ask, service) for service in services]
-        try:
-            while not all(future.done() for future in pending):
-                _refuse_crashes(context, services, control, waiting)
-                waiting.over.wait(0.3)
-        finally:
-            waiting.over.set()
-    for future in pending:
-        future.result()
+    deadline = time.monotonic() + START_SECONDS
+    over, lock, up = threading.Event(), threading.Lock(), set[str]()
 
-
-@dataclass
-class _Waiting:
-    endpoints: Endpoints
-    report: Report
-    total: int
-    deadline: float
-    over: threading.Event = field(default_factory=threading.Event)
-    up: set[str] = field(default_factory=set)
-    starts: dict[str, set[int]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def ask(self, service: Service) -> None:
-        """Check one service until it answers, or the waiting is over."""
-        last: Exception | None = None
-        while not self.over.wait(0.3 if last else 0.0):
+    def ask(service: Service) -> None:
+        pause = 0.0
+        while not over.wait(pause):
+            pause = 0.3
             try:
-                service.healthy(self.endpoints)
+                service.healthy(endpoints)
             except Exception as error:  # whatever the service's client raises
-                last = error
-                if time.monotonic() > self.deadline:
-                    self.over.set()
+                if time.monotonic() > deadline:
+                    over.set()
                     raise StackError(
                         f"{service.name} does not answer after {START_SECONDS:.0f} s:"
                         f" {first_line(error)}",
                         hint=f"read `topicberg logs {service.name}` for more",
                     ) from None
             else:
-                with self._lock:
-                    self.up.add(service.name)
-                    self.report.answers(service.name, len(self.up), self.total)
+                with lock:
+                    up.add(service.name)
+                    report.answers(service.name, len(up), len(services))
                 return
 
+    starts: dict[str, set[int]] = {service.name: set() for service in services}
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        pending = [pool.submit(ask, service) for service in services]
+        try:
+            while not all(future.done() for future in pending):
+                waiting = {name: seen for name, seen in starts.items() if name not in up}
+                _refuse_crashes(context, control, waiting)
+                over.wait(0.3)
+        finally:
+            over.set()
+    for future in pending:
+        future.result()
 
-def _refuse_crashes(
-    context: Context, services: list[Service], control: Control, waiting: _Waiting
-) -> None:
+
+def _refuse_crashes(context: Context, control: Control, waiting: Mapping[str, set[int]]) -> None:
+    """:param waiting: service → when its processes started, which this adds to"""
     processes = control.processes()
     if processes is None:
         raise StackError(
             "the supervisor ended while the services were starting",
             hint=f"read {log_file(context, 'supervisor')} for the reason",
         )
-    for service in services:
-        info = processes.get(service.name)
-        if info is None or service.name in waiting.up:
+    for name, starts in waiting.items():
+        if (info := processes.get(name)) is None:
             continue
-        starts = waiting.starts.setdefault(service.name, set())
         starts.add(info["start"])
         if info["statename"] in ("BACKOFF", "EXITED", "FATAL") and len(starts) >= EXITS:
-            reason = last_words(log_file(context, service.name)) or info["spawnerr"]
+            reason = last_words(log_file(context, name)) or info["spawnerr"]
             raise StackError(
-                f"{service.name} ends as soon as it starts: {reason}",
-                hint=f"read `topicberg logs {service.name}` for more",
+                f"{name} ends as soon as it starts: {reason}",
+                hint=f"read `topicberg logs {name}` for more",
             )
 
 

@@ -22,7 +22,8 @@ from pydantic import BaseModel
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from topicberg.errors import StackError
-from topicberg_local.progress import LogReport, OnBytes, Report
+from topicberg.files import replace_file
+from topicberg_local.progress import OnBytes, Report
 
 if TYPE_CHECKING:
     from jgo.maven import Artifact, MavenContext, Resolver
@@ -110,13 +111,13 @@ def class_path(bundle: str) -> list[Path]:
     return [cache / Coordinate.parse(name).path for name in read_lock().bundles[bundle]]
 
 
-def ensure(report: Report | None = None) -> None:
+def ensure(report: Report) -> None:
     """Fetch the missing files of every bundle.
 
     :raises StackError: a download fails, or a file does not match the lock
     """
     try:
-        _ensure(report or LogReport())
+        _ensure(report)
     except OSError as error:
         raise StackError(
             f"{error.filename} cannot be written: {error.strerror}",
@@ -134,10 +135,7 @@ def _ensure(report: Report) -> None:
         _download(cache, missing, lock, count)
         known |= {name: _stamp(cache / Coordinate.parse(name).path) for name in missing}
     if known != before:
-        stamps.parent.mkdir(parents=True, exist_ok=True)
-        scratch = stamps.with_name(f".{stamps.name}.{os.getpid()}")
-        scratch.write_text(json.dumps(known, indent=1))
-        scratch.replace(stamps)
+        replace_file(stamps, json.dumps(known, indent=1))
 
 
 def sha256(path: Path) -> str:

@@ -13,7 +13,6 @@ import subprocess
 import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
@@ -99,6 +98,12 @@ def service(context: Context) -> Service:
             raise StackError(f"Kafka's storage could not be formatted: {reason[-1:]}")
         aside.rename(data)
 
+    def healthy(endpoints: Endpoints) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        check_owner("Kafka", context.ports["kafka_own"])
+        AdminClient({**endpoints.kafka_config(), "log_level": 0}).list_topics(timeout=2)
+
     return Service(
         name="kafka",
         command=java(context, "kafka", options, ["kafka.Kafka", str(properties)], class_path),
@@ -106,7 +111,7 @@ def service(context: Context) -> Service:
         port=context.ports["kafka_own"],
         start_order=10,
         prepare=format_storage,
-        healthy=_healthy,
+        healthy=healthy,
         answers=answers_kafka("127.0.0.1", context.ports["kafka_own"]),
     )
 
@@ -135,10 +140,3 @@ def _check(meta: Path) -> None:
     values = dict(line.partition("=")[::2] for line in text.splitlines() if line[:1] != "#")
     if not (values.get("cluster.id") and values.get("node.id") == "1"):
         raise state.damaged(meta, "no cluster.id and node.id")
-
-
-def _healthy(endpoints: Endpoints) -> None:
-    from confluent_kafka.admin import AdminClient
-
-    check_owner("Kafka", urlsplit(f"//{endpoints.kafka_listener()[0]}").port)
-    AdminClient({**endpoints.kafka_config(), "log_level": 0}).list_topics(timeout=2)

@@ -7,10 +7,9 @@ import sys
 
 import requests
 
-from topicberg.alerts.settings import alert_environment
+from topicberg.alerts.settings import alert_settings
 from topicberg.clients.lineage import lineage_settings
 from topicberg.clients.liveness import answers_http
-from topicberg.endpoints import Endpoints
 from topicberg.settings.environment import as_environment
 from topicberg_local.service import SNOWFLAKE_USER, Context, Service
 
@@ -46,7 +45,7 @@ def snowflake(context: Context) -> Service:
         url=context.url("snowflake"),
         port=context.ports["snowflake"],
         start_order=20,
-        healthy=_answers,
+        healthy=lambda _: requests.get(context.url("snowflake"), timeout=2),
         answers=answers_http(f"{context.url('snowflake')}/health"),
     )
 
@@ -84,7 +83,7 @@ def tableflow(context: Context) -> Service:
         command=[sys.executable, "-m", "topicberg_local.engine", "--metrics-port", str(port)],
         environment={
             **_settings(context),
-            **alert_environment(),
+            **as_environment(alert_settings()),
             **as_environment(lineage_settings()),
         },
         url=f"{context.url('tableflow')}/metrics",
@@ -112,8 +111,3 @@ def _settings(context: Context) -> dict[str, str]:
 def _module(context: Context, module: str, name: str) -> list[str]:
     arguments = ["--host", "127.0.0.1", "--port", str(context.ports[name])]
     return [sys.executable, "-m", module, *arguments, "--state-dir", str(context.folder(name))]
-
-
-def _answers(endpoints: Endpoints) -> None:
-    url = f"{endpoints.snowflake.protocol}://{endpoints.snowflake.host}:{endpoints.snowflake.port}"
-    requests.get(url, timeout=2)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from topicberg_local.jars import LOCK_FILE, Coordinate, JarsLock, Pin
+from topicberg_local.jars import Coordinate, JarsLock, Pin, read_lock
 
 
 def component(coordinate: Coordinate, pin: Pin) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def add_jars(document: dict[str, Any], lock: JarsLock) -> None:
 
 def main(path: Path) -> None:
     document = json.loads(path.read_text())
-    add_jars(document, JarsLock.model_validate_json(LOCK_FILE.read_bytes()))
+    add_jars(document, read_lock())
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 

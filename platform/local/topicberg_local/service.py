@@ -17,7 +17,7 @@ from topicberg.clients.liveness import Check
 from topicberg.deploy import rsa
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackError
-from topicberg.files import replace_file
+from topicberg.files import update_file
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.logins.registry import RegistryLogin
 from topicberg.security import peers
@@ -170,12 +170,12 @@ class Service:
     """A JVM writes the archive of its classes at its first end."""
 
 
-def check_owner(service: str, port: int | None) -> None:
+def check_owner(service: str, port: int) -> None:
     """Check that a port is not another user's before a secret is sent to it.
 
     :raises StackError: it is, or nothing listens
     """
-    if peers.is_supported() and port is not None and not peers.is_own_server(port):
+    if peers.is_supported() and not peers.is_own_server(port):
         raise StackError(f"no process of this user listens on the port {port} of {service}")
 
 
@@ -184,8 +184,7 @@ def write_file(path: Path, text: str) -> Path:
 
     Services may read theirs at any time, because they may be restarted. Only the user can read it.
     """
-    if not path.exists() or path.read_text() != text:
-        replace_file(path, text)
+    update_file(path, text)
     return path
 
 

@@ -72,7 +72,7 @@ def up(config: Settings, report: Report | None = None) -> Endpoints:
         ) from None
 
 
-def ensure_running(config: Settings, report: Report | None = None) -> None:
+def ensure_running(config: Settings) -> None:
     """Start the stack if it is not running; costs one request if it is.
 
     Several processes may call it at once: the first one starts the stack, the others wait.
@@ -96,7 +96,7 @@ def ensure_running(config: Settings, report: Report | None = None) -> None:
             logger.info("waiting for another process that starts the stack")
     try:
         if not _runs(config):
-            _up(config, report or LogReport())
+            _up(config, LogReport())
     finally:
         lock.release()
 

@@ -126,15 +126,13 @@ class Control:
         self._api: Any = ServerProxy(url, _Transport(), allow_none=True).supervisor
 
     def answers(self) -> bool:
-        try:
-            return bool(self._api.getState()["statecode"] == 1)
-        except (OSError, HTTPException, Fault, ProtocolError):
-            return False
+        """Return whether it answers, and does not shut down."""
+        return self.processes() is not None
 
     def processes(self) -> dict[str, Mapping[str, Any]] | None:
         """Return service → supervisord's process info (``statename``, ``pid``, ``start``, ``now``).
 
-        None if supervisord does not answer.
+        None if supervisord does not answer, or shuts down.
         """
         try:
             return {info["name"]: info for info in self._api.getAllProcessInfo()}
@@ -206,10 +204,8 @@ def end(processes: list[psutil.Process], patience: float = 10.0) -> None:
     psutil.wait_procs(alive, timeout=5)
 
 
-def wait_until_gone(state_dir: Path, patience: float) -> bool:
+def wait_until_gone(state_dir: Path, patience: float) -> None:
+    """Wait until every process of the stack has ended, or for so many seconds."""
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        if not stack_processes(state_dir):
-            return True
+    while stack_processes(state_dir) and time.monotonic() < deadline:
         time.sleep(0.2)
-    return False

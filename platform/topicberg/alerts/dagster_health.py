@@ -104,11 +104,10 @@ def storage_problem(config: Settings) -> str | None:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.rollback()
         except sqlite3.Error as error:
-            hint = (
-                f"`fuser {path}` names the processes that use it: end what holds it; free some "
-                "space if the disk is full"
+            return (
+                f"it cannot write its database {path}: {error}\n  → `fuser {path}` names the "
+                "processes that use it: end what holds it; free some space if the disk is full"
             )
-            return f"it cannot write its database {path}: {error}\n  → {hint}"
     return None
 
 
@@ -177,8 +176,10 @@ def _location_problem(location: Mapping[str, Any]) -> str | None:
         return f"it does not load: {_shortened(message)}" + (f"\n  → {hint}" if hint else "")
     for _, states in _repositories(location):
         if off := [name for name in SENDERS if states.get(name) == "STOPPED"]:
-            hint = f"turn it on: Automation, {off[0]}"
-            return f"the sensor {off[0]} is off, which sends alerts\n  → {hint}"
+            return (
+                f"the sensor {off[0]} is off, which sends alerts\n  → turn it on: Automation, "
+                f"{off[0]}"
+            )
     return None
 
 

@@ -6,14 +6,13 @@ A file of the state directory, beside the alerts themselves, has it. Each decisi
 from __future__ import annotations
 
 import getpass
-import json
 import logging
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 from pydantic import BaseModel, ValidationError
@@ -22,6 +21,7 @@ from topicberg.errors import TopicbergError
 from topicberg.files import replace_file
 
 if TYPE_CHECKING:
+    from topicberg.alerts.alert import Alert
     from topicberg.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -29,15 +29,6 @@ logger = logging.getLogger(__name__)
 FILE = "alert-decisions.json"
 KEPT = timedelta(days=30)
 """How long an expired decision stays in the file."""
-
-
-class Concerned(Protocol):
-    """What a pattern may name of an alert."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def assets(self) -> tuple[str, ...]: ...
 
 
 class Decision(BaseModel, frozen=True):
@@ -62,7 +53,7 @@ class Silence(Decision, frozen=True):
 
     pattern: str
 
-    def covers(self, alert: Concerned) -> bool:
+    def covers(self, alert: Alert) -> bool:
         """Return whether the pattern is the alert's key, an asset or a table, with ``*``."""
         names = {alert.key, *alert.assets, *(asset.partition("/")[2] for asset in alert.assets)}
         return any(fnmatchcase(name, self.pattern) for name in names)
@@ -75,7 +66,7 @@ class Decisions(BaseModel, frozen=True):
     """By the key of the alert."""
     silences: tuple[Silence, ...] = ()
 
-    def silence_of(self, alert: Concerned, moment: datetime) -> Silence | None:
+    def silence_of(self, alert: Alert, moment: datetime) -> Silence | None:
         """Return the silence that covers an alert at a time, the longest one."""
         found = [one for one in self.silences if one.until > moment and one.covers(alert)]
         return max(found, key=lambda silence: silence.until, default=None)
@@ -116,19 +107,12 @@ def silence(config: Settings, pattern: str, reason: str, lasting: timedelta) -> 
     return given
 
 
-def end_silence(config: Settings, pattern: str) -> bool:
-    """End a silence now; return False if there is none of this pattern.
+def end_silence(config: Settings, pattern: str) -> None:
+    """End the silence of a pattern now, if there is one.
 
     :raises TopicbergError: the file cannot be written
     """
-    now = datetime.now(UTC)
-    active = any(
-        silence.pattern == pattern and silence.until > now
-        for silence in read_decisions(config).silences
-    )
-    if active:
-        _change(config, lambda known: _silenced(known, pattern))
-    return active
+    _change(config, lambda known: _silenced(known, pattern))
 
 
 def _silenced(known: Decisions, pattern: str, given: tuple[Silence, ...] = ()) -> Decisions:
@@ -159,7 +143,7 @@ def _change(config: Settings, change: Callable[[Decisions], Decisions]) -> None:
                 },
                 silences=tuple(silence for silence in known.silences if silence.until > oldest),
             )
-            replace_file(path, json.dumps(kept.model_dump(mode="json"), indent=2))
+            replace_file(path, kept.model_dump_json(indent=2))
     except OSError as error:
         raise TopicbergError(
             f"{path} cannot be written: {error.strerror}",

@@ -15,6 +15,7 @@ from topicberg.alerts.observation import (
     CHECKED_WITHIN,
     ActiveRun,
     Automation,
+    CheckRuns,
     EndedRun,
     FailedCheck,
     Observation,
@@ -108,7 +109,7 @@ def _failed_check(check: FailedCheck, seen: Observation, ui: str) -> Alert:
         what=finding.what,
         severity=finding.severity,
         since=finding.since or seen.at,
-        link=f"{_asset(ui, check.asset)}?view=checks&checkDetail={check.name}",
+        link=f"{ui}/assets/{check.asset}?view=checks&checkDetail={check.name}",
         remediation=finding.remediation,
         cause=f"check {finding.cause}" if finding.cause else None,
         assets=(check.asset,),
@@ -122,7 +123,9 @@ def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertStat
     state = state.model_copy(update={"unchecked": unchecked})
     if unchecked < UNCHECKED_TICKS:
         return state, []
-    reason, remediation = _why_unchecked(seen)
+    schedule = next((each for each in seen.automations if each.name == runs.schedule), None)
+    is_turned_off = schedule is not None and schedule.is_turned_off
+    reason, remediation = _why_unchecked(runs, schedule)
     return state, [
         Alert(
             key="checks",
@@ -133,27 +136,19 @@ def _unchecked(state: AlertState, seen: Observation, ui: str) -> tuple[AlertStat
             link=f"{ui}/automation",
             remediation=remediation
             or f"see {runs.schedule} (Automation) and the runs of {runs.job}",
-            cause=f"{'silent' if _is_turned_off(runs.schedule, seen) else 'tick'} {runs.schedule}",
+            cause=f"{'silent' if is_turned_off else 'tick'} {runs.schedule}",
         )
     ]
 
 
-def _is_turned_off(name: str, seen: Observation) -> bool:
-    return any(one.name == name and one.is_turned_off for one in seen.automations)
-
-
-def _why_unchecked(seen: Observation) -> tuple[str, str | None]:
+def _why_unchecked(runs: CheckRuns, schedule: Automation | None) -> tuple[str, str | None]:
     """Return the reason, and the remediation if it is known."""
-    schedule, job = seen.check_runs.schedule, seen.check_runs.job
-    for automation in seen.automations:
-        if automation.name != schedule:
-            continue
-        if not automation.running:
-            return f"{schedule} is off", f"turn it on: Automation, {schedule}"
-        if automation.skip_reason:
-            message, hint = _message_and_hint(automation.skip_reason)
-            return f"{schedule} was skipped: {message}", hint
-    return f"no run of {job} has ended", None
+    if schedule and not schedule.running:
+        return f"{runs.schedule} is off", f"turn it on: Automation, {runs.schedule}"
+    if schedule and schedule.skip_reason:
+        message, hint = _message_and_hint(schedule.skip_reason)
+        return f"{runs.schedule} was skipped: {message}", hint
+    return f"no run of {runs.job} has ended", None
 
 
 # --- freshness policies ---
@@ -169,7 +164,7 @@ def _stale(seen: Observation, ui: str) -> Iterator[Alert]:
             what=f"{stale.asset} was not materialized within its freshness policy",
             severity=stale.severity,
             since=stale.since,
-            link=_asset(ui, stale.asset),
+            link=f"{ui}/assets/{stale.asset}",
             remediation="inspect its checks, and find out why the last run of "
             f"{seen.check_runs.job} did not evaluate them",
             assets=(stale.asset,),
@@ -340,20 +335,18 @@ def _hanging(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState,
 
     A daemon that starts finds ticks that the one before it did not end.
     """
-    hanging = [
-        automation
+    hanging = {
+        f"{automation.name} {automation.ticked_at}": automation
         for automation in seen.automations
         if automation.failed_at is None and automation.hangs(seen.at)
+    }
+    counted = {key: state.hanging.get(key, 0) + 1 for key in hanging}
+    faults = [
+        _hanging_tick(automation, seen, ui)
+        for key, automation in hanging.items()
+        if counted[key] >= HANGING_EVALUATIONS
     ]
-    keys = {automation.name: f"{automation.name} {automation.ticked_at}" for automation in hanging}
-    counted = {key: state.hanging.get(key, 0) + 1 for key in keys.values()}
-    lasting = [
-        automation
-        for automation in hanging
-        if counted[keys[automation.name]] >= HANGING_EVALUATIONS
-    ]
-    state = state.model_copy(update={"hanging": counted})
-    return state, [_hanging_tick(automation, seen, ui) for automation in lasting]
+    return state.model_copy(update={"hanging": counted}), faults
 
 
 def _hanging_tick(automation: Automation, seen: Observation, ui: str) -> Alert:
@@ -482,7 +475,3 @@ def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:
 def _message_and_hint(text: str) -> tuple[str, str | None]:
     message, hint = split_hint(text)
     return " ".join(message.split())[:_MAX_TEXT], hint
-
-
-def _asset(ui: str, asset: str) -> str:
-    return f"{ui}/assets/{asset}"

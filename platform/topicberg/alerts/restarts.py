@@ -16,7 +16,6 @@ STARTS = 3
 WINDOW_SECONDS = 300.0
 STABLE_SECONDS = 90.0
 """One that has run for so long since does not any more."""
-_KEPT = 20
 
 
 def restart_problem(starts: Iterable[float], now: float) -> str | None:
@@ -44,24 +43,14 @@ def _counted(recent: Sequence[float], now: float) -> str:
     return f"it was started again {count(len(recent), 'time')} in {now - recent[0]:.0f} s"
 
 
-class Restarts:
-    """The starts of one process that were seen."""
+def with_start(starts: Sequence[float], started: float, now: float) -> list[float]:
+    """Return the starts of a process with one that was seen, of the others those that count.
 
-    def __init__(self) -> None:
-        self._first: float | None = None
-        self._starts: set[float] = set()
-
-    def note(self, started: float, now: float) -> None:
-        """Note when the process that runs now was started; the first one is not a restart."""
-        if self._first is None:
-            self._first = started
-        if started != self._first:
-            self._starts = {start for start in self._starts if now - start <= WINDOW_SECONDS}
-            self._starts.add(started)
-
-    def problem(self, now: float) -> str | None:
-        """Return that it ends again and again; None: it does not."""
-        return restart_problem(self._starts, now)
+    :param starts: the first one is not a restart, and stays
+    """
+    if started in starts:
+        return [*starts]
+    return [*starts[:1], *_recent(starts[1:], now), started]
 
 
 def starts_file(config: Settings) -> Path:
@@ -74,9 +63,8 @@ def starts_file(config: Settings) -> Path:
 
 def note_start(config: Settings) -> None:
     """Write that the engine is started now."""
-    path = starts_file(config)
-    starts = [*_read_starts(path), time.time()]
-    replace_file(path, json.dumps([starts[0], *starts[1:][-_KEPT:]]))
+    path, now = starts_file(config), time.time()
+    replace_file(path, json.dumps(with_start(_read_starts(path), now, now)))
 
 
 def read_restarts(config: Settings) -> list[float]:

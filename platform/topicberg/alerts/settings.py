@@ -12,7 +12,6 @@ from topicberg.security.models import HoldsSecrets
 from topicberg.settings.environment import (
     Concern,
     EnvironmentSettings,
-    as_environment,
     invalid,
     problems,
 )
@@ -66,14 +65,6 @@ class AlertSettings(AlertAddresses, EnvironmentSettings):
     """Of that login."""
     smtp_tls: bool = True
     """Whether the connection is encrypted (STARTTLS)."""
-
-
-def alert_environment() -> dict[str, str]:
-    """Return the settings of alerts as variables, for a process that does not read ``.env``.
-
-    :raises TopicbergError: a setting is wrong
-    """
-    return as_environment(alert_settings())
 
 
 def alert_settings() -> AlertSettings:

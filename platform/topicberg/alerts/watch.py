@@ -19,13 +19,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import requests
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from topicberg.alerts.alert import Alert, AlertState
 from topicberg.alerts.channels import channels, deliver
 from topicberg.alerts.decisions import read_decisions
-from topicberg.alerts.restarts import Restarts
-from topicberg.alerts.settings import AlertSettings, alert_settings
+from topicberg.alerts.restarts import restart_problem, with_start
+from topicberg.alerts.settings import alert_settings
 from topicberg.clients.liveness import SECONDS, Check
 from topicberg.documents import RUNBOOK, address_of
 from topicberg.errors import TopicbergError, split_hint
@@ -60,8 +60,6 @@ class Watched:
     """For how many seconds it may not answer, or what returns that for a reason."""
     causes: tuple[str, ...] = ()
     """The names of those without which it cannot answer: its patience begins when they do."""
-    started: Callable[[], float | None] = lambda: None
-    """Returns when its process was started, in seconds since 1970; None: that is not known."""
 
 
 def fault(name: str, why: str, since: datetime, remediation: str, title: str = "") -> Alert:
@@ -105,16 +103,23 @@ class _Failing:
 
 
 class ServiceWatch:
-    """What does not answer, and since when; :meth:`look` asks all of them at once."""
+    """What does not answer, and since when; :meth:`look` asks all of them at once.
+
+    :param start_times: returns name → when its process was started, in seconds since 1970, as far
+        as that is known
+    """
 
     def __init__(
-        self, watched: Iterable[Watched], now: Callable[[], float] = time.monotonic
+        self,
+        watched: Iterable[Watched],
+        now: Callable[[], float] = time.monotonic,
+        start_times: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        self._watched = {one.name: one for one in watched}
-        self._now = now
+        self._watched = {service.name: service for service in watched}
+        self._now, self._start_times = now, start_times
         self._failing: dict[str, _Failing] = {}
         self._requested: dict[str, Future[str | None]] = {}
-        self._restarts = {name: Restarts() for name in self._watched}
+        self._starts: dict[str, list[float]] = {}
         self._pool = ThreadPoolExecutor(max(1, len(self._watched)), "watch")
 
     def look(self) -> dict[str, Alert]:
@@ -143,11 +148,11 @@ class ServiceWatch:
     def _restarting(self) -> dict[str, Alert]:
         """Return those that end again and again: they answer now and then, and lose their work."""
         now, faults = time.time(), {}
+        for name, started in self._start_times().items():
+            self._starts[name] = with_start(self._starts.get(name, ()), started, now)
         for name, watched in self._watched.items():
-            restarts = self._restarts[name]
-            if (started := watched.started()) is not None:
-                restarts.note(started, now)
-            if (why := restarts.problem(now)) is not None:
+            restarts = self._starts.get(name, [])[1:]
+            if (why := restart_problem(restarts, now)) is not None:
                 since = datetime.fromtimestamp(now, UTC)
                 faults[f"service {name}"] = restarting_fault(name, why, since, watched.title)
         return faults
@@ -180,6 +185,7 @@ class Watcher(threading.Thread):
 
     :param report: gets key → fault after each look
     :param is_healthy: whether this process works, as the heartbeat says
+    :param start_times: as of :class:`ServiceWatch`
     """
 
     def __init__(
@@ -188,12 +194,13 @@ class Watcher(threading.Thread):
         watched: Iterable[Watched],
         report: Callable[[Mapping[str, Alert]], None],
         is_healthy: Callable[[], bool],
+        start_times: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         super().__init__(name="watch", daemon=True)
         self._config = config
         self._chosen = alert_settings()
         self._runbook = address_of(RUNBOOK, self._chosen.ui_url)
-        self._watch = ServiceWatch(watched)
+        self._watch = ServiceWatch(watched, start_times=start_times)
         self._report, self._is_healthy = report, is_healthy
         self._heartbeat_at = -HEARTBEAT_SECONDS
         self._complaints: set[str] = set()
@@ -224,10 +231,11 @@ class Watcher(threading.Thread):
         if state != known:
             replace_file(path, state.model_dump_json())
         now = time.monotonic()
-        if self._chosen.heartbeat_url and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
+        url = self._chosen.heartbeat_url
+        if url and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
             self._heartbeat_at = now
             if self._is_healthy():
-                send_heartbeat(self._chosen)
+                send_heartbeat(url)
 
 
 def read_state(path: Path) -> AlertState:
@@ -238,21 +246,16 @@ def read_state(path: Path) -> AlertState:
         return AlertState()
 
 
-def send_heartbeat(chosen: AlertSettings) -> bool:
-    """Request the heartbeat's address, which is a secret; return whether that succeeded."""
-    assert chosen.heartbeat_url is not None  # noqa: S101  the caller has checked
+def send_heartbeat(url: SecretStr) -> None:
+    """Request the heartbeat's address, which is a secret."""
     try:
-        url = chosen.heartbeat_url.get_secret_value()
-        response = requests.get(url, timeout=HEARTBEAT_TIMEOUT)
+        response = requests.get(url.get_secret_value(), timeout=HEARTBEAT_TIMEOUT)
         problem = None if response.ok else f"HTTP status {response.status_code}"
     except requests.RequestException as error:  # its text contains the address
         problem = type(error).__name__
     if problem:
-        logger.warning("%s", _unsent(problem))
-    return problem is None
-
-
-def _unsent(why: str) -> TopicbergError:
-    return TopicbergError(
-        f"the heartbeat is not accepted: {why}", hint="check TOPICBERG_ALERT_HEARTBEAT_URL"
-    )
+        unsent = TopicbergError(
+            f"the heartbeat is not accepted: {problem}",
+            hint="check TOPICBERG_ALERT_HEARTBEAT_URL",
+        )
+        logger.warning("%s", unsent)

@@ -119,17 +119,18 @@ def check_pointer(probe: Probe, dropped: str | None = None) -> Finding:
         problem = f"Glue points to {location or 'no metadata file'}"
         return replace(_created_again(problem, table, probe), facts=facts)
     if not here.known or location is None:
-        problem = f"Glue points to {location or 'no metadata file'}, which is not one of the last "
-        problem += (
-            "states of this table: another writer moved the pointer, or it was not refreshed "
+        problem = (
+            f"Glue points to {location or 'no metadata file'}, which is not one of the last states "
+            "of this table: another writer moved the pointer, or it was not refreshed for very long"
         )
-        problem += "for very long"
         return Finding(problem, remediation, changed, facts=facts)
     state = StaticTable.from_metadata(location, table.io.properties)
     if since := stale_since(table, state, here, probe):
         lag = age((probe.now - since).total_seconds())
-        problem = f"Glue points to an old state of the table, {lag} behind: readers of Glue miss "
-        problem += "later changes"
+        problem = (
+            f"Glue points to an old state of the table, {lag} behind: readers of Glue miss later "
+            "changes"
+        )
         return Finding(problem, remediation, since, facts=facts)
     expected, found_columns = (
         {column["Name"]: column.get("Type") for column in columns}
@@ -210,8 +211,10 @@ def check_parity(probe: Probe, connection: SnowflakeConnection) -> Finding:
     if rows != seen.rows:
         why = "Snowflake may not apply its deletes (see check equality_deletes)"
         if seen.rows < rows:
-            why = "a data file was changed or truncated, or Snowflake does not read all of it; "
-            why += "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
+            why = (
+                "a data file was changed or truncated, or Snowflake does not read all of it; "
+                "compare `topicberg query` with `--engine duckdb` and `--engine snowflake`"
+            )
         return bad(f"the table has {count(rows, 'row')}, Snowflake counts {seen.rows:,}: {why}")
     return good("Iceberg, Glue and Snowflake agree", **facts)
 

@@ -167,13 +167,11 @@ def check_up_to_date(
         return good(_all_read(names, first_hour if expired else None), **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
-    which = _range(keys)
     unread_sources = ", ".join(name for name, progress in read.items() if progress.unread)
     message = (
-        f"rows of {unread_sources} in {count(len(keys), 'partition')} ({which}) were not read "
+        f"rows of {unread_sources} in {count(len(keys), 'partition')} ({_range(keys)}) were not "
+        f"read yet, the oldest for {age((now - oldest).total_seconds())}"
     )
-    message += "yet, "
-    message += f"the oldest for {age((now - oldest).total_seconds())}"
     return judge_delay(message, oldest, allowed_minutes, now, remediation(keys), **facts)
 
 
@@ -183,14 +181,18 @@ def _range(keys: Sequence[str]) -> str:
 
 def _all_read(unused: Sequence[str], expired_until: int | None) -> str:
     """:param expired_until: the hour until which rows that were not read are past a retention"""
-    what = "everything that its sources hold was read"
+    message = "everything that its sources hold was read"
     if expired_until is not None:
-        what += f", but for rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which "
-        what += "are past the data retention of a source, or soon will be"
+        message += (
+            f", but for rows of before {from_ms(expired_until * 3_600_000):%F %H:%M}, which are "
+            "past the data retention of a source, or soon will be"
+        )
     if unused:
-        what += f"; of {', '.join(unused)}, which its function no longer returns, only rows that "
-        what += "cannot be computed again have values"
-    return what
+        message += (
+            f"; of {', '.join(unused)}, which its function no longer returns, only rows that "
+            "cannot be computed again have values"
+        )
+    return message
 
 
 def _outdated(
@@ -208,13 +210,13 @@ def _outdated(
     was = "was" if len(keys) == 1 else "were"
     message = (
         f"{count(len(keys), 'partition')} ({_range(keys)}) {was} computed by another version of "
+        f"its function, or from other columns or partitions; it is {version} now"
     )
-    message += f"its function, or from other columns or partitions; it is {version} now"
     if unused:
         message += (
             f"; when all are computed again, {', '.join(unused)}, which it no longer returns, "
+            "will be dropped"
         )
-        message += "will be dropped"
     if unread:
         message += (
             f"; rows in {count(len(unread), 'partition')} ({_range(unread)}) were not read yet"
@@ -275,10 +277,11 @@ def check_merged(
 ) -> Finding:
     """Return whether the table of an upsert view shows what its source held some time ago."""
     if table and not defined_alike(table, view):
-        keys, order = ", ".join(view.keys), view.order[0]
-        message = f"it was computed by other keys or another order than {keys} and {order}, which "
-        message += "the spec has now"
-        return Finding(message, remediation)
+        return Finding(
+            f"it was computed by other keys or another order than {', '.join(view.keys)} and "
+            f"{view.order[0]}, which the spec has now",
+            remediation,
+        )
     last = merged(table, source.name()) if table else None
     changes, head = changes_since(source, last), source.current_snapshot()
     missing = [each for each in changes.new if _changes_rows(each)]
@@ -293,8 +296,10 @@ def check_merged(
     if rolled_back:
         message = f"a rollback removed {count(len(rolled_back), 'snapshot')} that it has read"
     elif gap:
-        message = "snapshots that it has not read are expired, the oldest that is left "
-        message += f"was committed {ago} ago"
+        message = (
+            "snapshots that it has not read are expired, the oldest that is left was committed "
+            f"{ago} ago"
+        )
     else:
         message = f"not read yet: {count(len(missing), 'snapshot')}, the oldest for {ago}"
     return judge_delay(message, since, allowed_minutes, now, remediation)

@@ -42,11 +42,6 @@ class Finding:
             lines.append(f"Fix: {self.remediation}")
         return lines
 
-    @property
-    def text(self) -> str:
-        """Everything for a person to read, as one text."""
-        return "  \n".join(self.lines)
-
     def to_json(self) -> dict[str, str | None]:
         """Return what an alert needs as JSON, without secrets; severity and facts are not in it."""
         return {

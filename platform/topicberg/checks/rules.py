@@ -8,7 +8,7 @@ that passed are not read again: the next evaluation reads only files that were a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -77,18 +77,16 @@ def _rule_check(name: str, rules: Rules, spec: TopicSpec | None, defined_in: str
             return missing
         last = probe.last(name)
         of_columns = column_rules(rules, schema).get(name, [])
-        passed = Passed.of(last)
-        if not (probe.reads_rows or rules.blocking):
-            proven = by_statistics(probe.iceberg, of_columns, passed) if of_columns else None
-            if finding := proven or repeated(last):
-                return finding
+        reads_rows = probe.reads_rows or rules.blocking
+        if not reads_rows and (
+            finding := by_statistics(probe.iceberg, of_columns, last) or repeated(last)
+        ):
+            return finding
         if name == "unique":
             return check_unique(
                 probe.iceberg, rules.unique, probe.endpoints, probe.config, source, defined_in
             )
-        return check_rules(
-            probe.iceberg, name, of_columns, passed, tuple(where), source, defined_in
-        )
+        return check_rules(probe.iceberg, name, of_columns, last, tuple(where), source, defined_in)
 
     columns = ", ".join(f"`{column}`" for column in getattr(rules, name))
     described = {
@@ -105,9 +103,11 @@ def repeated(last: Finding | None) -> Finding | None:
     """Return the last finding again, with the rows that it covers; None: there is none."""
     if last is None or VERDICT not in last.facts:
         return None
-    until = last.facts[COVERS]
-    what = f"{last.facts[VERDICT]} (rows committed until {until}; newer ones are read by "
-    return replace(last, what=f"{what}check_tables)", since=None, cause=None)
+    what = (
+        f"{last.facts[VERDICT]} (rows committed until {last.facts[COVERS]}; newer ones are read "
+        "by check_tables)"
+    )
+    return replace(last, what=what, since=None, cause=None)
 
 
 @dataclass(frozen=True)
@@ -123,38 +123,23 @@ class Rule:
     definition: Any
 
 
-@dataclass(frozen=True)
-class Passed:
-    """What the last evaluation covered, if it passed."""
-
-    snapshot: int
-    rule: str
-
-    @staticmethod
-    def of(last: Finding | None) -> Passed | None:
-        if last is None or not last.passed or CHECKED_RULE not in last.facts:
-            return None
-        return Passed(int(last.facts[CHECKED_SNAPSHOT]), str(last.facts[CHECKED_RULE]))
-
-
 def column_rules(rules: Rules, schema: Schema) -> dict[str, list[Rule]]:
-    """Return check → its rules, of the columns that the table has."""
-    rules_by_check: dict[str, list[Rule]] = {"not_null": [], "accepted_values": [], "ranges": []}
-    there = set(schema.column_names)
-    for column in rules.not_null:
-        if column in there:
-            is_null = IsNull(term=column)
-            rules_by_check["not_null"].append(Rule(column, "is never null", is_null, "not null"))
-    for column, values in rules.accepted_values.items():
-        if column in there:
-            unknown = And(NotNull(term=column), NotIn(term=column, literals=set(values)))
-            listed = ", ".join(map(str, values))
-            rule = Rule(column, f"is one of {listed}", unknown, list(values))
-            rules_by_check["accepted_values"].append(rule)
-    for column, bounds in rules.ranges.items():
-        if column in there:
-            rules_by_check["ranges"].append(_range(column, bounds, schema))
-    return rules_by_check
+    """Return check → its rules, all of whose columns the table has: see :func:`check_columns`."""
+    return {
+        "not_null": [
+            Rule(column, "is never null", IsNull(term=column), "not null")
+            for column in rules.not_null
+        ],
+        "accepted_values": [
+            _accepted(column, values) for column, values in rules.accepted_values.items()
+        ],
+        "ranges": [_range(column, bounds, schema) for column, bounds in rules.ranges.items()],
+    }
+
+
+def _accepted(column: str, values: Sequence[Any]) -> Rule:
+    unknown = And(NotNull(term=column), NotIn(term=column, literals=set(values)))
+    return Rule(column, f"is one of {', '.join(map(str, values))}", unknown, list(values))
 
 
 def _range(column: str, bounds: Range, schema: Schema) -> Rule:
@@ -192,14 +177,14 @@ def check_rules(
     table: Table,
     check: str,
     rules: list[Rule],
-    passed: Passed | None,
+    last: Finding | None,
     where: tuple[str, ...] = (),
     source: str = "the producer",
     named: str = "`checks:` in the topic's spec",
 ) -> Finding:
     """Return whether all rows follow the rules.
 
-    :param passed: the last evaluation; only files that were added since are read
+    :param last: the last evaluation; if it passed, only files that were added since are read
     :param where: columns that say where a row is from, for the sample
     :param source: what writes the rows
     :param named: where the rules are written
@@ -207,11 +192,9 @@ def check_rules(
     head = table.current_snapshot()
     if head is None:
         return good("the table has no rows yet")
-    definition = _definition(rules)
-    facts: dict[str, Any] = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: definition}
-    files: dict[str, datetime] | None = None
-    if passed and passed.rule == definition:
-        files = files_since(table, passed.snapshot)
+    facts: dict[str, Any] = _checked(head, rules)
+    snapshot = _passed_at(last, rules)
+    files = None if snapshot is None else files_since(table, snapshot)
     broken: list[str] = []
     since: list[datetime] = []
     samples: list[pa.Table] = []
@@ -247,17 +230,17 @@ def check_rules(
     return covering(table, finding)
 
 
-def by_statistics(table: Table, rules: list[Rule], passed: Passed | None) -> Finding | None:
+def by_statistics(table: Table, rules: list[Rule], last: Finding | None) -> Finding | None:
     """Return that all rows follow the rules, if column statistics of the files added since show it.
 
     No file is opened. None: the last evaluation did not pass, or a file would have to be opened.
 
-    :param passed: the last evaluation, if it passed
+    :param last: the last evaluation
     """
-    head = table.current_snapshot()
-    if head is None or passed is None or passed.rule != _definition(rules):
+    head, snapshot_id = table.current_snapshot(), _passed_at(last, rules)
+    if head is None or snapshot_id is None:
         return None
-    changes = changes_since(table, passed.snapshot)
+    changes = changes_since(table, snapshot_id)
     if changes.rolled_back or changes.gap:
         return None
     may_break = [_InclusiveMetricsEvaluator(table.schema(), rule.breaks) for rule in rules]
@@ -278,14 +261,26 @@ def covering(table: Table, finding: Finding) -> Finding:
     return replace(finding, facts={**finding.facts, COVERS: until, VERDICT: finding.what})
 
 
+def _checked(head: Snapshot, rules: list[Rule]) -> dict[str, str]:
+    """Return the facts that say at which snapshot which rules were checked."""
+    return {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: _definition(rules)}
+
+
+def _passed_at(last: Finding | None, rules: list[Rule]) -> int | None:
+    """Return the snapshot at which these rules passed the last evaluation; None: they did not."""
+    if last is None or not last.passed or last.facts.get(CHECKED_RULE) != _definition(rules):
+        return None
+    return int(last.facts[CHECKED_SNAPSHOT])
+
+
 def _definition(rules: list[Rule]) -> str:
     """Return the rules as JSON: a result counts for no others, however alike they read."""
     return json.dumps([[rule.column, rule.definition] for rule in rules], default=repr)
 
 
 def _followed(table: Table, head: Snapshot, rules: list[Rule]) -> Finding:
-    facts = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: _definition(rules)}
     described = "; ".join(f"{rule.column} {rule.says}" for rule in rules)
+    facts = _checked(head, rules)
     return covering(table, good(f"every row follows the rule: {described}", **facts))
 
 

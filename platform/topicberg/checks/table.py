@@ -146,13 +146,17 @@ def judge_volume(
     unit = {timedelta(hours=1): "hour", timedelta(days=1): "day"}.get(period, minutes)
     needed = MIN_HISTORY.get(period, MIN_HISTORY_OF_OTHERS)
     if len(series) <= needed:
-        few = f"too little history to know what is usual: {len(series)} full periods ({unit}); "
-        return good(f"{few}more than {needed} are needed")
+        return good(
+            f"too little history to know what is usual: {len(series)} full periods ({unit}); more "
+            f"than {needed} are needed"
+        )
     last, usual = series[-1], statistics.median(series[:-1])
     low, high = usual_range(series[:-1], factor)
     facts = {"rows": last, "usual_rows": usual, "least": round(low), "most": round(high)}
-    text = f"{count(last, 'row')} in the {unit} from {start:%Y-%m-%d %H:%M} UTC; "
-    text += f"usual are {usual:,.0f}"
+    text = (
+        f"{count(last, 'row')} in the {unit} from {start:%Y-%m-%d %H:%M} UTC; usual are "
+        f"{usual:,.0f}"
+    )
     if not any(series[:-1]):
         return good(f"{text}: too little history to know what is usual", **facts)
     if max(last, usual) < MIN_ROWS:

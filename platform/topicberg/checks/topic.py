@@ -114,8 +114,10 @@ def check_engine(spec: TopicSpec, status: TopicStatus, now: datetime) -> Finding
         return Finding(problem, hint, severity="warning", facts=facts)
     for partition, transaction in status.open_transactions.items():
         if now.timestamp() * 1000 - transaction.since_ms > TRANSACTION_MS:
-            problem = f"an open transaction holds back the records of partition {partition} from "
-            problem += f"offset {transaction.offset} on"
+            problem = (
+                f"an open transaction holds back the records of partition {partition} from offset "
+                f"{transaction.offset} on"
+            )
             since = from_ms(transaction.since_ms)
             return Finding(problem, _end_transaction(spec), since, "warning", facts=facts)
     return good(f"Tableflow is {status.phase.lower()}", **facts)
@@ -238,12 +240,11 @@ def _judge_lag(
     facts = {"lag_records": lag, "allowed": allowed}
     if lag <= allowed:
         return good(f"{count(lag, 'record')} behind Kafka; {allowed:,} are allowed", **facts)
-    message = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed "
+    message = f"the table is {count(lag, 'record')} behind Kafka; {allowed:,} are allowed"
     remediation = _catch_up(spec)
     if waiting:
-        message += f"{waiting} "
-        remediation = _end_transaction(spec)
-    message += "(checks.max_lag_records)"
+        message, remediation = f"{message} {waiting}", _end_transaction(spec)
+    message = f"{message} (checks.max_lag_records)"
     return Finding(message, remediation, last, "warning", engine, facts)
 
 
@@ -329,8 +330,8 @@ def _stale(
     if lag:
         message = (
             f"the table is stale: {count(lag, 'record')} waiting in Kafka, no row was added for "
+            f"{age(seconds)}"
         )
-        message += age(seconds)
         remediation = _catch_up(spec)
         if waiting:
             message, remediation = f"{message} {waiting}", _end_transaction(spec)

@@ -106,11 +106,12 @@ def unsilence(pattern: Annotated[str, typer.Argument(help="As it was silenced.")
         for decision in decisions.read_decisions(config).silences
         if decision.until > now
     ]
-    if not decisions.end_silence(config, pattern):
+    if pattern not in known:
         raise TopicbergError(
             f"nothing is silenced by {pattern!r}{suggestion(pattern, known)}",
             hint="run `topicberg alerts` to see what is silenced",
         )
+    decisions.end_silence(config, pattern)
     echo(f"{pattern}: no longer silenced")
 
 

@@ -99,10 +99,9 @@ class CheckedCatalog(RestCatalog):
         if session.headers.get(DELEGATION) == "none":
             del session.headers[DELEGATION]
         send = partial(session.request, timeout=TIMEOUT_SECONDS)
-        if role := self.properties.get(ROLE):
-            send = partial(_with_role, role, send)
+        signed = role_errors(role)(send) if (role := self.properties.get(ROLE)) else send
         settings_prefix = self.properties.get(SETTINGS, PREFIX)
-        checked = partial(_request, send, client, self.uri, settings_prefix)
+        checked = partial(_request, signed, client, self.uri, settings_prefix)
         session.request = checked  # type: ignore[method-assign]
         session.hooks["response"].append(_catalog_answer)
         return session
@@ -220,17 +219,6 @@ def ensure_namespace(catalog: Catalog, namespace: str) -> None:
     except RESTError:
         if not catalog.namespace_exists(namespace):
             raise
-
-
-def _with_role(
-    role: str, send: Callable[..., requests.Response], *args: Any, **kwargs: Any
-) -> requests.Response:
-    """Send a request that is signed as a role.
-
-    :raises TopicbergError: AWS does not give out keys of the role
-    """
-    with role_errors(role):
-        return send(*args, **kwargs)
 
 
 def _request(

@@ -15,6 +15,7 @@ import logging
 import random
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -226,27 +227,26 @@ class Api:
             raise _TransientError(ApiError(reason, hint="check the address"), done=done) from None
         trace.confluent(operation, response.status_code, began)
         if 200 <= response.status_code < 300:
-            return _expected(operation, response, expected, may_be_empty=not needs_body)
-        self._refuse(operation, response)
-        return None
+            may_be_empty = method != "GET" and not needs_body
+            return _expected(operation, response, expected, may_be_empty=may_be_empty)
+        raise self._refusal(operation, response)
 
-    def _refuse(self, operation: str, response: requests.Response) -> None:
+    def _refusal(self, operation: str, response: requests.Response) -> ApiError | _TransientError:
         status = response.status_code
         reason = explain(response).replace(self.secret.get_secret_value() or "\0", "***")
         message = f"{operation}: {status} {reason}".rstrip()
         if status == 429 or (status >= 500 and status != 501):
             hint = "try again later: rate limit" if status == 429 else None
             error = ApiError(message, status=status, hint=hint)
-            raise _TransientError(error, retry_after(response.headers), done=status != 429)
+            return _TransientError(error, retry_after(response.headers), done=status != 429)
         if status == 401 or (status == 403 and _INVALID_KEY in reason.lower()):
             hint = f"check whether {self.key} is a key for this API and still exists"
-            raise CredentialsError(message, status=status, hint=hint)
+            return CredentialsError(message, status=status, hint=hint)
         if status in (403, 404):
             hint = f"check the permissions of the owner of {self.key}" if status == 403 else None
-            raise GoneError(message, status=status, hint=hint)
-        if status == 409:
-            raise ConflictError(message, status=status)
-        raise ApiError(message, status=status)
+            return GoneError(message, status=status, hint=hint)
+        kind = ConflictError if status == 409 else ApiError
+        return kind(message, status=status)
 
     def _session(self) -> requests.Session:
         """Return this thread's session: requests does not guarantee thread safety."""
@@ -275,10 +275,9 @@ def _expected(
     operation: str, response: requests.Response, expected: type, *, may_be_empty: bool
 ) -> Any:
     """:raises _TransientError: the response is not the API's"""
-    may_be_empty = may_be_empty and response.request.method != "GET"
     try:
         answer = _json(response)
-    except (ValueError, OSError, EOFError):  # also gzip's errors
+    except ValueError:
         shape = "JSON"
     else:
         if isinstance(answer, expected) or (answer is None and may_be_empty):
@@ -294,7 +293,7 @@ def explain(response: requests.Response) -> str:
     try:
         body = _json(response)
     except ValueError:
-        return response.reason or ""  # an HTML page, or nothing
+        body = None  # an HTML page, or nothing
     if not isinstance(body, dict):
         return response.reason or ""
     errors = body.get("errors")
@@ -316,9 +315,13 @@ def _one_error(error: Mapping[str, Any]) -> str:
 
 
 def _json(response: requests.Response) -> Any:
+    """:raises ValueError: the body is not JSON"""
     content = response.content
     if content[:2] == b"\x1f\x8b":  # gzip without its header
-        content = gzip.decompress(content)
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(str(error)) from None
     return json.loads(content) if content.strip() else None
 
 

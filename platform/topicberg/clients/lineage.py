@@ -32,7 +32,6 @@ from topicberg.settings.environment import Concern, EnvironmentSettings, invalid
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
     from openlineage.client.event_v2 import RunEvent
-    from pyiceberg.schema import Schema
     from pyiceberg.table import Table
 
 logger = logging.getLogger(__name__)
@@ -111,14 +110,9 @@ class TableState:
         return TableState(
             table_dataset(table.location()),
             ".".join(table.name()),
-            columns_of(table.schema()),
+            tuple((each.name, str(each.field_type), each.doc) for each in table.schema().fields),
             str(head.snapshot_id) if head else None,
         )
-
-
-def columns_of(schema: Schema) -> tuple[tuple[str, str, str | None], ...]:
-    """Return name, type and description of the columns."""
-    return tuple((each.name, str(each.field_type), each.doc) for each in schema.fields)
 
 
 @dataclass
@@ -167,9 +161,10 @@ def event(
         RunState,
     )
 
+    own_version = version("topicberg")
     of_run: dict[str, Any] = {
         "processing_engine": facets.processing_engine_run.ProcessingEngineRunFacet(
-            version=_version(), name="topicberg", openlineageAdapterVersion=_version()
+            version=own_version, name="topicberg", openlineageAdapterVersion=own_version
         )
     }
     if run.parent:
@@ -263,10 +258,6 @@ def _column_lineage(origins: Mapping[str, tuple[tuple[DatasetName, str], ...]]) 
     )
 
 
-def _version() -> str:
-    return version("topicberg")
-
-
 # --- sending ---
 
 
@@ -310,16 +301,13 @@ def namespace() -> str:
     return lineage_settings().namespace or settings().prefix
 
 
-def send(make: Callable[[], RunEvent]) -> bool:
-    """Send an event; return whether the receiver accepted it. It raises nothing."""
+def send(make: Callable[[], RunEvent]) -> None:
+    """Send an event if lineage is on; it raises nothing."""
     try:
-        if (known := client()) is None:
-            return False
-        known.emit(make())
+        if (known := client()) is not None:
+            known.emit(make())
     except Exception as error:  # whatever the receiver or the client does
         logger.warning("an OpenLineage event is lost: %s", safe(error))
-        return False
-    return True
 
 
 def is_on() -> bool:

@@ -22,9 +22,11 @@ def answers_http(url: str) -> Check:
     """Return a check of a server of HTTP: any response is an answer, except a failure (5xx)."""
     parts = urlsplit(url)
     path = parts.path or "/"
+    is_secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
 
     def check(seconds: float) -> str | None:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
+        connection = kind(parts.hostname or "", parts.port, timeout=seconds)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

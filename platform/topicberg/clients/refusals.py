@@ -7,7 +7,6 @@ the connector" and its errors 390100 to 390499, which are about logins.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from botocore.exceptions import (
     ClientError,
@@ -45,20 +44,14 @@ def login_refusal(error: BaseException) -> LoginError | None:
 
     Another request with the same login fails in the same way.
     """
-    for each in _raised(error):
+    for each in causes(error):
+        if isinstance(each, TopicbergError):  # it has said already what its causes mean
+            return None
         refused = _of_aws(each) or _of_snowflake(each)
         if refused is not None:
             refused.__cause__ = error
             return refused
     return None
-
-
-def _raised(error: BaseException) -> Iterator[BaseException]:
-    """Yield what the clients raised, unless topicberg has said already what it means."""
-    for each in causes(error):
-        if isinstance(each, TopicbergError):
-            return
-        yield each
 
 
 def _of_aws(error: BaseException) -> LoginError | None:

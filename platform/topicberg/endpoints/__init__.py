@@ -39,11 +39,10 @@ __all__ = [
     "local_endpoints",
     "runtime_file",
 ]
-RUNTIME_FILE = "runtime.json"
 
 
-def runtime_file(config: Settings | None = None) -> Path:
-    return (config or settings()).state_dir / RUNTIME_FILE
+def runtime_file(config: Settings) -> Path:
+    return config.state_dir / "runtime.json"
 
 
 def bypass_proxy() -> None:

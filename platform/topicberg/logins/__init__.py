@@ -8,12 +8,14 @@ process.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError
 from pydantic_settings import SettingsConfigDict
 
 from topicberg.errors import TopicbergError
+from topicberg.security.models import HoldsSecrets
 from topicberg.settings.environment import EnvironmentSettings, problems
 
 Model = TypeVar("Model", bound=EnvironmentSettings)
@@ -41,24 +43,46 @@ def from_environment(model: type[Model], where: str, docs: str) -> Model:
     )
 
 
-def check_files(prefix: str, login: BaseModel) -> None:
-    """Refuse a login whose files for TLS do not exist.
+class TlsFields(HoldsSecrets):
+    """The settings of a login that has to do with certificates, all of them in PEM."""
 
-    :raises ValueError: names the first one
-    """
-    for name in ("ca_file", "certificate_file", "key_file"):
-        path = getattr(login, name)
-        if path and not path.is_file():
-            raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
+    ca_file: Path | None = None
+    """Certificates (PEM) of who signed the server's; default: those of the system."""
+    certificate_file: Path | None = None
+    """The client's certificate (PEM)."""
+    key_file: Path | None = None
+    """The key of the client's certificate (PEM)."""
+    key_password: SecretStr | None = None
+    """Of an encrypted key."""
+
+    def check_files(self, prefix: str) -> None:
+        """:raises ValueError: a file does not exist; names the first one"""
+        for name in ("ca_file", "certificate_file", "key_file"):
+            path = getattr(self, name)
+            if path and not path.is_file():
+                raise ValueError(f"{prefix}_{name.upper()}: there is no file {path}")
 
 
 OAUTH_CLIENT = ("client_id", "client_secret", "token_uri")
 """The settings that a client of an OAuth server requires."""
 
 
-def has_client(login: BaseModel) -> bool:
-    """Return whether settings of an OAuth client are given, some or all."""
-    return any(getattr(login, name) for name in OAUTH_CLIENT)
+class OAuthFields(HoldsSecrets):
+    """The settings of a login by a client of an OAuth 2 server."""
+
+    client_id: str | None = None
+    """The id of the OAuth 2 client."""
+    client_secret: SecretStr | None = None
+    """The secret of the OAuth 2 client."""
+    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    """Where the client requests tokens."""
+    scope: str | None = None
+    """What the token is requested for."""
+
+    @property
+    def has_client(self) -> bool:
+        """Whether settings of the client are given, some or all."""
+        return any(getattr(self, name) for name in OAUTH_CLIENT)
 
 
 def missing(prefix: str, kind: str, login: BaseModel, *required: str) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
-from topicberg.logins import OAUTH_CLIENT, has_client, missing, named
+from topicberg.logins import OAUTH_CLIENT, missing, named
 from topicberg.logins.oauth import OAuthClient, OAuthLogin
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
@@ -78,11 +78,9 @@ class CatalogLogin(OAuthLogin):
                     f"{PREFIX}_TOKEN and {PREFIX}_CLIENT_ID are both set: set {PREFIX}_AUTH to "
                     "token or oauth2"
                 )
-            self.auth = "token" if self.token else "oauth2" if has_client(self) else None
-        if self.auth == "oauth2":
-            missing(self.settings_prefix, "oauth2", self, *OAUTH_CLIENT)
-        if self.auth == "token":
-            missing(PREFIX, "token", self, "token")
+            self.auth = "token" if self.token else "oauth2" if self.has_client else None
+        required = {"oauth2": OAUTH_CLIENT, "token": ("token",)}.get(str(self.auth), ())
+        missing(self.settings_prefix, str(self.auth), self, *required)
         if self.role_arn and self.auth != "sigv4":
             raise ValueError(f"{PREFIX}_ROLE_ARN signs requests: set {PREFIX}_AUTH=sigv4")
         if self.delegation == "remote-signing":

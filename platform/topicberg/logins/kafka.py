@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from topicberg.errors import LoginError
-from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
-from topicberg.security.models import HoldsSecrets
+from topicberg.logins import OAUTH_CLIENT, OAuthFields, TlsFields, missing, named
 from topicberg.security.redaction import remember
 from topicberg.settings.environment import Concern, EnvironmentSettings, FromJson
 
@@ -23,7 +22,7 @@ SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 _SASL = ("plain", "scram", "oidc", "msk_iam")
 
 
-class KafkaLogin(HoldsSecrets):
+class KafkaLogin(OAuthFields, TlsFields):
     """How to log in to Kafka, and how to check that it is Kafka."""
 
     auth: Literal["none", "plain", "scram", "oidc", "mtls", "msk_iam"] | None = None
@@ -36,24 +35,8 @@ class KafkaLogin(HoldsSecrets):
     """The user of PLAIN and SCRAM."""
     api_secret: SecretStr | None = None
     """The password of PLAIN and SCRAM."""
-    client_id: str | None = None
-    """The id of the OAuth client."""
-    client_secret: SecretStr | None = None
-    """The secret of the OAuth client."""
-    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
-    """Where the client requests tokens."""
-    scope: str | None = None
-    """What the token is requested for."""
     extensions: Annotated[dict[str, str], *FromJson] = Field(default_factory=dict)
     """SASL extensions of OIDC: Confluent Cloud wants logicalCluster and identityPoolId."""
-    ca_file: Path | None = None
-    """Certificates (PEM) of who signed the brokers'; default: those of the system."""
-    certificate_file: Path | None = None
-    """The client's certificate (PEM)."""
-    key_file: Path | None = None
-    """The key of the client's certificate (PEM)."""
-    key_password: SecretStr | None = None
-    """Of an encrypted key."""
     role_arn: str | None = Field(default=None, pattern=r"^arn:aws[a-z-]*:iam::\d{12}:role/\S+$")
     """The role that logs in to MSK; default: the process's own credentials."""
     region: str = "us-east-1"
@@ -73,22 +56,20 @@ class KafkaLogin(HoldsSecrets):
                 f"{PREFIX}_AUTH is {self.auth}, which does not fit {PREFIX}_SECURITY_PROTOCOL="
                 f"{self.security_protocol}"
             )
-        if self.auth == "oidc":
-            missing(PREFIX, "oidc", self, *OAUTH_CLIENT)
-        if self.auth == "mtls":
-            missing(PREFIX, "mtls", self, "certificate_file", "key_file")
+        required = {"oidc": OAUTH_CLIENT, "mtls": ("certificate_file", "key_file")}
+        missing(PREFIX, self.auth, self, *required.get(self.auth, ()))
         if self.auth == "plain" and self.sasl_mechanism not in (None, "PLAIN"):
             raise ValueError(
                 f"{PREFIX}_AUTH is plain, {PREFIX}_SASL_MECHANISM is {self.sasl_mechanism}"
             )
         if self.auth == "scram" and self.sasl_mechanism == "PLAIN":
             raise ValueError(f"{PREFIX}_AUTH is scram, {PREFIX}_SASL_MECHANISM is PLAIN")
-        check_files(PREFIX, self)
+        self.check_files(PREFIX)
         return self
 
     def _given(self) -> Literal["none", "plain", "scram", "oidc", "mtls"]:
         """Return the kind that the settings describe, also if it is incomplete."""
-        if has_client(self):
+        if self.has_client:
             return "oidc"
         has_certificate = self.certificate_file or self.key_file
         if self.security_protocol and not self.security_protocol.startswith("SASL"):

@@ -16,10 +16,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import requests
-from pydantic import ConfigDict, Field, SecretStr
+from pydantic import ConfigDict, SecretStr
 
 from topicberg.connections import connection_error
 from topicberg.errors import LoginError, ThrottledError, TopicbergError, UnreachableError
+from topicberg.logins import OAuthFields
 from topicberg.security.models import HoldsSecrets
 from topicberg.security.redaction import remember
 
@@ -74,18 +75,10 @@ class OAuthClient(HoldsSecrets):
         return _held(self).skew
 
 
-class OAuthLogin(HoldsSecrets):
+class OAuthLogin(OAuthFields):
     """The settings of a login that may be by OAuth 2, with topicberg as the client."""
 
     auth: str | None = None
-    client_id: str | None = None
-    """The id of the OAuth 2 client."""
-    client_secret: SecretStr | None = None
-    """The secret of the OAuth 2 client."""
-    token_uri: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
-    """Where the client requests tokens."""
-    scope: str | None = None
-    """What the token is requested for."""
     audience: str | None = None
     """For whom the token is, for servers that want to know."""
     client_auth: Literal["form", "basic"] = "form"

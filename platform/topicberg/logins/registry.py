@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import SecretStr, model_validator
 
-from topicberg.logins import OAUTH_CLIENT, check_files, has_client, missing, named
-from topicberg.logins.oauth import OAuthClient, OAuthLogin
+from topicberg.logins import OAUTH_CLIENT, TlsFields, missing, named
+from topicberg.logins.oauth import OAuthLogin
 from topicberg.security.redaction import remember
 from topicberg.settings.environment import Concern, EnvironmentSettings
 
 PREFIX = "TOPICBERG_SCHEMA_REGISTRY"
 
 
-class RegistryLogin(OAuthLogin):
+class RegistryLogin(OAuthLogin, TlsFields):
     """How to log in to a schema registry, and how to check that it is that one."""
 
     auth: Literal["none", "basic", "bearer", "oauth2", "mtls"] | None = None
@@ -31,14 +30,6 @@ class RegistryLogin(OAuthLogin):
     """Confluent Cloud's lsrc-…, for bearer and oauth2."""
     identity_pool: str | None = None
     """Confluent Cloud's pool-…, for bearer and oauth2."""
-    ca_file: Path | None = None
-    """Certificates (PEM) of who signed the server's; default: those of the system."""
-    certificate_file: Path | None = None
-    """The client's certificate (PEM)."""
-    key_file: Path | None = None
-    """The key of the client's certificate (PEM)."""
-    key_password: SecretStr | None = None
-    """Of an encrypted key."""
 
     @model_validator(mode="after")
     def _check(self) -> RegistryLogin:
@@ -52,12 +43,12 @@ class RegistryLogin(OAuthLogin):
             "mtls": ("certificate_file", "key_file"),
         }.get(str(self.auth), ())
         missing(PREFIX, str(self.auth), self, *needed)
-        check_files(PREFIX, self)
+        self.check_files(PREFIX)
         return self
 
     def _given(self) -> Literal["basic", "bearer", "oauth2", "mtls"] | None:
         """Return the kind that the settings describe, also if it is incomplete."""
-        if has_client(self):
+        if self.has_client:
             return "oauth2"
         if self.token:
             return "bearer"
@@ -99,13 +90,9 @@ class RegistryLogin(OAuthLogin):
             return {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
         return {}
 
-    def oauth(self) -> OAuthClient | None:
-        """Return the client that requests tokens, if it logs in by OAuth 2."""
-        return self.oauth_client(PREFIX)
-
     def _bearer(self, _: dict[str, Any]) -> dict[str, str]:
         """Return what the client sends with a request; it calls this for each of them."""
-        client = self.oauth()
+        client = self.oauth_client(PREFIX)
         token = client.token() if client else self.token.get_secret_value() if self.token else ""
         found = {"bearer.auth.token": token, "bearer.auth.logical.cluster": self.logical_cluster}
         if self.identity_pool:

@@ -12,9 +12,7 @@ from pydantic import BaseModel, SecretStr
 
 from topicberg.security.redaction import remember
 
-_IDENTIFIERS = frozenset(
-    {"s3_access_key", "aws_access_key", "kafka_api_key", "schema_registry_api_key"}
-)
+_IDENTIFIERS = ("s3_access_key", "aws_access_key")
 """Fields that name a key and do not hold its secret."""
 
 
@@ -23,7 +21,8 @@ class HoldsSecrets(BaseModel):
 
     def model_post_init(self, context: Any, /) -> None:
         super().model_post_init(context)
-        for name, value in self:
-            if isinstance(value, SecretStr) and name not in _IDENTIFIERS:
-                secret = value.get_secret_value()
-                remember((secret, secret.partition(":")[2] if name.endswith("user_info") else ""))
+        remember(
+            value.get_secret_value()
+            for name, value in self
+            if isinstance(value, SecretStr) and name not in _IDENTIFIERS
+        )

@@ -321,14 +321,15 @@ def test_alert_goes_to_the_route_of_its_owner_else_to_all_others(
 def test_routes_are_read_from_the_environment_and_hide_their_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from topicberg.alerts.settings import alert_environment, alert_settings
+    from topicberg.alerts.settings import alert_settings
+    from topicberg.settings.environment import as_environment
 
     routes = {"team:shop": {"slack_url": "https://hooks.example/secret-1", "pagerduty_key": KEY}}
     monkeypatch.setenv("TOPICBERG_ALERT_ROUTES", json.dumps(routes))
     chosen = alert_settings()
     assert "secret-1" not in repr(chosen)
     assert KEY not in repr(chosen)
-    assert json.loads(alert_environment()["TOPICBERG_ALERT_ROUTES"]) == routes
+    assert json.loads(as_environment(alert_settings())["TOPICBERG_ALERT_ROUTES"]) == routes
 
 
 @pytest.mark.parametrize("routes", ['{"a": {"slak_url": "x"}}', '{"a": 1}', "[1]"])

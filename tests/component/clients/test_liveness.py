@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+from real_servers import certificates
 
 from topicberg.clients.liveness import Check, answers_http
 from topicberg_local.answers import answers_http2, answers_kafka, unanswered
@@ -67,6 +70,21 @@ def test_any_response_of_http_is_an_answer_but_a_failure(status: int) -> None:
         why = answers_http(f"http://127.0.0.1:{server.server_port}/x")(5)
         server.shutdown()
     assert why == ("HTTP status 503: hello" if status == 503 else None)
+
+
+def test_https_is_asked_by_https(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster's UI may be behind a proxy with TLS."""
+    files = certificates(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.broker)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # 501
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        check = answers_http(f"https://127.0.0.1:{server.server_port}/x")
+        assert "CERTIFICATE_VERIFY_FAILED" in (check(5) or "")
+        monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))
+        assert (check(5) or "").startswith("HTTP status 501")
+        server.shutdown()
 
 
 def replies(reply: bytes, *, slowly: bool = False) -> int:

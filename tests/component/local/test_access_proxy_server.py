@@ -46,9 +46,9 @@ def through_kafka(test: Callable[[int, Broker], Awaitable[None]], broker: Broker
     async def run() -> None:
         server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
         reports = proxy.Reports()
-        kafka = proxy.KafkaProxy(server.sockets[0].getsockname()[1], "user", "secret", reports)
+        kafka = proxy.kafka_proxy(server.sockets[0].getsockname()[1], "user", "secret", reports)
         listener = proxy.listener(0)
-        accepting = asyncio.ensure_future(proxy.accept(listener, kafka.serve, reports))
+        accepting = asyncio.ensure_future(proxy.accept(listener, kafka, reports))
         try:
             await test(listener.getsockname()[1], broker)
         finally:

@@ -32,8 +32,7 @@ def test_values_of_secret_flags_are_taken_out(given: list[str], shown: list[str]
 
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
-@pytest.mark.parametrize("spelling", ["--confluent-api-secret=hush-hush", "--confluent-api-secret"])
-def test_ps_does_not_show_a_secret(spelling: str, tmp_path: Path) -> None:
+def test_ps_does_not_show_a_secret(tmp_path: Path) -> None:
     """The command waits for an answer of an API that never comes; meanwhile it is looked at."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
@@ -45,8 +44,8 @@ def test_ps_does_not_show_a_secret(spelling: str, tmp_path: Path) -> None:
             "AWS_ACCESS_KEY_ID": "a",
             "AWS_SECRET_ACCESS_KEY": "b",
         }
-        flags = [spelling, *(["hush-hush"] if "=" not in spelling else [])]
-        flags += ["--confluent-api-key", "K", "--admin-user-secrets-root-path", "/admin"]
+        flags = ["--confluent-api-secret", "hush-hush", "--confluent-api-key", "K"]
+        flags += ["--admin-user-secrets-root-path", "/admin"]
         command = [str(TOPICBERG), "deploy", "plan", *flags]
         with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
             try:

@@ -37,11 +37,7 @@ def connect(process: subprocess.Popen[bytes]) -> socket.socket:
     return connection
 
 
-def test_it_ends_when_it_has_no_worker(daemon: subprocess.Popen[bytes]) -> None:
-    assert daemon.wait(30) == 0
-
-
-def test_it_stays_for_its_workers(daemon: subprocess.Popen[bytes]) -> None:
+def test_it_stays_for_its_workers_and_ends_without_one(daemon: subprocess.Popen[bytes]) -> None:
     with connect(daemon), pytest.raises(subprocess.TimeoutExpired):
         daemon.wait(5 * LOOK)
     assert daemon.wait(30) == 0

@@ -55,7 +55,6 @@ from topicberg.checks.rules import (
     CHECKED_SNAPSHOT,
     COVERS,
     VERDICT,
-    Passed,
     by_statistics,
     check_columns,
     check_rules,
@@ -120,16 +119,20 @@ def append(table: Table, *rows: dict[str, Any]) -> None:
     table.append(pa.Table.from_pylist(list(rows), schema=SCHEMA.as_arrow()))
 
 
-def check(table: Table, name: str, rules: Rules, passed: Passed | None = None) -> Finding:
-    return check_rules(table, name, column_rules(rules, table.schema())[name], passed, ("time",))
+def check(table: Table, name: str, rules: Rules, last: Finding | None = None) -> Finding:
+    return check_rules(table, name, column_rules(rules, table.schema())[name], last, ("time",))
 
 
 NOT_NULL = Rules(not_null=("side",))
 
 
-def passed(finding: Finding) -> Passed:
+def passed(finding: Finding) -> Finding:
     assert finding.passed
-    return Passed(int(finding.facts[CHECKED_SNAPSHOT]), finding.facts[CHECKED_RULE])
+    return finding
+
+
+def of_rule(finding: Finding, rule: str) -> Finding:
+    return replace(finding, facts={**finding.facts, CHECKED_RULE: rule})
 
 
 @pytest.mark.parametrize(
@@ -170,7 +173,7 @@ def test_rules(table: Table, name: str, rules: Rules, good: Any, bad: Any) -> No
     assert finding.facts["sample"].num_rows == 1
 
 
-def shown(table: Table, name: str, rules: Rules, before: Passed | None) -> Finding | None:
+def shown(table: Table, name: str, rules: Rules, before: Finding | None) -> Finding | None:
     return by_statistics(table, column_rules(rules, table.schema())[name], before)
 
 
@@ -187,7 +190,8 @@ def test_by_statistics_good_files_pass_unopened(
     for name, before in first.items():
         found = shown(table, name, rules, before)
         assert found is not None
-        assert passed(found) == Passed(head.snapshot_id, before.rule)
+        assert passed(found).facts[CHECKED_SNAPSHOT] == str(head.snapshot_id)
+        assert found.facts[CHECKED_RULE] == before.facts[CHECKED_RULE]
         assert found.facts[COVERS] == moment(from_ms(head.timestamp_ms))
         assert found.facts[VERDICT] == found.what
 
@@ -209,7 +213,7 @@ def test_by_statistics_does_not_decide_without_proof(table: Table) -> None:
     append(table, {"side": "BUY"}, {"side": "SELL"})  # HOLD lies between them
     assert shown(table, "accepted_values", rules, before) is None
     assert shown(table, "not_null", rules, None) is None
-    assert shown(table, "not_null", rules, Passed(before.snapshot, "another rule")) is None
+    assert shown(table, "not_null", rules, of_rule(before, "another rule")) is None
     good = passed(check(table, "not_null", rules))
     append(table, {"price": 1})
     assert shown(table, "not_null", rules, good) is None
@@ -257,13 +261,15 @@ def test_a_clean_table_is_judged_without_opening_a_data_file(
 def test_what_passed_once_is_not_read_again(table: Table) -> None:
     append(table, {"side": "BUY"})
     before = passed(check(table, "not_null", NOT_NULL))
-    assert files_since(table, before.snapshot) == {}
+    snapshot = int(before.facts[CHECKED_SNAPSHOT])
+    assert files_since(table, snapshot) == {}
     append(table, {"price": 1})
-    assert len(files_since(table, before.snapshot) or ()) == 1
+    assert len(files_since(table, snapshot) or ()) == 1
     assert not check(table, "not_null", NOT_NULL, before).passed
     # that an evaluation passed which looked at other rules, or at lost snapshots, says nothing
-    assert not check(table, "not_null", NOT_NULL, Passed(before.snapshot, "other")).passed
-    assert not check(table, "not_null", NOT_NULL, Passed(1, before.rule)).passed
+    assert not check(table, "not_null", NOT_NULL, of_rule(before, "other")).passed
+    lost = replace(before, facts={**before.facts, CHECKED_SNAPSHOT: "1"})
+    assert not check(table, "not_null", NOT_NULL, lost).passed
 
 
 @pytest.mark.parametrize(
@@ -310,7 +316,8 @@ def test_check_rules_result_of_an_earlier_version_reads_all_files(table: Table) 
     rules = Rules(not_null=("side",))
     head = table.current_snapshot()
     assert head is not None
-    before = Passed(head.snapshot_id, "side is never null")
+    facts = {CHECKED_SNAPSHOT: str(head.snapshot_id), CHECKED_RULE: "side is never null"}
+    before = Finding("every row follows the rule", passed=True, facts=facts)
     assert shown(table, "not_null", rules, before) is None
     assert not check(table, "not_null", rules, before).passed
 

@@ -22,6 +22,8 @@ from topicberg.clients.confluent import (
     retry_after,
 )
 
+ZIPPED = gzip.compress(b'{"message": "zipped"}', mtime=0)
+
 
 class Server:
     """Answers with what the test laid out, in order, and remembers what it was asked."""
@@ -106,8 +108,10 @@ def test_pages_end_when_next_repeats_itself(server: Server) -> None:
         (403, {"errors": [{"detail": "invalid API key"}]}, CredentialsError, "invalid API key"),
         (403, {"errors": [{"detail": "Forbidden"}]}, GoneError, "Forbidden"),
         (409, {"errors": [{"detail": "is used"}]}, ConflictError, "is used"),
-        (400, gzip.compress(b'{"message": "zipped"}', mtime=0), ApiError, "zipped"),
+        (400, ZIPPED, ApiError, "zipped"),
         (501, b"", ApiError, "501"),
+        (400, ZIPPED[:-9], ApiError, "Bad Request"),  # of a proxy that ended
+        (400, ZIPPED[:12] + b"\xff" * 20, ApiError, "Bad Request"),
     ],
 )
 def test_error_shapes(
@@ -173,6 +177,13 @@ def test_it_gives_up(server: Server) -> None:
 def test_any_2xx_is_success(server: Server, status: int) -> None:
     server.will(status)
     assert server.api().put("/thing", {}) is None
+
+
+@pytest.mark.parametrize("body", [ZIPPED[:-9], ZIPPED[:12] + b"\xff" * 20, b"{"])
+def test_damaged_success_is_not_taken_for_an_answer(server: Server, body: bytes) -> None:
+    server.will(200, body)
+    with pytest.raises(UncertainError, match="expected JSON"):
+        server.api().post("/things", {})
 
 
 def test_retry_after_may_be_a_date_or_nonsense() -> None:
