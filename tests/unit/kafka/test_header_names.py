@@ -16,6 +16,7 @@ from topicberg.peek import _Decoder
 from topicberg.tableflow import reread
 from topicberg.tableflow.forgetting import records
 from topicberg.tableflow.layout import KEY, VALUE, MessageField
+from topicberg.tableflow.raw_keys import KeyFraming
 from topicberg.topics import load_topic
 
 KEY_BYTES = b"\0\0\0\0\1\2"
@@ -73,7 +74,8 @@ def test_key_of_such_a_record_is_found_for_erasure(monkeypatch: pytest.MonkeyPat
 def test_key_of_such_a_record_is_read_again() -> None:
     schema = RegisteredSchema(1, "AVRO", '"long"')
     half = MessageField(KEY, Subject("orders-key", {1: schema}, schema))
-    assert reread._held(half, KEY_BYTES, cast(Any, Message(0))) == KEY_BYTES
+    framing = KeyFraming(half, cast(Any, None))
+    assert reread._held(framing, KEY_BYTES, cast(Any, Message(0))) == KEY_BYTES
 
 
 @pytest.mark.parametrize(
