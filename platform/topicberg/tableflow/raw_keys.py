@@ -29,6 +29,8 @@ class KeyFraming:
         self._framing = half.record_framing()
         assert half.subject is not None  # noqa: S101  it is decoded
         self._known: set[int | UUID] = {*half.subject.schemas, *half.subject.guids}
+        self.unknown: dict[int | UUID, str] = {}
+        """Schemas that keys name and that cannot be had, and why."""
 
     def held(self, raw: bytes, header: bytes | None) -> bytes | None:
         """Return a key with the id of its schema; None: nothing says what its schema is.
@@ -40,9 +42,14 @@ class KeyFraming:
         record = self._framing.framed(raw, header)
         if isinstance(record, str):
             return None
-        if record.schema not in self._known:
-            if self._foreign.look_up([record.schema]):
+        if record.schema not in self._known and record.schema not in self.unknown:
+            self._foreign.begin_batch()
+            self._foreign.look_up([record.schema])
+            why = self._foreign.missing.get(record.schema)
+            if why is None:
                 self._known.add(record.schema)
+            else:
+                self.unknown[record.schema] = why
             self._framing = self._half.record_framing(self._foreign.guids)
         return self._framing.held(raw, header)
 

@@ -13,9 +13,10 @@ there is a later record of its key.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +25,7 @@ from pydantic import BaseModel
 
 from topicberg import kafka
 from topicberg.endpoints.schemas import schema_readers
-from topicberg.errors import CommitConflictError, SpecError
+from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.formats.framing import header_of
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka.consumer import messages
@@ -140,7 +141,8 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     """Delete the rows whose keys the topic does not have, in one commit.
 
     :raises SpecError: the table is not in write mode upsert, or was not written by this engine
-    :raises TableflowError: a column that identifies rows was dropped or renamed
+    :raises TableflowError: a column that identifies rows was dropped or renamed; or keys of the
+        topic cannot be decoded without their schemas, so that their rows would be deleted
     :raises CommitConflictError: others kept committing to the table
     """
     require_upsert(spec)
@@ -170,6 +172,8 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
         kept = _kept(keys, offsets, is_decoded=key.is_decoded)
         rows = index.rows_without(table, head, kept)
         count = sum(len(of_file.positions) for of_file in rows)
+        if count and framing is not None and framing.unknown:
+            raise _unknown_schemas(spec, framing.unknown)
         done = Reread(by=current_user(), at_ms=started_ms, records=records, rows=count)
         note = {REREAD: done.model_dump_json(), **tombstones.current(offsets, started_ms)}
         delete_rows(table, rows, note, dropped=[tombstones.MISSED])
@@ -181,6 +185,16 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     )
     read()  # takes long; an attempt reads only what came meanwhile
     return retry_conflicts(attempt, ATTEMPTS, exhausted=exhausted)
+
+
+def _unknown_schemas(spec: TopicSpec, unknown: Mapping[int | UUID, str]) -> TableflowError:
+    (schema, why), *others = unknown.items()
+    more = f", and {len(others)} other schemas" if others else ""
+    return TableflowError(
+        f"topic {spec.name}: records have keys of schema {schema}, {why}{more}; rows of such keys "
+        "would be deleted; nothing was changed",
+        hint="register these schemas again with their ids, or delete these records from the topic",
+    )
 
 
 def _key(

@@ -12,7 +12,7 @@ from pyiceberg.types import LongType, NestedField
 
 from topicberg.formats.framing import wire_prefix
 from topicberg.formats.subjects import RegisteredSchema, Subject
-from topicberg.tableflow.foreign import ForeignSchemas
+from topicberg.tableflow.foreign import MAX_LOOKUPS, ForeignSchemas
 from topicberg.tableflow.key_values import KeyShape
 from topicberg.tableflow.layout import KEY, MessageField
 from topicberg.tableflow.raw_keys import KeyFraming, RawKeys
@@ -62,3 +62,16 @@ def test_key_framing_schema_of_another_subject_is_looked_up(*, is_in_header: boo
     assert text == own is not None
     assert framing.held(b"\x06", b"\1" + OTHER.bytes) is None
     assert framing.held(b"", None) is None
+    assert framing.unknown == {OTHER: "which the registry does not have"}
+
+
+def test_key_framing_more_unknown_schemas_than_a_batch_may_look_up_finds_the_next_one() -> None:
+    schema = RegisteredSchema(1, "AVRO", TEXT)
+    half = MessageField(KEY, Subject("t-key", {1: schema}, schema))
+    registry: Any = Registry()
+    framing = KeyFraming(half, ForeignSchemas(registry))
+    for number in range(100, 100 + MAX_LOOKUPS):
+        framing.held(wire_prefix(number), None)
+    framing.held(wire_prefix(9), None)
+    assert len(framing.unknown) == MAX_LOOKUPS
+    assert 9 not in framing.unknown
