@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 PACKAGE = "topicberg"
 DISTRIBUTIONS = (
+    "botocore",
     "cachetools",
     "confluent-kafka[avro,json,protobuf,schemaregistry]",
     "fastavro",
@@ -68,7 +69,7 @@ def _folder() -> str:
 
 
 def ship(spark: SparkSession) -> None:
-    """Send the code to the workers of a session: some 160 MB.
+    """Send the code to the workers of a session: some 175 MB.
 
     :raises PySparkException: Spark does not take it
     """
