@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -13,20 +12,14 @@ from topicberg.formats.columnar.records import end_value, schema_of, start_of, t
 from topicberg.formats.framing import WIRE_BYTES
 from topicberg.formats.subjects import SchemaType
 
-
-class Reader(NamedTuple):
-    """A reader. ``number``: in compiled code. ``words``: the memory it needs, by targets."""
-
-    number: int
-    words: Callable[[int], int]
-
-
 _AVRO, _JSON, _PROTOBUF = range(3)
-READERS: dict[SchemaType, Reader] = {
-    "AVRO": Reader(_AVRO, avro.words),
-    "JSON": Reader(_JSON, json_reader.words),
-    "PROTOBUF": Reader(_PROTOBUF, protobuf_reader.words),
+READERS: dict[SchemaType, tuple[int, Callable[[int], int]]] = {
+    "AVRO": (_AVRO, avro.words),
+    "JSON": (_JSON, json_reader.words),
+    "PROTOBUF": (_PROTOBUF, protobuf_reader.words),
 }
+"""The number of each reader in compiled code, and the words of memory that it works in, by how many
+targets its programs have."""
 
 
 @compiled

@@ -147,9 +147,9 @@ def _counted(read: Read) -> Read:
 def _struct(plan: JsonPlan, in_union: bool, is_whole: bool = False) -> Read:
     """:param is_whole: it is a record, whose row lacks the columns that are null"""
     assert isinstance(plan.column, T.StructType)  # noqa: S101  the plan's
-    empty: dict[str, Any] = (
-        {} if is_whole else dict.fromkeys(one.name for one in plan.column.fields)
-    )
+    empty: dict[str, Any] = {}
+    if not is_whole:
+        empty = dict.fromkeys(field.name for field in plan.column.fields)
     readers = {name: _reader(child, in_union=in_union) for name, child in plan.children.items()}
     reader_of, unexpected = readers.get, unexpected_in(plan)
 
