@@ -371,31 +371,29 @@ def test_unity_catalog_that_cannot_be_reached_is_reported(server: Stackless) -> 
     assert "quiet" not in str(integration.properties)
 
 
-@pytest.mark.parametrize(
-    ("config", "pointer"),
-    [
-        ({"kind": "Unity", "catalog_name": "c", "client_id": "i"}, "workspace_endpoint"),
-        (
-            {
-                "kind": "Unity",
-                "workspace_endpoint": WORKSPACE,
-                "catalog_name": "c",
-                "client_id": "i",
-                "client_secret": "s",
-                "warehouse": "w",
-            },
-            "warehouse",
-        ),
-        ({"kind": "Horizon"}, "config"),
-    ],
-)
-def test_catalog_integration_that_the_api_does_not_have_is_refused(
-    server: Stackless, config: dict[str, str], pointer: str
-) -> None:
+WRONG_CATALOGS: list[tuple[dict[str, str], str]] = [
+    ({"kind": "Unity", "catalog_name": "c", "client_id": "i"}, "workspace_endpoint"),
+    (
+        {
+            "kind": "Unity",
+            "workspace_endpoint": WORKSPACE,
+            "catalog_name": "c",
+            "client_id": "i",
+            "client_secret": "s",
+            "warehouse": "w",
+        },
+        "warehouse",
+    ),
+    ({"kind": "Horizon"}, "config"),
+]
+
+
+def test_catalog_integration_that_the_api_does_not_have_is_refused(server: Stackless) -> None:
     context, _ = with_tableflow(server, "unity")
-    spec = {"display_name": "x", **context.place, "config": config}
-    with pytest.raises(ApiError, match=pointer):
-        context.confluent.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
+    for config, pointer in WRONG_CATALOGS:
+        spec = {"display_name": "x", **context.place, "config": config}
+        with pytest.raises(ApiError, match=pointer):
+            context.confluent.tableflow.post("/tableflow/v1/catalog-integrations", {"spec": spec})
 
 
 def test_second_integration_of_a_kind_and_another_kind_are_refused(server: Stackless) -> None:
@@ -609,21 +607,22 @@ def test_an_orphan_is_deleted_once_no_list_can_lag(
     assert orphan not in key_ids(deployed)
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/org/v2/environments", {"display_name": "x", "id": "env-1"}),
-        ("/org/v2/environments", {"display_name": "x", "colour": "blue"}),
-        ("/pim/v1/integrations", {"display_name": "x", "provider": "GCP"}),
-        ("/kafka/v3/clusters/lkc-1/topics", {"topic_name": "x"}),
-    ],
-)
-def test_the_judge_judges(server: Stackless, path: str, body: Any) -> None:
+WRONG_REQUESTS: list[tuple[str, Any]] = [
+    ("/org/v2/environments", {"display_name": "x", "id": "env-1"}),
+    ("/org/v2/environments", {"display_name": "x", "colour": "blue"}),
+    ("/pim/v1/integrations", {"display_name": "x", "provider": "GCP"}),
+    ("/kafka/v3/clusters/lkc-1/topics", {"topic_name": "x"}),
+]
+
+
+def test_the_judge_judges(server: Stackless) -> None:
     """A request that is wrong in one thing is refused, whoever is behind it."""
     context, _ = opened(server)
-    with pytest.raises(ApiError):
-        context.confluent.cloud.post(path, body)
-    assert server.asked[0].status in MALFORMED
+    for path, body in WRONG_REQUESTS:
+        server.asked.clear()
+        with pytest.raises(ApiError):
+            context.confluent.cloud.post(path, body)
+        assert server.asked[0].status in MALFORMED, path
 
 
 def test_managed_storage_needs_neither_bucket_nor_catalog(server: Stackless) -> None:

@@ -331,16 +331,6 @@ def small_project(root: Path) -> Path:
     return root
 
 
-def test_the_archive_has_the_project_and_no_spark(tmp_path: Path) -> None:
-    root = small_project(tmp_path / "clone")
-    with archive.built(root) as path, tarfile.open(path) as tar:
-        names = set(tar.getnames())
-    own = {"src/shop/__init__.py", "topics/orders.yaml", "pyproject.toml"}
-    assert {name for name in names if name.startswith("project/")} == {f"project/{o}" for o in own}
-    assert "library/topicberg/orchestration/emr/job.py" in names
-    assert not [name for name in names if "pycache" in name or "pyspark" in name]
-
-
 def test_archive_has_the_packages_of_a_project_and_their_data(tmp_path: Path) -> None:
     root = write_project(tmp_path / "project")
     (root / archive.LOCK).write_text("# nothing\n")
@@ -466,13 +456,19 @@ def test_project_for_a_later_python_is_refused(tmp_path: Path) -> None:
         archive.version(root)
 
 
-def test_image_is_built_from_the_archive(tmp_path: Path) -> None:
+def test_image_is_built_from_the_archive_of_the_project_without_spark(tmp_path: Path) -> None:
     root, folder = small_project(tmp_path / "clone"), tmp_path / "image"
     archive.write_image_context(root, folder)
     assert {one.name for one in folder.iterdir()} == {"Dockerfile", "job.py", "topicberg.tar.gz"}
     lines = (folder / "Dockerfile").read_text().splitlines()
     assert "ADD topicberg.tar.gz /opt/topicberg/topicberg/" in lines
     assert lines[-1] == "USER hadoop:hadoop"
+    with tarfile.open(folder / archive.ARCHIVE) as tar:
+        names = set(tar.getnames())
+    own = {"src/shop/__init__.py", "topics/orders.yaml", "pyproject.toml"}
+    assert {name for name in names if name.startswith("project/")} == {f"project/{o}" for o in own}
+    assert "library/topicberg/orchestration/emr/job.py" in names
+    assert not [name for name in names if "pycache" in name or "pyspark" in name]
 
 
 def test_package_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -31,18 +31,18 @@ def named(
     :param kind: in the plural
     :raises ApiError: there are several, so it is unknown which one is meant
     """
-    found = [
+    candidates = [
         candidate
         for candidate in objects
         if candidate.get("spec", candidate).get("display_name") == name
     ]
-    if len(found) > 1:
-        ids = ", ".join(str(candidate["id"]) for candidate in found)
+    if len(candidates) > 1:
+        ids = ", ".join(str(candidate["id"]) for candidate in candidates)
         raise ApiError(
-            f"there are {len(found)} {kind} named {name}{within}: {ids}",
+            f"there are {len(candidates)} {kind} named {name}{within}: {ids}",
             hint="delete all but one of them",
         )
-    return found[0] if found else None
+    return candidates[0] if candidates else None
 
 
 def organization(cloud: Api) -> str:
