@@ -26,11 +26,12 @@ def automations(
     instance: dg.DagsterInstance, repository: dg.RepositoryDefinition, location: str | None
 ) -> Iterator[Automation]:
     """Yield sensors and schedules; Dagster also stores those of topics that are deleted."""
-    loaded: list[dg.SensorDefinition | dg.ScheduleDefinition]
-    loaded = [*repository.sensor_defs, *repository.schedule_defs]
-    definitions = {each.name: each for each in loaded}
+    sensors = {each.name: each for each in repository.sensor_defs}
+    schedules = {each.name: each for each in repository.schedule_defs}
+    definition: dg.SensorDefinition | dg.ScheduleDefinition | None
     for state in instance.all_instigator_state():
-        definition = definitions.get(state.instigator_name)
+        is_schedule, name = state.instigator_type.value == "SCHEDULE", state.instigator_name
+        definition = schedules.get(name) if is_schedule else sensors.get(name)
         if definition is None or location not in (None, location_of_automation(state)):
             continue
         interval = None
@@ -44,8 +45,8 @@ def automations(
         last = ended[0] if ended and state.is_running else None
         failed = last if last and last.status.value == "FAILURE" else None
         yield Automation(
-            name=definition.name,
-            kind="sensor" if interval else "schedule",
+            name=name,
+            kind="schedule" if is_schedule else "sensor",
             running=state.is_running,
             is_on_by_default=definition.default_status.value == "RUNNING",
             ticked_at=datetime.fromtimestamp(ticks[0].timestamp, UTC) if ticks else None,
