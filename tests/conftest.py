@@ -51,11 +51,11 @@ os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
 import hypothesis  # noqa: E402
 import python_start.sitecustomize  # noqa: E402, F401  for this process
+import shared_stack  # noqa: E402
 from botocore.loaders import JSONFileLoader  # noqa: E402
 from cryptography.hazmat.primitives import serialization  # noqa: E402
 from dagster._core.storage.defs_state.base import DefsStateStorage  # noqa: E402
 from pyiceberg.catalog.sql import SqlCatalog  # noqa: E402
-from shared_stack import SharedStack  # noqa: E402
 
 from topicberg.deploy import rsa  # noqa: E402
 from topicberg.endpoints import Endpoints  # noqa: E402
@@ -137,14 +137,16 @@ def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
 
 
 @cache
-def _shared_stack(config: pytest.Config) -> SharedStack:
+def _shared_stack(config: pytest.Config) -> shared_stack.SharedStack:
     """The stack of this run, or the one that ``TOPICBERG_TEST_STATE_DIR`` keeps."""
     factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
     run = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         run = run.parent
     kept = os.environ.get("TOPICBERG_TEST_STATE_DIR")
-    return SharedStack(Path(kept).resolve() if kept else run / "stack", locks=run / "stack-locks")
+    return shared_stack.SharedStack(
+        Path(kept).resolve() if kept else run / "stack", locks=run / "stack-locks"
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before the time limit of a test begins
@@ -167,7 +169,7 @@ def stack(request: pytest.FixtureRequest, _own_state_dir: None) -> Iterator[Endp
             with shared.starting():
                 if not any(service.running for service in local_stack.status(settings())):
                     shared.note_that_we_started()
-                endpoints = local_stack.up(settings())
+                endpoints = shared_stack.up(settings())
                 wait_ready()
             yield endpoints
         finally:
@@ -203,7 +205,7 @@ def kill_service(stack: Endpoints) -> KillService:
         psutil.Process(pid).kill()
         if wait:
             _running_pid(name, other_than=pid)
-            local_stack.up(settings())
+            shared_stack.up(settings())
         return pid
 
     return kill

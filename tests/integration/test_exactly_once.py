@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import shared_stack
 from confluent_kafka import Producer
 from confluent_kafka.schema_registry import Schema
 from conftest import KillService
@@ -20,7 +21,6 @@ from topicberg.query import run_query
 from topicberg.settings import settings
 from topicberg.tableflow.commit import committed
 from topicberg.topics import load_topic
-from topicberg_local import stack as local_stack
 
 pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.timeout(400)]
 
@@ -103,7 +103,7 @@ def test_kills_lose_nothing_and_double_nothing(
         time.sleep(6)
         kill_service(service, wait=False)
     producing.join()
-    local_stack.up(config)  # whatever was killed last may still be starting
+    shared_stack.up(config)  # whatever was killed last may still be starting
     assert failures == []
     end = kafka.end_offsets(stack, "stock_trades")
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import requests
+import shared_stack
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
@@ -154,7 +155,7 @@ def test_killed_services_come_back_with_their_data(
     assert done.returncode == 1
     states = {name: one["state"] for name, one in json.loads(done.stdout)["services"].items()}
     assert states["schema_registry"] in ("starting", "restarting")
-    local_stack.up(settings())
+    shared_stack.up(settings())
     services = local_stack.status(settings())
     assert all(service.running for service in services)
     assert not before.items() & {service.name: service.pid for service in services}.items()
@@ -178,7 +179,7 @@ def test_everything_killed_at_once(stack: Endpoints) -> None:
     with ThreadPoolExecutor() as pool:  # as several Dagster processes do
         for future in [pool.submit(local_stack.ensure_running, config) for _ in range(3)]:
             future.result()
-    assert local_stack.up(config) == stack
+    assert shared_stack.up(config) == stack
     assert lost(stack) == []
     assert Spark().spark_session.range(2).count() == 2
 
