@@ -220,7 +220,7 @@ class _Made(Enum):
     """What became of a request to create something."""
 
     WHOLE = "created by it"
-    PART = "there after an unclear response, maybe without its second part"
+    PART = "there, maybe without its second part"
     ADOPTED = "created by another administrator at that moment"
 
 
@@ -277,7 +277,7 @@ def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False
         attempt += 1
         try:
             resource.create(context)
-            return _Made.WHOLE
+            return _Made.WHOLE if resource.is_created_whole else _Made.PART
         except Exception as error:
             made = exists(error)
             if attempt == TRIES or not (made or is_retryable(error)):

@@ -119,6 +119,8 @@ class Resource:
     """Its vendor refuses a second one of its name."""
     quota: ClassVar[Quota | None] = None
     """The vendor's quota that it counts for."""
+    is_created_whole: ClassVar[bool] = True
+    """The request that creates it sets all its fields; else they are set when it is there."""
     is_part: ClassVar[bool] = False
     """It goes with what it is within, and is of who created that."""
 

@@ -68,7 +68,7 @@ class WrittenWindow:
     that was read. There is no snapshot if no source has one yet; nothing was written then.
     """
 
-    window: Window | None = None
+    window: Window | None
     rows: int = 0
     rows_by_hour: Mapping[int, int] = field(default_factory=dict)
     snapshot_id: int | None = None
@@ -76,7 +76,8 @@ class WrittenWindow:
 
     def followed_by(self, other: WrittenWindow) -> WrittenWindow:
         """Return both as one, of which the other was written later."""
-        return WrittenWindow(
+        return replace(
+            other,
             rows=self.rows + other.rows,
             rows_by_hour=Counter(self.rows_by_hour) + Counter(other.rows_by_hour),
             snapshot_id=other.snapshot_id or self.snapshot_id,
@@ -104,7 +105,7 @@ def write_window(
     """
     left = _without_expired(catalog, derivation, window, keep_expired=keep_expired)
     if left is None:
-        return WrittenWindow()
+        return WrittenWindow(None)
     first, *others = _portions(catalog, derivation, left)
     try:
         written = _write(spark, catalog, derivation, first)
@@ -206,7 +207,7 @@ def _write(
                 catalog, derivation.target, columns, partition, derivation.format_version, before
             )
             if not any(map(head_id, sources.values())) and not has_rows(table):
-                return WrittenWindow()
+                return WrittenWindow(window)
             names = [field.name for field in table.schema().fields]
             unused = [name for name in names if name not in columns.names]
             summary_ = summary_of(derivation, table, sources, window, unused)
@@ -251,6 +252,7 @@ def _written(
     else:
         by_hour = added_rows(table, snapshot, derivation.target_time)
     return WrittenWindow(
+        window,
         rows=rows,
         rows_by_hour=by_hour,
         snapshot_id=snapshot.snapshot_id,

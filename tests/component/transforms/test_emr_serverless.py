@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import boto3
@@ -285,9 +285,24 @@ def test_a_window_is_written(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_log_uri_without_a_folder() -> None:
-    with serving(saying(JobReport(written=WrittenWindow()), ("SUCCESS", ""))) as service:
-        assert computed(service, LOG_URI="s3://logs") == WrittenWindow()
+    report = JobReport(written=WrittenWindow(None))
+    with serving(saying(report, ("SUCCESS", ""))) as service:
+        assert computed(service, LOG_URI="s3://logs") == WrittenWindow(None)
         assert all(path.startswith("/logs/pipes/") for path in service.objects)
+
+
+def test_report_of_a_version_that_does_not_say_the_window_is_refused() -> None:
+    """Rows that were written would be taken for a window that is past a retention."""
+    report = JobReport(written=WRITTEN)
+    document = report.model_dump(mode="json")
+    del document["written"]["window"]
+    earlier = SimpleNamespace(model_dump=lambda mode: document)
+    with (
+        serving(saying(cast("JobReport", earlier), ("SUCCESS", ""))) as service,
+        pytest.raises(TopicbergError, match=r"not Dagster's: .* lacks written\.window") as caught,
+    ):
+        computed(service)
+    assert "topicberg deploy create" in (caught.value.hint or "")
 
 
 def test_a_conflict_in_the_job_is_one_here() -> None:

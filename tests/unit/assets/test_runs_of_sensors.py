@@ -56,7 +56,7 @@ def test_run_of_a_sensor_leaves_out_what_is_past_a_retention(
 
     def write(_: Any, __: Any, ___: Any, window: Window) -> WrittenWindow:
         computed.append(window)
-        return WrittenWindow(rows=1, rows_by_hour={window.hours.stop - 1: 1})
+        return WrittenWindow(window, rows=1, rows_by_hour={window.hours.stop - 1: 1})
 
     def write_window_on_emr(_: Any, name: str, window: Window, *__: Any) -> WrittenWindow:
         assert name == table.name

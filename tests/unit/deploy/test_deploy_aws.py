@@ -95,6 +95,25 @@ def test_a_bucket_is_in_the_clusters_region_encrypted_and_closed(context: Deploy
     assert engine.plan([BUCKET], context)[0].action == "keep"
 
 
+@pytest.mark.parametrize("refused", ["put_bucket_encryption", "put_bucket_policy"])
+def test_bucket_whose_settings_are_refused_at_first_is_recorded_as_created(
+    context: DeployContext, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    s3, refusals = context.aws.client("s3"), ["OperationAborted"]
+    accept = getattr(s3, refused)
+
+    def put(**arguments: Any) -> Any:
+        if refusals:
+            raise ClientError({"Error": {"Code": refusals.pop(), "Message": "conflict"}}, refused)
+        return accept(**arguments)
+
+    monkeypatch.setattr(s3, refused, put)
+    make(context, BUCKET)
+    assert context.record.get(BUCKET.key) == context.aws.bucket
+    assert engine.plan([BUCKET], context)[0].action == "keep"
+    assert [resource for resource, _ in engine.existing([BUCKET], context, print)] == [BUCKET]
+
+
 def test_drift_of_a_bucket_is_mended_and_what_others_set_stays(context: DeployContext) -> None:
     make(context, BUCKET)
     name, s3 = context.aws.bucket, context.aws.client("s3")

@@ -251,7 +251,7 @@ def test_write_window_leaves_out_expired_hours_that_no_user_requested(
 
     def write(_: Any, __: Any, ___: Any, part: Window) -> WrittenWindow:
         computed.append(part)
-        return WrittenWindow()
+        return WrittenWindow(None)
 
     monkeypatch.setattr(derived, "_portions", lambda *given: [given[-1]])
     monkeypatch.setattr(derived, "_write", write)

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from topicberg.deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg.deploy.context import DeployContext
 from topicberg.deploy.costs import PRICES, QUOTAS, Cost
-from topicberg.deploy.resource import Changes, Fields, Live, Resource, compare
+from topicberg.deploy.resource import Changes, Fields, Live, Resource
 from topicberg.deploy.transient import code
 from topicberg.errors import TopicbergError
 from topicberg.settings import Settings
@@ -62,6 +62,7 @@ class Bucket(Resource):
     """It exists: it is never created, changed, emptied or deleted."""
 
     kind = "S3 bucket"
+    is_created_whole = False
     quota = QUOTAS["S3 buckets"]
     holds_data = True
     replaced_for = frozenset({"region"})
@@ -137,8 +138,6 @@ class Bucket(Resource):
         if context.config.aws_region != "us-east-1" and context.config.deployment == "cloud":
             where["CreateBucketConfiguration"] = {"LocationConstraint": context.config.aws_region}
         s3.create_bucket(Bucket=self.bucket(context), **where)
-        live = Live(self.bucket(context))
-        self.update(context, live, compare(live.fields, self.desired(context)))
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         s3, bucket = context.aws.client("s3"), self.bucket(context)

@@ -18,6 +18,7 @@ import dagster as dg
 from botocore.exceptions import BotoCoreError, ClientError
 from dagster import PipesMessageHandler
 from dagster_aws.pipes import PipesEMRServerlessClient, PipesS3MessageReader
+from pydantic import ValidationError
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
@@ -150,6 +151,19 @@ class _Messages(PipesS3MessageReader):
             yield params
 
     def report(self) -> JobReport | None:
-        """Return the report that the job run sent at its end, or None if it sent none."""
+        """Return the report that the job run sent at its end, or None if it sent none.
+
+        :raises TopicbergError: another version of topicberg sent it
+        """
         sent = self._handler.get_custom_messages() if self._handler else ()
-        return JobReport.model_validate(sent[-1]) if sent else None
+        try:
+            return JobReport.model_validate(sent[-1]) if sent else None
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise TopicbergError(
+                "the topicberg of the EMR Serverless application is not Dagster's: its report of "
+                f"what it wrote lacks {where}, or has something else there",
+                hint="run `topicberg deploy create`, which uploads this version, or build the "
+                "image from the version that Dagster runs, then materialize again; see "
+                "docs/production.md",
+            ) from None

@@ -71,7 +71,7 @@ def _written(spark: SparkSession, request: JobRequest, code: str | None) -> Writ
     catalog = endpoints.catalog(config)
     if view is not None:
         head = refresh(spark, catalog, view).current_snapshot()
-        return WrittenWindow(snapshot_id=head.snapshot_id if head else None)
+        return WrittenWindow(None, snapshot_id=head.snapshot_id if head else None)
     assert derived is not None  # noqa: S101  checked above
     assert request.window is not None  # noqa: S101  see JobRequest
     plan, keep_expired = derivation(derived, lake), request.keep_expired
