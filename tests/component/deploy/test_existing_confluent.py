@@ -67,6 +67,14 @@ def theirs(server: Stackless, kind: str, **changes: Any) -> dict[str, str]:
     return {"existing_environment": environment, "existing_cluster": cluster}
 
 
+@pytest.mark.parametrize("kind", ["Basic", "Enterprise", "Freight"])
+def test_cluster_of_any_type_is_planned_to_be_kept(server: Stackless, kind: str) -> None:
+    context, graph = opened(server, **theirs(server, kind))
+    check_given(context)
+    given = [resource for resource in graph if resource.key in (ENVIRONMENT, CLUSTER)]
+    assert [step.action for step in engine.plan(given, context)] == ["keep", "keep"]
+
+
 def test_all_that_another_team_has_in_the_cluster_survives_delete(server: Stackless) -> None:
     """A topic and its table with the names of a spec that is not external, and roles, users and a
     database with the names of the deployment.
