@@ -221,6 +221,15 @@ def test_references_to_other_schemas() -> None:
         ]
 
 
+@pytest.mark.parametrize(("constant", "count"), [(1, 2), (1.0, 2), (1.5, 3)])
+def test_branches_with_the_same_constant_are_one_type(constant: float, count: int) -> None:
+    branches: list[Any] = [{"type": "number", "const": 1}, {"type": "number", "const": constant}]
+    branches.append({"type": "string"})
+    schema = {"type": "object", "properties": {"k": {"type": "string"}}}
+    named, _ = columns({**schema, "oneOf": [{"properties": {"a": each}} for each in branches]})
+    assert str(named.field_type).count("connect_union_field_") == count
+
+
 def test_a_union_at_the_top_is_columns() -> None:
     found = columns({"oneOf": [properties(a=TEXT), properties(b=WHOLE)]})
     assert [(field.name, str(field.field_type)) for field in found] == [

@@ -107,7 +107,15 @@ class Node:
         return Meaning(self.unit)
 
     def __hash__(self) -> int:
-        return hash((self.kind, frozenset(self.children), self.required, repr(self.constants)))
+        # Of constants that Python takes for equal, 1 and 1.0 are one in JSON; 1 and true are not.
+        constants = repr([_whole(constant) for constant in self.constants])
+        return hash((self.kind, frozenset(self.children), self.required, constants))
+
+
+def _whole(constant: Any) -> Any:
+    """Return a constant of a schema, without a point if it is a whole number."""
+    is_whole = isinstance(constant, float) and constant.is_integer()
+    return int(constant) if is_whole else constant
 
 
 @dataclass(frozen=True)
